@@ -1,1 +1,1 @@
-"""Measures links, messages, collectives and input work, as a `Calibration`."""
+"""Measure links, messages, collectives and input work, as a `Calibration`."""

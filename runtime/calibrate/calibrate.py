@@ -1,7 +1,7 @@
-"""Measuring a machine: what links, messages and collectives cost, as a `Calibration`.
+"""Measure a machine: the costs of links, messages and collectives, as a `Calibration`.
 
-Every rank calls `calibrate` alike. Links are measured by messages between pairs of ranks, all pairs of a
-level at once where they share links; collectives by calling them as compiled programs do.
+Every rank calls `calibrate`. Links are measured with messages between pairs of ranks, all pairs of a level at
+once if they share links. Collectives are measured by calling them as compiled programs do.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from commplan.topology import Level, Topology, natural_order, places_of_hosts
 AXIS = "ranks"
 KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 SIZES = (4, 64, 1024, 4096, 8192, 16 * 1024, 32 * 1024, 128 * 1024, 512 * 1024, 2**21, 2**23, 2**26)
-HOPELESS = 3.0  # times the best at one size, from LARGE on: not measured at the next
-LARGE = 128 * 1024  # bytes: what is slow on fewer may be the best on more
+# A candidate that takes `HOPELESS` times the best one at a size of `LARGE` bytes or more is not measured at
+# the next size. Candidates that are slow on smaller buffers may be the best on larger ones.
+HOPELESS = 3.0
+LARGE = 128 * 1024
 MOST_RUNS = 25
-BURST = 32  # small messages in a row, whose CPU time is taken together
-LEAST = 3  # sizes that are measured whatever time is left
-WORDS = 20  # messages of one word, one after another, whose time is taken together
+BURST = 32  # Small messages in a row whose CPU time is measured together.
+LEAST = 3  # Sizes that are measured even if no time remains.
+WORDS = 20  # Messages of one word, one after another, whose time is measured together.
 _HERE = Span(1, 1, 1, 1)
 
 Call = Callable[[], None]
-Pairs = Sequence[tuple[int, int]]  # ranks that send to each other, each in one pair at most
+Pairs = Sequence[tuple[int, int]]  # Ranks that send to each other; each rank is in one pair at most.
 
 
 class Fabric(Protocol):
-    """Ranks that can be measured. Every method is called by all processes alike."""
+    """Ranks that can be measured. All processes call every method."""
 
     @property
     def backend(self) -> Backend: ...
@@ -54,30 +56,30 @@ class Fabric(Protocol):
 
     @property
     def forms(self) -> tuple[Form, ...]:
-        """The forms in which programs are measured."""
+        """The forms of programs that are measured."""
         ...
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest message with which a link's bandwidth is measured."""
+        """The bytes of the longest message with which a link's bandwidth is measured."""
         ...
 
     def gamma(self) -> float:
-        """Seconds for each byte that is added to another, in memory larger than the nearest caches."""
+        """The seconds per byte of an addition in memory that exceeds the nearest caches."""
         ...
 
     def slowest(self, seconds: float) -> float:
-        """The largest of what the processes give."""
+        """The largest value of all processes."""
         ...
 
     def barrier(self) -> None: ...
 
     def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:
-        """Both of each pair send `nbytes` to each other, all pairs at once, `times` times over."""
+        """A call in which all pairs exchange `nbytes` at once, `times` times."""
         ...
 
     def burst(self, pair: tuple[int, int], count: int) -> float | None:
-        """Seconds of CPU that `count` small messages take one rank; None where it cannot be told."""
+        """The CPU seconds that `count` small messages take one rank, or None if they cannot be measured."""
         ...
 
     def empty(self) -> Call:
@@ -85,35 +87,40 @@ class Fabric(Protocol):
         ...
 
     def collective(self, op: Collective, axis: Axis, size: int) -> Call:
-        """The collective of `size` elements of f32 on each rank."""
+        """A call of the collective with `size` f32 elements on each rank."""
         ...
 
 
 def calibrate(
     fabric: Fabric, topology: Topology | None = None, *, seconds: float = 120, largest: int = 2**26
 ) -> Calibration:
-    """Measure for about `seconds`, buffers up to `largest` bytes.
+    """Measure a machine.
 
-    topology: the machine; None: a level of processes in a host and one of hosts, as far as there are several.
-    Raises CP0755 where the ranks do not fit the topology, and CP0756 for a single rank.
+    Args:
+      fabric: the ranks.
+      topology: the machine; by default a level of processes per host and a level of hosts.
+      seconds: about how long to measure.
+      largest: the bytes of the largest buffer.
+
+    Returns:
+      The measured costs.
+
+    Raises:
+      CommplanError: CP0755 if the ranks do not fit the topology; CP0756 for a single rank.
     """
     if len(fabric.hosts) < 2:
-        fail(
-            "CP0756",
-            "there is one rank, and nothing to measure between",
-            "start it under mpirun, or see --help",
-        )
-    known = topology if topology is not None else discovered(fabric.hosts)
-    places = places_of_hosts(known, fabric.hosts)
+        fail("CP0756", "a calibration needs at least two ranks", "start it with mpirun; see --help")
+    machine = topology if topology is not None else discovered(fabric.hosts)
+    places = places_of_hosts(machine, fabric.hosts)
     end = time.perf_counter() + seconds
     call = _typical(fabric, fabric.empty(), 50)
-    spans = pairs_of_levels(known, places)
+    spans = pairs_of_levels(machine, places)
     small = fabric.burst(spans[0][1][0], BURST)
     overhead = small / BURST if small is not None else 0.0
     levels = tuple(measured_level(fabric, name, pairs, width, overhead, call) for name, pairs, width in spans)
     gamma = fabric.gamma()
     round_ = _round(fabric, levels, overhead, call)
-    curves = _curves(fabric, known, places, end, largest)
+    curves = _curves(fabric, machine, places, end, largest)
     return Calibration(
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         backend=fabric.backend,
@@ -124,12 +131,12 @@ def calibrate(
         round=round_,
         levels=levels,
         curve_list=curves,
-        topology=known.name,
+        topology=machine.name,
     )
 
 
 def discovered(hosts: Sequence[str]) -> Topology:
-    """A topology of what the names of the hosts tell; its costs are guesses until they are measured."""
+    """A topology from host names; its costs are guesses until they are measured."""
     names = tuple(sorted(set(hosts), key=natural_order))
     inside = max(hosts.count(name) for name in names)
     levels: list[Level] = []
@@ -141,10 +148,10 @@ def discovered(hosts: Sequence[str]) -> Topology:
 
 
 def pairs_of_levels(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pairs, int]]:
-    """For each level that the ranks span: pairs that cross it, and how many of them share each link.
+    """For each level that the ranks span: pairs that cross it, and the number of pairs that share each link.
 
-    On the innermost level each rank is in one pair at most. Further out, every rank in one member of the
-    level is paired with one in another, so that they fill its link together.
+    On the innermost level each rank is in one pair at most. On outer levels, every rank in one member of the
+    level is paired with one in another member, so that they fill the link together.
     """
     network = Network.for_topology(topology)
     candidates: list[tuple[str, Pairs, int]] = []
@@ -172,59 +179,61 @@ def pairs_of_levels(topology: Topology, places: Sequence[int]) -> list[tuple[str
 def measured_level(
     fabric: Fabric, name: str, pairs: Pairs, width: int, overhead: float, call: float
 ) -> MeasuredLevel:
-    """Latency from messages of one word between one pair, bandwidth from long ones between all; the best of
-    several runs, as a link does not get faster by chance."""
-    once = call if fabric.backend == "jax" else 0.0  # there messages are sent by a compiled function
+    """Measure a level: latency with one-word messages of one pair, bandwidth with long messages of all pairs.
+
+    The best of several runs counts, because noise only makes a link slower.
+    """
+    once = call if fabric.backend == "jax" else 0.0  # JAX sends messages in a compiled function.
     word = (_typical(fabric, fabric.exchange(pairs[:1], 4, WORDS), 15, best=True) - once) / WORDS
     latency = max(word - 2 * overhead, 1e-9)
     nbytes = 2**16
     while True:
-        took = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 3)
-        if took > 0.08 or nbytes >= fabric.longest:
+        duration = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 3)
+        if duration > 0.08 or nbytes >= fabric.longest:
             break
-        nbytes *= 4 if took < 0.02 else 2
-    took = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 7, best=True) - once - word
-    return MeasuredLevel(name, latency, width * nbytes / max(took, 1e-9))
+        nbytes *= 4 if duration < 0.02 else 2
+    duration = _typical(fabric, fabric.exchange(pairs, nbytes, 1), 7, best=True) - once - word
+    return MeasuredLevel(name, latency, width * nbytes / max(duration, 1e-9))
 
 
 def _typical(fabric: Fabric, call: Call, runs: int, *, best: bool = False) -> float:
-    """The median time of `call`, as the slowest process sees it; with `best`, the shortest time."""
+    """The median time of `call` on the slowest process; with `best`, the shortest time."""
     call()
-    took: list[float] = []
+    durations: list[float] = []
     for _ in range(runs):
         fabric.barrier()
         start = time.perf_counter()
         call()
-        took.append(time.perf_counter() - start)
-    return fabric.slowest(min(took) if best else statistics.median(took))
+        durations.append(time.perf_counter() - start)
+    return fabric.slowest(min(durations) if best else statistics.median(durations))
 
 
 def host_gamma() -> float:
-    """See `Fabric.gamma`, in the memory of this host."""
+    """See `Fabric.gamma`; measured in the memory of this host."""
     a, b = np.ones(2**19, np.float32), np.ones(2**19, np.float32)
-    took: list[float] = []
+    durations: list[float] = []
     for _ in range(20):
         start = time.perf_counter()
         np.add(a, b, out=a)
-        took.append(time.perf_counter() - start)
-    return statistics.median(took) / a.nbytes
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations) / a.nbytes
 
 
 def _round(fabric: Fabric, levels: Sequence[MeasuredLevel], overhead: float, call: float) -> float:
-    """What a round costs as an operation of its own, beside its message: from a ring's rounds on one word."""
+    """The cost of a round without its message, from a ring's rounds on one word."""
     ranks = len(fabric.hosts)
     axis = Axis(AXIS, AxisKind.REPLICA, ranks)
     if "rounds" not in fabric.forms and fabric.backend != "jax":
         return call
     op = _op("all_reduce", Algorithm("ring"), "rounds", ranks * 4)
-    took = _typical(fabric, fabric.collective(op, axis, ranks), 15)
+    duration = _typical(fabric, fabric.collective(op, axis, ranks), 15)
     latency = max(level.latency for level in levels)
-    return max(0.0, (took - call) / (2 * (ranks - 1)) - latency - 2 * overhead)
+    return max(0.0, (duration - call) / (2 * (ranks - 1)) - latency - 2 * overhead)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Candidate:
-    """A way to carry out one kind, while it is measured."""
+    """An algorithm and form of one collective kind, and its measurements."""
 
     algorithm: Algorithm
     form: Form
@@ -235,19 +244,21 @@ class _Candidate:
 def _curves(
     fabric: Fabric, topology: Topology, places: Sequence[int], end: float, largest: int
 ) -> tuple[Curve, ...]:
-    """Small buffers first, so that whatever time there is, until `end` on the clock of `perf_counter`, gives
-    whole curves up to some size."""
+    """Measure until `end` on the clock of `perf_counter`, small buffers first.
+
+    Each curve is then complete up to some size, however much time there is.
+    """
     shape = shape_of(one_group(places), Network.for_topology(topology))
     axis = Axis(AXIS, AxisKind.REPLICA, len(places), _spread(topology, places))
     ways = {kind: _candidates(fabric, kind, axis) for kind in KINDS}
     sizes = [size for size in SIZES if size <= largest]
     for index, size in enumerate(sizes):
         for place, kind in enumerate(KINDS):
-            # All must agree on it, or some would call more often than others.
-            left = fabric.slowest(end - time.perf_counter())
-            if left <= 0 and index >= LEAST:
+            # All ranks must agree on the time; otherwise some would call more often than others.
+            remaining = fabric.slowest(end - time.perf_counter())
+            if remaining <= 0 and index >= LEAST:
                 break
-            budget = max(0.0, left) / ((len(sizes) - index) * len(KINDS) - place)
+            budget = max(0.0, remaining) / ((len(sizes) - index) * len(KINDS) - place)
             _at_size(fabric, kind, ways[kind], axis, size, budget)
     return tuple(
         Curve(kind, str(way.algorithm), way.form, shape, tuple(way.sizes), tuple(way.seconds))
@@ -261,7 +272,7 @@ def _candidates(fabric: Fabric, kind: CollectiveKind, axis: Axis) -> list[_Candi
     names = [
         name
         for name in registry.algorithms(cast("Kind", kind))
-        if name != "torus" or min(torus.shape(axis.size)) > 1  # of a prime it is the ring
+        if name != "torus" or min(torus.shape(axis.size)) > 1  # For a prime size it is the ring.
     ]
     candidates = [_Candidate(Algorithm("native"), fabric.forms[0])]
     for form in fabric.forms:
@@ -275,7 +286,7 @@ def _candidates(fabric: Fabric, kind: CollectiveKind, axis: Axis) -> list[_Candi
 def _at_size(
     fabric: Fabric, kind: CollectiveKind, ways: list[_Candidate], axis: Axis, size: int, budget: float
 ) -> None:
-    """Median times of those that were not hopeless so far, their runs interleaved."""
+    """Measure the median times of candidates that are not hopeless, with interleaved runs."""
     ranks = axis.size
     per_rank = size // ranks if kind == "all_gather" else size
     if kind in ("reduce_scatter", "all_gather"):
@@ -298,15 +309,15 @@ def _at_size(
         call()
     once = fabric.slowest(time.perf_counter() - start)
     runs = int(min(MOST_RUNS, max(3, budget / max(once, 1e-9))))
-    took: list[list[float]] = [[] for _ in calls]
+    durations: list[list[float]] = [[] for _ in calls]
     for _ in range(runs):
-        for (_, call), times in zip(calls, took, strict=True):
+        for (_, call), times in zip(calls, durations, strict=True):
             fabric.barrier()
             begin = time.perf_counter()
             call()
             times.append(time.perf_counter() - begin)
     whole = 4 * elements * (ranks if kind == "all_gather" else 1)
-    for (way, _), times in zip(calls, took, strict=True):
+    for (way, _), times in zip(calls, durations, strict=True):
         if not way.sizes or way.sizes[-1] < whole:
             way.sizes.append(whole)
             way.seconds.append(fabric.slowest(statistics.median(times)))
@@ -340,8 +351,7 @@ def _op(kind: CollectiveKind, algorithm: Algorithm, form: Form, nbytes: int) -> 
 
 
 def _spread(topology: Topology, places: Sequence[int]) -> tuple[Spread, ...]:
-    """The levels that the ranks span, innermost first; none where they do not fill them evenly
-    and in order."""
+    """The levels that the ranks span, innermost first, or none if ranks do not fill them evenly in order."""
     if list(places) != sorted(places):
         return ()
     network = Network.for_topology(topology)

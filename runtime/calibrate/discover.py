@@ -1,6 +1,6 @@
-"""Finding racks: which hosts share a link, from the bandwidth between pairs of them.
+"""Find racks, the groups of hosts that share a link, from the bandwidth between pairs of hosts.
 
-Each pair of hosts is measured twice: alone, and while all other hosts exchange in pairs too. The pairs are
+Each pair of hosts is measured twice: alone, and while all other hosts exchange in pairs, too. The pairs are
 those of round-robin tournaments, so a host is in one pair at a time and pairs share no host's link. Two pairs
 that cross the same uplink share it, and each gets less than a pair within a rack.
 """
@@ -18,12 +18,12 @@ from commplan.diagnostics import fail
 from commplan.runtime.calibrate.calibrate import Fabric, Pairs, measured_level, pairs_of_levels
 from commplan.topology import Level, Topology, natural_order, places_of_hosts
 
-TOURNAMENTS = 3  # each in another order of hosts, so that no pair always crosses an uplink alone
-PASSES = 5  # over all hosts, each of which joins the rack that most of its fast links are in
-ALONE = 16  # hosts: of more not every pair is measured alone
-SHARED = 1.4  # times the bandwidth across racks is the least that a pair within a rack has
-LONG_S = 0.05  # an exchange of this length hides latencies
-LEAST, RUNS = 2**16, 2  # bytes; exchanges of each pair, of which the best counts
+TOURNAMENTS = 3  # Each with another order of hosts, so that no pair always crosses an uplink alone.
+PASSES = 5  # Over all hosts; each host joins the rack of most of its fast links.
+ALONE = 16  # With more hosts, only some pairs are measured alone.
+SHARED = 1.4  # The least ratio of bandwidths within a rack and across racks.
+LONG_S = 0.05  # An exchange of this length hides latencies.
+LEAST, RUNS = 2**16, 2  # Bytes; exchanges of each pair, of which the best counts.
 
 HostPairs = Sequence[tuple[int, int]]
 
@@ -37,10 +37,10 @@ class PairFabric(Fabric, Protocol):
 
 
 class Discovery(NamedTuple):
-    """What was measured between hosts, and the machine that explains it.
+    """The measurements between hosts, and the topology that explains them.
 
-    alone, shared: bytes a second in each direction between two hosts, [host, host], nan if not measured;
-    alone, and the least of what the pair gets beside other pairs. racks: indices of hosts.
+    hosts: their names. alone, shared: bytes per second in each direction, [host, host], nan if not measured.
+    `alone` is the rate of a pair without other pairs, `shared` the least rate with them. racks: host indices.
     """
 
     hosts: tuple[str, ...]
@@ -50,7 +50,7 @@ class Discovery(NamedTuple):
     topology: Topology
 
     def lines(self) -> list[str]:
-        """The table of pairs, and the racks."""
+        """The table of pairs and the racks, as text."""
         lines = ["MB/s between two hosts, alone / while all hosts exchange in pairs"]
         order = [host for rack in self.racks for host in rack]
         width = max(9, *(len(name) for name in self.hosts)) + 2
@@ -75,17 +75,27 @@ class Discovery(NamedTuple):
 
 
 def discover(fabric: PairFabric, name: str) -> Discovery:
-    """Measure the pairs of hosts, find racks, and measure the levels of the machine, called `name`.
+    """Measure the pairs of hosts, find racks, and measure the levels of the machine.
 
-    Every process calls it alike. Raises CP0759 for one host, and for hosts with unequally many ranks.
+    Every process calls this.
+
+    Args:
+      fabric: the ranks.
+      name: the name of the topology.
+
+    Returns:
+      The measurements and the topology.
+
+    Raises:
+      CommplanError: CP0759 for one host, and for hosts with different numbers of ranks.
     """
     hosts = tuple(sorted(set(fabric.hosts), key=natural_order))
-    ranks = {host: [rank for rank, own in enumerate(fabric.hosts) if own == host] for host in hosts}
-    if len(hosts) < 2 or len({len(own) for own in ranks.values()}) > 1:
-        counts = ", ".join(f"{host} {len(own)}" for host, own in ranks.items())
+    ranks = {host: [rank for rank, name_ in enumerate(fabric.hosts) if name_ == host] for host in hosts}
+    if len(hosts) < 2 or len({len(host_ranks) for host_ranks in ranks.values()}) > 1:
+        counts = ", ".join(f"{host} {len(host_ranks)}" for host, host_ranks in ranks.items())
         fail(
             "CP0759",
-            f"racks are found between hosts with equally many ranks, and the ranks are: {counts}",
+            f"discovery needs several hosts with the same number of ranks, but the ranks are: {counts}",
             "start one rank on each host: mpirun --map-by ppr:1:node commplan calibrate --discover -o OUT",
         )
     meter = _Meter(fabric, [ranks[host] for host in hosts])
@@ -104,7 +114,7 @@ def discover(fabric: PairFabric, name: str) -> Discovery:
 
 
 def tournament(hosts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Rounds of pairs in which every host meets every other one once, by the circle method."""
+    """Rounds of pairs in which every host meets every other host once, by the circle method."""
     circle: list[int | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
     half = len(circle) // 2
     for _ in range(len(circle) - 1):
@@ -114,17 +124,17 @@ def tournament(hosts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
 
 
 def racks_of(rates: np.ndarray) -> tuple[tuple[int, ...], ...]:
-    """Groups of hosts with fast links between most of their members; one group if all pairs are about alike.
+    """Groups of hosts with fast links between most of their members, or one group if all pairs are similar.
 
-    rates: [host, host]. Fast are the pairs above the widest gap between rates, if that is a factor of
-    `SHARED` or more.
+    rates: bytes per second, [host, host]. Pairs above the widest gap between rates are fast, if that gap is
+        at least a factor of `SHARED`.
     """
     count = len(rates)
-    known = np.sort(rates[np.triu_indices(count, 1)])
-    gaps = known[1:] / known[:-1]
+    ordered = np.sort(rates[np.triu_indices(count, 1)])
+    gaps = ordered[1:] / ordered[:-1]
     if not len(gaps) or gaps.max() < SHARED:
         return (tuple(range(count)),)
-    fast = rates >= known[int(gaps.argmax()) + 1]
+    fast = rates >= ordered[int(gaps.argmax()) + 1]
     rack = np.arange(count)
     for _ in range(PASSES):
         before = rack.copy()
@@ -142,7 +152,7 @@ def racks_of(rates: np.ndarray) -> tuple[tuple[int, ...], ...]:
 
 
 class _Meter:
-    """Exchanges between hosts. ranks: of each host, which exchange with those of the other at once."""
+    """Exchanges between hosts. ranks: the ranks of each host, which all exchange with the other host's."""
 
     def __init__(self, fabric: PairFabric, ranks: Sequence[Sequence[int]]) -> None:
         self.fabric, self.ranks = fabric, ranks
@@ -155,7 +165,7 @@ class _Meter:
             self.nbytes *= 4 if seconds < LONG_S / 4 else 2
 
     def rates(self, pairs: HostPairs) -> list[float]:
-        """Bytes a second in each direction between the hosts of each pair, all pairs at once."""
+        """The bytes per second in each direction between the hosts of each pair, all pairs at once."""
         return [self.width * self.nbytes / max(seconds, 1e-9) for seconds in self._times(pairs)]
 
     def _times(self, pairs: HostPairs) -> list[float]:
@@ -165,7 +175,7 @@ class _Meter:
 
 
 def _note(rates: np.ndarray, pairs: HostPairs, measured: Sequence[float]) -> None:
-    """Keep the least rate of each pair."""
+    """Record the least rate of each pair."""
     for (a, b), rate in zip(pairs, measured, strict=True):
         rates[a, b] = rates[b, a] = np.fmin(rates[a, b], rate)
 
@@ -173,7 +183,7 @@ def _note(rates: np.ndarray, pairs: HostPairs, measured: Sequence[float]) -> Non
 def _topology(
     fabric: PairFabric, name: str, hosts: Sequence[str], racks: Sequence[Sequence[int]], width: int
 ) -> Topology:
-    """The levels, measured as `calibrate` does. Smaller racks are filled with places that no host has."""
+    """The measured levels. Smaller racks are filled with places without hosts."""
     most = max(map(len, racks))
     names: list[str] = []
     for number, rack in enumerate(racks, 1):
@@ -181,11 +191,11 @@ def _topology(
         names += [f"none-{number}-{place}" for place in range(len(rack) + 1, most + 1)]
     counts = {"process": width, "host": most, "rack": len(racks)}
     levels = tuple(Level(level, count, 1e-6, 1e9) for level, count in counts.items() if count > 1)
-    known = Topology(name, levels, None, tuple(names))
-    spans = pairs_of_levels(known, places_of_hosts(known, fabric.hosts))
+    topology = Topology(name, levels, None, tuple(names))
+    spans = pairs_of_levels(topology, places_of_hosts(topology, fabric.hosts))
     costs = {level: measured_level(fabric, level, pairs, count, 0.0, 0.0) for level, pairs, count in spans}
     return replace(
-        known,
+        topology,
         levels=tuple(
             replace(level, latency=costs[level.name].latency, bandwidth=costs[level.name].bandwidth)
             for level in levels

@@ -1,7 +1,7 @@
-"""Measuring input work in place: what a record costs to read, each host function to call, a step to take.
+"""Measure input work on this host: the costs of reading a record, of host functions, and of a step.
 
-Everything is called as training calls it, in this process and on this host: sources by index in a random
-order, functions record by record in plan order. The result is the `[input]` part of a calibration.
+Everything is called as in training, in this process: sources by index in a random order, functions record by
+record in plan order. The result is the `[input]` part of a calibration.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, Sour
 from commplan.ir import schedule as ir
 from commplan.ir.plan import Fn, Load, Map, Phase, Plan, Ref, name_of, operands, results
 from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, TreeType
-from commplan.runtime.calibrate.lock import Calls, held_shares
+from commplan.runtime.calibrate.lock import Calls, lock_shares_of
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.sources.files import nbytes, opened
 from commplan.runtime.input.sources.record_convert import UnlikeError, checked, numpy_dtype
 from commplan.runtime.input.this_process import cores_of
 
-BLOCK = 16  # records that go through one stage together, as in training
-LEAST = 3  # blocks that are measured whatever time is left
+BLOCK = 16  # Records that go through one stage together, as in training.
+LEAST = 3  # Blocks that are measured even if no time remains.
 ROUNDS = 5
-_BUFFER = 2**26  # bytes that copies go through: more than caches hold
-_ROW = 150_528  # bytes of one copy: an image of 224 x 224 x 3
+_BUFFER = 2**26  # Bytes of the copies' buffer, which exceeds the caches.
+_ROW = 150_528  # Bytes of one copy: an image of 224 x 224 x 3.
 _HERE = Span(1, 1, 1, 1)
 
 Stage = Load | Map
@@ -41,7 +41,7 @@ Consumer = Callable[[dict[str, Any]], Any]
 
 @dataclass
 class _Total:
-    """What was measured of one source or function."""
+    """The measurements of one source or function."""
 
     cpu: float = 0.0
     records: int = 0
@@ -51,9 +51,11 @@ class _Total:
 
 
 @dataclass(frozen=True)
-class Given:
-    """A plan with what runs its input: sources and host functions by name. Of phases without a given source
-    nothing is measured. sizes: of the axes that the plan leaves open."""
+class PlanInput:
+    """A plan with its sources and host functions by name.
+
+    Phases without any of these sources are not measured. sizes: the sizes of axes that the plan leaves open.
+    """
 
     plan: Plan
     sources: Mapping[str, Any]
@@ -61,7 +63,7 @@ class Given:
     sizes: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def phases(self) -> list[Phase]:
-        """The phases that read a given source."""
+        """The phases that read one of the sources."""
         return [
             phase
             for phase in self.plan.phases
@@ -69,7 +71,7 @@ class Given:
         ]
 
     def stages(self, phase: Phase) -> list[Stage]:
-        """Loads and host maps of `phase`, in plan order."""
+        """The loads and host maps of `phase` in plan order."""
         return [
             stage
             for stage in phase.stages
@@ -77,41 +79,50 @@ class Given:
         ]
 
 
-def needed(given: Given) -> tuple[list[str], list[str]]:
-    """The names of the sources and of the host functions that the phases with a given source need."""
-    stages = [stage for phase in given.phases() for stage in given.stages(phase)]
+def needed(plan_input: PlanInput) -> tuple[list[str], list[str]]:
+    """The names of the sources and host functions that the measured phases need."""
+    stages = [stage for phase in plan_input.phases() for stage in plan_input.stages(phase)]
     sources = dict.fromkeys(stage.source for stage in stages if isinstance(stage, Load))
     fns = dict.fromkeys(stage.fn for stage in stages if isinstance(stage, Map))
     return list(sources), list(fns)
 
 
 def calibrate_input(
-    given: Given,
+    plan_input: PlanInput,
     *,
     seconds: float = 20.0,
     consumer: Consumer | None = None,
     step_seconds: float | None = None,
 ) -> InputCosts:
-    """Measure for about `seconds` seconds on this host.
+    """Measure input work on this host.
 
-    consumer: called with what the phase `each step` (else the first that is measured) outputs for one member
-    from its sources, {name: array [rows, ...]} of random content; a jitted step, whose result is waited for.
-    step_seconds: the time of a step instead, where it is known.
-    Raises CP0770 where no phase reads a given source; CP0902 to CP0908 for sources, records and functions
-    that are not what the plan says; CP0771 where the consumer raises.
+    Args:
+      plan_input: the plan, its sources and its functions.
+      seconds: about how long to measure.
+      consumer: a jitted step, whose result is waited for. It is called with the outputs of the phase `each
+          step` (else the first measured phase) for one member, {name: array [rows, ...]}, with random
+          content.
+      step_seconds: the time of a step, instead of `consumer`.
+
+    Returns:
+      The measured costs.
+
+    Raises:
+      CommplanError: CP0770 if no phase reads one of the sources; CP0902 to CP0908 for sources, records and
+          functions that do not fit the plan; CP0771 if the consumer fails.
     """
-    phases = given.phases()
+    phases = plan_input.phases()
     if not phases:
-        known = ", ".join(source.name for source in given.plan.sources) or "none"
-        fail("CP0770", "no phase of the plan reads a source that is given", f"its sources: {known}")
+        declared = ", ".join(source.name for source in plan_input.plan.sources) or "none"
+        fail("CP0770", "no phase of the plan reads one of the passed sources", f"its sources: {declared}")
     cores = len(cores_of())
-    sources, fns = needed(given)
+    sources, fns = needed(plan_input)
     share = seconds * 0.6 / len(phases)
     totals = {name: _Total() for name in (*sources, *fns)}
-    samples = [_sample(given, phase, totals, share) for phase in phases]
-    held: dict[str, float] = {}
+    samples = [_sample(plan_input, phase, totals, share) for phase in phases]
+    lock_shares: dict[str, float] = {}
     for calls in samples:
-        held |= held_shares(calls, seconds * 0.3)
+        lock_shares |= lock_shares_of(calls, seconds * 0.3)
     record, batch = pipeline_cost()
     chosen = next((phase for phase in phases if phase.kind == "step"), phases[0])
     return InputCosts(
@@ -122,8 +133,8 @@ def calibrate_input(
         batch=batch,
         host=socket.gethostname(),
         source=tuple(_source(name, totals[name]) for name in sources),
-        fn=tuple(_fn(name, totals[name], held.get(name)) for name in fns),
-        consumer=_consumer(given, chosen, consumer, step_seconds),
+        fn=tuple(_fn(name, totals[name], lock_shares.get(name)) for name in fns),
+        consumer=_consumer(plan_input, chosen, consumer, step_seconds),
     )
 
 
@@ -133,19 +144,23 @@ def _source(name: str, total: _Total) -> SourceCost:
     return SourceCost(name, total.cpu / records, max(0.0, wait), total.after / records, total.records)
 
 
-def _fn(name: str, total: _Total, held: float | None) -> FnCost:
+def _fn(name: str, total: _Total, lock_share: float | None) -> FnCost:
     records = max(1, total.records)
     return FnCost(
-        name, total.cpu / records, held, total.before / records, total.after / records, total.records
+        name, total.cpu / records, lock_share, total.before / records, total.after / records, total.records
     )
 
 
-def _sample(given: Given, phase: Phase, totals: Mapping[str, _Total], seconds: float) -> dict[str, Calls]:
-    """Put blocks of records through the stages of `phase` for about `seconds`; the first block warms up. Some
-    of the calls of each host function are returned."""
-    stages = [_Bound.of(given, stage) for stage in given.stages(phase)]
+def _sample(
+    plan_input: PlanInput, phase: Phase, totals: Mapping[str, _Total], seconds: float
+) -> dict[str, Calls]:
+    """Run blocks of records through the stages of `phase` for about `seconds`; the first block warms up.
+
+    Returns some calls of each host function.
+    """
+    stages = [_BoundStage.for_stage(plan_input, stage) for stage in plan_input.stages(phase)]
     opened_sources = {
-        stage.op.source: _opened(given, stage.op) for stage in stages if isinstance(stage.op, Load)
+        stage.op.source: _opened(plan_input, stage.op) for stage in stages if isinstance(stage.op, Load)
     }
     orders = {name: _order(len(source)) for name, source in opened_sources.items()}
     calls: dict[str, Calls] = {}
@@ -161,27 +176,29 @@ def _sample(given: Given, phase: Phase, totals: Mapping[str, _Total], seconds: f
                 rows = [(next(order),) for _ in range(BLOCK)]
                 columns = stage.run(rows, total, source.__getitem__)
             else:
-                given_rows = list(zip(*(arrays[ref] for ref in stage.op.operands), strict=True))
-                columns = stage.run(given_rows, total, stage.call)
-                kept = calls.setdefault(name, [])
-                kept += [(stage.call, row, stage.random) for row in given_rows[: max(0, 64 - len(kept))]]
+                operand_rows = list(zip(*(arrays[ref] for ref in stage.op.operands), strict=True))
+                columns = stage.run(operand_rows, total, stage.call)
+                samples = calls.setdefault(name, [])
+                samples += [
+                    (stage.call, row, stage.random) for row in operand_rows[: max(0, 64 - len(samples))]
+                ]
             arrays.update(zip(stage.results, columns, strict=True))
         blocks += 1
     return calls
 
 
 def _order(length: int) -> Iterator[int]:
-    """Records in an order of their own, over and over: disks and caches see what training shows them."""
+    """Record indices in a random order, repeatedly, so that disks and caches behave as in training."""
     while True:
         yield from np.random.default_rng(17).permutation(length).tolist()
 
 
-def _opened(given: Given, load: Load) -> Any:
-    element = next(source.type for source in given.plan.sources if source.name == load.source)
-    source = opened(given.sources[load.source], isinstance(element, BytesType))
-    file = given.plan.file
+def _opened(plan_input: PlanInput, load: Load) -> Any:
+    element = next(source.type for source in plan_input.plan.sources if source.name == load.source)
+    source = opened(plan_input.sources[load.source], isinstance(element, BytesType))
+    file = plan_input.plan.file
     if source is None:
-        kind = type(given.sources[load.source]).__name__
+        kind = type(plan_input.sources[load.source]).__name__
         fail(
             "CP0902",
             f"source `{load.source}` is a {kind}, without access by index",
@@ -194,28 +211,26 @@ def _opened(given: Given, load: Load) -> Any:
 
 
 @dataclass(frozen=True)
-class _Bound:
-    """One stage, ready to be called."""
+class _BoundStage:
+    """One stage that can be called."""
 
     op: Stage
     call: Callable[..., Any]
     elements: tuple[Element, ...]
     random: bool
     file: str
-    rooms: dict[int, Any] = field(
-        default_factory=dict[int, Any]
-    )  # where results are written, by their number
+    buffers: dict[int, Any] = field(default_factory=dict[int, Any])  # Buffers of results by column.
 
     @classmethod
-    def of(cls, given: Given, op: Stage) -> _Bound:
+    def for_stage(cls, plan_input: PlanInput, op: Stage) -> _BoundStage:
         if isinstance(op, Load):
-            element = next(source.type for source in given.plan.sources if source.name == op.source)
-            return cls(op, len, (element,), random=False, file=given.plan.file)
-        fn: Fn = given.plan.fn(op.fn)
-        call = given.functions.get(op.fn)
+            element = next(source.type for source in plan_input.plan.sources if source.name == op.source)
+            return cls(op, len, (element,), random=False, file=plan_input.plan.file)
+        fn: Fn = plan_input.plan.fn(op.fn)
+        call = plan_input.functions.get(op.fn)
         if not callable(call):
-            fail("CP0908", f"host function `{op.fn}` is not bound", span=op.span, file=given.plan.file)
-        return cls(op, call, fn.results, fn.random, given.plan.file)
+            fail("CP0908", f"host function `{op.fn}` is not bound", span=op.span, file=plan_input.plan.file)
+        return cls(op, call, fn.results, fn.random, plan_input.plan.file)
 
     @property
     def results(self) -> tuple[Ref, ...]:
@@ -224,14 +239,14 @@ class _Bound:
     def run(
         self, rows: Sequence[tuple[Any, ...]], total: _Total, call: Callable[..., Any]
     ) -> list[Sequence[Any]]:
-        """`call` on each of `rows`; what it took is added to `total`. Results column by column."""
+        """Call `call` on each of `rows`, add the costs to `total`, and return the results by column."""
         keywords = {"rng": np.random.default_rng(5)} if self.random else {}
         out: list[Any] = []
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             for row in rows:
                 out.append(call(*row, **keywords))
-        except Exception as error:  # noqa: BLE001  the user's own code
+        except Exception as error:  # noqa: BLE001  The user's function may raise anything.
             self._raised(rows[len(out)], error)
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         columns = self._columns(out, rows)
@@ -243,7 +258,7 @@ class _Bound:
         return [self._written(column, place, total) for place, column in enumerate(columns)]
 
     def _columns(self, out: Sequence[Any], rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
-        """The results column by column, checked."""
+        """The checked results by column."""
         dtypes = [numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in self.elements]
         columns: list[list[Any]] = [[] for _ in self.elements]
         for row, value in zip(rows, out, strict=True):
@@ -255,22 +270,24 @@ class _Bound:
             ):
                 try:
                     column.append(checked(values_of_column, element, dtype))
-                except UnlikeError as found:
-                    self._mismatch(row, str(element), str(found))
+                except UnlikeError as error:
+                    self._mismatch(row, str(element), str(error))
         return columns
 
     def _written(self, column: list[Any], place: int, total: _Total) -> Sequence[Any]:
-        """The results where they belong, in memory not touched lately: a part of what they cost, since a
-        function may return a view that is slow to copy. Bytes stay as they are."""
+        """Write results to memory that was not used recently; bytes stay where they are.
+
+        This is part of their cost: a function may return a view that is slow to copy.
+        """
         element = self.elements[place]
         if not isinstance(element, ArrayType):
             return column
-        room = self.rooms.get(place)
-        if room is None:
+        buffer = self.buffers.get(place)
+        if buffer is None:
             dtype = numpy_dtype(element.dtype)
             blocks = max(2, min(64, _BUFFER // max(1, BLOCK * element.size * dtype.itemsize)))
-            room = self.rooms[place] = np.ones((blocks, BLOCK, *element.shape), dtype)
-        target = room[total.records // BLOCK % len(room)]
+            buffer = self.buffers[place] = np.ones((blocks, BLOCK, *element.shape), dtype)
+        target = buffer[total.records // BLOCK % len(buffer)]
         start = time.process_time()
         for row, value in enumerate(column):
             target[row] = value
@@ -297,26 +314,25 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
-# --- what does not depend on the plan ---
+# --- costs that do not depend on the plan ---
 
 
 def copy_cost() -> float:
-    """CPU seconds for each byte copied into a slot: from memory just written to memory not touched lately."""
+    """The CPU seconds per byte of a copy from recently written memory to memory not used recently."""
     slots = np.zeros(_BUFFER // _ROW * _ROW, np.uint8).reshape(-1, _ROW)
     row = np.ones(_ROW, np.uint8)
     slots[:] = 1
-    took: list[float] = []
+    durations: list[float] = []
     for _ in range(ROUNDS):
         start = time.process_time()
         for slot in slots:
             slot[:] = row
-        took.append(time.process_time() - start)
-    return min(took) / slots.nbytes
+        durations.append(time.process_time() - start)
+    return min(durations) / slots.nbytes
 
 
 def pipeline_cost() -> tuple[float, float]:
-    """CPU seconds of the pipeline itself for each record, and for each batch beside its records: from batches
-    of two sizes of records that cost nothing."""
+    """The CPU seconds of the pipeline per record and per batch, from batches of two sizes without work."""
     few, many = 8, 512
     small, large = _per_batch(few), _per_batch(many)
     record = max(0.0, (large - small) / (many - few))
@@ -326,18 +342,18 @@ def pipeline_cost() -> tuple[float, float]:
 def _per_batch(rows: int, batches: int = 60) -> float:
     data = np.zeros((rows * batches, 1), np.uint8)
     schedule = _plain(rows)
-    took: list[float] = []
+    durations: list[float] = []
     with PhaseBatches(schedule, "step", {"rows": data}, {}) as iterated:
         for _ in range(ROUNDS):
             start = time.process_time()
             for _ in iterated:
                 pass
-            took.append((time.process_time() - start) / batches)
-    return min(took)
+            durations.append((time.process_time() - start) / batches)
+    return min(durations)
 
 
 def _plain(rows: int) -> ir.Schedule:
-    """A schedule that reads batches of `rows` records of one byte, and does nothing else."""
+    """A schedule that only reads batches of `rows` records of one byte."""
     element = ArrayType(DType.U8, (1,))
     read = ir.Read("x.0", "rows", (rows,), "exactly_once", 1, _HERE)
     value = ir.Value("x.0", "records", (ir.Leaf("", (rows, 1), DType.U8),), SAME)
@@ -350,40 +366,44 @@ def _plain(rows: int) -> ir.Schedule:
 
 
 def _consumer(
-    given: Given, phase: Phase, consumer: Consumer | None, seconds: float | None
+    plan_input: PlanInput, phase: Phase, consumer: Consumer | None, seconds: float | None
 ) -> tuple[ConsumerCost, ...]:
     if consumer is not None:
-        took, cpu = _step(consumer, _item(given, phase))
-        return (ConsumerCost(given.plan.name, phase.name, took, cpu),)
+        duration, cpu = _step(consumer, _item(plan_input, phase))
+        return (ConsumerCost(plan_input.plan.name, phase.name, duration, cpu),)
     if seconds is not None:
-        return (ConsumerCost(given.plan.name, phase.name, seconds),)
+        return (ConsumerCost(plan_input.plan.name, phase.name, seconds),)
     return ()
 
 
-def _item(given: Given, phase: Phase) -> dict[str, Any]:
-    """What the phase outputs from its sources for one member, of random content; as JAX arrays where the
-    consumer brought JAX."""
-    known: set[Ref] = set()
+def _item(plan_input: PlanInput, phase: Phase) -> dict[str, Any]:
+    """The outputs of the phase from its sources for one member, with random content.
+
+    Arrays are JAX arrays if the consumer has imported JAX.
+    """
+    sourced: set[Ref] = set()
     for stage in phase.stages:
-        ahead = isinstance(stage, Load) or (isinstance(stage, Map) and set(operands(stage)) <= known)
-        known.update(results(stage) if ahead else ())
-    sizes = {axis.name: given.sizes.get(axis.name, axis.size or 1) for axis in given.plan.axes}
+        ahead = isinstance(stage, Load) or (isinstance(stage, Map) and set(operands(stage)) <= sourced)
+        sourced.update(results(stage) if ahead else ())
+    sizes = {axis.name: plan_input.sizes.get(axis.name, axis.size or 1) for axis in plan_input.plan.axes}
     rng = np.random.default_rng(3)
     item: dict[str, Any] = {}
     for binding in phase.outputs:
-        value = given.plan.value(binding.value)
+        value = plan_input.plan.value(binding.value)
         shards = int(np.prod([sizes[axis] for axis in value.placement.split]))
         match value.type:
-            case RecordsType(batch, ArrayType(dtype, shape)) if binding.value in known:
+            case RecordsType(batch, ArrayType(dtype, shape)) if binding.value in sourced:
                 item[binding.name] = _random(rng, (max(batch) // shards, *shape), dtype)
-            case ArrayType(dtype, (rows, *shape)) if binding.value in known:  # what a device function makes
+            case ArrayType(dtype, (rows, *shape)) if (
+                binding.value in sourced
+            ):  # The result of a device function.
                 item[binding.name] = _random(rng, (rows // shards, *shape), dtype)
             case _:
                 pass
     if not item:
         outputs = ", ".join(name_of(binding.value) for binding in phase.outputs) or "none"
         message = f"phase `{phase.name}` has no array from its sources for a consumer"
-        fail("CP0771", message, f"its outputs: {outputs}", span=phase.span, file=given.plan.file)
+        fail("CP0771", message, f"its outputs: {outputs}", span=phase.span, file=plan_input.plan.file)
     if "jax" in sys.modules:
         from commplan.lowering.jax.typing_shim import jnp  # noqa: PLC0415  only where the consumer brought JAX
 
@@ -398,17 +418,17 @@ def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> A
 
 
 def _step(consumer: Consumer, item: dict[str, Any]) -> tuple[float, float]:
-    """Seconds and CPU seconds of a step: the median of several after two that compile and warm up."""
+    """The wall and CPU seconds of a step: medians of several, without the first two."""
     try:
         walls: list[float] = []
         cpus: list[float] = []
-        begun = time.perf_counter()
-        while len(walls) < 7 or (time.perf_counter() - begun < 2.0 and len(walls) < 200):
+        started = time.perf_counter()
+        while len(walls) < 7 or (time.perf_counter() - started < 2.0 and len(walls) < 200):
             wall, cpu = time.perf_counter(), time.process_time()
             _finished(consumer(item))
             cpus.append(time.process_time() - cpu)
             walls.append(time.perf_counter() - wall)
-    except Exception as error:  # noqa: BLE001  the user's own code
+    except Exception as error:  # noqa: BLE001  The user's function may raise anything.
         shapes = ", ".join(f"{name}: {array.dtype}{list(array.shape)}" for name, array in item.items())
         fail(
             "CP0771",

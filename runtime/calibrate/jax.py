@@ -1,4 +1,4 @@
-"""The devices of a JAX job as a fabric to be measured, in one process or in several."""
+"""The devices of a JAX job as a fabric, in one process or in several."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.runtime.calibrate.calibrate import AXIS, Call, Pairs, host_gamma
 
-_NAME = 256  # bytes of a host's name
+_NAME = 256  # The most bytes of a host name.
 
 
 class JaxFabric:
-    """See `calibrate.Fabric`. All devices of the job, in their order, are the ranks."""
+    """The devices of a JAX job; see `calibrate.Fabric`. Their order is the order of ranks."""
 
     backend: Backend = "jax"
     forms: tuple[Form, ...] = ("rounds",)
@@ -35,7 +35,7 @@ class JaxFabric:
 
     @property
     def longest(self) -> int:
-        return 2**24 if self._platform == "cpu" else 2**28  # at 450 GB/s 16 MiB take less than a call does
+        return 2**24 if self._platform == "cpu" else 2**28  # At 450 GB/s 16 MiB take less time than a call.
 
     def gamma(self) -> float:
         return host_gamma() if self._platform == "cpu" else device_gamma()
@@ -46,7 +46,7 @@ class JaxFabric:
         return float(np.max(multihost_utils.process_allgather(np.float64(seconds))))
 
     def barrier(self) -> None:
-        """A collective of the job waits for all by itself."""
+        """Do nothing: a collective of the job waits for all processes."""
 
     def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:
         both = [*pairs, *((b, a) for a, b in pairs)]
@@ -59,7 +59,7 @@ class JaxFabric:
         return self._call(body, nbytes)
 
     def burst(self, pair: tuple[int, int], count: int) -> float | None:
-        del pair, count  # what a message costs a device is in its latency
+        del pair, count  # The cost of a message on a device is part of its latency.
         return None
 
     def empty(self) -> Call:
@@ -70,7 +70,7 @@ class JaxFabric:
         return self._call(lambda x: backend.move(x, op), 4 * size, jnp.float32)
 
     def _call(self, body: Callable[[Any], Any], nbytes: int, dtype: Any = jnp.uint8) -> Call:
-        """`body` of an array of `nbytes` on each device, jitted; what it gives is waited for."""
+        """Jit `body` for an array of `nbytes` on each device; the call waits for the result."""
         spec = PartitionSpec(AXIS)
         size = nbytes // jnp.dtype(dtype).itemsize
         sharding = NamedSharding(self._mesh, spec)
@@ -86,7 +86,7 @@ class JaxFabric:
 
 
 def device_gamma(nbytes: int = 2**28, times: int = 20) -> float:
-    """Seconds for each byte added to another in a device's memory, by arrays of `nbytes`."""
+    """The seconds per byte of an addition in device memory, with arrays of `nbytes`."""
     x = jnp.ones(nbytes // 4, jnp.float32)
 
     @jax.jit
@@ -96,21 +96,21 @@ def device_gamma(nbytes: int = 2**28, times: int = 20) -> float:
 
         return lax.fori_loop(0, count, add, a)
 
-    def took(count: int) -> float:
+    def duration(count: int) -> float:
         start = time.perf_counter()
         jax.block_until_ready(added(x, x, count))
         return time.perf_counter() - start
 
-    took(1)
-    each = [took(times) - took(0) for _ in range(7)]
+    duration(1)
+    each = [duration(times) - duration(0) for _ in range(7)]
     return max(statistics.median(each), 1e-9) / times / nbytes
 
 
 def _host_names() -> list[str]:
-    """The host of each process."""
-    mine = socket.gethostname().encode()[:_NAME]
+    """The host name of each process."""
+    name = socket.gethostname().encode()[:_NAME]
     if jax.process_count() == 1:
-        return [mine.decode(errors="replace")]
-    padded = np.frombuffer(mine.ljust(_NAME, b"\0"), np.uint8)
+        return [name.decode(errors="replace")]
+    padded = np.frombuffer(name.ljust(_NAME, b"\0"), np.uint8)
     rows = np.asarray(multihost_utils.process_allgather(padded)).reshape(-1, _NAME)
     return [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in rows]

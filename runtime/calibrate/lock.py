@@ -1,4 +1,4 @@
-"""How much of a function's time holds the interpreter's lock, and so does not run side by side in threads."""
+"""Measure the share of a function's time that holds the interpreter's lock and cannot overlap in threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-THREADS = 2  # side by side
+THREADS = 2  # Concurrent threads.
 ROUNDS = 5
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 
@@ -19,19 +19,26 @@ Calls = list[tuple[Callable[..., Any], tuple[Any, ...], bool]]
 """A function, its operands, and whether it is random and takes `rng` as a keyword."""
 
 
-def held_shares(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, float]:
-    """For each function the share of its time that holds the interpreter's lock; nothing where the kernel
-    does not tell what threads wait for.
+def lock_shares_of(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, float]:
+    """The share of each function's time that holds the interpreter's lock.
 
     The same calls run in k threads at once. A thread computes, or waits for a CPU (which the kernel counts
-    apart), or sleeps, waiting for the lock. With z the part of the time asleep, k threads do s = k (1 - z)
+    separately), or sleeps while it waits for the lock. If z is the sleeping part, k threads do s = k (1 - z)
     times the work of one, and the share is (k/s - 1)/(k - 1): Amdahl's law (1967), solved for the serial
-    part. The median of several rounds.
+    part.
+
+    Args:
+      calls_of: calls of each function.
+      seconds: about how long to measure.
+
+    Returns:
+      The median share of several rounds, by function; empty if the kernel does not count waiting threads.
     """
     shares: dict[str, float] = {}
     each = min(0.2, seconds / max(1, len(calls_of) * ROUNDS))
     usual = sys.getswitchinterval()
-    sys.setswitchinterval(1.0)  # who waits for the lock sleeps until it is let go, and never waits for a CPU
+    # A thread that waits for the lock then sleeps until its release and never waits for a CPU.
+    sys.setswitchinterval(1.0)
     try:
         for name, calls in calls_of.items():
             asleep = [part for _ in range(ROUNDS) if (part := _asleep(calls, each)) is not None]
@@ -44,9 +51,9 @@ def held_shares(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, floa
 
 
 def _asleep(calls: Calls, seconds: float) -> float | None:
-    """The part of their time that threads side by side neither compute nor wait for a CPU."""
-    begun: list[float] = []
-    gate = threading.Barrier(THREADS, lambda: begun.append(time.perf_counter()))
+    """The part of their time in which concurrent threads neither compute nor wait for a CPU."""
+    started: list[float] = []
+    gate = threading.Barrier(THREADS, lambda: started.append(time.perf_counter()))
     busy: list[float] = []
     problems: list[Exception] = []
 
@@ -55,11 +62,11 @@ def _asleep(calls: Calls, seconds: float) -> float | None:
         before = _scheduled()
         gate.wait()
         try:
-            while time.perf_counter() - begun[0] < seconds:
+            while time.perf_counter() - started[0] < seconds:
                 call, row, random = calls[number % len(calls)]
                 call(*row, **({"rng": rng} if random else {}))
                 number += THREADS
-        except Exception as error:  # noqa: BLE001  calls that are not made for threads
+        except Exception as error:  # noqa: BLE001  Some functions do not support threads.
             problems.append(error)
         after = _scheduled()
         if before is not None and after is not None:
@@ -72,12 +79,12 @@ def _asleep(calls: Calls, seconds: float) -> float | None:
         worker.join()
     if problems:
         return 1.0
-    whole = THREADS * (time.perf_counter() - begun[0])
+    whole = THREADS * (time.perf_counter() - started[0])
     return max(0.0, 1 - sum(busy) / whole) if len(busy) == THREADS else None
 
 
 def _scheduled() -> float | None:
-    """Seconds that this thread has computed or waited for a CPU, as Linux counts them."""
+    """The seconds that this thread has computed or waited for a CPU, as Linux counts them."""
     try:
         computed, waited, _ = _SCHEDULED.read_text(encoding="ascii").split()
     except (OSError, ValueError):

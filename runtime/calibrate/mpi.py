@@ -1,4 +1,4 @@
-"""The ranks of MPI as a fabric to be measured."""
+"""The ranks of MPI as a fabric."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.calibrate.calibrate import Call, Pairs, host_gamma
 
-STEP_S = 120.0  # for a rank to come to the next barrier
+STEP_S = 120.0  # Seconds for a rank to reach the next barrier.
 
 
 class MpiFabric:
-    """See `calibrate.Fabric`. comm: an mpi4py communicator; None: all ranks that mpirun started.
+    """The ranks of MPI; see `calibrate.Fabric`.
 
-    meet: calls what measures. Raises CP0849 where a rank does not come to the next barrier in time.
+    comm: an mpi4py communicator, or None for all ranks that mpirun started. meet: calls the measurements.
+        Raises CP0849 if a rank does not reach the next barrier in time.
     """
 
     backend: Backend = "mpi"
@@ -68,7 +69,7 @@ class MpiFabric:
     def timed(self, pairs: Pairs, nbytes: int, runs: int) -> list[float]:
         """See `discover.PairFabric`."""
         call, best = self.exchange(pairs, nbytes, 1), math.inf
-        call()  # connects
+        call()  # The first call connects.
         for _ in range(runs):
             self.barrier()
             start = time.perf_counter()
@@ -78,7 +79,7 @@ class MpiFabric:
         return [max(seconds[a], seconds[b]) for a, b in pairs]
 
     def burst(self, pair: tuple[int, int], count: int) -> float | None:
-        took: list[float] = []
+        durations: list[float] = []
         word = np.zeros(1, np.int32)
         for _ in range(9):
             self.barrier()
@@ -86,11 +87,11 @@ class MpiFabric:
             start = time.perf_counter()
             if self.rank == pair[0]:
                 requests = [self._comm.Isend(word, pair[1]) for _ in range(count)]
-            took.append(time.perf_counter() - start)
+            durations.append(time.perf_counter() - start)
             if self.rank == pair[1]:
                 requests = [self._comm.Irecv(np.zeros(1, np.int32), pair[0]) for _ in range(count)]
             MPI.Request.Waitall(requests)
-        return float(self._comm.bcast(statistics.median(took), pair[0]))
+        return float(self._comm.bcast(statistics.median(durations), pair[0]))
 
     def empty(self) -> Call:
         build.library()
@@ -111,7 +112,7 @@ class MpiFabric:
         return lambda: jax.block_until_ready(target(x))
 
     def _over(self, axis: Axis) -> Channel:
-        """A channel whose one axis is called so."""
+        """A channel whose only axis is `axis`."""
         if tuple(self._channel.groups.sizes) != (axis.name,):
             self._channel.close()
             self._channel = Channel(self._comm, {axis.name: axis.size})

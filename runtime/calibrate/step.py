@@ -1,4 +1,4 @@
-"""How long one rank of a training step computes until its gradients are made, measured on one device."""
+"""Measure on one device how long one rank of a training step computes until its gradients are ready."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ FEWEST_RUNS = 3
 def measure_step(times: GradientTimes, *, seconds: float) -> StepProfile:
     """The profile of a step on JAX's default device.
 
-    One rank runs without its peers, from its arguments to the gradients: collectives, the optimiser and all
-    else that no gradient depends on are left out. Arguments are small random numbers.
+    One rank runs without its peers, from its arguments to the gradients. Collectives, the optimiser and all
+    other operations on which no gradient depends are omitted. Arguments are small random numbers.
 
     Args:
-        times: the step, with the shares of its products.
-        seconds: about how long to measure, after compilation.
+      times: the step, with the shares of its products.
+      seconds: about how long to measure, after compilation.
+
+    Returns:
+      The measured profile.
     """
     arguments = [_argument(aval, number) for number, aval in enumerate(times.arguments)]
     step = jax.jit(times.evaluate)
@@ -30,9 +33,9 @@ def measure_step(times: GradientTimes, *, seconds: float) -> StepProfile:
     durations: list[float] = []
     end = time.perf_counter() + seconds
     while len(durations) < FEWEST_RUNS or time.perf_counter() < end:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         jax.block_until_ready(step(*arguments))
-        durations.append(time.perf_counter() - begun)
+        durations.append(time.perf_counter() - started)
     median = statistics.median(durations)
     leaves = tuple(GradientTime(name, path, share * median) for name, path, share in times.shares)
     method = f"median of {len(durations)} runs of one rank alone on one device, without collectives and "

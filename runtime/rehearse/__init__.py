@@ -1,1 +1,1 @@
-"""A rehearsal: every phase of a plan on CPUs, with real data and random inputs."""
+"""Rehearse every phase of a plan on CPUs, with real data and random inputs."""

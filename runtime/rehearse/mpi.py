@@ -1,4 +1,4 @@
-"""What the ranks of a rehearsal say to one another: summaries to the first, and mistakes as well."""
+"""Exchange summaries and errors between the ranks of a rehearsal."""
 
 from __future__ import annotations
 
@@ -18,133 +18,137 @@ from commplan.runtime.machines.ranks import death, deaths, sizes_of
 from commplan.runtime.observe.abort_hook import exempt
 from commplan.sidecar import leave
 
-PATIENCE_S = 3.0  # how long ranks that failed look for one another; a rank in a collective never looks
+PATIENCE_S = 3.0  # Seconds that failed ranks wait for one another; a rank in a collective never answers.
 _LOOK_S = 0.01
-_ERRORS, _VERDICT = 1, 2  # tags
-_SECONDARY = (
-    "CP0834",
-    "CP0845",
-    "CP0849",
-    "CP0854",
-    "CP0855",
-    "CP0920",
-    "CP0921",
-    "CP0922",
-)  # what peers say of a rank that failed: its own error says more
+_ERRORS, _VERDICT = 1, 2  # Tags.
+# Errors that peers report about a failed rank; its own error says more.
+_SECONDARY = ("CP0834", "CP0845", "CP0849", "CP0854", "CP0855", "CP0920", "CP0921", "CP0922")
 
-Said = list[Diagnostic]
+Errors = list[Diagnostic]
 
 
 class World:
-    """The ranks that `mpirun` started. comm: what the plan is bound to."""
+    """The ranks that `mpirun` started. comm: the communicator to which the plan is bound."""
 
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
         self._meet = Rendezvous(self.comm, "rehearse the plan")
         with deaths(self.comm):
-            self._own = self._meet(self.comm.Dup)
-        self.rank, self.size = int(self._own.Get_rank()), int(self._own.Get_size())
-        self._agreed = False
-        self._known: Said = []
+            self._comm = self._meet(self.comm.Dup)
+        self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())
+        self._has_agreed = False
+        self._agreed_errors: Errors = []
         exempt()
 
-    def sizes(self, plan: Plan, given: Mapping[str, int]) -> dict[str, int]:
-        """The sizes of the plan's axes; one that is left open takes the ranks that are left."""
-        return sizes_of(plan, self.comm, dict(given))
+    def sizes(self, plan: Plan, passed: Mapping[str, int]) -> dict[str, int]:
+        """The sizes of the plan's axes; an axis without a size gets the ranks that remain."""
+        return sizes_of(plan, self.comm, dict(passed))
 
-    def gather(self, mine: Any) -> list[Any]:
-        """On the first rank that lives what each has that lives, in order; elsewhere nothing. All call it."""
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all living ranks on the first of them, an empty list elsewhere. All call this."""
         with deaths(self.comm):
-            own = self._meet(self._own.Shrink) if goes_on() else self._own
-            return self._meet(own.gather, mine) or []
+            comm = self._meet(self._comm.Shrink) if goes_on() else self._comm
+            return self._meet(comm.gather, value) or []
 
-    def agree(self, mine: Sequence[Diagnostic] = ()) -> None:
-        """All ranks call this once, before anything else that they do together: with what is wrong where they
-        are, or with nothing. Raises what is wrong anywhere, on all of them."""
-        self._agreed = True  # or some are not there any more
+    def agree(self, errors: Sequence[Diagnostic] = ()) -> None:
+        """Agree with all ranks on the errors so far.
+
+        All ranks call this once, before any other joint call, with their own errors. It raises all errors on
+        all ranks.
+        """
+        self._has_agreed = True  # Set first: afterwards some ranks may be gone.
         with deaths(self.comm):
-            answers: list[Said] = self._meet(self._own.allgather, list(mine))
-        self._known = together(
+            answers: list[Errors] = self._meet(self._comm.allgather, list(errors))
+        self._agreed_errors = together(
             {rank: problems for rank, problems in enumerate(answers) if problems}, self.size
         )
-        fail_if(self._known)
+        fail_if(self._agreed_errors)
 
-    def failed(self, mine: Sequence[Diagnostic]) -> tuple[Said, bool]:
-        """A rank that failed calls this: what it should print, and whether all ranks have failed.
+    def failed(self, errors: Sequence[Diagnostic]) -> tuple[Errors, bool]:
+        """Agree with the other ranks that failed.
 
-        Those that failed within a moment are heard by the first rank, if it is one of them, and it speaks
-        for all. Where not all have failed the caller ends the others, which may wait for this one in a
-        collective.
+        The first rank receives the errors of ranks that fail within `PATIENCE_S`, if it is one of them, and
+        reports for all. If some ranks have not failed, the caller ends them, because they may wait for this
+        rank in a collective.
+
+        Args:
+          errors: the errors of this rank.
+
+        Returns:
+          The errors that this rank prints, and whether all ranks have failed.
         """
-        if not self._agreed:
+        if not self._has_agreed:
             with contextlib.suppress(CommplanError):
-                self.agree(mine)
-        if self._known:
-            return self._known if self.rank == 0 else [], True
+                self.agree(errors)
+        if self._agreed_errors:
+            return self._agreed_errors if self.rank == 0 else [], True
         living = self._living()
         if living == [self.rank]:
-            return list(mine), True
+            return list(errors), True
         try:
             if self.rank == living[0]:
-                return self._hear(list(mine), living)
-            return self._tell(list(mine), living[0])
-        except MPI.Exception:  # another one has died
-            return together({self.rank: list(mine)}, self.size), False
+                return self._receive(list(errors), living)
+            return self._send(list(errors), living[0])
+        except MPI.Exception:  # Another rank has died.
+            return together({self.rank: list(errors)}, self.size), False
 
     def _living(self) -> list[int]:
-        """The ranks that are not known to have died, which may then be listened to."""
+        """The ranks that are not known to have died. Messages from them can be received afterwards."""
         if not goes_on():
             return list(range(self.size))
-        dead = self._own.Get_failed()
-        self._own.Ack_failed(dead.Get_size())
-        known: list[int] = dead.Translate_ranks(range(dead.Get_size()), self._own.Get_group())
-        return [rank for rank in range(self.size) if rank not in known]
+        dead = self._comm.Get_failed()
+        self._comm.Ack_failed(dead.Get_size())
+        dead_ranks: list[int] = dead.Translate_ranks(range(dead.Get_size()), self._comm.Get_group())
+        return [rank for rank in range(self.size) if rank not in dead_ranks]
 
     def reason(self, error: Exception) -> Diagnostic | None:
-        """What is said of an error of MPI where that outlives its dead."""
+        """The diagnostic of an MPI error for ranks that died, if MPI survived; None for other errors."""
         return death(self.comm, error)
 
     def abort(self, code: int) -> None:
         """End all ranks."""
         leave()
-        self._own.Abort(code)
+        self._comm.Abort(code)
 
-    def _hear(self, mine: Said, living: Sequence[int]) -> tuple[Said, bool]:
-        answers: dict[int, Said] = {self.rank: mine}
-        until = time.monotonic() + PATIENCE_S
-        while len(answers) < len(living) and time.monotonic() < until:
-            if self._own.Iprobe(source=MPI.ANY_SOURCE, tag=_ERRORS):
+    def _receive(self, errors: Errors, living: Sequence[int]) -> tuple[Errors, bool]:
+        answers: dict[int, Errors] = {self.rank: errors}
+        deadline = time.monotonic() + PATIENCE_S
+        while len(answers) < len(living) and time.monotonic() < deadline:
+            if self._comm.Iprobe(source=MPI.ANY_SOURCE, tag=_ERRORS):
                 status = MPI.Status()
-                answer: Said = self._own.recv(source=MPI.ANY_SOURCE, tag=_ERRORS, status=status)
+                answer: Errors = self._comm.recv(source=MPI.ANY_SOURCE, tag=_ERRORS, status=status)
                 answers[int(status.Get_source())] = answer
             else:
                 time.sleep(_LOOK_S)
-        everyone = len(answers) == len(living)
+        all_failed = len(answers) == len(living)
         for rank in answers:
             if rank != self.rank:
-                self._own.send(everyone, dest=rank, tag=_VERDICT)
-        silent = sum(not problems for problems in answers.values())  # they were told what is wrong by others
-        return together(answers, len(living) - silent), everyone
+                self._comm.send(all_failed, dest=rank, tag=_VERDICT)
+        # Ranks without errors of their own failed because of other ranks' errors.
+        silent = sum(not problems for problems in answers.values())
+        return together(answers, len(living) - silent), all_failed
 
-    def _tell(self, mine: Said, first: int) -> tuple[Said, bool]:
-        request = self._own.issend(
-            mine, dest=first, tag=_ERRORS
-        )  # ends when the first rank has begun to hear it
-        until = time.monotonic() + PATIENCE_S
+    def _send(self, errors: Errors, first: int) -> tuple[Errors, bool]:
+        # This send completes when the first rank starts to receive it.
+        request = self._comm.issend(errors, dest=first, tag=_ERRORS)
+        deadline = time.monotonic() + PATIENCE_S
         while not request.Test():
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 request.Cancel()
-                return together({self.rank: mine}, self.size), False
+                return together({self.rank: errors}, self.size), False
             time.sleep(_LOOK_S)
-        if self._meet.among((first, self.rank))(lambda: self._own.recv(source=first, tag=_VERDICT)):
+        if self._meet.among((first, self.rank))(lambda: self._comm.recv(source=first, tag=_VERDICT)):
             return [], True
-        time.sleep(PATIENCE_S)  # the first rank prints, and ends this one
+        time.sleep(PATIENCE_S)  # The first rank prints the errors and ends this rank.
         return [], False
 
 
-def together(answers: Mapping[int, Said], size: int) -> Said:
-    """What several ranks say, each thing once and with those that say it unless all do; what peers say of a
-    rank that failed is left out where that rank has spoken."""
+def together(answers: Mapping[int, Errors], size: int) -> Errors:
+    """Merge the errors of several ranks.
+
+    Each error appears once, with its ranks unless all have it. Errors of peers about a failed rank are
+    omitted if that rank has reported its error.
+    """
     ranks_of: dict[tuple[str, str], tuple[Diagnostic, list[int]]] = {}
     for rank in sorted(answers):
         for problem in answers[rank]:

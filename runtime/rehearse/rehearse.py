@@ -1,5 +1,7 @@
-"""A rehearsal: every phase of a plan with real data and random inputs, on the devices of one process or on
-the ranks of a communicator, which all call it alike."""
+"""Rehearse every phase of a plan with real data and random inputs.
+
+It runs on the devices of one process or on the ranks of a communicator, which all call it.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,15 @@ if TYPE_CHECKING:
     from commplan.runtime.run import Run
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a phase, the calls made and the calls to make."""
+"""Called with the name of a phase, the number of calls so far, and the number of all calls."""
 
 
 class PhaseTimes(msgspec.Struct, frozen=True):
-    """What one phase took. `first_s` is the first call, compilation included; `call_s` the mean of the
-    others (None where there were none). `input` is what its batches cost, None where it loads nothing."""
+    """The times of one phase.
+
+    first_s: seconds of the first call, compilation included. call_s: the mean of the others, or None. input:
+        the costs of its batches, or None if it loads nothing.
+    """
 
     name: str
     calls: int
@@ -47,9 +52,12 @@ class PhaseTimes(msgspec.Struct, frozen=True):
 
 
 class ServerWork(msgspec.Struct, frozen=True):
-    """What one server has done. requests, nbytes: what workers asked it in messages; answered: bytes that
-    went out; shared: requests that workers served themselves in its memory; updates: of units; busy_s and
-    wait_s: wall seconds with and without something to do; lost: workers that died."""
+    """The work of one server.
+
+    requests, nbytes: requests in messages of workers, and their bytes. shared: requests that workers served
+    themselves in the server's memory. answered: bytes of answers. updates: updates of units. busy_s, wait_s:
+    wall seconds with and without work. lost: workers that died.
+    """
 
     rank: int
     name: str
@@ -64,10 +72,10 @@ class ServerWork(msgspec.Struct, frozen=True):
     lost: tuple[int, ...] = ()
 
 
-class Part(msgspec.Struct, frozen=True):
-    """The phases of a worker or the work of a server: one process.
+class ProcessRehearsal(msgspec.Struct, frozen=True):
+    """The phases of a worker, or the work of a server: the rehearsal of one process.
 
-    broken_off: whether workers gave up. device: the platform of the worker's devices, `cpu` or `gpu`.
+    broken_off: whether workers stopped early. device: the platform of the worker's devices, `cpu` or `gpu`.
     """
 
     rank: int
@@ -78,9 +86,9 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def mesh_for(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
-    """A mesh of this process's devices, with axes of `sizes`. Raises CP1107 if there are too few.
+    """A mesh of this process's devices with axes of `sizes`; raises CP1107 if there are too few.
 
-    device: `cpu`, `gpu`, or None: those that JAX finds by itself if there are enough, else CPU devices.
+    device: `cpu`, `gpu`, or None for JAX's default devices if there are enough of them, else CPU devices.
     """
     ranks = math.prod(sizes.values())
     devices = _devices(ranks, device)
@@ -88,7 +96,7 @@ def mesh_for(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
         kind, fix = "CPU", f"set JAX_NUM_CPU_DEVICES={ranks} before JAX is imported"
         if device == "gpu":
             kind, fix = "GPU", "give `?` axes smaller sizes with --axis NAME=N, or --device cpu"
-        fail("CP1107", f"the plan has {ranks} ranks, and this process has {len(devices)} {kind} devices", fix)
+        fail("CP1107", f"the plan has {ranks} ranks, but this process has {len(devices)} {kind} devices", fix)
     shape, names = tuple(sizes.values()) or (1,), tuple(sizes) or ("alone",)
     array = np.array(devices[:ranks]).reshape(shape)
     return Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
@@ -105,10 +113,21 @@ def _devices(ranks: int, device: str | None) -> list[Any]:
 
 
 def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> list[PhaseTimes]:
-    """`at start`, then `steps` steps with what comes every N of them, then each named phase once.
+    """Run `at start`, then `steps` steps with the phases of `every N steps`, then each named phase once.
 
-    Inputs are random (seeded), the same numbers in every call. Phases with loads get batches of their own;
-    a named one runs over at most `steps` of them. Raises what the phases raise.
+    Phases with loads get their own batches; a named phase runs over at most `steps` of them.
+
+    Args:
+      run: the bound program.
+      steps: the number of steps.
+      seed: the seed of the random inputs, which are the same in every call.
+      progress: called after each call of a phase.
+
+    Returns:
+      The times of each phase.
+
+    Raises:
+      CommplanError: the errors of the phases.
     """
     stages = {name: _Stage(run, name, seed) for name in run.phases}
     state = run.init()
@@ -139,10 +158,12 @@ def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None =
     return [stage.times() for stage in stages.values()]
 
 
-def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> Part:
-    """This process's part: a worker rehearses and leaves its servers, a server serves until all have left.
+def rehearse_process(
+    run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None
+) -> ProcessRehearsal:
+    """Rehearse this process: a worker runs its phases, and a server serves until all workers have left.
 
-    Raises what the phases and the server raise.
+    Raises the errors of the phases and of the server.
     """
     rank, _ = run.context.machine.process()
     if run.role == "worker":
@@ -152,13 +173,13 @@ def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = Non
             run.close(str(error).partition("\n")[0])
             raise
         run.close()
-        return Part(rank, tuple(times), device=_platform(run))
+        return ProcessRehearsal(rank, tuple(times), device=_platform(run))
     served = run.serve()
     work = ServerWork(
         rank, served.name, sum(served.requests.values()), served.shared, sum(served.nbytes.values()),
         served.answered, served.updates, served.busy_s, served.waiting_s, served.cpu_s, served.lost,
     )  # fmt: skip
-    return Part(rank, (), work, bool(served.broken_off))
+    return ProcessRehearsal(rank, (), work, bool(served.broken_off))
 
 
 def _platform(run: Run) -> str:
@@ -166,7 +187,7 @@ def _platform(run: Run) -> str:
 
 
 def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:
-    """Every phase as JAX traces it, or as XLA compiles it for the run's mesh."""
+    """The text of every phase, as JAX traces it or as XLA compiles it for the run's mesh."""
     pieces: list[str] = []
     for name, function, arguments in phase_steps(run):
         if kind == "jaxpr":
@@ -178,8 +199,15 @@ def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:
 
 
 def phase_steps(run: Run, only: Sequence[str] = ()) -> Iterator[tuple[str, Any, tuple[Any, ...]]]:
-    """Each phase that computes something: its name, a jitted function of it alone, and the shapes of its
-    arguments on the run's mesh, whose devices need not be there. only: those phases, by default all."""
+    """The phases that compute something.
+
+    Args:
+      run: the bound program; the devices of its mesh need not exist.
+      only: the names of the phases, by default all.
+
+    Yields:
+      For each phase its name, a jitted function of it alone, and the shapes of the function's arguments.
+    """
     for name in only or run.phases:
         stage = _Stage(run, name, 0, batches=False)
         if stage.calls_anything:
@@ -187,7 +215,7 @@ def phase_steps(run: Run, only: Sequence[str] = ()) -> Iterator[tuple[str, Any, 
 
 
 class _Stage:
-    """One phase with its inputs, its batches and its clock."""
+    """One phase with its inputs, batches and times."""
 
     def __init__(self, run: Run, name: str, seed: int, *, batches: bool = True) -> None:
         self.run, self.name = run, name
@@ -196,7 +224,7 @@ class _Stage:
         self.takes = {binding.name for binding in self.phase.takes}
         self.seed = seed
         self.outputs = [binding for binding in self.phase.outputs if not binding.source_only]
-        # A phase that takes what members read by their own clocks is called by each member: never as a whole.
+        # Members call a phase that takes values of their clocks, so it is never called as a whole.
         apart = bool(clocked(self.phase) and self.takes)
         self.calls_anything = bool(self.outputs or self.phase.updates) and not apart
         self.function = self._function()
@@ -207,25 +235,27 @@ class _Stage:
         self.input: Summary | None = None
 
     @cached_property
-    def made(self) -> dict[str, Any]:
-        """The inputs, of random numbers."""
+    def random_inputs(self) -> dict[str, Any]:
+        """The inputs with random numbers."""
         return {
             argument: _random(self.run, value, (self.seed, number))
-            for number, (argument, value) in enumerate(self._arguments(taken=False).items())
+            for number, (argument, value) in enumerate(self._arguments(from_batches=False).items())
         }
 
-    def _arguments(self, *, taken: bool) -> dict[str, ir.Value]:
-        return {n: v for n, v in self.call_.lowered.arguments.items() if (n in self.takes) is taken}
+    def _arguments(self, *, from_batches: bool) -> dict[str, ir.Value]:
+        return {n: v for n, v in self.call_.lowered.arguments.items() if (n in self.takes) is from_batches}
 
     def _function(self) -> Any:
-        """The phase under shard_map and jit. Partial inputs come in as one term per rank."""
-        values = {**self._arguments(taken=False), **self._arguments(taken=True)}
+        """The phase under shard_map and jit. Partial inputs are one term per rank."""
+        values = {**self._arguments(from_batches=False), **self._arguments(from_batches=True)}
         where = {name: str(_outside(self.run, value.placement)) for name, value in values.items()}
-        own = {value.id: value.placement for value in (*self.phase.values, *self.run.context.schedule.entry)}
-        listed = tuple(str(_held(own[binding.value])) for binding in self.outputs)
+        placements = {
+            value.id: value.placement for value in (*self.phase.values, *self.run.context.schedule.entry)
+        }
+        listed = tuple(str(_on_workers(placements[binding.value])) for binding in self.outputs)
 
-        def body(state: Any, **given: Any) -> Any:
-            outputs, state = self.call_(state, **given)
+        def body(state: Any, **inputs: Any) -> Any:
+            outputs, state = self.call_(state, **inputs)
             return (state, *(outputs[binding.name] for binding in self.outputs)) if listed else state
 
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -235,12 +265,12 @@ class _Stage:
         return jax.jit(spmd(returns=listed or None, **where)(body))
 
     def abstract(self) -> tuple[Any, ...]:
-        """The state and all that the phase takes, as shapes."""
+        """The shapes of the state and of all arguments of the phase."""
         state = {name: _abstract(self.run, value) for name, value in self.run.context.states.items()}
         if self.run.context.counted:
             counts = jax.ShapeDtypeStruct((), "int32")
             state[CALLS] = dict.fromkeys(self.run.context.counted, counts)
-        values = {**self._arguments(taken=False), **self._arguments(taken=True)}
+        values = {**self._arguments(from_batches=False), **self._arguments(from_batches=True)}
         return (state, *(_abstract(self.run, value) for value in values.values()))
 
     def call(self, state: Any) -> Any:
@@ -249,24 +279,24 @@ class _Stage:
             jax.block_until_ready(list(item.values()))
             self.seconds.append(0.0)
             return state
-        values = self.made.values()
-        begun = time.perf_counter()
-        taken = [item[name] for name in self._arguments(taken=True)]
+        values = self.random_inputs.values()
+        started = time.perf_counter()
+        from_sources = [item[name] for name in self._arguments(from_batches=True)]
         with as_diagnostics([op.span for op in self.phase.ops], self.run.context.schedule.file):
-            answer = jax.block_until_ready(self.function(state, *values, *taken))
-        self.seconds.append(time.perf_counter() - begun)
+            answer = jax.block_until_ready(self.function(state, *values, *from_sources))
+        self.seconds.append(time.perf_counter() - started)
         return answer[0] if self.outputs else answer
 
     def _next(self) -> dict[str, Any]:
         item = next(self.items, None)
-        if item is None:  # the first epoch, or the next one
+        if item is None:  # The first epoch, or the next one.
             self.items = iter(self.batches) if self.batches else self.items
             item = next(self.items)
         return item
 
     def times(self) -> PhaseTimes:
-        taken = self.seconds if self.calls_anything else []
-        first, later = taken[0] if taken else None, taken[1:]
+        seconds = self.seconds if self.calls_anything else []
+        first, later = seconds[0] if seconds else None, seconds[1:]
         mean = sum(later) / len(later) if later else None
         return PhaseTimes(self.name, len(self.seconds), first, mean, self.input)
 
@@ -276,20 +306,20 @@ class _Stage:
             self.batches.close()
 
 
-def _held(placement: Placement) -> Placement:
-    """How workers hold a value, wherever it lives."""
+def _on_workers(placement: Placement) -> Placement:
+    """The placement of a value on the workers, also if the value is stored on servers."""
     return Placement(placement.per, placement.partial, placement.split)
 
 
 def _outside(run: Run, placement: Placement) -> Placement:
-    """How a value comes in from outside: a partial one as a different term on each rank."""
+    """The placement of an input: a partial one differs on each rank."""
     order = list(run.context.sizes)
     per = tuple(sorted((*placement.per, *placement.partial), key=order.index))
     return Placement(per, (), placement.split)
 
 
 def _layout(run: Run, value: ir.Value) -> Iterator[tuple[ir.Leaf, tuple[int, ...], Any]]:
-    """Leaf, shape and sharding as it lies outside of `run.spmd`, leaf by leaf; a rank's own has none."""
+    """The leaves of `value` with their shapes and shardings (None under MPI) outside `run.spmd`."""
     if run.context.machine.layout == "local":
         yield from ((leaf, leaf.shape, None) for leaf in value.leaves)
         return
@@ -300,11 +330,11 @@ def _layout(run: Run, value: ir.Value) -> Iterator[tuple[ir.Leaf, tuple[int, ...
 
 
 def _random(run: Run, value: ir.Value, seed: tuple[int, ...]) -> Any:
-    """Random numbers for `value`: where ranks have their own, the same on those that must agree."""
+    """Random numbers for `value`, equal on ranks on which the value is the same."""
     leaves: list[Any] = []
     for number, (leaf, shape, sharding) in enumerate(_layout(run, value)):
-        own = [run.place[axis] for axis in varying(value, leaf)] if sharding is None else []
-        rng = np.random.default_rng([*seed, number, *own])
+        indices = [run.place[axis] for axis in varying(value, leaf)] if sharding is None else []
+        rng = np.random.default_rng([*seed, number, *indices])
         leaves.append(jax.device_put(_numbers(rng, shape, leaf.dtype), sharding))
     return _tree(run, value, leaves)
 

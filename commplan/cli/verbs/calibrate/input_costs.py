@@ -52,10 +52,10 @@ def measure(args: Namespace, console: Console) -> tuple[Calibration, list[str]] 
 @user_code()
 def _measured(plan: Plan, args: Namespace, console: Console) -> InputCosts:
     need("jax", "'commplan[jax]'")
-    from commplan.runtime.calibrate.input import Given, calibrate_input, needed
+    from commplan.runtime.calibrate.input import PlanInput, calibrate_input, needed
 
     functions, sources = functions_of(args), sources_of(args)
-    subject = Given(plan, sources, functions, once(args.axis, "--axis"))
+    subject = PlanInput(plan, sources, functions, once(args.axis, "--axis"))
     consumer = function_at(f"--consumer {args.consumer}", args.consumer) if args.consumer else None
     _check(subject.plan, *needed(subject), sources, functions)
     seconds = args.seconds or SECONDS

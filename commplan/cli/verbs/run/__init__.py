@@ -23,7 +23,7 @@ from commplan.diagnostics import CommplanError, fail, text_of
 if TYPE_CHECKING:
     from commplan.ir.plan import Plan
     from commplan.runtime.rehearse.mpi import World
-    from commplan.runtime.rehearse.rehearse import Part
+    from commplan.runtime.rehearse.rehearse import ProcessRehearsal
 
 
 def run(args: Namespace, console: Console) -> int:
@@ -34,20 +34,22 @@ def run(args: Namespace, console: Console) -> int:
     return _on_ranks(args, console)
 
 
-def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World | None) -> Part:
+def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World | None) -> ProcessRehearsal:
     from commplan.cli.jax_side import bind, user_code
 
     bound = bind(done.schedule, done.shapes, args, sources=True, world=world)
-    from commplan.runtime.rehearse.rehearse import part
+    from commplan.runtime.rehearse.rehearse import rehearse_process
 
     metrics = bound.metrics(args.metrics) if args.metrics else nullcontext()
     title = "" if world is None or world.size == 1 else f"rank 0 of {world.size}"
     quiet = world is not None and world.rank > 0
     with metrics, live(console, bound.ledger.summaries, title, quiet=quiet) as progress, user_code():
-        return part(bound, steps=args.steps, seed=args.seed, progress=progress)
+        return rehearse_process(bound, steps=args.steps, seed=args.seed, progress=progress)
 
 
-def _report(done: Compiled, args: Namespace, console: Console, parts: Sequence[Part], processes: int) -> int:
+def _report(
+    done: Compiled, args: Namespace, console: Console, parts: Sequence[ProcessRehearsal], processes: int
+) -> int:
     """Print the costs.
 
     Args:
