@@ -37,7 +37,7 @@ from commplan.recorder.lane import Lane
 from commplan.runtime.input.cache import table
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring.words import Shape
-from commplan.runtime.param_server.checkpoint import Checkpoint
+from commplan.runtime.param_server.checkpoint import ServerCheckpoint
 from commplan.runtime.param_server.event_log import Recorder, log_header, read_events
 from commplan.topology import load_topology
 from tests.support.server_jobs import Job
@@ -271,7 +271,7 @@ def _repair_recording(rng: random.Random, data: bytes) -> bytes:
 
 @functools.cache
 def _checkpoints() -> tuple[bytes, ...]:
-    keep = Checkpoint(_here() / "kept", _job().drivers[0].store, 0)
+    keep = ServerCheckpoint(_here() / "kept", _job().drivers[0].store, 0)
     for cell, kept in keep.store:
         kept.slots = [np.zeros(kept.unit.size, dtype.numpy_name) for dtype in kept.dtypes]
         kept.scalars = [np.zeros((), dtype.numpy_name) for dtype in kept.scalar_dtypes]
@@ -282,7 +282,7 @@ def _checkpoints() -> tuple[bytes, ...]:
 
 
 def _read_checkpoint(path: Path) -> int:
-    keep = Checkpoint(path.parent, _job().drivers[0].store, 0)
+    keep = ServerCheckpoint(path.parent, _job().drivers[0].store, 0)
     if keep.found:
         keep.load()
         for cell, kept in keep.store:

@@ -36,7 +36,7 @@ from commplan.runtime.input.sources.files import bound
 from commplan.runtime.input.stages.functions import checked_functions
 from commplan.runtime.layers import ShardedWeights
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
-from commplan.runtime.machines.machine import Binding
+from commplan.runtime.machines.machine import BindRequest
 from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
@@ -424,7 +424,7 @@ class TypedRun(Bound):
         self.program = program
         context = Context(
             schedule,
-            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s, timeout), mesh),
+            machine_for(BindRequest(schedule, program.digest, seed, check, watchdog_s, timeout), mesh),
             dict(functions or {}),
             operator.index(seed),
             known_structures(program),

@@ -82,7 +82,7 @@ def reduces(program: Instructions) -> bool:
     return any(row.kind == RECEIVE_REDUCE for row in program.code)
 
 
-class Pace(NamedTuple):
+class PollIntervals(NamedTuple):
     """The polling intervals of a waiting thread, in nanoseconds.
 
     The thread yields for `spin`, then sleeps, from `shortest` up to `longest`. If many messages are in
@@ -113,17 +113,17 @@ class Runner:
 
     Args:
         comm: An mpi4py communicator, which must not be freed before `close`.
-        pace: How often to poll.
+        intervals: The polling intervals.
 
     Raises:
         CommplanError: CP0830 if the engine is not available.
     """
 
-    def __init__(self, comm: Any, pace: Pace) -> None:
+    def __init__(self, comm: Any, intervals: PollIntervals) -> None:
         self._library = build.library()
         _end_looks_at_exit(self._library)
         self._channel: int = self._library.commplan_channel_open(comm.py2f(), 0)
-        self._pace = (ctypes.c_int64 * 4)(*pace)
+        self._intervals = (ctypes.c_int64 * 4)(*intervals)
         self._numbers: list[int] = []
 
     def add(self, program: Instructions, ranks: Sequence[int], settings: Settings) -> int:
@@ -165,7 +165,7 @@ class Runner:
             return bool(errors)
 
         text = ctypes.create_string_buffer(_ERROR + 1)
-        if self._library.commplan_run(number, address, self._pace, looked, text, _ERROR):
+        if self._library.commplan_run(number, address, self._intervals, looked, text, _ERROR):
             ctypes.pythonapi.Py_IncRef(
                 ctypes.py_object(memory)
             )  # MPI may access it until after Python has shut down

@@ -257,7 +257,7 @@ class BindReport(NamedTuple):
     wrong: str = ""
 
 
-class Binding(NamedTuple):
+class BindRequest(NamedTuple):
     """A program that a process binds.
 
     program: the digest of the schedule. check: raises the errors of this process's machine. watchdog_s,
@@ -272,12 +272,12 @@ class Binding(NamedTuple):
     timeout_s: float
 
 
-def agree(who: str, binding: Binding, exchange: Callable[[Any], Mapping[int, Any]]) -> None:
+def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int, Any]]) -> None:
     """Check that all processes bind the same program with the same seed.
 
     Args:
       who: the kind of the participants, "rank" or "process".
-      binding: the program of this process.
+      request: the program of this process.
       exchange: returns the values of all participants by their numbers. Values have a `msgspec` type. All
           participants call it in the same order.
 
@@ -285,10 +285,10 @@ def agree(who: str, binding: Binding, exchange: Callable[[Any], Mapping[int, Any
       CommplanError: the error of this process, once the others know of it; CP0845 if another process cannot
           bind the program, or if the programs differ.
     """
-    file = binding.schedule.file
+    file = request.schedule.file
     try:
-        binding.check()
-        seed = f"seed {operator.index(binding.seed)}"
+        request.check()
+        seed = f"seed {operator.index(request.seed)}"
     except Exception as error:
         answers: Mapping[int, BindReport] = {}
         with contextlib.suppress(CommplanError):
@@ -296,8 +296,8 @@ def agree(who: str, binding: Binding, exchange: Callable[[Any], Mapping[int, Any
         if {answer.wrong for answer in answers.values()} == {reason(error)}:
             common(error)
         raise
-    program = f"plan `{binding.schedule.plan}`, schedule {binding.program}"
-    answers = exchange(BindReport({**environment(binding.schedule), "program": program, "seed": seed}))
+    program = f"plan `{request.schedule.plan}`, schedule {request.program}"
+    answers = exchange(BindReport({**environment(request.schedule), "program": program, "seed": seed}))
     failed = [
         f"{who} {n} cannot bind the program: {answers[n].wrong}" for n in sorted(answers) if answers[n].wrong
     ]
@@ -310,7 +310,7 @@ def agree(who: str, binding: Binding, exchange: Callable[[Any], Mapping[int, Any
         other = [number for number in values if values[number] != usual]
         if not other:
             continue
-        lines = first_difference(_lines(binding.schedule), exchange) if name == "program" else {}
+        lines = first_difference(_lines(request.schedule), exchange) if name == "program" else {}
         fail(
             "CP0845",
             f"not every {who} binds {subject}: {who} {other[0]} differs from {who} {first}",

@@ -36,7 +36,7 @@ from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.explicit import explicit_axes, resharded
 from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered, refuse_absence
 from commplan.runtime.machines.machine import (
-    Binding,
+    BindRequest,
     Host,
     Issue,
     Local,
@@ -420,7 +420,7 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
             )
 
 
-def check_processes(binding: Binding, mesh: Any) -> Calls | None:
+def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
     """Check that all processes of the mesh bind the same program in the same order, and start the watchdog.
 
     Returns:
@@ -429,35 +429,35 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
     Raises:
       CommplanError: the errors of `agree`; CP0849, on all processes, if one does not arrive.
     """
-    schedule = binding.schedule
+    schedule = request.schedule
     processes = _processes(mesh)
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
-        binding.check()
+        request.check()
         runs = all(device in jax.local_devices() for device in mesh.devices.flat)
         # A mesh that is only described has processes that do not run.
-        return alone.start(schedule.plan, binding.watchdog_s) if runs else None
+        return alone.start(schedule.plan, request.watchdog_s) if runs else None
     notice = Notice(
-        binding.watchdog_s or NOTICE_S,
+        request.watchdog_s or NOTICE_S,
         f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",
     )
 
     def exchange(message: Any, purpose: str = "bind") -> dict[int, Any]:
         text = msgspec.json.encode(message).decode()
-        answers, error = gathered(purpose, text, processes, binding.timeout_s, notice)
+        answers, error = gathered(purpose, text, processes, request.timeout_s, notice)
         if error:
             fix = "bind the same programs in the same order in every process that holds devices of the mesh"
-            refuse_absence(processes, f"bind `{schedule.plan}`", binding.timeout_s, error, fix, schedule.file)
+            refuse_absence(processes, f"bind `{schedule.plan}`", request.timeout_s, error, fix, schedule.file)
         kind: Any = cast("Any", type(message))
         return {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
 
     with alike("process", int(jax.process_index()), processes[0]):
-        agree("process", binding, exchange)
+        agree("process", request, exchange)
     return watchdog.start(
         int(jax.process_index()),
         coordinator.address(),
         lambda address: exchange(address, "watchdog"),
-        binding.watchdog_s,
-        binding.schedule.plan,
+        request.watchdog_s,
+        request.schedule.plan,
     )
 
 

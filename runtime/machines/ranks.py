@@ -38,7 +38,7 @@ from commplan.runtime.input.transport.mpi import MpiCarrier
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES
 from commplan.runtime.machines.machine import (
-    Binding,
+    BindRequest,
     Host,
     Issue,
     Local,
@@ -157,7 +157,7 @@ class Ranks:
         started, status = time.monotonic(), MPI.Status()
         while (waited := time.monotonic() - started) < timeout_s:
             look(waited)
-            _unread[:] = [request for request in _unread if not request.Test()]
+            _unread[:] = [send for send in _unread if not send.Test()]
             message = self.comm.improbe(source, tag, status)
             if message is None:
                 time.sleep(_LOOK_S)
@@ -254,14 +254,14 @@ class Ranks:
         return parts[place]
 
 
-def ranks(binding: Binding, comm: Any) -> Ranks | ServerMachine:
+def ranks(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     """The machine of `comm` for a program, of a worker or of a server.
 
     All ranks of `comm` call this. The first ranks, as many as the plan's axes need, are workers. The others
     are the plan's servers in their order.
 
     Args:
-      binding: the program and its checks.
+      request: the program and its checks.
       comm: an mpi4py communicator.
 
     Raises:
@@ -270,16 +270,16 @@ def ranks(binding: Binding, comm: Any) -> Ranks | ServerMachine:
           MPI allows too few threads; CP0845 if another rank cannot bind, or binds another program; CP0846 if
           arrays are not on the CPU; CP0849 if a rank does not arrive.
     """
-    schedule = binding.schedule
+    schedule = request.schedule
     check_communicator(comm, schedule.file)
 
     def check() -> None:
-        binding.check()
+        request.check()
         check_size(schedule, comm)
         check_backend(schedule)
 
     with deaths(comm, schedule.file):
-        return _bound(binding._replace(check=check), comm)
+        return _bound(request._replace(check=check), comm)
 
 
 def check_backend(schedule: ir.Schedule) -> None:
@@ -300,14 +300,14 @@ def check_backend(schedule: ir.Schedule) -> None:
         )
 
 
-def _bound(binding: Binding, comm: Any) -> Ranks | ServerMachine:
-    schedule, bound_s = binding.schedule, binding.watchdog_s
+def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
+    schedule, bound_s = request.schedule, request.watchdog_s
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
-    meet = Rendezvous(comm, purpose, binding.timeout_s, option=option, file=schedule.file)
+    meet = Rendezvous(comm, purpose, request.timeout_s, option=option, file=schedule.file)
     duplicate = meet(comm.Dup)
     exchange = cast("Callable[[Any], list[Any]]", functools.partial(meet, duplicate.allgather))
     with alike("rank", int(duplicate.Get_rank()), 0):
-        agree("rank", binding, lambda report: dict(enumerate(exchange(report))))
+        agree("rank", request, lambda report: dict(enumerate(exchange(report))))
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(duplicate.Get_rank()) >= roles.workers > 0)
     if not roles.servers:

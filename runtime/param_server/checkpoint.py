@@ -76,7 +76,7 @@ def header_of(store: Store, server: int) -> CheckpointHeader:
     return CheckpointHeader(digest, server, tuple(dict.fromkeys(name for name, _ in sorted(store.cells))))
 
 
-class Checkpoint:
+class ServerCheckpoint:
     """The checkpoint file of one server in `folder`.
 
     Attributes:

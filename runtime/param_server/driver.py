@@ -19,7 +19,7 @@ from commplan.runtime.param_server.routing import Factor, RoutingTable, SiteRout
 from commplan.runtime.param_server.store import Array, Pool, Shard, StateCell, Store, converted
 
 if TYPE_CHECKING:
-    from commplan.runtime.param_server.checkpoint import Checkpoint
+    from commplan.runtime.param_server.checkpoint import ServerCheckpoint
     from commplan.runtime.param_server.serve_record import ServeRecord
 
 _TOKEN = np.zeros(1, np.int32)
@@ -73,7 +73,7 @@ class Driver:
         routing: RoutingTable,
         send: Callable[[int, int, Array], None],
         pool: Pool | None = None,
-        checkpoint: Checkpoint | None = None,
+        checkpoint: ServerCheckpoint | None = None,
     ) -> None:
         self.machine = Machine(sites, server)
         self.sites, self.routing, self.send = sites, routing, send

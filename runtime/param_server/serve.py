@@ -28,7 +28,7 @@ from commplan.runtime.context import Context
 from commplan.runtime.machines.server import Serving as Server
 from commplan.runtime.observe.abort_hook import told
 from commplan.runtime.param_server import event_log as recordings
-from commplan.runtime.param_server.checkpoint import Checkpoint, check_prompt
+from commplan.runtime.param_server.checkpoint import ServerCheckpoint, check_prompt
 from commplan.runtime.param_server.driver import Driver
 from commplan.runtime.param_server.event_log import LOST, Recorder, Replay, read_events
 from commplan.runtime.param_server.mailbox import Mail, Mailbox
@@ -208,7 +208,7 @@ def _use_checkpoint(
     loop: ServerLoop, folder: Path, server: int, every_s: float | None, closing: contextlib.ExitStack
 ) -> None:
     driver = loop.driver
-    checkpoint = Checkpoint(folder, driver.store, server, every_s)
+    checkpoint = ServerCheckpoint(folder, driver.store, server, every_s)
     closing.callback(checkpoint.close)
     pairs = [site.states[:2] for site in driver.sites.all if len(site.states) > 1]
     if checkpoint.found and checkpoint.load([(first, second) for first, second in dict.fromkeys(pairs)]):

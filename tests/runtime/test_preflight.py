@@ -29,7 +29,7 @@ import commplan
 from commplan.api import Program
 from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _jit
-from commplan.runtime.machines.machine import Binding, Issue, agree
+from commplan.runtime.machines.machine import BindRequest, Issue, agree
 from commplan.runtime.observe import joint_calls
 from commplan.runtime.observe.joint_calls import JointCalls, JointReport
 from commplan.runtime.observe.preflight import Preflight, Step, issued_together
@@ -196,7 +196,7 @@ def refused(programs: Sequence[Program]) -> str:
 
     def bind(number: int) -> str:
         program = programs[number]
-        binding = Binding(program.schedule, program.digest, 0, lambda: None, None, 1.0)
+        binding = BindRequest(program.schedule, program.digest, 0, lambda: None, None, 1.0)
         with pytest.raises(CommplanError) as raised:
             agree("process", binding, functools.partial(exchange, number))
         return str(raised.value)

@@ -22,7 +22,7 @@ from commplan.collectives.program import KINDS, Kind
 from commplan.cost.calibration import Calibration, Curve
 from commplan.cost.collective import nccl, step_model
 from commplan.cost.collective.bounds import busiest_bytes, lower_bound
-from commplan.cost.collective.stages import LevelStage, split, stages
+from commplan.cost.collective.stages import PlacedStage, split, stages
 from commplan.cost.network import message_simulation
 from commplan.cost.network.link_traffic import Pattern, lay_out
 from commplan.cost.network.network import Floats, Layout, Network, shape_of
@@ -292,7 +292,7 @@ split_of = lru_cache(maxsize=256)(split)
 @lru_cache(maxsize=256)
 def stages_of(
     algorithm: Algorithm, kind: Kind, layout: Layout, network: Network, root: int
-) -> tuple[LevelStage, ...] | None:
+) -> tuple[PlacedStage, ...] | None:
     """The stages of a hierarchy; None if it has none on this layout."""
     parts = split_of(algorithm, layout, network)
     return None if parts is None else stages(parts, kind, root)
@@ -354,7 +354,7 @@ def _of_library(query: _Query) -> _Modelled:
     return network.call + messages * network.overhead + latency + network.overhead + busy, load
 
 
-def _staged(stages: tuple[LevelStage, ...], query: _Query) -> _Modelled | None:
+def _staged(stages: tuple[PlacedStage, ...], query: _Query) -> _Modelled | None:
     """The stages of a hierarchy one after the other; if they are calls, slices overlap."""
     network = query.network
     modelled = [_of_stage(stage, query) for stage in stages]
@@ -374,6 +374,6 @@ def _staged(stages: tuple[LevelStage, ...], query: _Query) -> _Modelled | None:
     return min(sequential, fill + busy * (1 - 1 / parts)), total
 
 
-def _of_stage(stage: LevelStage, query: _Query) -> _Modelled | None:
+def _of_stage(stage: PlacedStage, query: _Query) -> _Modelled | None:
     stage_query = query._replace(kind=stage.kind, layout=stage.layout, root=stage.root)
     return _modelled(stage.algorithm, stage_query._replace(nbytes=query.nbytes * stage.share))

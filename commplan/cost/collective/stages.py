@@ -19,7 +19,7 @@ from commplan.ir.plan import Algorithm
 
 
 @dataclass(frozen=True)
-class LevelStage:
+class PlacedStage:
     """A collective of one level.
 
     `share` is the ratio of the whole buffer of one of its groups to that of the hierarchy.
@@ -112,7 +112,7 @@ def _spans(keys: Sequence[str], layout: Layout, network: Network) -> list[int] |
     return sizes if math.prod(sizes) == layout.ranks else None
 
 
-def stages(parts: Split, kind: Kind, root: int) -> tuple[LevelStage, ...] | None:
+def stages(parts: Split, kind: Kind, root: int) -> tuple[PlacedStage, ...] | None:
     """The stages in the order of `registry.stages`; None if a level does not support its part."""
     sizes = [size for _, size in parts.levels]
     try:
@@ -120,10 +120,10 @@ def stages(parts: Split, kind: Kind, root: int) -> tuple[LevelStage, ...] | None
     except CommplanError:
         return None
     root_place = coordinates(root, reversed(range(len(sizes))), dict(enumerate(sizes)))
-    result: list[LevelStage] = []
+    result: list[PlacedStage] = []
     for stage in plan:
         # At other levels, only the ranks at the root's index take part.
         layout = parts.ranks.members(stage.level, tuple((level, root_place[level]) for level in stage.fixed))
         algorithm, share = Algorithm(stage.algorithm), float(stage.share)
-        result.append(LevelStage(stage.kind, algorithm, layout, share, stage.own_root))
+        result.append(PlacedStage(stage.kind, algorithm, layout, share, stage.own_root))
     return tuple(result)

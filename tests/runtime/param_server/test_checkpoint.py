@@ -13,7 +13,7 @@ import pytest
 from support.server_jobs import Job, compiled
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.param_server.checkpoint import Checkpoint, check_prompt
+from commplan.runtime.param_server.checkpoint import ServerCheckpoint, check_prompt
 
 TEXT = """plan p
 axis worker = 2
@@ -52,11 +52,11 @@ def job(folder: Path, text: str = TEXT) -> Job:
     return Job(compiled(folder, text, shapes), {"step": step, "zeros": lambda tree: tree})
 
 
-def keeping(made: Job, folder: Path) -> list[Checkpoint]:
+def keeping(made: Job, folder: Path) -> list[ServerCheckpoint]:
     """Every server keeps its states in `folder`, and goes on with what is there."""
-    found: list[Checkpoint] = []
+    found: list[ServerCheckpoint] = []
     for server, driver in enumerate(made.drivers):
-        keep = Checkpoint(folder, driver.store, server)
+        keep = ServerCheckpoint(folder, driver.store, server)
         if keep.found and keep.load([("weights", "moment")]):
             driver.restore()
         driver.checkpoint = keep
@@ -188,7 +188,7 @@ def test_a_half_written_place_is_not_believed(tmp_path: Path):
         data[newest + 64 + 5] ^= 1
         keep.path.write_bytes(data)
     second = job(tmp_path)
-    found = [Checkpoint(tmp_path / "kept", driver.store, i) for i, driver in enumerate(second.drivers)]
+    found = [ServerCheckpoint(tmp_path / "kept", driver.store, i) for i, driver in enumerate(second.drivers)]
     for keep, driver in zip(found, second.drivers, strict=True):
         keep.load([("weights", "moment")])
         updates = [kept.updates for kept in driver.store.cells["weights", 0].units.values()]
@@ -233,10 +233,10 @@ def test_another_plan_is_refused_and_another_run_too(tmp_path: Path):
     state = tmp_path / "kept" / "server-0.state"
     state.write_bytes(state.read_bytes().replace(b'"states":["', b'"states":["../', 1))
     with pytest.raises(CommplanError, match=r"CP0974.*is damaged"):
-        Checkpoint(tmp_path / "kept", job(tmp_path).drivers[0].store, 0)
+        ServerCheckpoint(tmp_path / "kept", job(tmp_path).drivers[0].store, 0)
     (tmp_path / "kept" / "server-1.state").write_bytes(b"something else")
     with pytest.raises(CommplanError, match="CP0974"):
-        Checkpoint(tmp_path / "kept", job(tmp_path).drivers[1].store, 1)
+        ServerCheckpoint(tmp_path / "kept", job(tmp_path).drivers[1].store, 1)
     (tmp_path / "file").write_text("")
     with pytest.raises(CommplanError, match="CP0974"):
         keeping(job(tmp_path), tmp_path / "file")
@@ -246,11 +246,11 @@ def test_names_of_states_may_take_more_than_a_page(tmp_path: Path):
     long = f"weights_{'of_a_long_name_' * 600}"
     text = TEXT.replace("weights", long)
 
-    def kept(folder: Path) -> list[Checkpoint]:
+    def kept(folder: Path) -> list[ServerCheckpoint]:
         start = {"count": np.int32(0), "mu": SHAPE}
         shapes = {"params": SHAPE, "grads": SHAPE, long: SHAPE, "moment": start}
         made = Job(compiled(tmp_path, text, shapes), {"step": step, "zeros": lambda tree: tree})
-        return [Checkpoint(folder, driver.store, number) for number, driver in enumerate(made.drivers)]
+        return [ServerCheckpoint(folder, driver.store, number) for number, driver in enumerate(made.drivers)]
 
     for keep in kept(tmp_path / "kept"):
         assert not keep.found
@@ -284,15 +284,15 @@ def test_a_run_that_begins_beside_another_is_refused(tmp_path: Path):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         with pytest.raises(CommplanError, match=r"CP0974.*in use by another run"):
-            Checkpoint(kept, store, 0)
+            ServerCheckpoint(kept, store, 0)
         assert [path.name for path in kept.iterdir()] == ["server-0.lock"]
         other.communicate()
     (kept / "server-0.new").write_bytes(b"left by a run that was killed")
-    keep = Checkpoint(kept, store, 0)
+    keep = ServerCheckpoint(kept, store, 0)
     assert not keep.found
     assert {path.name for path in kept.iterdir()} == {"server-0.lock", "server-0.state"}
     keep.close()
-    again = Checkpoint(kept, store, 0)
+    again = ServerCheckpoint(kept, store, 0)
     assert again.found
     again.close()
 
@@ -305,10 +305,10 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path: Path, suffix: str):
     (kept / "server-0.state").with_suffix(suffix).symlink_to(target)
     store = job(tmp_path).drivers[0].store
     if suffix == ".new":  # of a run that was killed
-        Checkpoint(kept, store, 0).close()
+        ServerCheckpoint(kept, store, 0).close()
     else:
         with pytest.raises(CommplanError, match=r"CP0974.*it is a symbolic link"):
-            Checkpoint(kept, store, 0)
+            ServerCheckpoint(kept, store, 0)
     assert target.read_text() == "of somebody else"
 
 
