@@ -102,7 +102,7 @@ class ShardedStages:
         return Pipeline(passes).run(first, PassContext())
 
     def _pinned(self, stage: Any) -> Any:
-        """The stage with the algorithm of the whole schedule.
+        """The stage with the algorithm of the whole schedule, if all of its collectives have the same.
 
         That algorithm may depend on the topology, which the layer's schedule does not have.
         """

@@ -112,8 +112,7 @@ class Bound(ShardedWeights):
 
         The function sees one rank's arrays without `per` dimensions. It returns the state, then its named
         arguments in order, or the first few of them. Arguments may be any pytrees: an optimiser's state has
-        the placement of its parameters. The state may contain only states that phases inside the function
-        use.
+        the placement of its parameters. The state may lack states that no phase inside the function uses.
 
         Args:
           *values: not allowed: values need parameter names.
@@ -163,7 +162,7 @@ class Bound(ShardedWeights):
               replicated arguments.
           pgle: a latency profile with which GPUs compile the step once more. It is estimated for
               `"h100:4x8"`, for a `lowering.audit.Machine`, or for the devices of this process (True), and
-              used if the estimate is faster. The step is also compiled without pipelined all-reduces unless
+              used if the step is faster by the same estimate. It also disables pipelined all-reduces unless
               `compiler_options` sets them. A path names a measured profile instead.
           **options: the options of `jax.jit`.
 
@@ -220,7 +219,7 @@ class Bound(ShardedWeights):
             return self._check(seconds, comparison)
 
     def _check(self, seconds: float, comparison: preflight.Preflight) -> list[Checked]:
-        self._checked = True
+        self._is_checked = True
         return check_collectives(self.context, seconds, comparison)
 
     def _check_times(self, *, timeout: float, **budget: float) -> None:
@@ -235,7 +234,7 @@ class Bound(ShardedWeights):
         become `reduced`. Their gradients are terms, too, but of the whole sum, so the plan reduces them `by
         sum`.
 
-        Raises CP0816 outside a shard_map on other axes.
+        Raises CP0816 outside a shard_map if the axes are not Explicit.
         """
         axes, backend, mesh = tuple(self.context.sizes), self.context.backend, self.context.machine.mesh
         if has_reduced(mesh, axes) and not self.context.around("run.varying is called"):

@@ -32,11 +32,11 @@ class Notice:
     waiting: str
     is_due: bool = True
 
-    def since(self, waited: float) -> bool:
+    def should_print(self, waited: float) -> bool:
         due, self.is_due = self.is_due and waited > self.after_s, self.is_due and waited <= self.after_s
         return due
 
-    def say(self, missing: Sequence[int], waited: float) -> None:
+    def print(self, missing: Sequence[int], waited: float) -> None:
         which = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
         text = f"commplan: {which} {'have' if len(missing) > 1 else 'has'} not arrived after {waited:.0f} s"
         print(f"{text}; {self.waiting}", file=sys.stderr, flush=True)
@@ -68,10 +68,10 @@ def gathered(
         raise TimeoutError(f"the coordinator, process 0, has not answered for {waited:.0f} s")
 
     def look(waited: float) -> None:
-        if notice is not None and notice.since(waited):
+        if notice is not None and notice.should_print(waited):
             arrived = _answer(lambda: coordinator.texts(key), late, NOTICE_S / 4)
             missing = [number for number in processes if number not in arrived] if arrived else [0]
-            notice.say(missing, waited)
+            notice.print(missing, waited)
 
     wait = Wait(timeout_s + 2 * _READ_TIMEOUT_S, late, look)
     try:
@@ -79,7 +79,7 @@ def gathered(
     except (jax.errors.JaxRuntimeError, TimeoutError) as raised:
         error, answers = str(raised), _answer(lambda: coordinator.texts(key), late) or answers
     if error or len({*answers.values()}) > 1:
-        # The first process that ends would take the coordinator with it.
+        # A process that ends now would end the service of JAX before the others have read the answers.
         _answer(lambda: coordinator.barrier(f"{key}/read", sorted(answers), _READ_TIMEOUT_S), late)
     return answers, error
 

@@ -60,11 +60,11 @@ Array = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshMachine:
-    """The mesh machine; see `machine.Machine`.
+    """A mesh of devices as a machine; see `machine.Machine`.
 
-    sizes: the mesh axes that the plan names. placings: how host arrays were put on the devices, by their
-    placement, shape and dtype. whole: the processes of the mesh of which this machine is a member's part.
-    unwatched: the calls of steps without a watchdog.
+    sizes: the mesh axes that the plan names. placings: how to put host arrays on the devices, by placement,
+    shape and dtype. whole: for a member's machine, the processes of the whole mesh. unwatched: the calls of
+    steps without a watchdog.
     """
 
     mesh: Any
@@ -244,7 +244,7 @@ class MeshMachine:
     def _first(self, host: Host, placement: Placement, local: Local) -> tuple[Array, Placing | None]:
         per = len(placement.per)
         lead = tuple(self.sizes[axis] for axis in placement.per)
-        mine = [local[axis] for axis in placement.per]
+        indices = [local[axis] for axis in placement.per]
         if placement.split:
             shards = self._shards(placement.split, local)
             each = host.shape[per] // len(shards)
@@ -258,7 +258,7 @@ class MeshMachine:
             at: list[slice] = []
             for axis, piece in enumerate(index[:per]):
                 start, stop, _ = piece.indices(shape[axis])
-                places = [mine[axis].index(i) for i in range(start, stop)]
+                places = [indices[axis].index(i) for i in range(start, stop)]
                 at.append(slice(places[0], places[-1] + 1))
             if shards:
                 start, stop, _ = index[per].indices(shape[per])
@@ -317,7 +317,7 @@ class MeshMachine:
     def part(self, name: str, tree: Any, placement: Placement, axis: str, member: Machine) -> Any:
         """One member's part of global arrays on its own mesh, without the dimension of `axis`.
 
-        Raises CP0805 for arrays whose sharding on this mesh is another one.
+        Raises CP0805 for arrays with another sharding on this mesh.
         """
         at = placement.per.index(axis) if axis in placement.per else None
         devices = set(member.mesh.devices.flat)

@@ -18,7 +18,7 @@ Cut = tuple[slice, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Placing:
-    """A plan for putting host arrays of one shape on the devices, computed once.
+    """How host arrays of one shape are put on the devices, computed once.
 
     sharding: the sharding of the global array. devices: the devices of this process. cuts: the distinct parts
         of the host array that devices hold. which: for each device the index of its part in `cuts`. on_cpu:
@@ -54,7 +54,7 @@ def first_placed(
       on_cpu: whether devices use aligned host memory without a copy.
 
     Returns:
-      The global array, and the plan for all arrays like it, or None if JAX changes their dtype.
+      The global array, and the `Placing` for all arrays like it, or None if JAX changes their dtype.
     """
     indices: dict[Any, Cut] = sharding.addressable_devices_indices_map(shape)
     keys = [bounds(index, shape) for index in indices.values()]

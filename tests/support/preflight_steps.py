@@ -282,7 +282,7 @@ def miscounted(job: Job) -> Words:
 
     checked = len(job.run.check_collectives(60.0))
     backend.move = wrong
-    job.run._checked = False
+    job.run._is_checked = False
     return [f"{checked} checked", outcome(lambda: job.step(check_s=60.0)({}, *job.arguments()))]
 
 
