@@ -1,8 +1,8 @@
 """How far other ranks are with the steps that all call together, asked over MPI while a step is compared.
 
 A thread of each rank answers, because the main thread may wait in a collective. If a rank finds that another
-rank already runs the compared step, is stopped or dead, or has ended its program, it raises an error. It first
-sends the error to all others, and they end the job.
+rank already runs the compared step, is stopped or dead, or has ended its program, it raises an error. It
+first sends the error to all others, and they end the job.
 """
 
 from __future__ import annotations

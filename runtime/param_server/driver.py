@@ -93,12 +93,10 @@ class Driver:
         self.terms: dict[tuple[int, int], deque[ReceivedTerm]] = {}  # by worker and tag, oldest first
         self.sums: dict[tuple[str, int, int], tuple[Sum, list[Array]]] = {}  # by state, group and unit
         self.scalars: dict[tuple[int, int, int], Array] = {}  # by worker, tag and request
-        self.scalar_counts: dict[
-            tuple[int, int], int
-        ] = {}  # by worker and tag of a scalar: how many were received
-        self.pending_units: dict[
-            tuple[int, int, int], int
-        ] = {}  # by site, worker and request: units that still need its scalars
+        # How many scalars were received, by worker and tag.
+        self.scalar_counts: dict[tuple[int, int], int] = {}
+        # How many units still need the scalars of a request, by site, worker and request.
+        self.pending_units: dict[tuple[int, int, int], int] = {}
 
     @property
     def over(self) -> bool:

@@ -25,7 +25,7 @@ from commplan.lowering.mpi.shared import HELLO
 from commplan.protocol.sites import LEAVE, Sites
 from commplan.recorder.lane import Lane
 from commplan.runtime.context import Context
-from commplan.runtime.machines.server import Serving as Server
+from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import told
 from commplan.runtime.param_server import event_log as recordings
 from commplan.runtime.param_server.checkpoint import ServerCheckpoint, check_prompt
@@ -108,7 +108,7 @@ class Served:
 
 def serve(
     context: Context,
-    server: Server,
+    server: ServerMachine,
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     every_s: float | None = None,
@@ -198,7 +198,7 @@ def _check(checkpoint: object, every_s: float | None, record: object, replay: ob
         fail("CP0980", f"every_s is {every_s!r}, but {message}", "for example checkpoint=FOLDER, every_s=60")
 
 
-def _numbered(path: Path, server: Server) -> Path:
+def _numbered(path: Path, server: ServerMachine) -> Path:
     if server.sites.servers == 1:
         return path
     return path.with_name(f"{path.stem}.server-{server.number}{path.suffix}")
