@@ -19,8 +19,8 @@ def machine_for(request: BindRequest, mesh: Any) -> Machine:
     """The machine of `mesh`: a mesh of devices, or the ranks of an `mpi4py` communicator.
 
     Raises:
-      CommplanError: the errors of `request`; CP0801, CP0802, CP0845 or CP0849 for a mesh that does not fit;
-          CP0840 to CP0849 for a communicator that does not fit.
+        CommplanError: the errors of `request`; CP0801, CP0802, CP0845 or CP0849 for a mesh that does not fit;
+            CP0840 to CP0849 for a communicator that does not fit.
     """
     if is_communicator(mesh):
         from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  Only programs under MPI load MPI.

@@ -116,13 +116,14 @@ def sharded_stages(schedule: Schedule, phase: str, weights: str | None, grads: s
     """Find the stages of `phase` for split weights.
 
     Args:
-      schedule: the schedule of the run.
-      phase: the name of a phase.
-      weights: the split input, or None if there is only one.
-      grads: the partial input, or None if there is only one.
+        schedule: The schedule of the run.
+        phase: The name of a phase.
+        weights: The split input, or None if there is only one.
+        grads: The partial input, or None if there is only one.
 
     Raises:
-      CommplanError: CP0826 if an input cannot be identified, or if the phase does not gather and scatter it.
+        CommplanError: CP0826 if an input cannot be identified, or if the phase does not gather and scatter
+            it.
     """
     if schedule.origin is None:
         _cannot(schedule, phase, "the program was saved by an earlier version, without its plan")

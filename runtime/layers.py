@@ -63,21 +63,21 @@ class ShardedWeights:
         Only first-order, reverse-mode derivatives are supported.
 
         Args:
-          body: one function, or one per layer.
-          shards: for each layer a pytree of this rank's shards, as `slice` and `run.shards` make them, of any
-              float dtype.
-          x: the input of the first layer, a pytree.
-          shapes: for each layer a pytree of its whole leaves, if the plan's weights do not determine them.
-          phase: the phase that gathers and scatters.
-          weights: the split input of the phase, if it has several.
-          grads: the partial input of the phase, if it has several.
+            body: One function, or one per layer.
+            shards: For each layer a pytree of this rank's shards, as `slice` and `run.shards` make them, of
+                any float dtype.
+            x: The input of the first layer, a pytree.
+            shapes: For each layer a pytree of its whole leaves, if the plan's weights do not determine them.
+            phase: The phase that gathers and scatters.
+            weights: The split input of the phase, if it has several.
+            grads: The partial input of the phase, if it has several.
 
         Returns:
-          The result of the last layer.
+            The result of the last layer.
 
         Raises:
-          CommplanError: CP0816 outside a shard_map; CP0826 if the phase does not gather the weights and
-              scatter their gradient; CP0827 for shards that do not fit.
+            CommplanError: CP0816 outside a shard_map; CP0826 if the phase does not gather the weights and
+                scatter their gradient; CP0827 for shards that do not fit.
         """
         self._inside("run.layers")
         stages = self._stages(phase, weights, grads)
@@ -109,20 +109,20 @@ class ShardedWeights:
         """Apply equal layers under `lax.scan`; see `layers`.
 
         Args:
-          body: a function whose result has the structure, shapes and dtypes of `x`.
-          shards: a pytree of this rank's shards of all layers, stacked along a leading dimension as
-              `run.shards(.., stacked=True)` makes them.
-          x: the input of the first layer, a pytree.
-          shapes: a pytree of the whole leaves of one layer.
-          phase: see `layers`.
-          weights: see `layers`.
-          grads: see `layers`.
+            body: A function whose result has the structure, shapes and dtypes of `x`.
+            shards: A pytree of this rank's shards of all layers, stacked along a leading dimension as
+                `run.shards(.., stacked=True)` makes them.
+            x: The input of the first layer, a pytree.
+            shapes: A pytree of the whole leaves of one layer.
+            phase: See `layers`.
+            weights: See `layers`.
+            grads: See `layers`.
 
         Returns:
-          The result of the last layer.
+            The result of the last layer.
 
         Raises:
-          CommplanError: see `layers`.
+            CommplanError: see `layers`.
         """
         self._inside("run.scan_layers")
         stages = self._stages(phase, weights, grads)
@@ -160,13 +160,13 @@ class ShardedWeights:
         A leaf is flattened, padded with zeros and cut; a scalar is not cut.
 
         Args:
-          tree: a pytree of whole weights.
-          stacked: whether the leading dimension of each leaf counts layers, each of which is cut.
-          phase: the phase that gathers the weights.
-          weights: its split input, if it has several.
+            tree: A pytree of whole weights.
+            stacked: Whether the leading dimension of each leaf counts layers, each of which is cut.
+            phase: The phase that gathers the weights.
+            weights: Its split input, if it has several.
 
         Raises:
-          CommplanError: CP0816 outside a shard_map; CP0826 if the phase does not gather the weights.
+            CommplanError: CP0816 outside a shard_map; CP0826 if the phase does not gather the weights.
         """
         self._inside("run.shards")
         axes = self._stages(phase, weights, None).weights.placement.split

@@ -20,7 +20,8 @@ NEAR = 1e-4
 class Difference(NamedTuple):
     """An element that is updated differently in a part of the tree than in the whole tree.
 
-    size: the standard deviation of the gradients, or None if one of them is not a number.
+    Attributes:
+        size: The standard deviation of the gradients, or None if one of them is not a number.
     """
 
     leaf: str
@@ -36,11 +37,11 @@ def difference(init: Callable[[Tree], Tree], update: Callable[[Tree, Tree, Tree]
     with small, usual and huge gradients, and with a gradient that is not a number.
 
     Args:
-      init: maps weights to a state.
-      update: maps (weights, state, gradients) to (weights, state).
+        init: Maps weights to a state.
+        update: Maps (weights, state, gradients) to (weights, state).
 
     Returns:
-      The element, or None if the optimiser is elementwise.
+        The element, or None if the optimiser is elementwise.
     """
     step = jax.jit(update)
     for size in (*SIZES, None):

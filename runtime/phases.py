@@ -88,10 +88,10 @@ class PhaseCall:
     the phase sets are replaced or added.
 
     Raises:
-      CommplanError: CP0804 for missing or unknown inputs; CP0805 for a wrong structure, shape or dtype;
-          CP0806 for `partial` inputs outside a shard_map; CP0807 for gradients that JAX has already summed;
-          CP0808 for stages that JAX does not run; CP0812 for a state without an entry that the phase reads;
-          CP0813 for values that should be the same; CP0814 in a shard_map over other axes.
+        CommplanError: CP0804 for missing or unknown inputs; CP0805 for a wrong structure, shape or dtype;
+            CP0806 for `partial` inputs outside a shard_map; CP0807 for gradients that JAX has already summed;
+            CP0808 for stages that JAX does not run; CP0812 for a state without an entry that the phase reads;
+            CP0813 for values that should be the same; CP0814 in a shard_map over other axes.
     """
 
     def __init__(self, context: Context, phase: ir.Phase) -> None:
@@ -332,14 +332,14 @@ def check_state(
     """Check `state` and return it as a dict.
 
     Args:
-      context: the context of the run.
-      state: the state that the user passed or returned.
-      subject: the beginning of the message, such as "phase `step` was given".
-      needed: the names that the state must have.
-      span: the place of the phase in the plan.
+        context: The context of the run.
+        state: The state that the user passed or returned.
+        subject: The beginning of the message, such as "phase `step` was given".
+        needed: The names that the state must have.
+        span: The place of the phase in the plan.
 
     Raises:
-      CommplanError: CP0812 for a state that is not a mapping, lacks names, or has unknown names.
+        CommplanError: CP0812 for a state that is not a mapping, lacks names, or has unknown names.
     """
     begin = "start with state = run.init(), and pass on the state that each phase returns"
     names = [*context.states, *([CALLS] if context.counted else [])]

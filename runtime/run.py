@@ -89,7 +89,7 @@ class Bound(ShardedWeights):
         """The plan's states before `at start`.
 
         Returns:
-          Zeros as global arrays, by state; `{}` for a plan without states.
+            Zeros as global arrays, by state; `{}` for a plan without states.
         """
         self.restarts.clear()
         context, state = self.context, dict[str, Any]()
@@ -115,20 +115,21 @@ class Bound(ShardedWeights):
         the placement of its parameters. The state may lack states that no phase inside the function uses.
 
         Args:
-          *values: not allowed: values need parameter names.
-          returns: the results after the state. Each is named by a value of the plan, by an argument with the
-              same placement, or by a placement: `returns=("params", "opt", "loss")`.
-          check_vma: see `jax.shard_map`. False is for steps whose types JAX cannot infer (Pallas kernels).
-              Gradients that are reduced already (CP0807) and results that differ (CP0813) are then not
-              detected.
-          **names: the value or placement of each parameter.
+            *values: Not allowed: values need parameter names.
+            returns: The results after the state. Each is named by a value of the plan, by an argument with
+                the same placement, or by a placement: `returns=("params", "opt", "loss")`.
+            check_vma: See `jax.shard_map`. False is for steps whose types JAX cannot infer (Pallas kernels).
+                Gradients that are reduced already (CP0807) and results that differ (CP0813) are then not
+                detected.
+            **names: The value or placement of each parameter.
 
         Returns:
-          The decorator.
+            The decorator.
 
         Raises:
-          CommplanError: CP0806 for partial values; CP0810 if called inside a shard_map; CP0811 for unknown
-              names and for results that do not fit `returns`; CP0805 or CP0812 for arguments that do not fit.
+            CommplanError: CP0806 for partial values; CP0810 if called inside a shard_map; CP0811 for unknown
+                names and for results that do not fit `returns`; CP0805 or CP0812 for arguments that do not
+                fit.
         """
         if values:
             spmd.refuse_unnamed(self.context, values)
@@ -154,26 +155,26 @@ class Bound(ShardedWeights):
         On GPUs XLA gets the options of `program.compiler_options`, except those in `compiler_options`.
 
         Args:
-          function: the step; without it, a decorator is returned.
-          timeout: seconds to wait for a rank, which may still compile.
-          check_s: seconds for trying the plan's collectives; 0 skips them.
-          check_same: whether to compare once the checksums of arguments that several processes or devices
-              hold. Under MPI these are the arguments whose placement in `run.spmd` says so; on a mesh, all
-              replicated arguments.
-          pgle: a latency profile with which GPUs compile the step once more. It is estimated for
-              `"h100:4x8"`, for a `lowering.audit.Machine`, or for the devices of this process (True), and
-              used if the step is faster by the same estimate. It also disables pipelined all-reduces unless
-              `compiler_options` sets them. A path names a measured profile instead.
-          **options: the options of `jax.jit`.
+            function: The step; without it, a decorator is returned.
+            timeout: Seconds to wait for a rank, which may still compile.
+            check_s: Seconds for trying the plan's collectives; 0 skips them.
+            check_same: Whether to compare once the checksums of arguments that several processes or devices
+                hold. Under MPI these are the arguments whose placement in `run.spmd` says so; on a mesh, all
+                replicated arguments.
+            pgle: A latency profile with which GPUs compile the step once more. It is estimated for
+                `"h100:4x8"`, for a `lowering.audit.Machine`, or for the devices of this process (True), and
+                used if the step is faster by the same estimate. Steps without pipelined all-reduces are
+                compared, too, unless `compiler_options` sets them. A path names a measured profile instead.
+            **options: The options of `jax.jit`.
 
         Returns:
-          The compiled step. Its calls raise on all ranks CP0854 if steps do not fit together, CP0855 if a
-          rank does not arrive, CP0856 if a collective has a wrong result, and CP0861 if an argument differs
-          that should be the same.
+            The compiled step. Its calls raise on all ranks CP0854 if steps do not fit together, CP0855 if a
+            rank does not arrive, CP0856 if a collective has a wrong result, and CP0861 if an argument differs
+            that should be the same.
 
         Raises:
-          CommplanError: CP0857 for invalid times; CP0859 or CP1150 for `pgle`. Warns if `pgle` has no effect
-              (CP0860).
+            CommplanError: CP0857 for invalid times; CP0859 or CP1150 for `pgle`. Warns if `pgle` has no
+                effect (CP0860).
         """
         self._check_times(check_s=check_s, timeout=timeout)
         if function is None:
@@ -198,16 +199,16 @@ class Bound(ShardedWeights):
         The largest come first. No rank starts another one after `seconds`. All ranks call this.
 
         Args:
-          seconds: the budget.
-          timeout: seconds to wait for a rank.
+            seconds: The budget.
+            timeout: Seconds to wait for a rank.
 
         Returns:
-          The collectives that were tried: `text`, `place`, and the `seconds` that each took.
+            The collectives that were tried: `text`, `place`, and the `seconds` that each took.
 
         Raises:
-          CommplanError: CP0856 on all ranks if one of them gets a wrong result; CP0854 if some ranks are
-              about to run a step instead; CP0855 if a rank does not arrive; CP0857 for invalid times, and
-              inside a function that JAX traces.
+            CommplanError: CP0856 on all ranks if one of them gets a wrong result; CP0854 if some ranks are
+                about to run a step instead; CP0855 if a rank does not arrive; CP0857 for invalid times, and
+                inside a function that JAX traces.
         """
         self._check_times(seconds=seconds, timeout=timeout)
         if _compat.tracing():
@@ -251,14 +252,14 @@ class Bound(ShardedWeights):
         """The `NamedSharding` of a value on this mesh, or a tree of them for a tree.
 
         Args:
-          name: an output, else a state, else an input, as in `run.spmd`.
+            name: An output, else a state, else an input, as in `run.spmd`.
 
         Returns:
-          A sharding for `jax.device_put` and `jax.jit(in_shardings=..)`.
+            A sharding for `jax.device_put` and `jax.jit(in_shardings=..)`.
 
         Raises:
-          CommplanError: CP0811 for an unknown name; CP0806 for a partial value; CP0874 for a run on the ranks
-              of a communicator.
+            CommplanError: CP0811 for an unknown name; CP0806 for a partial value; CP0874 for a run on the
+                ranks of a communicator.
         """
         return sharding(self.context, name)
 
@@ -273,13 +274,13 @@ class Bound(ShardedWeights):
         prevent_cse=False)`; otherwise the backward pass has a copy of all layers.
 
         Args:
-          tree: parameters, not `run.varying(...)` of them, in dtypes for which `like` was compiled.
-          like: a partial input of the phase, by default its only one.
-          phase: the phase that reduces the gradients.
+            tree: Parameters, not `run.varying(...)` of them, in dtypes for which `like` was compiled.
+            like: A partial input of the phase, by default its only one.
+            phase: The phase that reduces the gradients.
 
         Raises:
-          CommplanError: CP0815 if the plan's reduction cannot run inside the backward pass; CP0816 outside a
-              shard_map.
+            CommplanError: CP0815 if the plan's reduction cannot run inside the backward pass; CP0816 outside
+                a shard_map.
         """
         self._inside("run.tap")
         call = self._phase(phase)
@@ -322,19 +323,19 @@ class Bound(ShardedWeights):
         """The batches of `phase`, its values that depend only on sources, as sharded arrays; see `Batches`.
 
         Args:
-          phase: the name of a phase.
-          member: if set, only this member's part, on its part of the mesh. Members that share data read it
-              from one stream. Every process of a job requests the batches of its own members.
-          state: the result of `.state()` of earlier batches.
-          group: the processes of this host that share loaded values. If None, all processes are asked.
-          timeout: seconds to wait for a process of the group that is alive but does not answer, compilation
-              and start-up included. By default that of `group`, or 1800 for a group that is found.
-          workers: "threads", or "processes" for host functions that hold the interpreter's lock. Their number
-              is that of `cores` in the plan.
+            phase: The name of a phase.
+            member: If set, only this member's part, on its part of the mesh. Members that share data read it
+                from one stream. Every process of a job requests the batches of its own members.
+            state: The result of `.state()` of earlier batches.
+            group: The processes of this host that share loaded values. If None, all processes are asked.
+            timeout: Seconds to wait for a process of the group that is alive but does not answer, compilation
+                and start-up included. By default that of `group`, or 1800 for a group that is found.
+            workers: "threads", or "processes" for host functions that hold the interpreter's lock. Their
+                number is that of `cores` in the plan.
 
         Raises:
-          CommplanError: CP0803 for a source that is not bound; CP0817 for an unknown phase; CP0818 for an
-              unknown member; CP0927 for a group without values to share; and others from CP0900 to CP0999.
+            CommplanError: CP0803 for a source that is not bound; CP0817 for an unknown phase; CP0818 for an
+                unknown member; CP0927 for a group without values to share; and others from CP0900 to CP0999.
         """
         if member is not None:
             part = self.member(member)
@@ -367,7 +368,8 @@ class Bound(ShardedWeights):
     def failure(self, error: BaseException) -> CommplanError | None:
         """The error CP0834 of a phase that failed over MPI, with the plan's line; None for other errors.
 
-        error: a `RuntimeError` or `ValueError` from a compiled function or from waiting for its results.
+        Args:
+            error: A `RuntimeError` or `ValueError` from a compiled function or from waiting for its results.
         """
         spans = [op.span for phase in self.context.schedule.phases for op in phase.ops]
         diagnostic = reason(error, spans, self._file)
@@ -396,9 +398,9 @@ class TypedRun(Bound):
     Phases are attributes: `run.start`, `run.step`, `run.every[4]`, and phases with names (`run.evaluate`).
 
     Raises:
-      CommplanError: CP0801 or CP0802 for a mesh that does not fit; CP0803 for missing or unknown functions
-          and sources; CP0901 to CP0903 for sources without random access; CP0908 for host functions with
-          other parameters.
+        CommplanError: CP0801 or CP0802 for a mesh that does not fit; CP0803 for missing or unknown functions
+            and sources; CP0901 to CP0903 for sources without random access; CP0908 for host functions with
+            other parameters.
     """
 
     def __init__(
@@ -458,7 +460,8 @@ class TypedRun(Bound):
         without servers does nothing. The run is also closed at the interpreter's exit and when it is
         collected.
 
-        why: the reason if the worker fails, or "".
+        Args:
+            why: The reason if the worker fails, or "".
         """
         if self.role == "worker" and self.context.backend.service is not None:
             self.context.backend.service.close(why)
@@ -485,14 +488,14 @@ class TypedRun(Bound):
         is a context manager), the collection of the run, or the interpreter's exit.
 
         Args:
-          path: a file in an existing folder. In a job with several processes `costs.prom` becomes
-              `costs.rank3.prom` unless the path contains `{rank}`.
-          period_s: seconds between two writes.
-          address: `9464` on the loopback interface, or `host:9464`; rank r serves port 9464 + r.
+            path: A file in an existing folder. In a job with several processes `costs.prom` becomes
+                `costs.rank3.prom` unless the path contains `{rank}`.
+            period_s: Seconds between two writes.
+            address: `9464` on the loopback interface, or `host:9464`; rank r serves port 9464 + r.
 
         Raises:
-          CommplanError: CP0960 if the file or port cannot be used; CP0961 for an invalid period; CP0962
-              without prometheus-client; CP0963 for an invalid address.
+            CommplanError: CP0960 if the file or port cannot be used; CP0961 for an invalid period; CP0962
+                without prometheus-client; CP0963 for an invalid address.
         """
         metrics = kept(self.ledger.summaries, self.context.machine.process(), path, period_s, address)
         weakref.finalize(self, close_quietly, metrics)
@@ -501,8 +504,12 @@ class TypedRun(Bound):
     def join(self, name: str, parts: Mapping[int, Any]) -> Any:
         """Global arrays of the value `name` from the parts of members; see `Member.take`.
 
-        parts: by member, for every member with devices of this process. Raises CP0811 for an unknown name,
-            and CP0818 if the value does not differ between members.
+        Args:
+            parts: By member, for every member with devices of this process.
+
+        Raises:
+            CommplanError: CP0811 for an unknown name, and CP0818 if the value does not differ between
+                members.
         """
         axis = members.ensemble(self.program.schedule, next(iter(parts), 0))
         return self.context.machine.join(parts, placed(self, name, axis), axis)

@@ -26,9 +26,11 @@ Shape = tuple[int, ...]
 class SavedLayout(msgspec.Struct, frozen=True):
     """The layout of all leaves of a value.
 
-    per: the sizes of the axes with a leading dimension. split: the sizes of the axes along which the next
-        dimension is cut, in major order. owners: the places along the `per` axes, in row-major order, that
-        own each leaf's rows; the rows of other places are not used.
+    Attributes:
+        per: The sizes of the axes with a leading dimension.
+        split: The sizes of the axes along which the next dimension is cut, in major order.
+        owners: The places along the `per` axes, in row-major order, that own each leaf's rows; the rows of
+            other places are not used.
     """
 
     per: dict[str, int] = {}
@@ -56,8 +58,9 @@ class SavedLayout(msgspec.Struct, frozen=True):
 class SavedLeaf(msgspec.Struct, frozen=True):
     """A leaf of a checkpoint.
 
-    shape: the shape of the global array. whole: the shape on one rank before any cut, or None if it is
-        unknown.
+    Attributes:
+        shape: The shape of the global array.
+        whole: The shape on one rank before any cut, or None if it is unknown.
     """
 
     path: str

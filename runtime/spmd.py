@@ -93,7 +93,8 @@ def _check_texts(context: Context, names: Mapping[str, object], returns: object)
 def placement_of(context: Context, text: str, subject: str, arguments: Collection[str] = ()) -> Placement:
     """The placement of the value `text`, or the placement that `text` spells out.
 
-    arguments: the arguments after which a result may be named, for the error.
+    Args:
+        arguments: The arguments after which a result may be named, for the error.
     """
     value = context.schedule.named.get(text)
     placement = value.placement if value else parse(context, text)

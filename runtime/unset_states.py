@@ -54,8 +54,10 @@ class UnsetStates:
     def entered(self, state: Mapping[str, Any], unset: set[str], used: dict[str, str]) -> Generator[None]:
         """Track the states of a step while it is traced.
 
-        state: the state of the call. unset: its names that nothing has set. used: receives the first phase
-            that uses each state before the step sets it.
+        Args:
+            state: The state of the call.
+            unset: Its names that nothing has set.
+            used: Receives the first phase that uses each state before the step sets it.
         """
         before = getattr(self._entered, "step", None)
         leaves = {id(leaf): name for name in self._set.intersection(state) for leaf in _leaves(state[name])}

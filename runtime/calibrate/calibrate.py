@@ -97,16 +97,16 @@ def calibrate(
     """Measure a machine.
 
     Args:
-      fabric: the ranks.
-      topology: the machine; by default a level of processes per host and a level of hosts.
-      seconds: about how long to measure.
-      largest: the bytes of the largest buffer.
+        fabric: The ranks.
+        topology: The machine; by default a level of processes per host and a level of hosts.
+        seconds: About how long to measure.
+        largest: The bytes of the largest buffer.
 
     Returns:
-      The measured costs.
+        The measured costs.
 
     Raises:
-      CommplanError: CP0755 if the ranks do not fit the topology; CP0756 for a single rank.
+        CommplanError: CP0755 if the ranks do not fit the topology; CP0756 for a single rank.
     """
     if len(fabric.hosts) < 2:
         fail("CP0756", "a calibration needs at least two ranks", "start it with mpirun; see --help")

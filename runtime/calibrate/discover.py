@@ -39,8 +39,11 @@ class PairFabric(Fabric, Protocol):
 class Discovery(NamedTuple):
     """The measurements between hosts, and the topology that explains them.
 
-    hosts: their names. alone, shared: bytes per second in each direction, [host, host], nan if not measured.
-    `alone` is the rate of a pair without other pairs, `shared` the least rate with them. racks: host indices.
+    Attributes:
+        hosts: Their names.
+        alone, shared: Bytes per second in each direction, [host, host], nan if not measured. `alone` is the
+            rate of a pair without other pairs, `shared` the least rate with them.
+        racks: Host indices.
     """
 
     hosts: tuple[str, ...]
@@ -80,14 +83,14 @@ def discover(fabric: PairFabric, name: str) -> Discovery:
     Every process calls this.
 
     Args:
-      fabric: the ranks.
-      name: the name of the topology.
+        fabric: The ranks.
+        name: The name of the topology.
 
     Returns:
-      The measurements and the topology.
+        The measurements and the topology.
 
     Raises:
-      CommplanError: CP0759 for one host, and for hosts with different numbers of ranks.
+        CommplanError: CP0759 for one host, and for hosts with different numbers of ranks.
     """
     hosts = tuple(sorted(set(fabric.hosts), key=natural_order))
     ranks = {host: [rank for rank, name_ in enumerate(fabric.hosts) if name_ == host] for host in hosts}
@@ -126,8 +129,9 @@ def tournament(hosts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
 def racks_of(rates: np.ndarray) -> tuple[tuple[int, ...], ...]:
     """Groups of hosts with fast links between most of their members, or one group if all pairs are similar.
 
-    rates: bytes per second, [host, host]. Pairs above the widest gap between rates are fast, if that gap is
-        at least a factor of `SHARED`.
+    Args:
+        rates: Bytes per second, [host, host]. Pairs above the widest gap between rates are fast, if that gap
+            is at least a factor of `SHARED`.
     """
     count = len(rates)
     ordered = np.sort(rates[np.triu_indices(count, 1)])

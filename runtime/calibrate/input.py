@@ -97,19 +97,19 @@ def calibrate_input(
     """Measure input work on this host.
 
     Args:
-      plan_input: the plan, its sources and its functions.
-      seconds: about how long to measure.
-      consumer: a jitted step, whose result is waited for. It is called with the outputs of the phase `each
-          step` (else the first measured phase) for one member, {name: array [rows, ...]}, with random
-          content.
-      step_seconds: the time of a step, instead of `consumer`.
+        plan_input: The plan, its sources and its functions.
+        seconds: About how long to measure.
+        consumer: A jitted step, whose result is waited for. It is called with the outputs of the phase `each
+            step` (else the first measured phase) for one member, {name: array [rows, ...]}, with random
+            content.
+        step_seconds: The time of a step, instead of `consumer`.
 
     Returns:
-      The measured costs.
+        The measured costs.
 
     Raises:
-      CommplanError: CP0770 if no phase reads one of the sources; CP0902 to CP0908 for sources, records and
-          functions that do not fit the plan; CP0771 if the consumer fails.
+        CommplanError: CP0770 if no phase reads one of the sources; CP0902 to CP0908 for sources, records and
+            functions that do not fit the plan; CP0771 if the consumer fails.
     """
     phases = plan_input.phases()
     if not phases:

@@ -28,11 +28,11 @@ def lock_shares_of(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, f
     part.
 
     Args:
-      calls_of: calls of each function.
-      seconds: about how long to measure.
+        calls_of: Calls of each function.
+        seconds: About how long to measure.
 
     Returns:
-      The median share of several rounds, by function; empty if the kernel does not count waiting threads.
+        The median share of several rounds, by function; empty if the kernel does not count waiting threads.
     """
     shares: dict[str, float] = {}
     each = min(0.2, seconds / max(1, len(calls_of) * ROUNDS))

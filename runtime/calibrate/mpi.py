@@ -24,8 +24,14 @@ STEP_S = 120.0  # Seconds for a rank to reach the next barrier.
 class MpiFabric:
     """The ranks of MPI; see `calibrate.Fabric`.
 
-    comm: an mpi4py communicator, or None for all ranks that mpirun started. meet: calls the measurements.
-        Raises CP0849 if a rank does not reach the next barrier in time.
+    Attributes:
+        meet: Calls measurements with a timeout.
+
+    Args:
+        comm: An mpi4py communicator, or None for all ranks that mpirun started.
+
+    Raises:
+        CommplanError: CP0849 if a rank does not reach the next barrier in time.
     """
 
     backend: Backend = "mpi"

@@ -21,11 +21,11 @@ def measure_step(times: GradientTimes, *, seconds: float) -> StepProfile:
     other operations on which no gradient depends are omitted. Arguments are small random numbers.
 
     Args:
-      times: the step, with the shares of its products.
-      seconds: about how long to measure, after compilation.
+        times: The step, with the shares of its products.
+        seconds: About how long to measure, after compilation.
 
     Returns:
-      The measured profile.
+        The measured profile.
     """
     arguments = [_argument(aval, number) for number, aval in enumerate(times.arguments)]
     step = jax.jit(times.evaluate)

@@ -22,10 +22,10 @@ def all_gather_text(key: str, text: str, processes: Sequence[int], timeout_s: fl
     All of `processes` call this once for each `key`.
 
     Returns:
-      The text of each process, by its number.
+        The text of each process, by its number.
 
     Raises:
-      JaxRuntimeError: if a process does not arrive within `timeout_s` seconds.
+        JaxRuntimeError: if a process does not arrive within `timeout_s` seconds.
     """
     _compat.coordination().client.key_value_set(f"{key}/{jax.process_index()}", text)
     barrier(key, processes, timeout_s)

@@ -32,13 +32,13 @@ def first_difference(
     """Return the first line that differs between processes, by process.
 
     Args:
-      lines: the lines of this process. A process without lines is not compared.
-      exchange: returns the values of all processes by process number. All processes call this function in the
-          same order.
-      shown: texts to return instead of `lines`, for example each line with its source.
+        lines: The lines of this process. A process without lines is not compared.
+        exchange: Returns the values of all processes by process number. All processes call this function in
+            the same order.
+        shown: Texts to return instead of `lines`, for example each line with its source.
 
     Returns:
-      The line of each process, cut around the first character that differs; empty if all lines are equal.
+        The line of each process, cut around the first character that differs; empty if all lines are equal.
     """
     mine = array("I", (zlib.crc32(line.encode()) for line in lines)).tobytes()
     texts = {n: sums.lines for n, sums in exchange(Checksums(mine)).items() if sums.lines}

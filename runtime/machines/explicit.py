@@ -24,15 +24,15 @@ def resharded(declared: PartitionSpec, mesh: Any, sizes: Mapping[str, int], file
     """Reshard `x` to `declared` along the plan's axes; its sharding along other axes stays.
 
     Args:
-      declared: the sharding that the plan declares.
-      mesh: the mesh of the run.
-      sizes: the plan's axes and their sizes.
-      file: the plan's file, for errors.
-      x: a global array.
+        declared: The sharding that the plan declares.
+        mesh: The mesh of the run.
+        sizes: The plan's axes and their sizes.
+        file: The plan's file, for errors.
+        x: A global array.
 
     Raises:
-      CommplanError: CP0813 if `x` is unreduced over an axis for which `declared` does not say so; nothing is
-          summed here.
+        CommplanError: CP0813 if `x` is unreduced over an axis for which `declared` does not say so; nothing
+            is summed here.
     """
     x = jnp.asarray(x)
     explicit = explicit_axes(mesh)

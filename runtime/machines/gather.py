@@ -25,7 +25,9 @@ _counts: collections.Counter[str] = collections.Counter()
 class Notice:
     """A message about late processes, printed once.
 
-    after_s: seconds of waiting before it is printed. waiting: who waits, and for what.
+    Attributes:
+        after_s: Seconds of waiting before it is printed.
+        waiting: Who waits, and for what.
     """
 
     after_s: float
@@ -48,14 +50,14 @@ def gathered(
     """Exchange a text between `processes`, which call this equally often for each `purpose`.
 
     Args:
-      purpose: a name of the exchange, part of the key in the coordinator's store.
-      text: the text of this process.
-      processes: the numbers of all processes that take part.
-      timeout_s: seconds to wait for the others.
-      notice: printed once if processes are late.
+        purpose: A name of the exchange, part of the key in the coordinator's store.
+        text: The text of this process.
+        processes: The numbers of all processes that take part.
+        timeout_s: Seconds to wait for the others.
+        notice: Printed once if processes are late.
 
     Returns:
-      The texts of the processes that arrived, by process number, and JAX's error, or "" if all arrived.
+        The texts of the processes that arrived, by process number, and JAX's error, or "" if all arrived.
     """
     if len(processes) == 1:
         return {processes[0]: text}, ""

@@ -45,9 +45,12 @@ _LEFT_OUT = re.compile(r"span=Span\([^)]*\), |\w+=(None|\(\)), ")
 class Peers:
     """Processes that share the data they load, in the order of their shards.
 
-    run_id: a name that no other run has. index: the index of this process. hosts: the host index of each
-        process, numbered by first appearance. ranks: the number of each process on the machine (its process
-        index or its rank). places: the first index of each process along the shared axes.
+    Attributes:
+        run_id: A name that no other run has.
+        index: The index of this process.
+        hosts: The host index of each process, numbered by first appearance.
+        ranks: The number of each process on the machine (its process index or its rank).
+        places: The first index of each process along the shared axes.
     """
 
     run_id: str
@@ -60,8 +63,10 @@ class Peers:
 class Issue(msgspec.Struct, frozen=True, array_like=True):
     """A collective that a compiled step issues.
 
-    text: the operation, its arguments and its axes. place: its origin, a line of the plan or a scope of the
-    program. ranks: the participants by their numbers on the machine; empty if all take part.
+    Attributes:
+        text: The operation, its arguments and its axes.
+        place: Its origin, a line of the plan or a scope of the program.
+        ranks: The participants by their numbers on the machine; empty if all take part.
     """
 
     text: str
@@ -115,13 +120,13 @@ class Machine(Protocol):
         """Map `body`, a function of one rank's arrays, over the plan's axes.
 
         Args:
-          body: the function to map.
-          in_specs: the specs of its arguments.
-          out_specs: the specs of its results.
-          check_vma: whether JAX types arrays by the axes over which they vary.
+            body: The function to map.
+            in_specs: The specs of its arguments.
+            out_specs: The specs of its results.
+            check_vma: Whether JAX types arrays by the axes over which they vary.
 
         Returns:
-          A function of arrays in `layout`.
+            A function of arrays in `layout`.
         """
         ...
 
@@ -146,12 +151,12 @@ class Machine(Protocol):
         """Exchange a text between the participants, which all call this in the same order.
 
         Args:
-          text: the text of this process.
-          timeout_s: seconds to wait for the others.
-          look: called now and then with the seconds waited, unless another thread watches the wait.
+            text: The text of this process.
+            timeout_s: Seconds to wait for the others.
+            look: Called now and then with the seconds waited, unless another thread watches the wait.
 
         Returns:
-          The text of each participant that arrived in time, by its number.
+            The text of each participant that arrived in time, by its number.
         """
         ...
 
@@ -159,8 +164,8 @@ class Machine(Protocol):
         """The collectives of a step in the order of issue.
 
         Args:
-          traced: the step as a `jax.stages.Traced`.
-          compiled: its `jax.stages.Compiled`; if None, the collectives of the trace are returned.
+            traced: The step as a `jax.stages.Traced`.
+            compiled: Its `jax.stages.Compiled`; if None, the collectives of the trace are returned.
         """
         ...
 
@@ -170,12 +175,12 @@ class Machine(Protocol):
         """The copies of an argument, or of its pieces, that this process holds.
 
         Args:
-          leaf: one array of the argument.
-          placement: its declared placement, or None if the argument is not declared.
+            leaf: One array of the argument.
+            placement: Its declared placement, or None if the argument is not declared.
 
         Returns:
-          For each piece that has several copies: the numbers of the processes that hold one, and this
-          process's arrays by device.
+            For each piece that has several copies: the numbers of the processes that hold one, and this
+            process's arrays by device.
         """
         ...
 
@@ -195,13 +200,13 @@ class Machine(Protocol):
         """Find the processes that pass the same key. Every process of the machine calls this.
 
         Args:
-          key: the name of the shared data.
-          host: the name of this process's host.
-          place: the first index of this process along the shared axes.
-          timeout: seconds to wait for the others, which may still compile.
+            key: The name of the shared data.
+            host: The name of this process's host.
+            place: The first index of this process along the shared axes.
+            timeout: Seconds to wait for the others, which may still compile.
 
         Returns:
-          The processes with this key, or None if this process is the only one.
+            The processes with this key, or None if this process is the only one.
         """
         ...
 
@@ -211,14 +216,14 @@ class Machine(Protocol):
         """Open the transport that moves rows of `division` between hosts; all of `peers` call this.
 
         Args:
-          peers: the processes that share the data.
-          division: the rows that each host loads and those that it needs.
-          blame: the plan's text, its place and its file, for errors.
-          on_failure: whether the run stops or continues if a host fails.
-          timeout: seconds to wait for a host that is alive but does not answer.
+            peers: The processes that share the data.
+            division: The rows that each host loads and those that it needs.
+            blame: The plan's text, its place and its file, for errors.
+            on_failure: Whether the run stops or continues if a host fails.
+            timeout: Seconds to wait for a host that is alive but does not answer.
 
         Returns:
-          The transport, or None if no rows move between hosts.
+            The transport, or None if no rows move between hosts.
         """
         ...
 
@@ -250,7 +255,9 @@ def peers_of(me: int, hellos: Mapping[int, tuple[bytes, bytes, int, str]]) -> Pe
 class BindReport(NamedTuple):
     """A process's answer about the program that it binds.
 
-    alike: its values for the names of `ALIKE`. wrong: the reason why it cannot bind, or "".
+    Attributes:
+        alike: Its values for the names of `ALIKE`.
+        wrong: The reason why it cannot bind, or "".
     """
 
     alike: Mapping[str, str] = {}
@@ -260,8 +267,10 @@ class BindReport(NamedTuple):
 class BindRequest(NamedTuple):
     """A program that a process binds.
 
-    program: the digest of the schedule. check: raises the errors of this process's machine. watchdog_s,
-    timeout_s: see `Program.bind`.
+    Attributes:
+        program: The digest of the schedule.
+        check: Raises the errors of this process's machine.
+        watchdog_s, timeout_s: See `Program.bind`.
     """
 
     schedule: ir.Schedule
@@ -276,14 +285,14 @@ def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int,
     """Check that all processes bind the same program with the same seed.
 
     Args:
-      who: the kind of the participants, "rank" or "process".
-      request: the program of this process.
-      exchange: returns the values of all participants by their numbers. Values have a `msgspec` type. All
-          participants call it in the same order.
+        who: The kind of the participants, "rank" or "process".
+        request: The program of this process.
+        exchange: Returns the values of all participants by their numbers. Values have a `msgspec` type. All
+            participants call it in the same order.
 
     Raises:
-      CommplanError: the error of this process, once the others know of it; CP0845 if another process cannot
-          bind the program, or if the programs differ.
+        CommplanError: the error of this process, once the others know of it; CP0845 if another process cannot
+            bind the program, or if the programs differ.
     """
     file = request.schedule.file
     try:

@@ -62,9 +62,11 @@ Array = Any
 class MeshMachine:
     """A mesh of devices as a machine; see `machine.Machine`.
 
-    sizes: the mesh axes that the plan names. placings: how to put host arrays on the devices, by placement,
-    shape and dtype. whole: for a member's machine, the processes of the whole mesh. unwatched: the calls of
-    steps without a watchdog.
+    Attributes:
+        sizes: The mesh axes that the plan names.
+        placings: How to put host arrays on the devices, by placement, shape and dtype.
+        whole: For a member's machine, the processes of the whole mesh.
+        unwatched: The calls of steps without a watchdog.
     """
 
     mesh: Any
@@ -424,10 +426,10 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
     """Check that all processes of the mesh bind the same program in the same order, and start the watchdog.
 
     Returns:
-      The counter of steps for the watchdog, or None if no process of the mesh runs here.
+        The counter of steps for the watchdog, or None if no process of the mesh runs here.
 
     Raises:
-      CommplanError: the errors of `agree`; CP0849, on all processes, if one does not arrive.
+        CommplanError: the errors of `agree`; CP0849, on all processes, if one does not arrive.
     """
     schedule = request.schedule
     processes = _processes(mesh)

@@ -20,9 +20,13 @@ Cut = tuple[slice, ...]
 class Placing:
     """How host arrays of one shape are put on the devices, computed once.
 
-    sharding: the sharding of the global array. devices: the devices of this process. cuts: the distinct parts
-        of the host array that devices hold. which: for each device the index of its part in `cuts`. on_cpu:
-        whether devices use aligned host memory without a copy. type: the JAX type of the result.
+    Attributes:
+        sharding: The sharding of the global array.
+        devices: The devices of this process.
+        cuts: The distinct parts of the host array that devices hold.
+        cut_indices: For each device the index of its part in `cuts`.
+        on_cpu: Whether devices use aligned host memory without a copy.
+        type: The JAX type of the result.
     """
 
     sharding: Any
@@ -47,14 +51,14 @@ def first_placed(
     """Put the first array of a kind on the devices.
 
     Args:
-      host: this process's part.
-      shape: the shape of the global array.
-      sharding: its sharding.
-      cut: maps a device's index into the global array to its index into `host`.
-      on_cpu: whether devices use aligned host memory without a copy.
+        host: This process's part.
+        shape: The shape of the global array.
+        sharding: Its sharding.
+        cut: Maps a device's index into the global array to its index into `host`.
+        on_cpu: Whether devices use aligned host memory without a copy.
 
     Returns:
-      The global array, and the `Placing` for all arrays like it, or None if JAX changes their dtype.
+        The global array, and the `Placing` for all arrays like it, or None if JAX changes their dtype.
     """
     indices: dict[Any, Cut] = sharding.addressable_devices_indices_map(shape)
     keys = [bounds(index, shape) for index in indices.values()]

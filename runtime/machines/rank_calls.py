@@ -37,7 +37,8 @@ Key = tuple[bytes, int]  # A digest of the ranks in COMM_WORLD, and the number o
 class RankCalls(JointCalls):
     """The joint calls of the ranks `processes` of `comm`.
 
-    busy: returns whether a collective runs here.
+    Args:
+        busy: Returns whether a collective runs here.
     """
 
     def __init__(self, comm: Any, processes: Sequence[Peer], busy: Any) -> None:

@@ -67,9 +67,12 @@ _unread: list[Any] = []  # Sends to ranks that have not arrived: their buffers m
 class Ranks:
     """The machine of workers under MPI; see `machine.Machine`.
 
-    mesh: the communicator to which the user bound the program. comm: a duplicate of it without servers, for
-        messages outside compiled phases. processes: the processes of its ranks. gathers: the number of
-        exchanges of each set of ranks. joints: the joint calls of each set of ranks.
+    Attributes:
+        mesh: The communicator to which the user bound the program.
+        comm: A duplicate of it without servers, for messages outside compiled phases.
+        processes: The processes of its ranks.
+        gathers: The number of exchanges of each set of ranks.
+        joints: The joint calls of each set of ranks.
     """
 
     mesh: Any
@@ -261,14 +264,14 @@ def ranks(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     are the plan's servers in their order.
 
     Args:
-      request: the program and its checks.
-      comm: an mpi4py communicator.
+        request: The program and its checks.
+        comm: An mpi4py communicator.
 
     Raises:
-      CommplanError: CP0834 if a rank has died; CP0840 if `comm` has another number of ranks than the program;
-          CP0841 if the program was compiled for a mesh; CP0843 if the communicator cannot be used; CP0844 if
-          MPI allows too few threads; CP0845 if another rank cannot bind, or binds another program; CP0846 if
-          arrays are not on the CPU; CP0849 if a rank does not arrive.
+        CommplanError: CP0834 if a rank has died; CP0840 if `comm` has another number of ranks than the
+            program; CP0841 if the program was compiled for a mesh; CP0843 if the communicator cannot be used;
+            CP0844 if MPI allows too few threads; CP0845 if another rank cannot bind, or binds another
+            program; CP0846 if arrays are not on the CPU; CP0849 if a rank does not arrive.
     """
     schedule = request.schedule
     check_communicator(comm, schedule.file)
@@ -449,16 +452,16 @@ def sizes_of(plan: Plan, comm: Any, passed: Mapping[str, int]) -> dict[str, int]
     The axis gets the ranks that remain. Servers have their own ranks, after all others.
 
     Args:
-      plan: the plan.
-      comm: an mpi4py communicator.
-      given: the sizes that the user passes.
+        plan: The plan.
+        comm: An mpi4py communicator.
+        passed: The sizes that the user passes.
 
     Returns:
-      The sizes. If several are missing or wrong, they are as passed, and the compiler reports them.
+        The sizes. If several are missing or wrong, they are as passed, and the compiler reports them.
 
     Raises:
-      CommplanError: CP0840 if the sizes do not fit the ranks of `comm`; CP0843 or CP0844 if the communicator
-          cannot be used.
+        CommplanError: CP0840 if the sizes do not fit the ranks of `comm`; CP0843 or CP0844 if the
+            communicator cannot be used.
     """
     check_communicator(comm, plan.file)
     count = int(comm.Get_size())

@@ -17,10 +17,13 @@ from commplan.protocol.sites import Sites
 class ServerMachine:
     """The machine of a server's rank (see `machine.Machine`): it runs no phase, and reports that as an error.
 
-    mesh: the communicator to which the user bound the program. service: a duplicate of it for messages
-        between workers and servers; workers are its first ranks. sites: the sites of the plan's servers.
-        number: the number of this server. name: its name in errors. watch: the watchdog of workers' requests,
-        if there is one.
+    Attributes:
+        mesh: The communicator to which the user bound the program.
+        service: A duplicate of it for messages between workers and servers; workers are its first ranks.
+        sites: The sites of the plan's servers.
+        number: The number of this server.
+        name: Its name in errors.
+        watch: The watchdog of workers' requests, if there is one.
     """
 
     mesh: Any

@@ -72,10 +72,10 @@ class World:
         rank in a collective.
 
         Args:
-          errors: the errors of this rank.
+            errors: The errors of this rank.
 
         Returns:
-          The errors that this rank prints, and whether all ranks have failed.
+            The errors that this rank prints, and whether all ranks have failed.
         """
         if not self._has_agreed:
             with contextlib.suppress(CommplanError):

@@ -40,8 +40,10 @@ Progress = Callable[[str, int, int], None]
 class PhaseTimes(msgspec.Struct, frozen=True):
     """The times of one phase.
 
-    first_s: seconds of the first call, compilation included. call_s: the mean of the others, or None. input:
-        the costs of its batches, or None if it loads nothing.
+    Attributes:
+        first_s: Seconds of the first call, compilation included.
+        call_s: The mean of the others, or None.
+        input: The costs of its batches, or None if it loads nothing.
     """
 
     name: str
@@ -54,9 +56,13 @@ class PhaseTimes(msgspec.Struct, frozen=True):
 class ServerWork(msgspec.Struct, frozen=True):
     """The work of one server.
 
-    requests, nbytes: requests in messages of workers, and their bytes. shared: requests that workers served
-    themselves in the server's memory. answered: bytes of answers. updates: updates of units. busy_s, wait_s:
-    wall seconds with and without work. lost: workers that died.
+    Attributes:
+        requests, nbytes: Requests in messages of workers, and their bytes.
+        shared: Requests that workers served themselves in the server's memory.
+        answered: Bytes of answers.
+        updates: Updates of units.
+        busy_s, wait_s: Wall seconds with and without work.
+        lost: Workers that died.
     """
 
     rank: int
@@ -75,7 +81,9 @@ class ServerWork(msgspec.Struct, frozen=True):
 class ProcessRehearsal(msgspec.Struct, frozen=True):
     """The phases of a worker, or the work of a server: the rehearsal of one process.
 
-    broken_off: whether workers stopped early. device: the platform of the worker's devices, `cpu` or `gpu`.
+    Attributes:
+        broken_off: Whether workers stopped early.
+        device: The platform of the worker's devices, `cpu` or `gpu`.
     """
 
     rank: int
@@ -88,7 +96,8 @@ class ProcessRehearsal(msgspec.Struct, frozen=True):
 def mesh_for(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
     """A mesh of this process's devices with axes of `sizes`; raises CP1107 if there are too few.
 
-    device: `cpu`, `gpu`, or None for JAX's default devices if there are enough of them, else CPU devices.
+    Args:
+        device: `cpu`, `gpu`, or None for JAX's default devices if there are enough of them, else CPU devices.
     """
     ranks = math.prod(sizes.values())
     devices = _devices(ranks, device)
@@ -118,16 +127,16 @@ def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None =
     Phases with loads get their own batches; a named phase runs over at most `steps` of them.
 
     Args:
-      run: the bound program.
-      steps: the number of steps.
-      seed: the seed of the random inputs, which are the same in every call.
-      progress: called after each call of a phase.
+        run: The bound program.
+        steps: The number of steps.
+        seed: The seed of the random inputs, which are the same in every call.
+        progress: Called after each call of a phase.
 
     Returns:
-      The times of each phase.
+        The times of each phase.
 
     Raises:
-      CommplanError: the errors of the phases.
+        CommplanError: the errors of the phases.
     """
     stages = {name: _Stage(run, name, seed) for name in run.phases}
     state = run.init()
@@ -202,11 +211,11 @@ def phase_steps(run: Run, only: Sequence[str] = ()) -> Iterator[tuple[str, Any, 
     """The phases that compute something.
 
     Args:
-      run: the bound program; the devices of its mesh need not exist.
-      only: the names of the phases, by default all.
+        run: The bound program; the devices of its mesh need not exist.
+        only: The names of the phases, by default all.
 
     Yields:
-      For each phase its name, a jitted function of it alone, and the shapes of the function's arguments.
+        For each phase its name, a jitted function of it alone, and the shapes of the function's arguments.
     """
     for name in only or run.phases:
         stage = _Stage(run, name, 0, batches=False)
