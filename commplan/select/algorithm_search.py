@@ -262,9 +262,8 @@ class Chooser:
         op = replace(op, nbytes=size_class(op.nbytes))
         if op.hints.chunk is not None and algorithm != NATIVE:
             sizes = [op.hints.chunk]
-        elif (
-            algorithm != NATIVE and not self.is_jax
-        ):  # in the form `rounds` slices are sequential, which saves nothing
+        elif algorithm != NATIVE and not self.is_jax:
+            # Under JAX, slices run one after another in the form `rounds`, which saves nothing.
             pieces = options.pieces(self.whole(op))
             sizes += [size for size in pieces if not few or size in FEW]
         candidates: list[Candidate] = []

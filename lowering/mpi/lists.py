@@ -166,9 +166,8 @@ class Runner:
 
         text = ctypes.create_string_buffer(_ERROR + 1)
         if self._library.commplan_run(number, address, self._intervals, looked, text, _ERROR):
-            ctypes.pythonapi.Py_IncRef(
-                ctypes.py_object(memory)
-            )  # MPI may access it until after Python has shut down
+            # MPI may access it until after Python has shut down.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
             raise errors[0] if errors else BrokenOffError(text.value.decode(errors="replace"))
 
     def close(self) -> None:

@@ -394,9 +394,8 @@ def _item(plan_input: PlanInput, phase: Phase) -> dict[str, Any]:
         match value.type:
             case RecordsType(batch, ArrayType(dtype, shape)) if binding.value in sourced:
                 item[binding.name] = _random(rng, (max(batch) // shards, *shape), dtype)
-            case ArrayType(dtype, (rows, *shape)) if (
-                binding.value in sourced
-            ):  # The result of a device function.
+            # The result of a device function.
+            case ArrayType(dtype, (rows, *shape)) if binding.value in sourced:
                 item[binding.name] = _random(rng, (rows // shards, *shape), dtype)
             case _:
                 pass

@@ -241,9 +241,8 @@ def send_abort(mailbox: Transport, sites: Sites, reason: str) -> None:
     text = np.frombuffer(reason.encode()[:4000], np.uint8)
     for worker in range(sites.workers):
         mailbox.send(worker, ABORT, text)
-    if uses_shared_memory(
-        sites
-    ):  # a worker that still waits for the offer continues, and receives the reason
+    if uses_shared_memory(sites):
+        # A worker that still waits for the offer continues, and receives the reason.
         _send_offer(mailbox, sites.workers)
     finish(mailbox)
 
@@ -322,9 +321,8 @@ class ServerLoop:
         self.recorder: Recorder | None = None
         self.shared: SharedStates | None = None
         self._replay: Replay | None = None
-        self._deaths: Counter[int] = (
-            Counter()
-        )  # by worker, the number of servers whose replay has reached its death
+        # By worker, the number of servers whose replay has reached its death.
+        self._deaths: Counter[int] = Counter()
         self._began = time.monotonic()
 
     def run(self) -> Served:

@@ -67,10 +67,11 @@ class ServeRecord:
             )
             down = [chunk.tag for _, chunk in (*site_routes.whole, *site_routes.down.values())]
             down += [site_routes.token] if site_routes.token is not None else []
+            # A worker sends one of these.
             alternatives = [
                 _tags(site_routes, site_routes.site.up),
                 _tags(site_routes, site_routes.site.token),
-            ]  # a worker sends one of these
+            ]
             for tags in (*alternatives, down):
                 messages = len(tags if tags is not down else alternatives[0]) + len(down)
                 self._by_tag |= dict.fromkeys(tags, RequestMessage(site_routes.site.number, name, messages))

@@ -119,11 +119,12 @@ class _Simulation:
         for index, rate in rates.items():
             self.flows[index] -= (when - self.now) * rate
         self.now = when
+        # The first one always ends: its remaining time may be below the resolution of floats.
         ended = [
             index
             for index, remaining in self.flows.items()
             if remaining <= TINY + 1e-12 * self.tasks[index].seconds or index == first
-        ]  # the first one in any case: its remaining time may be below the resolution of floats
+        ]
         for index in ended:
             del self.flows[index]
         while self.off_network and self.off_network[0][0] <= when + TINY:

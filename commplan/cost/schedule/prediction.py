@@ -24,9 +24,8 @@ from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Site
 
 DEVICE = "device"
-_Cost = tuple[
-    float, CollectiveTime | None
-]  # seconds without other ops, and the prediction if the op communicates
+# Seconds without other ops, and the prediction if the op communicates.
+_Cost = tuple[float, CollectiveTime | None]
 
 
 class OpTime(msgspec.Struct, frozen=True):
@@ -329,9 +328,8 @@ def _bound(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> float:
             lanes[op.lane] = lanes.get(op.lane, 0.0) + seconds
             continue
         bounds.append(prediction.bound)
-        if (
-            isinstance(op, Collective) and op.kind != "broadcast"
-        ):  # roots differ, and so do their busiest links
+        # Broadcasts are left out: their roots differ, and so do their busiest links.
+        if isinstance(op, Collective) and op.kind != "broadcast":
             links += charge.predictor.least_bytes(op) / network.bandwidths
     return max([*lanes.values(), *bounds, *links.tolist()])
 

@@ -47,9 +47,8 @@ class HierarchicalCollective:
     def run(self, flat: Array) -> Array:
         """Run the collective on a flat array: [n*k] for a reduce-scatter, [k] for an all-gather, else [S]."""
         ranks = [level.ranks for level in self.levels]
-        by_stride = sorted(
-            self.levels, key=lambda level: -level.stride
-        )  # the order in which ranks are numbered
+        # The order in which ranks are numbered.
+        by_stride = sorted(self.levels, key=lambda level: -level.stride)
         inner_first = [by_stride.index(level) for level in self.levels]
         match self.op.kind:
             case "reduce_scatter":  # the blocks of the innermost level must be adjacent

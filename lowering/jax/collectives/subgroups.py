@@ -19,10 +19,8 @@ from commplan.lowering.jax.typing_shim import jax
 
 Array = Any
 Groups = tuple[tuple[int, ...], ...]
-_CHANNEL, _BETWEEN_DEVICES = (
-    1,
-    1,
-)  # the channel that JAX uses for its own collectives, and StableHLO's channel type
+# The channel that JAX uses for its own collectives, and StableHLO's channel type.
+_CHANNEL, _BETWEEN_DEVICES = 1, 1
 
 
 def all_reduce(x: Array, axes: tuple[str, ...], groups: Sequence[Sequence[int]], op: str = "sum") -> Array:
@@ -58,11 +56,8 @@ def _lowered(ctx: Any, x: Any, *, kind: Literal["sum", "max", "min", "broadcast"
         "channel_handle": dialect.ChannelHandle.get(_CHANNEL, _BETWEEN_DEVICES),
     }
     if kind == "broadcast":
-        operation = {
-            "results": [x.type],
-            "operands": [x],
-            "attributes": common,
-        }  # builders differ between versions
+        # The builders of operations differ between versions of JAX.
+        operation = {"results": [x.type], "operands": [x], "attributes": common}
         return types.Operation.create("stablehlo.collective_broadcast", **operation).results
     operation = dialect.AllReduceOp([x.type], [x], use_global_device_ids=True, **common)
     element = types.RankedTensorType.get([], types.RankedTensorType(x.type).element_type)
