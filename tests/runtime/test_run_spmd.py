@@ -208,7 +208,7 @@ def test_names_and_parameters_agree():
 
     code, text = refused(lambda: run.spmd(params="params", y="params")(train))
     assert code == "CP0811"
-    assert "does not say where `x` lies" in text
+    assert "run.spmd does not declare the placement of `x`" in text
     assert "no parameter `y`" in text
     code, text = refused(lambda: run.spmd(parms="params", x="params")(train))
     assert "no parameter `parms`; did you mean `params`?" in text
@@ -258,7 +258,7 @@ def test_an_argument_named_like_an_output_of_another_placement_is_told_which_to_
     losses = np.array([1, 3], np.float32)
     code, words = refused(lambda: run.spmd(loss="loss", returns="loss")(mean)({}, losses))
     assert code == "CP0805"
-    assert 'to run.spmd such an argument is "per data"' in words
+    assert 'declare the argument of run.spmd as "per data"' in words
     assert float(run.spmd(loss="per data", returns="loss")(mean)({}, losses)[1]) == 2
 
 
