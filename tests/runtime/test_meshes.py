@@ -153,7 +153,7 @@ def test_an_axis_that_the_plan_does_not_name(kinds: tuple[AxisType, AxisType]):
 def test_buckets_over_an_explicit_axis_beside_the_plan_are_refused():
     mesh = jax.make_mesh((4, 2), ("data", "model"))
     program = commplan.loads(PLAN.format(options="")).compile({"data": 4}, shapes={"grads": params()})
-    with pytest.raises(CommplanError, match=r"CP0802.*cut over `model`, an Explicit axis"):
+    with pytest.raises(CommplanError, match=r"CP0802.*sharded over `model`, an Explicit axis"):
         program.bind(mesh)
 
 
