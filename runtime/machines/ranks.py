@@ -493,7 +493,7 @@ def sizes_of(plan: Plan, comm: Any, passed: Mapping[str, int]) -> dict[str, int]
         fail(
             "CP0840",
             f"the plan needs {needed} ranks{more}, but the communicator has {count}",
-            *_made_of(many, fixed, servers, "no axes of fixed size"),
+            *_made_of(many, fixed, servers, "no axes of known size"),
             f"start {needed}{more}: mpirun -n {product + serving}; or split the communicator",
             file=plan.file,
         )

@@ -108,13 +108,13 @@ def _events(path: Path, data: bytes, offset: int, workers: int) -> Iterator[tupl
         if len(packed) < nbytes:
             return  # the server was killed while it wrote this block
         if not 0 < count <= _BLOCK or zlib.crc32(packed) != crc:
-            _refuse(path, f"is damaged offset byte {offset}")
+            _refuse(path, f"is damaged at byte {offset}")
         try:
             events = array("Q", io.decompress(packed, 8 * count))
         except ValueError:
-            _refuse(path, f"is damaged offset byte {offset}")
+            _refuse(path, f"is damaged at byte {offset}")
         if any(event >> 32 >= workers for event in events):  # no message of such a worker would ever arrive
-            _refuse(path, f"is damaged offset byte {offset}")
+            _refuse(path, f"is damaged at byte {offset}")
         yield from ((event >> 32, event & 0xFFFFFFFF) for event in events)
         offset += _HEAD.size + nbytes
 

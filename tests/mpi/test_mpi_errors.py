@@ -36,7 +36,7 @@ def said() -> dict[str, list[str]]:
         ("a leading dimension", "CP0805", "has the shape [1, 4], expected [4]"),
         ("an unknown input", "CP0804", "needs `x`"),
         ("a derivative", "CP0847", "differentiated"),
-        ("a batch", "CP0848", "batched by jax.vmap"),
+        ("a batch", "CP0848", "jax.vmap cannot batch"),
         ("other programs", "CP0845", "rank 1 differs from rank 0"),
         ("other seeds", "CP0845", "same seed: rank 1 differs from rank 0"),
         ("a freed communicator", "CP0843", "is null"),
