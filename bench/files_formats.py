@@ -386,11 +386,11 @@ def _read_cache(path: Path) -> int:
     """A row that is there is right, or has never been in the file."""
     rows, numbers = table.in_file(str(path), table.Shape.of("0" * 32, [CACHED], 6, 1 << 20)), np.arange(6)
     out = np.zeros((6, *CACHED.shape), CACHED.dtype)
-    there = rows.has(numbers)
-    rows.read(numbers, there, [out])
+    is_stored = rows.has(numbers)
+    rows.read(numbers, is_stored, [out])
     rows.write(5, [np.full(CACHED.shape, 5, CACHED.dtype)])
-    if (out != numbers.reshape(6, 1, 1))[there].any():
-        raise AssertionError(f"rows {numbers[there]} are {out[there, 0, 0]}")
+    if (out != numbers.reshape(6, 1, 1))[is_stored].any():
+        raise AssertionError(f"rows {numbers[is_stored]} are {out[is_stored, 0, 0]}")
     return 0
 
 
