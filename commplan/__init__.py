@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from commplan.runtime.input.sources.adapters import serial as serial
     from commplan.runtime.input.sources.folders import folder as folder
     from commplan.runtime.input.sources.folders import paths as paths
+    from commplan.runtime.observe.abort_hook import install_hooks as install_hooks
     from commplan.runtime.run import Run as Run
     from commplan.topology import Topology as Topology
     from commplan.topology import load_topology as load_topology
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "CommplanError", "CompileOptions", "Diagnostic", "Plan", "Program", "Topology", "column", "folder",
-    "join", "load", "load_topology", "loads", "paths", "serial",
+    "install_hooks", "join", "load", "load_topology", "loads", "paths", "serial",
 ]  # fmt: skip
 # The modules of public names. `Run` and `optax` require jax, so `import *` does not include them.
 _NAMES = {
@@ -34,6 +35,7 @@ _NAMES = {
     "commplan.feeds": ("join",),
     "commplan.runtime.input.sources.adapters": ("column", "serial"),
     "commplan.runtime.input.sources.folders": ("folder", "paths"),
+    "commplan.runtime.observe.abort_hook": ("install_hooks",),
     "commplan.runtime.run": ("Run",),
     "commplan.topology": ("Topology", "load_topology"),
 }

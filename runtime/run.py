@@ -355,12 +355,13 @@ class TypedRun(Bound):
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
         watchdog_s: float | None = None,
+        busy_s: float = mpi_watchdog.BUSY_S,
         timeout: float = TIMEOUT_S,
     ) -> None:
         schedule = program.schedule
 
         def check() -> None:
-            check_kinds(schedule, sources, functions, seed, watchdog_s, timeout)
+            check_kinds(schedule, sources, functions, seed, watchdog_s, busy_s, timeout)
             check_bound(schedule, dict(sources or {}), dict(functions or {}))
             bound(schedule, dict(sources or {}), sources or {})
             checked_functions(schedule, dict(functions or {}))
@@ -368,7 +369,7 @@ class TypedRun(Bound):
         self.program = program
         context = Context(
             schedule,
-            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s, timeout), mesh),
+            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s, busy_s, timeout), mesh),
             dict(functions or {}),
             operator.index(seed),
             known_structures(program),
@@ -409,7 +410,8 @@ class TypedRun(Bound):
     def late(self) -> Generator[None]:
         """While this runs, the others' watchdogs expect this process to come late: it evaluates, or writes.
 
-        Without it, those that wait for this one longer than `watchdog_s` of `Program.bind` end with CP0834.
+        Without it, those that wait for this one print it after `watchdog_s` of `Program.bind`, and end with
+        CP0834 after `busy_s`.
         """
         with mpi_watchdog.expected_late(), watchdog.expected_late():
             yield

@@ -14,7 +14,7 @@ import tempfile
 from typing import Any
 
 from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed, without_memory
-from bench.faults.mpi import BOUND_S, FLAG, LINES, RANKS, STEPS, plan_of
+from bench.faults.mpi import BOUND_S, BUSY_S, FLAG, LINES, RANKS, STEPS, plan_of
 from bench.faults.mpi import KINDS as OF_RANKS
 from bench.faults.mpi import draw as drawn_rank
 
@@ -38,7 +38,7 @@ def process(fault: Fault, port: int, index: int) -> None:
     if culprit and early:
         begin()
         happen(fault.kind.removeprefix(BEFORE))
-    run = program.bind(mesh, watchdog_s=BOUND_S)
+    run = program.bind(mesh, watchdog_s=BOUND_S, busy_s=BUSY_S)
 
     @run.jit
     @run.spmd(scale="per data", returns="same")

@@ -255,10 +255,12 @@ def recording_of(plan: str | None) -> Recording | None:
 
 
 def offer_stacks(recording: Recording) -> None:
-    """From now on a signal has this process write its Python stacks behind the record, whatever its threads
-    do: also where one is in C and keeps the interpreter's lock. They go behind the record that was offered
-    last, and the engine, which knows the descriptor alone, finds them there."""
+    """After `offer_stacks_of_process` a signal has this process write its Python stacks behind the record,
+    whatever its threads do: also if one is in C and keeps the interpreter's lock. They go behind the record
+    that was offered last, and the engine, which knows the descriptor alone, finds them there."""
     number = SIGNAL
+    if not _offers:
+        return
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         if not number or (not _stacks and is_handled(number, "SigIgn:", "SigCgt:")):
             return  # another system, or the program has it
@@ -275,6 +277,14 @@ def offer_stacks(recording: Recording) -> None:
         struct.pack_into("<q", recording.memory, STACK_SIGNAL, number)
 
 
+def offer_stacks_of_process() -> None:
+    """From now on this process installs the handler of `SIGNAL`, see `offer_stacks`."""
+    if not _offers:
+        _offers.append(True)
+        for recording in _recordings[-1:]:
+            offer_stacks(recording)
+
+
 def stacks_of_process() -> tuple[str, int]:
     """The file that they are written to, whichever record that is, and the signal, 0 for none."""
     return (f"/proc/self/fd/{_stacks[0][0]}", _stacks[0][1]) if _stacks else ("", 0)
@@ -288,6 +298,7 @@ def is_handled(number: int, *masks: str, process: int | str = "self") -> bool:
     return any(int(word, 16) >> (number - 1) & 1 for word in words)
 
 
+_offers: list[bool] = []  # whether the program allows a handler of the signal
 _stacks: list[tuple[int, int]] = []  # the descriptor to which they are written, at which signal
 _recordings: list[Recording] = []
 os.register_at_fork(after_in_child=_recordings.clear)

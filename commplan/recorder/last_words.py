@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.recorder.blame import Rank, described, first_death, ranks_of
+from commplan.recorder import verdict
+from commplan.recorder.blame import Rank, described, first_death, ranks_of, states_of
 from commplan.recorder.file import FAILED, VERDICT, Record, read_records
 
 _SHOWN = 4  # deaths beside the first
@@ -39,6 +40,11 @@ def last_words(records: Sequence[Record], names: Mapping[int, str], killed: int)
     others = [rank for rank in ranks if rank.state == "dead" and rank.end and rank is not first]
     others.sort(key=lambda rank: (rank.end.startswith("was ended"), rank.gone_s))
     text, *notes = [_death(rank, names) for rank in (first, *others[:_SHOWN])]
+    states = states_of(ranks, first.gone_s, {})
+    found = verdict.blame(states)
+    if found.kind == "order":  # the communication library aborts processes that send what does not fit
+        who = names.get(first.process, "process").split()[0]
+        text, *notes = [*verdict.described(found, states, who, first.rank).split("\nnote: "), text, *notes]
     if max(record.ranks for record in records) > len(ranks):
         notes.append("of ranks on other hosts, which may have ended before, nothing is known here")
     if killed:

@@ -20,6 +20,7 @@ from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import jax, lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
+from commplan.lowering.mpi.job.watchdog import BUSY_S
 from commplan.lowering.mpi.service import Requests, Service, send_leave, waiting_line
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
@@ -182,16 +183,19 @@ def backend_of(
     requests: Requests | None = None,
     watchdog_s: float | None = None,
     meet: Rendezvous | None = None,
+    busy_s: float = BUSY_S,
 ) -> MpiBackend:
     """The backend of a worker. Every rank of `comm`, the workers', calls it alike: it makes communicators.
 
     sites: the schedule's. whole: a communicator of workers and servers for what they say to each other,
-    if the plan has servers; requests: of it. watchdog_s, meet: see `Channel`. Raises CP0830 where there are
-    servers and no engine, CP0849 where a rank does not come.
+    if the plan has servers; requests: of it. watchdog_s, meet, busy_s: see `Channel`.
+    Raises CP0830 for servers without an engine, CP0849 if a rank does not come.
     """
     sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
     job, service = requests.job if requests is not None else "", None
-    channel = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, job=job, meet=meet)
+    channel = Channel(
+        comm, sizes, watchdog_s=watchdog_s, busy_s=busy_s, plan=schedule.plan, job=job, meet=meet
+    )
     opening: list[tuple[Collective, str]] = []
     for phase in schedule.phases:
         moving = [op for op in phase.ops if isinstance(op, Collective) and channel.groups.ways(op.axes) > 1]

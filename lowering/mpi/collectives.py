@@ -82,7 +82,8 @@ class Channel:
 
     comm: an mpi4py communicator, which is duplicated. sizes: the plan's axes (see `Groups`). watchdog_s: the
     seconds without progress after which a wait ends with an error that says who holds it, or five times
-    what usually passes between two runs of the collective, whichever is longer; None waits for ever. plan,
+    what usually passes between two runs of the collective, whichever is longer; None waits for ever. busy_s:
+    the seconds that ranks have which are alive and late; they are printed before. plan,
     job: their names, for the record; rank 0's job counts, or one that is made where it is empty. meet: see
     `Groups`. Every rank makes it alike. Raises CP0831 for sizes that do not fit, CP0849 where a rank does not
     come. Where a rank cannot have the engine (CP0830) there is a
@@ -95,12 +96,13 @@ class Channel:
         sizes: Mapping[str, int] | None = None,
         *,
         watchdog_s: float | None = None,
+        busy_s: float = watchdog.BUSY_S,
         plan: str = "",
         job: str = "",
         meet: Rendezvous | None = None,
     ) -> None:
         self.groups = Groups(comm, sizes, meet)
-        self._library, watched = self._engine(watchdog_s, plan, job)
+        self._library, watched = self._engine(watchdog_s, busy_s, plan, job)
         self._channel: int | None = None
         self._numbers: dict[Any, int] = {}
         self.resources: Resources | None = None
@@ -128,21 +130,25 @@ class Channel:
         """The engine, or None where some rank has none."""
         return self._library
 
-    def _engine(self, watchdog_s: float | None, plan: str, job: str) -> tuple[Any, watchdog.Watched | None]:
-        """The engine if all ranks have it: forms do not mix; watched with the longest of all `watchdog_s`."""
+    def _engine(
+        self, watchdog_s: float | None, busy_s: float, plan: str, job: str
+    ) -> tuple[Any, watchdog.Watched | None]:
+        """The engine if all ranks have it: forms do not mix; watched with the longest times of all ranks."""
         library, why = None, ""
         try:
             library = build.library()
             interruption.let_in(library)
         except CommplanError as error:
             why = str(error)
-        own = (why, watchdog_s, job or watchdog.job())
-        answers: list[tuple[str, float | None, str]] = self.groups.meet(self.groups.own.allgather, own)
-        reasons = [reason for reason, _, _ in answers if reason]
+        own = (why, watchdog_s, busy_s, job or watchdog.job())
+        answers: list[tuple[str, float | None, float, str]] = self.groups.meet(self.groups.own.allgather, own)
+        reasons = [reason for reason, *_ in answers if reason]
         if not reasons:
-            bounds = [bound for _, bound, _ in answers if bound is not None]
-            every = len(bounds) == len(answers)
-            return library, watchdog.Watched(max(bounds), answers[0][2], plan) if every else None
+            bounds = [bound for _, bound, _, _ in answers if bound is not None]
+            if len(bounds) < len(answers):
+                return library, None
+            longest = max(busy for _, _, busy, _ in answers)
+            return library, watchdog.Watched(max(bounds), longest, answers[0][3], plan)
         if self.groups.rank == 0:
             warnings.warn(f"collectives run message by message, slower: {reasons[0]}", RuntimeWarning, 3)
         return None, None

@@ -54,27 +54,28 @@ class Requests(NamedTuple):
 
 
 def requests_of(
-    comm: Any, bound_s: float | None, meet: Rendezvous, plan: str, workers: int
+    comm: Any, bound_s: float | None, busy_s: float, meet: Rendezvous, plan: str, workers: int
 ) -> Requests | None:
     """Of `comm`, all of whose ranks call this alike, first so many workers; None where this rank cannot have
     the engine.
 
-    bound_s: see `Channel`; the longest of all counts, and where a rank gives None, or has no engine, nothing
-    is watched. plan: its name. Raises CP0849 where a rank does not come.
+    bound_s, busy_s: see `Channel`; the longest of all counts. If a rank gives None, or has no engine, nothing
+    is watched. plan: its name. Raises CP0849 if a rank does not come.
     """
     library = None
     with contextlib.suppress(CommplanError):
         library = build.library()
-    own = (library is not None, bound_s, job())
-    answers: list[tuple[bool, float | None, str]] = meet(comm.allgather, own)
-    bounds = [bound for has, bound, _ in answers if has and bound is not None]
+    own = (library is not None, bound_s, busy_s, job())
+    answers: list[tuple[bool, float | None, float, str]] = meet(comm.allgather, own)
+    bounds = [bound for has, bound, _, _ in answers if has and bound is not None]
     if library is None:
         return None
     channel, watch = library.commplan_channel_open(comm.py2f(), 0), None
     if len(bounds) == len(answers):
-        watched, rank = Watched(max(bounds), answers[0][2], plan), int(comm.Get_rank())
+        longest, rank = max(busy for _, _, busy, _ in answers), int(comm.Get_rank())
+        watched = Watched(max(bounds), longest, answers[0][3], plan)
         watch = meet(RequestWatch.begin, library, channel, watched, rank, len(answers), workers)
-    return Requests(library, channel, watch, answers[0][2])
+    return Requests(library, channel, watch, answers[0][3])
 
 
 class Service:

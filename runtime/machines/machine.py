@@ -214,13 +214,14 @@ class Said(NamedTuple):
 
 class Binding(NamedTuple):
     """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here.
-    watchdog_s, timeout_s: see `Program.bind`."""
+    watchdog_s, busy_s, timeout_s: see `Program.bind`."""
 
     schedule: ir.Schedule
     program: str
     seed: SupportsIndex
     check: Callable[[], None]
     watchdog_s: float | None
+    busy_s: float
     timeout_s: float
 
 

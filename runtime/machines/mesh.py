@@ -449,6 +449,7 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
         coordinator.address(),
         lambda own: exchange(own, "watchdog"),
         binding.watchdog_s,
+        binding.busy_s,
         binding.schedule.plan,
     )
 

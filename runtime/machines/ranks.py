@@ -295,7 +295,7 @@ def check_backend(schedule: ir.Schedule) -> None:
 
 
 def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
-    schedule, bound_s = binding.schedule, binding.watchdog_s
+    schedule, bound_s, busy_s = binding.schedule, binding.watchdog_s, binding.busy_s
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
     meet = Rendezvous(comm, purpose, binding.timeout_s, option=option, file=schedule.file)
     own = meet(comm.Dup)
@@ -305,15 +305,15 @@ def _bound(binding: Binding, comm: Any) -> Ranks | Serving:
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(own.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        backend = backend_of(schedule, own, roles, watchdog_s=bound_s, meet=meet)
+        backend = backend_of(schedule, own, roles, watchdog_s=bound_s, meet=meet, busy_s=busy_s)
         return _worker(comm, own, backend, schedule.file, bound_s, meet)
     rank = int(own.Get_rank())
     server = rank - roles.workers
     part = meet(own.Split, int(server >= 0), rank)
-    requests = requests_of(own, bound_s, meet, schedule.plan, roles.workers)
+    requests = requests_of(own, bound_s, busy_s, meet, schedule.plan, roles.workers)
     if server < 0:
         workers = meet.among(range(roles.workers))
-        backend = backend_of(schedule, part, roles, own, requests, bound_s, workers)
+        backend = backend_of(schedule, part, roles, own, requests, bound_s, workers, busy_s)
         return _worker(comm, part, backend, schedule.file, bound_s, workers)
     expect(own, roles)
     name = server_names(schedule)[server]

@@ -126,8 +126,8 @@ Channel::Channel(MPI_Comm comm, bool together) : comm(comm), together_(together)
 
 Channel::~Channel() = default;
 
-void Channel::watch(int64_t bound, int64_t first, char* record) {
-  watch_ = std::make_unique<Watch>(comm, bound, first, record, !together_);
+void Channel::watch(int64_t bound, int64_t first, int64_t busy, char* record) {
+  watch_ = std::make_unique<Watch>(comm, bound, first, busy, record, !together_);
 }
 
 std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }

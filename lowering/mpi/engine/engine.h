@@ -324,7 +324,7 @@ class Channel {
   void close(const std::string& why);  // the same, and waits for what is under way
   void await_others();                 // until every other rank has left, too
   bool release();                      // of a closed one that all have left: nothing of it is under way any more
-  void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; all ranks call it alike, once
+  void watch(int64_t bound, int64_t first, int64_t busy, char* record);  // see `Watch`; all ranks call it alike, once
   void serve(const Served& served);
   void stop_watching();
   std::string verdict();  // of the watch, or empty

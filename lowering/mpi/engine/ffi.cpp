@@ -175,8 +175,8 @@ COMMPLAN_API void* commplan_channel_open(int comm, int together) {
 }
 
 // bound, first: nanoseconds; record: the memory of a record, or null. See `Watch`.
-COMMPLAN_API void commplan_channel_watch(void* channel, int64_t bound, int64_t first, void* record) {
-  static_cast<Channel*>(channel)->watch(bound, first, static_cast<char*>(record));
+COMMPLAN_API void commplan_channel_watch(void* channel, int64_t bound, int64_t first, int64_t busy, void* record) {
+  static_cast<Channel*>(channel)->watch(bound, first, busy, static_cast<char*>(record));
 }
 
 // Of a server: see `Served`. ranks: those awaited, then those gone.

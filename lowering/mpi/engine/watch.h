@@ -33,12 +33,13 @@ class Recorder {
 };
 
 // bound: nanoseconds in which nothing moves before the others are asked, or five times what usually passes between two
-// runs of the operation, whichever is longer; `first` of an operation that has seldom run, where the late are alive:
-// they may be compiling. All ranks make one alike. requests: of workers to servers, which do not answer while they do
+// runs of the operation, whichever is longer; `first` of an operation that has seldom run, if the late are alive:
+// they may be compiling. Ranks that are alive and late are printed then, and have `busy` nanoseconds before the
+// operation fails. All ranks make one alike. requests: of workers to servers, which do not answer while they do
 // something else: then they are late as others are.
 class Watch {
  public:
-  Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool requests);
+  Watch(MPI_Comm channel, int64_t bound, int64_t first, int64_t busy, char* record, bool requests);
   int64_t begin(Operation& operation);  // its number, of those of this rank
   void end(Operation& operation);
   void waited(int64_t number, int64_t nanoseconds);  // for what was begun before, until it had ended
@@ -102,7 +103,7 @@ class Watch {
   std::string identity(int rank) const;
   std::string described(int rank, const Report& report) const;
 
-  const int64_t bound_, first_;
+  const int64_t bound_, first_, busy_;
   const bool requests_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   int own_ = 0, size_ = 0;
@@ -131,6 +132,7 @@ class Watch {
   std::vector<char> asks_;
   int64_t serial_ = 0, asked_ = 0, next_ = 0;
   bool announced_ = false;
+  int64_t noticed_ = 0;  // the operation of which it was printed who is late
 };
 
 }  // namespace commplan

@@ -15,7 +15,7 @@ from commplan.recorder.lane import activity
 from commplan.recorder.stacks import own_frames, shown
 from commplan.sidecar import attend
 
-BOUND_S = 10.0
+BUSY_S = 600.0  # for ranks that are alive and late
 FIRST = 12  # times the bound, for a collective that has run three times at most: the late may be compiling
 _VERDICT = 4096  # bytes of one, at most
 _WRITER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
@@ -23,10 +23,11 @@ _libraries: list[Any] = []
 
 
 class Watched(NamedTuple):
-    """A channel that is watched, alike on all of its ranks. bound_s: see `Channel`. job: a name that no other
-    run has; of rank 0. plan: its name."""
+    """A channel that is watched, alike on all of its ranks. bound_s, busy_s: see `Channel`. job: a name that
+    no other run has; of rank 0. plan: its name."""
 
     bound_s: float
+    busy_s: float
     job: str
     plan: str
 
@@ -41,11 +42,11 @@ def start(
 ) -> Recording | None:
     """Watch a channel, and record what it does. All of its ranks call this alike. axes: their sizes."""
     recording = start_recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
-    _watch(library, channel, watched.bound_s, recording, rank)
+    _watch(library, channel, watched, recording, rank)
     return recording
 
 
-def _watch(library: Any, channel: int, bound_s: float, recording: Recording | None, rank: int) -> None:
+def _watch(library: Any, channel: int, watched: Watched, recording: Recording | None, rank: int) -> None:
     if not _libraries:
         _libraries.append(library)
         library.commplan_stack_writer(ctypes.cast(_write_stack, ctypes.c_void_p))
@@ -59,8 +60,8 @@ def _watch(library: Any, channel: int, bound_s: float, recording: Recording | No
         # The engine writes to it until MPI ends, which is after Python has.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
         address = ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
-    nanoseconds = int(bound_s * 1e9)
-    library.commplan_channel_watch(channel, nanoseconds, FIRST * nanoseconds, address)
+    bound, busy = int(watched.bound_s * 1e9), int(watched.busy_s * 1e9)
+    library.commplan_channel_watch(channel, bound, FIRST * bound, busy, address)
 
 
 class RequestWatch(NamedTuple):
@@ -77,9 +78,9 @@ class RequestWatch(NamedTuple):
         lane = "requests" if rank < workers else "server"
         recording = start_recording(watched.job, watched.plan, rank, ranks, lane=lane)
         if rank < workers:
-            _watch(library, channel, watched.bound_s, recording, rank)
+            _watch(library, channel, watched, recording, rank)
             return cls(library, channel)
-        _watch(library, channel, watched.bound_s, None, rank)
+        _watch(library, channel, watched, None, rank)
         if recording is not None:
             attend(recording.path, f"rank {rank}")
         return cls(library, channel, recording)
