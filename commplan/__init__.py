@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from commplan import guard as guard
     from commplan import optax as optax
     from commplan.api import Plan as Plan
     from commplan.api import Program as Program
@@ -39,14 +40,15 @@ _NAMES = {
     "commplan.runtime.run": ("Run",),
     "commplan.topology": ("Topology", "load_topology"),
 }
+_MODULES = ("guard", "optax")
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 importlib.import_module("commplan.ending")  # must precede exit handlers of the program
 
 
 def __getattr__(name: str) -> Any:
     """Import public names lazily, so that `commplan check` and `fmt` do not load the compiler."""
-    if name == "optax":
-        return importlib.import_module("commplan.optax")
+    if name in _MODULES:
+        return importlib.import_module(f"commplan.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
@@ -54,4 +56,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names only, regardless of imported submodules."""
-    return sorted({*_HOMES, "optax"})
+    return sorted({*_HOMES, *_MODULES})

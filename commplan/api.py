@@ -30,7 +30,7 @@ from commplan.topology import (
 )
 from commplan.tracebacks import ends_at_caller, public_face
 from commplan.verify import load_schedule
-from commplan.wait import TIMEOUT_S, check_seconds
+from commplan.wait import BUSY_S, TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -249,7 +249,7 @@ class Program(Generic[RunT]):
         seed: int = 0,
         *,
         watchdog_s: float | None = 10.0,
-        busy_s: float = 600.0,
+        busy_s: float = BUSY_S,
         timeout: float = TIMEOUT_S,
     ) -> RunT:
         """Bind this program to a mesh, data and functions (see `runtime.run.Run`).

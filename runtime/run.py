@@ -44,7 +44,7 @@ from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_qu
 from commplan.runtime.phases import Every, PhaseCall
 from commplan.runtime.sharding import sharding
 from commplan.tracebacks import public_face
-from commplan.wait import TIMEOUT_S, check_seconds
+from commplan.wait import BUSY_S, TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -355,7 +355,7 @@ class TypedRun(Bound):
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
         watchdog_s: float | None = None,
-        busy_s: float = mpi_watchdog.BUSY_S,
+        busy_s: float = BUSY_S,
         timeout: float = TIMEOUT_S,
     ) -> None:
         schedule = program.schedule
@@ -369,7 +369,7 @@ class TypedRun(Bound):
         self.program = program
         context = Context(
             schedule,
-            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s, busy_s, timeout), mesh),
+            machine_for(Binding(schedule, program.digest, seed, check, watchdog_s, timeout, busy_s), mesh),
             dict(functions or {}),
             operator.index(seed),
             known_structures(program),

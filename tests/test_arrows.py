@@ -33,7 +33,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.pytree": (),
     "commplan.io": (),
     "commplan.recorder": ("commplan.tracebacks",),
-    "commplan.sidecar": ("commplan.recorder",),
+    "commplan.sidecar": ("commplan.recorder", "commplan.ending"),
     "commplan.wait": (),
     "commplan.ending": (),
     "commplan.tracebacks": (),

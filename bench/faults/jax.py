@@ -121,11 +121,11 @@ def right(fault: Fault, text: str) -> bool:
         return named == {fault.culprit} and "`evaluate`" not in text and "`look`" in text
     blamed = re.findall(
         r"process (\d) (?:is stopped|has died|has not come|does not answer|was aborted)"
-        r"|program has ended on process (\d)",
+        r"|program has ended on process (\d)|process (\d) \(process \d+ on \S+\) was killed",
         text,
     )
     reason = "loss is not finite" in text if fault.kind == "raise" else True
-    named = {int(first or second) for first, second in blamed}
+    named = {int("".join(groups)) for groups in blamed}
     return named == {fault.culprit} and reason and f"line {LINES['step']} of" in text
 
 

@@ -20,11 +20,11 @@ from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import jax, lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
-from commplan.lowering.mpi.job.watchdog import BUSY_S
 from commplan.lowering.mpi.service import Requests, Service, send_leave, waiting_line
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
+from commplan.wait import BUSY_S
 
 Array = Any
 

@@ -37,6 +37,7 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.lists import Settings, make_list, reduces
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 from commplan.recorder.file import Details, Recording
+from commplan.wait import BUSY_S
 
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -96,7 +97,7 @@ class Channel:
         sizes: Mapping[str, int] | None = None,
         *,
         watchdog_s: float | None = None,
-        busy_s: float = watchdog.BUSY_S,
+        busy_s: float = BUSY_S,
         plan: str = "",
         job: str = "",
         meet: Rendezvous | None = None,

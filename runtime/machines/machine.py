@@ -31,6 +31,7 @@ from commplan.runtime.machines.environment import ALIKE, environment
 from commplan.runtime.observe.abort_hook import common
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
+from commplan.wait import BUSY_S
 
 Array = Any
 Host = npt.NDArray[Any]
@@ -214,15 +215,15 @@ class Said(NamedTuple):
 
 class Binding(NamedTuple):
     """What a process binds. program: the digest of the schedule. check: raises what is wrong with it here.
-    watchdog_s, busy_s, timeout_s: see `Program.bind`."""
+    watchdog_s, timeout_s, busy_s: see `Program.bind`."""
 
     schedule: ir.Schedule
     program: str
     seed: SupportsIndex
     check: Callable[[], None]
     watchdog_s: float | None
-    busy_s: float
     timeout_s: float
+    busy_s: float = BUSY_S
 
 
 def agree(who: str, mine: Binding, exchange: Callable[[Any], Mapping[int, Any]]) -> None:

@@ -135,7 +135,7 @@ class MeshMachine:
         return int(jax.process_index()), int(jax.process_count())
 
     def participants(self) -> tuple[int, ...]:
-        processes = _processes(self.mesh)
+        processes = processes_of(self.mesh)
         return processes if jax.process_index() in processes else (int(jax.process_index()),)
 
     @property
@@ -171,7 +171,11 @@ class MeshMachine:
             loop = f", in a loop of length {trip}" if trip else ""
             return f"{kind} {', '.join(map(str, collective.inputs))} {where}{channel}{loop}"
 
-        return tuple(Issue(text(each), place_of(each.op_name)) for each in step.collectives)
+        return tuple(Issue(text(each), self.place(each)) for each in step.collectives)
+
+    def place(self, collective: CompiledCollective) -> str:
+        """The plan line, or the scope, that requested a collective."""
+        return place_of(collective.op_name)
 
     def copies(self, leaf: Any, placement: Placement | None) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
         """Of all arguments: JAX takes replicas, and arrays of the host, to be the same everywhere."""
@@ -307,8 +311,8 @@ class MeshMachine:
         names = tuple(name for name in mesh.axis_names if name != axis)
         types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
         own = Mesh(devices, names, axis_types=types)
-        calls = watchdog.part(self.calls, _processes(own), schedule.plan)
-        return machine_of(schedule, own, calls, self.whole or _processes(mesh))
+        calls = watchdog.part(self.calls, processes_of(own), schedule.plan)
+        return machine_of(schedule, own, calls, self.whole or processes_of(mesh))
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, own: Machine) -> Any:
         """One member's part of global arrays, on its own mesh, without the dimension of `axis`.
@@ -422,7 +426,7 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
     Raises what `agree` does, and CP0849 where one does not come, on all of them.
     """
     schedule = binding.schedule
-    processes = _processes(mesh)
+    processes = processes_of(mesh)
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
         binding.check()
         runs = all(device in jax.local_devices() for device in mesh.devices.flat)
@@ -454,7 +458,7 @@ def check_processes(binding: Binding, mesh: Any) -> Calls | None:
     )
 
 
-def _processes(mesh: Any) -> tuple[int, ...]:
+def processes_of(mesh: Any) -> tuple[int, ...]:
     """The processes that hold devices of `mesh`."""
     return tuple(sorted({int(device.process_index) for device in mesh.devices.flat}))
 

@@ -54,6 +54,7 @@ from commplan.runtime.machines.machine import (
 from commplan.runtime.machines.rank_calls import RankCalls
 from commplan.runtime.machines.server import Serving
 from commplan.runtime.observe.abort_hook import alike, watch
+from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.peers import Peer
 from commplan.runtime.param_server.startup_guard import expect
 from commplan.wait import TIMEOUT_S
@@ -85,7 +86,7 @@ class Ranks:
         return "local"
 
     @property
-    def calls(self) -> None:
+    def calls(self) -> Calls | None:
         return None
 
     def context(self) -> contextlib.AbstractContextManager[Any]:

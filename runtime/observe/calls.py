@@ -34,6 +34,7 @@ from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.tracebacks import shorten
 
 _KEPT = 4  # arrays of a result: the smallest ones
+_SOURCES = 3  # lines of the program that are named for a step
 _RECENT = 48  # calls that are compared with those of others
 _INTERVALS = 16  # between runs, of which the median is taken
 _HEAD = struct.Struct("<q")
@@ -118,8 +119,13 @@ class Calls:
         call.__name__, call.__doc__, call.__wrapped__ = name, function.__doc__, function  # pyright: ignore[reportFunctionMemberAccess]
         return call, index
 
-    def locate(self, index: int, lines: Sequence[int], file: str) -> None:
-        """Say that the collectives of the step `index` are those of these lines of a plan."""
+    def locate(self, index: int, lines: Sequence[int], file: str, sources: Sequence[str] = ()) -> None:
+        """Say that the collectives of the step `index` are those of these lines of a plan, or of `sources`,
+        such as `train.py:41`."""
+        if sources:
+            more = f" and {len(sources) - _SOURCES} more" if len(sources) > _SOURCES else ""
+            self.places[index] = f"{', '.join(sources[:_SOURCES])}{more}, in "
+            put_name(self.memory, index, self.where(index))
         if lines:
             numbers = ", ".join(map(str, sorted(set(lines))))
             one_of = "line" if len(set(lines)) == 1 else "one of lines"

@@ -222,8 +222,11 @@ class Watchdog:
             )
             settled = bool(self._failure) or now > heard + _SETTLE_S
             if self._left is None and settled and (missed or gone.how):
-                verdict = Verdict("down", {gone.rank: gone.how})
-                self._judge(described(verdict, {gone.rank: gone}, "process", self.own) + self._awaiting())
+                states = {self.own: self._state_here(), gone.rank: gone}
+                verdict = blame(states, self.own)
+                if verdict.kind != "order" or len(self.endpoint.others) > 1:
+                    verdict = Verdict("down", {gone.rank: gone.how})
+                self._judge(described(verdict, states, "process", self.own) + self._awaiting())
                 return
         if self._asked is not None:
             missing = self._missing()
@@ -362,8 +365,8 @@ class Watchdog:
 
     def _excuse(self) -> str:
         limit_s = max(patience.late for patience in self._bounds.values())
-        fix = "put longer work into `with run.late():`, or bind(.., busy_s=SECONDS) waits longer"
-        return f"the limit is {limit_s:.0f} s: {fix}"
+        longer = "`with run.late():` or commplan.guard.late()"
+        return f"the limit is {limit_s:.0f} s: put longer work into {longer}, or busy_s=SECONDS waits longer"
 
     def _awaiting(self) -> str:
         """The step that has not ended, or has failed."""

@@ -79,7 +79,7 @@ def test_every_public_name_is_found(name: str) -> None:
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
     code = "import commplan, commplan.cli, commplan.runtime.run; print(*dir(commplan))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == sorted({*commplan.__all__, "Run", "optax"})
+    assert done.stdout.split() == sorted({*commplan.__all__, "Run", "guard", "optax"})
 
 
 def test_names_that_are_not_there() -> None:

@@ -15,7 +15,6 @@ from commplan.recorder.lane import activity
 from commplan.recorder.stacks import own_frames, shown
 from commplan.sidecar import attend
 
-BUSY_S = 600.0  # for ranks that are alive and late
 FIRST = 12  # times the bound, for a collective that has run three times at most: the late may be compiling
 _VERDICT = 4096  # bytes of one, at most
 _WRITER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
