@@ -92,6 +92,8 @@ def happen(kind: str) -> None:
         raise ArithmeticError("loss is not finite")
     elif kind == "sleep":
         time.sleep(DEADLINE_S * 2)
+    elif kind == "lock":
+        re.match("(a+)+$", "a" * 40 + "b")  # for years, in C, with the interpreter's lock
     elif kind in LINKS:
         time.sleep(LINK_S)
 
