@@ -192,8 +192,9 @@ class Recording:
         _put_text(self.memory, _CALL + _SINCE.size, SIZE, text)
 
     def remove(self) -> None:
-        """At the end of the process, or of a run that ended well. What failed is kept, with how the process
-        ended, and what else it recorded of the job; all is where $COMMPLAN_KEEP_RECORDS says so."""
+        """At the end of the process, or of a run that ended well. The record is kept, with how the process
+        ended and what else it recorded of the job, if something failed or an exception ends the process; else
+        if $COMMPLAN_KEEP_RECORDS says so."""
         if os.getpid() != self.process:
             return  # a forked child leaves
         own = (self, *self._lanes.values())
@@ -203,6 +204,7 @@ class Recording:
                 offer_stacks(_recordings[-1])
         others = [recording for recording in _recordings if recording.job == self.job]
         failed = any(_HEADER.unpack_from(recording.memory)[10] for recording in (*own, *others))
+        failed |= uncaught() is not None
         if failed or is_kept():
             for recording in own:
                 _put_text(recording.memory, _ENDING, STACK_SIGNAL, _ending())
@@ -215,11 +217,16 @@ class Recording:
             recording.path.unlink(missing_ok=True)
 
 
-def _ending() -> str:
+def uncaught() -> BaseException | None:
+    """At the exit: the exception that ends this process, unless that is `SystemExit`."""
     error = getattr(sys, "last_value", None)
-    if not isinstance(error, BaseException):
-        return "has ended"
-    return f"has ended with {f'{type(error).__name__}: {error}'.splitlines()[0]}"
+    is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    return error if isinstance(error, BaseException) and not is_interactive else None
+
+
+def _ending() -> str:
+    error = uncaught()
+    return f"has ended with {f'{type(error).__name__}: {error}'.splitlines()[0]}" if error else "has ended"
 
 
 def path_of(job: str, rank: int, lane: str = "") -> Path:

@@ -30,7 +30,7 @@ from commplan.diagnostics import CommplanError
 from commplan.ir import schedule as ir
 from commplan.lowering.mpi.job.engine_errors import TOLD, once
 from commplan.lowering.mpi.job.interruption import interruption
-from commplan.recorder.file import offer_stacks_of_process
+from commplan.recorder.file import offer_stacks_of_process, uncaught
 from commplan.runtime.observe import interruption as interruption_watch
 from commplan.sidecar import leave
 from commplan.tracebacks import from_users_code
@@ -81,9 +81,7 @@ def on_failure(end: Callable[[BaseException, int], None]) -> None:
 
 
 def _exiting_with() -> None:
-    error = getattr(sys, "last_value", None)
-    is_interactive = hasattr(sys, "ps1") or sys.flags.interactive
-    if isinstance(error, BaseException) and not _hooks and not is_interactive:
+    if (error := uncaught()) is not None and not _hooks:
         _end(error, 1)
 
 

@@ -91,7 +91,6 @@ class Watchdog:
         self._is_alarmed = False  # whether more than a comparison is why the others were asked
         self._deadline, self._place = 0.0, Place(0, 0)  # once the verdict is out: where the main thread was
         atexit.register(self._ending)
-        abort_hook.on_failure(self._failing)
         threading.Thread(target=self._run, name="commplan-watchdog", daemon=True).start()
 
     def watch(self, peers: Sequence[Peer], plan: str) -> Calls:
@@ -123,6 +122,7 @@ class Watchdog:
             record = start_recording(job, plan, self.own, len(self.endpoint.others) + 1)
             if record is not None:
                 attend(record.path, f"process {self.own}")
+            abort_hook.on_failure(self._failing)  # again: exit handlers of the record run after this one
             self._calls[name] = Calls(processes, record)
         return self._calls[name]
 
@@ -165,6 +165,8 @@ class Watchdog:
         if self._verdict:
             with self._lock:
                 self._say()
+        if self._status and not self._verdict and self.own == 0:
+            time.sleep(_GRACE_S)  # JAX aborts the others when it loses the coordinator: they print why before
         if self._verdict or self._status:
             _exit(EXIT_STATUS if self._verdict else self._status)
         self._leave("")

@@ -25,10 +25,11 @@ from commplan.recorder.processes import WATCH_THREAD
 WRONG, CULPRIT, STEPS = 5, 2, 8
 fault, algorithm, form, bound_s = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
 rank = MPI.COMM_WORLD.rank
+if fault == "lock":
+    offer_stacks_of_process()
 busy_s = 5 * bound_s if fault == "held" else bound_s
 channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, busy_s=busy_s, plan="faulty")
 if fault == "lock":
-    offer_stacks_of_process()
     start_recording("second", "input", rank, MPI.COMM_WORLD.size)  # of the same processes
 
 
