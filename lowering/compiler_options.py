@@ -47,9 +47,9 @@ _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
 # on 128.
 AT_ONCE = 8
 PIPELINED = "xla_gpu_pipeline_all_reduce"
-_PIPELINES: Mapping[str, tuple[Value, Value]] = {  # by name, the newest first: on and off
-    PIPELINED: ("COLLECTIVE_PIPELINING_MODE_ON", "COLLECTIVE_PIPELINING_MODE_OFF"),
-    "xla_gpu_enable_pipelined_all_reduce": (True, False),
+_PIPELINES: Mapping[str, Value] = {  # names in different versions of XLA, the newest first
+    PIPELINED: "COLLECTIVE_PIPELINING_MODE_ON",
+    "xla_gpu_enable_pipelined_all_reduce": True,
 }
 _PERMUTE = "xla_gpu_collective_permute_mode"
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
@@ -106,9 +106,7 @@ def as_installed(options: Iterable[CompilerOption]) -> tuple[CompilerOption, ...
 
 
 def _as_known(option: CompilerOption, is_known: Callable[[str, Value], bool]) -> CompilerOption:
-    names = {option.name: option.value}
-    if option.name in _PIPELINES:
-        names = {name: on for name, (on, _) in _PIPELINES.items()}
+    names = _PIPELINES if option.name in _PIPELINES else {option.name: option.value}
     for name, value in names.items():
         if is_known(name, value):
             return replace(option, name=name, value=value, known=True)
@@ -118,11 +116,6 @@ def _as_known(option: CompilerOption, is_known: Callable[[str, Value], bool]) ->
 def accepted(options: Iterable[CompilerOption]) -> dict[str, Value]:
     """Name and value of those options that the compiler knows, or may know."""
     return {option.name: option.value for option in options if option.known is not False}
-
-
-def without_pipelining(options: Mapping[str, Value]) -> dict[str, Value]:
-    """What switches off the pipelining of all-reduces that `options` switch on; {} if they do not."""
-    return {name: off for name, (on, off) in _PIPELINES.items() if options.get(name) == on}
 
 
 def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, ...]:
@@ -165,7 +158,7 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
     reduces = _are_all_reduces(everything)
     if "all_reduce" in kinds and not (reduces and "reduce_scatter" in kinds):
         why = "an all-reduce inside a loop, as of `run.tap`, runs under the loop's next round"
-        yield CompilerOption(PIPELINED, _PIPELINES[PIPELINED][0], why)
+        yield CompilerOption(PIPELINED, _PIPELINES[PIPELINED], why)
     links = max(len({_links(item) for item in items}) for items in phases)
     if reduces:
         why = "all-reduces of a loop's rounds, and their levels, need not wait for each other"

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -17,10 +16,10 @@ from commplan.diagnostics import Span, fail, listed, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.types import SAME, DType, Placement
 from commplan.lowering import compiler_options as xla
+from commplan.lowering.audit.profile import LatencyProfile, ProfileChoice, latency_profile
 from commplan.lowering.jax import _context
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
-from commplan.lowering.jax.latency_profile import Given, LatencyProfile, latency_profile
 from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.pytree import Structure, Tree, flatten
@@ -63,12 +62,10 @@ class Context:
         on_gpus = isinstance(self.backend, LaxBackend) and self.backend.platform == "gpu"
         return xla.compiler_options(self.schedule, "gpu") if on_gpus else ()
 
-    def profile(self, given: Given, own: Mapping[str, xla.Value]) -> LatencyProfile | None:
-        """What `run.jit(.., pgle=given, compiler_options=own)` means here: see `latency_profile`."""
-        mesh, jax_devices = self.machine.mesh, isinstance(self.backend, LaxBackend)
-        profile = latency_profile(given, mesh.devices.flat if jax_devices else ())
-        off = {k: v for k, v in xla.without_pipelining(self.compiler_options).items() if k not in own}
-        return profile and msgspec.structs.replace(profile, unpipelined=off)
+    def profile(self, choice: ProfileChoice) -> LatencyProfile | None:
+        """The profile for `run.jit(.., pgle=choice)` on these devices: see `latency_profile`."""
+        jax_devices = isinstance(self.backend, LaxBackend)
+        return latency_profile(choice, self.machine.mesh.devices.flat if jax_devices else ())
 
     def warn_of_flags(self) -> None:
         """Warn of what XLA_FLAGS would undo of the schedule (CP0858)."""

@@ -33,8 +33,8 @@ _NOTHING = """module @nothing {
 mlir: Any = cast("Any", _src_lib).mlir.ir
 _PLACE = re.compile(r'"([^"]+)":(\d+):')  # in the text of an operation's location
 _JIT_SIGNATURES = 4096  # that the fast path of one `jit_ahead` knows
-PROFILE = "fdo_profile"  # an option of a compilation: what its instructions take
-Recompile = Callable[[Any, Callable[..., Any]], Any]
+PROFILE = "fdo_profile"  # an option of a compilation: the times of its instructions
+Recompile = Callable[[Any, Callable[[bytes], Any]], Any]
 
 
 def is_known(name: str, value: Any) -> bool:
@@ -67,51 +67,36 @@ def _local_client() -> Any:
 
 
 def with_profile(lowered: Any, recompile: Recompile) -> Any:
-    """`lowered`, a `jax.stages.Lowered`, whose compilation is what `recompile` gives, whoever asks for it.
+    """Let `lowered`, a `jax.stages.Lowered`, compile to the executable that `recompile` returns.
 
-    `recompile` is called with what XLA compiles without a profile, and with `again(options, rewrite=None)`,
-    which compiles with more options, `PROFILE` among them. `rewrite` gives the module to compile in place of
-    that which JAX made, or None: then `again` gives None too.
+    `recompile` is called with the executable that XLA compiles without a profile, and with a function that
+    compiles with one.
     """
     lowering = lowered._lowering
     if "compile" in vars(lowering):
         return lowered
-    plain, kept, compiling = lowering.compile, list[Any](), threading.RLock()
+    plain, kept, compiling = lowering.compile, list[Any](), threading.Lock()
 
-    def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **given: Any) -> Any:
+    def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
         own = dict(compiler_options or {})
         if PROFILE in own:
-            return plain(compiler_options=own, **given)
-        usual = compiler_options is None and all(value is None for value in given.values())
-        if usual and kept:
-            return kept[0]
+            return plain(compiler_options=own, **options)
+        usual = compiler_options is None and all(value is None for value in options.values())
+        with compiling:  # once, if several threads call
+            if usual and kept:
+                return kept[0]
 
-        def again(more: Mapping[str, Any], rewrite: Callable[[Any], Any] | None = None) -> Any:
-            own_module: Any = getattr(lowering, "_hlo", None)
-            module = rewrite(own_module) if rewrite is not None and own_module is not None else own_module
-            if rewrite is not None and module is None:
-                return None
-            lowering._hlo = module
-            try:
-                executable = plain(compiler_options={**own, **more}, **given)
-            finally:
-                lowering._hlo = own_module
-            if PROFILE in more:
-                profiled.append(executable)
+            def again(profile: bytes) -> Any:
+                return plain(compiler_options={**own, PROFILE: profile}, **options)
+
+            without = plain(compiler_options=own, **options)
+            executable = recompile(without, again)
+            lowering.has_profile = executable is not without
+            if usual:
+                kept.append(executable)
             return executable
 
-        profiled = list[Any]()
-        executable = recompile(plain(compiler_options=own, **given), again)
-        lowering.has_profile = any(executable is each for each in profiled)
-        if usual:
-            kept.append(executable)
-        return executable
-
-    def compile_alone(*args: Any, **given: Any) -> Any:
-        with compiling:  # threads may share what JAX has lowered, and `again` changes its module for a while
-            return compile_with_profile(*args, **given)
-
-    lowering.compile = compile_alone
+    lowering.compile = compile_with_profile
     return lowered
 
 

@@ -20,8 +20,8 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.types import DType
+from commplan.lowering.audit.profile import LatencyProfile
 from commplan.lowering.jax import _jit
-from commplan.lowering.jax.latency_profile import LatencyProfile
 from commplan.lowering.jax.typing_shim import jax
 from commplan.recorder.stacks import user_line
 from commplan.runtime.machines.difference import first_difference
