@@ -1,12 +1,13 @@
 """Error codes: their ranges, and the page of the manual for each.
 
 A code is CP and four digits; the first two denote its range. Its page is `commplan/pages/CODE.md`, with the
-first line `# CODE: TITLE`.
+first line `# CODE: TITLE`. Codes of one family share a page: each has a section, `## CODE: TITLE`.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from importlib.resources import files
 
 RANGES = {
@@ -24,17 +25,31 @@ RANGES = {
     "CP11": "the command and the benches",
     "CP12": "warnings",
 }
+_CODE = re.compile(r"CP\d{4}\.md")
+_SECTION = re.compile(r"^## (?=CP\d{4}: )", re.MULTILINE)
 
 
 def page(code: str) -> str | None:
-    """The page for an error code in Markdown, or None."""
+    """The page for an error code in Markdown, or None: of a family its section, followed by the introduction."""
     place = files("commplan").joinpath("pages", f"{code}.md")
-    return place.read_text(encoding="utf-8") if place.is_file() else None
+    return place.read_text(encoding="utf-8") if place.is_file() else _family_pages().get(code)
+
+
+@functools.cache
+def _family_pages() -> dict[str, str]:
+    pages: dict[str, str] = {}
+    for place in files("commplan").joinpath("pages").iterdir():
+        if not place.name.endswith(".md") or _CODE.match(place.name):
+            continue
+        introduction, *sections = _SECTION.split(place.read_text(encoding="utf-8"))
+        common = introduction.partition("\n")[2].strip()
+        pages |= {section[:6]: f"# {section.strip()}\n\n{common}\n" for section in sections}
+    return pages
 
 
 @functools.cache
 def titles() -> dict[str, str]:
     """All codes in order, with the titles of their pages."""
     names = (place.name for place in files("commplan").joinpath("pages").iterdir())
-    codes = sorted(name.removesuffix(".md") for name in names if name.endswith(".md"))
+    codes = sorted({*(name[:6] for name in names if _CODE.match(name)), *_family_pages()})
     return {code: (page(code) or "").partition("\n")[0].partition(": ")[2] for code in codes}
