@@ -30,7 +30,7 @@ _SECTION = re.compile(r"^## (?=CP\d{4}: )", re.MULTILINE)
 
 
 def page(code: str) -> str | None:
-    """The page for an error code in Markdown, or None: of a family its section, followed by the introduction."""
+    """The page for an error code in Markdown, or None. A section of a family ends with its introduction."""
     place = files("commplan").joinpath("pages", f"{code}.md")
     return place.read_text(encoding="utf-8") if place.is_file() else _family_pages().get(code)
 

@@ -22,7 +22,7 @@ from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.phase import Lowered, name_of
-from commplan.lowering.jax.pytree import Structure, Tree, flatten
+from commplan.lowering.jax.pytree import Structure, Tree, build, flatten
 from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.machines.machine import Machine
 from commplan.runtime.unset_states import UnsetStates
@@ -125,6 +125,22 @@ class Context:
             message = f"the plan has no output, state or input `{name}`"
             self.fail("CP0811", message, *near_note(name, named), f"it has {listed(named)}")
         return named[name]
+
+    def sharding(self, name: str) -> Any:
+        """The sharding of a value, or of a value of type tree a tree of them: see `run.sharding`."""
+        if self.machine.layout != "global":
+            message = "a run on the ranks of a communicator has no shardings"
+            self.fail(
+                "CP0874", message, "each rank's arrays are on its own device: run.place says which it is"
+            )
+        value = self.named(name)
+        if value.placement.partial:
+            message = f"`{name}` is {value.placement}, and a global array has no place for that"
+            self.fail("CP0806", message, "it is there inside run.spmd alone, where a phase reduces it")
+        shardings = [NamedSharding(self.machine.mesh, spec) for spec in leaf_specs(value)]
+        if value.kind != "tree":
+            return shardings[0]
+        return build([leaf.path for leaf in value.leaves], shardings, self.structures)
 
     def around(self, caller: str, span: Span | None = None) -> bool:
         """Whether the code around us sees one rank's arrays: under MPI always, else in a shard_map.

@@ -18,13 +18,12 @@ from commplan.ir.types import Placement
 from commplan.lowering.audit.estimate import Machine as Rates
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layers import backward_reduce as tap
-from commplan.lowering.jax.pytree import build, flatten
+from commplan.lowering.jax.pytree import build, flatten, known_structures
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job import watchdog as mpi_watchdog
 from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.runtime import member as members
 from commplan.runtime import spmd
-from commplan.runtime.bound_machine import known_structures, machine_for
 from commplan.runtime.check_bound import check_bound, check_kinds
 from commplan.runtime.context import CALLS, Context
 from commplan.runtime.input.device.batches import Batches
@@ -37,12 +36,12 @@ from commplan.runtime.input.stages.functions import checked_functions
 from commplan.runtime.layers import ShardedWeights
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.machines.machine import Binding
+from commplan.runtime.machines.mesh import machine_for
 from commplan.runtime.machines.server import Serving
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
 from commplan.runtime.phases import Every, PhaseCall
-from commplan.runtime.sharding import sharding
 from commplan.tracebacks import public_face
 from commplan.wait import BUSY_S, TIMEOUT_S, check_seconds
 
@@ -217,7 +216,7 @@ class Bound(ShardedWeights):
         `jax.jit(in_shardings=..)` take it. Raises CP0811 for an unknown name, CP0806 for a partial value,
         CP0874 for a run on the ranks of a communicator.
         """
-        return sharding(self.context, name)
+        return self.context.sharding(name)
 
     save_anything_except_tapped = staticmethod(tap.save_anything_except_tapped)
 
@@ -372,7 +371,7 @@ class TypedRun(Bound):
             machine_for(Binding(schedule, program.digest, seed, check, watchdog_s, timeout, busy_s), mesh),
             dict(functions or {}),
             operator.index(seed),
-            known_structures(program),
+            known_structures(program.structures.values()),
         )
         super().__init__(context, sources or {})
         context.warn_of_flags()

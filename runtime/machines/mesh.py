@@ -29,6 +29,7 @@ from commplan.lowering.jax.listing import collectives_of
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
+from commplan.mesh_kind import is_communicator
 from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
@@ -50,6 +51,7 @@ from commplan.runtime.machines.machine import (
     shortened,
 )
 from commplan.runtime.machines.placing import Cut, Placing, bounds, first_placed
+from commplan.runtime.machines.server import check_servers
 from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.abort_hook import alike
 from commplan.runtime.observe.calls import Calls
@@ -369,6 +371,22 @@ def machine_of(
     """The machine of `mesh` for `schedule`; `calls` where its processes are watched. whole: see there."""
     levels = spreads(schedule)
     return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, levels, calls=calls, whole=whole)
+
+
+def machine_for(binding: Binding, mesh: Any) -> Machine:
+    """The machine for `mesh`: devices, or the ranks of an `mpi4py` communicator.
+
+    Raises:
+        CommplanError: CP0801, CP0802, CP0845 and CP0849 for a mesh that does not fit, CP084x for a
+            communicator, and what `binding.check` raises.
+    """
+    if is_communicator(mesh):
+        from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  MPI is loaded only where it is used
+
+        return cast("Machine", ranks(binding, mesh))
+    check_mesh(binding.schedule, mesh)
+    check_servers(binding.schedule)
+    return machine_of(binding.schedule, mesh, check_processes(binding, mesh))
 
 
 def _is_spec(node: object) -> bool:
