@@ -72,7 +72,7 @@ format:  ## rewrite the sources as ruff formats them
 	$(PY) -m ruff check --fix-only -q .
 	$(PY) -m ruff format .
 
-grammars:  ## write the grammars of editors/ anew, from the lists of the language
+grammars:  ## write the tables of the parser and the grammars of editors/ anew, from the lists of the language
 	@$(SET) $(VENV) test constraints.txt
 	$(PY) -m editors.grammars .
 

@@ -103,9 +103,7 @@ class Arena:
                 self._free.remove(best)
                 return best
             try:
-                os.posix_fallocate(
-                    self.descriptor, self.nbytes, nbytes
-                )  # or a later SIGBUS
+                os.posix_fallocate(self.descriptor, self.nbytes, nbytes)  # or a later SIGBUS
                 memory = mmap.mmap(self.descriptor, nbytes, offset=self.nbytes)
             except OSError as error:
                 fail(
