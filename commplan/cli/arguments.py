@@ -37,8 +37,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 class _Formatter(argparse.HelpFormatter):
     """A formatter that does not measure the terminal, which takes 3 ms: argparse uses it to check flags."""
 
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, width=80)
+    def __init__(self, prog: str, width: int = 80) -> None:
+        super().__init__(prog, width=width)
 
 
 class _SuggestingParser(argparse.ArgumentParser):
