@@ -141,8 +141,7 @@ class Bound(ShardedWeights):
         `program.compiler_options`, except those that `compiler_options` sets. timeout: seconds to wait for a
         rank, which may still compile. pgle: compile for GPUs once more with a profile of instructions:
         estimated for `"h100:4x8"`, a `lowering.audit.Machine`, or the devices at hand (True), and used if by
-        the same estimate it makes the step faster; or the path of a measured one. Without `function` a
-        decorator.
+        the same estimate the step is faster; or the path of a measured one. Without `function` a decorator.
         Calls raise on all ranks CP0854 if steps do not fit together, CP0855 if a rank does not come, CP0856
         if a collective gives a wrong result, CP0861 if an argument differs that should be the same. Raises
         CP0857 for invalid times, and CP0859 and CP1150 for `pgle`; warns if that has no effect (CP0860).

@@ -24,7 +24,6 @@ ELSEWHERE = {
     ("commplan.cli.command", "_print_anything"): "/dev/null",
     ("commplan.cli.console", "silence"): "/dev/null",
     ("commplan.cli.console", "_write_anything"): "an output that a user names, which may be a pipe",
-    ("commplan.dsl.automaton", "_tables"): "a file of this package",
     ("commplan.errors", "page"): "a file of this package",
     ("commplan.errors", "_family_pages"): "a file of this package",
     ("commplan.lowering.mpi.prebuilt", "levels"): "/proc",
