@@ -239,7 +239,7 @@ def _another_order(sequence: str, states: States) -> Verdict | None:
         if len(set(names.values())) > 1:
             odd, usual = _minority(names)
             reasons = {rank: f"it calls {names[rank]} as call {call}, most others {usual}" for rank in odd}
-            waiting = tuple(rank for rank, state in ordered if state.waits)
+            waiting = tuple(rank for rank, state in ordered if state.waits and state.condition == "alive")
             return Verdict("order", reasons, waiting, names, call)
     return None
 

@@ -429,7 +429,7 @@ class Watchdog:
             process=name,
             last=last,
             runs=runs,
-            stack=main_stack()[:_STACK] if not waiting and idle > _SETTLE_S else "",
+            stack=main_stack()[:_STACK] if not waiting and idle > 2 * _TICK_S else "",
         )
         notes = (f"process {self.own} ({name}) last finished {last}, {runs} times so far",) if last else ()
         if self._left is not None:
