@@ -45,9 +45,13 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
         reason = left.end.removeprefix(_FAILED)
         text, *notes = [f"the program has ended on {who} {left.rank}: {reason}", text, *notes]
     states = states_of(ranks, first.gone_s, {})
-    found = verdict.blame(states)
-    if found.kind == "order":  # the communication library aborts processes that send what does not fit
-        text, *notes = [*verdict.described(found, states, who, first.rank).split("\nnote: "), text, *notes]
+    judgement = verdict.blame(states)
+    if judgement.kind == "order":  # the communication library aborts processes that send what does not fit
+        text, *notes = [
+            *verdict.described(judgement, states, who, first.rank).split("\nnote: "),
+            text,
+            *notes,
+        ]
     if max(record.ranks for record in records) > len(ranks):
         notes.append("of ranks on other hosts, which may have ended before, nothing is known here")
     if killed:
