@@ -219,7 +219,7 @@ def _out_of_order(
             wrong = int(votes[0] > votes[1])
             reason = f"it waits in {pair[wrong].where}, most others in {pair[not wrong].where}"
             reasons |= dict.fromkeys(sides[wrong], reason)
-    return dict(sorted(found.items()))
+    return dict(sorted(reasons.items()))
 
 
 def _call(wait: Wait) -> tuple[str, int]:
