@@ -50,7 +50,6 @@ from commplan.wait import Wait as TimedWait
 from commplan.wait import until
 
 EXIT_STATUS = 75  # of a process that ends with a verdict: EX_TEMPFAIL of sysexits.h
-_FEW, _MEDIANS = 3, 5.0  # runs before a median is known; of intervals between runs
 _TICK_S = 0.25
 _GRACE_S = 2.0  # to answer in
 _SETTLE_S = 1.0  # in which a process may find out by itself what is wrong
@@ -360,9 +359,8 @@ class Watchdog:
         waits = self._waits()
         if waits is None:
             return Patience(), 0.0
-        (runs, median_s), patience = waits.rhythm(), self._bounds[waits.key]
-        bound = patience.bound
-        usual_s = FIRST * bound if runs <= _FEW else max(bound, _MEDIANS * median_s)
+        patience = self._bounds[waits.key]
+        usual_s = waits.usual_s(patience.bound)
         return patience._replace(late=max(usual_s, patience.late)), usual_s
 
     def _excuse(self) -> str:
