@@ -28,7 +28,7 @@ from commplan.cli import main
 from commplan.cli.jax_side import source_at
 from commplan.cost.calibration import Calibration, Curve, MeasuredLevel, load_calibration, write_calibration
 from commplan.ir.serialization.text import print_saved
-from commplan.lowering.jax.latency_profile import latency_profile
+from commplan.lowering.audit.profile import latency_profile
 from commplan.lowering.mpi import prebuilt
 from commplan.passes.pipeline import reproducer
 from commplan.passes.pipeline.manager import Reproducer
@@ -386,11 +386,11 @@ def _read_cache(path: Path) -> int:
     """A row that is there is right, or has never been in the file."""
     rows, numbers = table.in_file(str(path), table.Shape.of("0" * 32, [CACHED], 6, 1 << 20)), np.arange(6)
     out = np.zeros((6, *CACHED.shape), CACHED.dtype)
-    there = rows.has(numbers)
-    rows.read(numbers, there, [out])
+    is_stored = rows.has(numbers)
+    rows.read(numbers, is_stored, [out])
     rows.write(5, [np.full(CACHED.shape, 5, CACHED.dtype)])
-    if (out != numbers.reshape(6, 1, 1))[there].any():
-        raise AssertionError(f"rows {numbers[there]} are {out[there, 0, 0]}")
+    if (out != numbers.reshape(6, 1, 1))[is_stored].any():
+        raise AssertionError(f"rows {numbers[is_stored]} are {out[is_stored, 0, 0]}")
     return 0
 
 

@@ -17,8 +17,8 @@ Each part is a module of `bench.on_gpu` and a process of its own, so that one th
 - `ensemble`: 1 to 8 members as processes on one device, with shared input, an input each, and TensorSocket
   if it is installed; with as many numbers of members as there is time for.
 
-Besides JAX commplan needs lark and msgspec. If a machine has neither them nor a network, put their wheels
-into the folder that --wheels names (`wheels` by default): they are unpacked for the time of this run.
+Besides JAX commplan needs msgspec. If a machine has neither it nor a network, put its wheel into the folder
+that --wheels names (`wheels` by default): it is unpacked for the time of this run.
 
 `--out` is rewritten after every finding of every part. A run that is killed leaves what it had found.
 
@@ -204,7 +204,7 @@ def _terminated_as_exit() -> Any:
 def _paths(wheels: Path, stack: contextlib.ExitStack) -> list[str]:
     """The folders in which the parts find modules; missing packages are taken from the folder of wheels."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    missing = [name for name in ("lark", "msgspec") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("msgspec",) if importlib.util.find_spec(name) is None]
     if not missing:
         return paths
     site = stack.enter_context(tempfile.TemporaryDirectory(prefix="commplan-wheels-"))
@@ -223,7 +223,7 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=540.0, help="for all parts together")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument(
-        "--wheels", type=Path, default=ROOT / "wheels", help="where lark and msgspec are if not installed"
+        "--wheels", type=Path, default=ROOT / "wheels", help="where msgspec is if not installed"
     )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="every figure, from the first one on")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)

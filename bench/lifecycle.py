@@ -1,18 +1,18 @@
-"""Starts and stops of processes that share their input, by what they write down themselves.
+"""Starts and stops of processes that share their input, checked by the batches that they write down.
 
     python -m bench.lifecycle --count 300 --seed 0 --json summary.json
     python -m bench.lifecycle --kinds feed,group --case 17          # one of them again
 
-A start is two to four processes that read a few epochs together: started by hand (`feed`, `group`,
-`group clocks`), by `mpirun` (`mpirun`, `mpirun clocks`) or with `jax.distributed` (`jax`, `jax clocks`). Most
-have something in their way: processes that are killed (-9), stopped for a while, begin late, close early, or
-come back with the state that they wrote last. It is done some milliseconds after a process has written a
-certain line, the first of which comes before it opens its batches.
+A start is two to four processes that read a few epochs together. They are started by hand (`feed`, `group`,
+`group clocks`), by `mpirun` (`mpirun`, `mpirun clocks`) or with `jax.distributed` (`jax`, `jax clocks`). In
+most starts some processes are killed (-9), are stopped for a while, begin late, close early, or return with
+the state that they wrote last. An event is due some milliseconds after its process has written a certain
+line, the first of which precedes the opening of batches.
 
-Each process writes each batch to a file of its own before it takes the next. Checked from these: every
-member has each record of an epoch once, over all its lives; a place in the order has the same records for
-everybody; no content is wrong; processes end by themselves within the limit, with an error only if one was
-killed. Nothing is left of a start. A start is a pure function of seed and number. Exit 1 if one is wrong.
+Each process writes each batch to a file of its own before it takes the next. Checked are: each member has
+each record of an epoch once, over all its lives; a place in the order has the same records for all members;
+contents are right; processes end by themselves within the limit, with an error only if one was killed;
+nothing is left of a start. A start is a pure function of seed and number. Exit 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ DESIGNS = ("all_shared", "single_broadcast(readers = 1)", "multi_broadcast(reade
 TOKEN = uuid.uuid4().hex[:8]  # another campaign may go on at the same time
 BATCH = 4
 ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
-DIED = {"CP0920", "CP0921"}  # of processes that were told to stop with a dead one
+DIED = {"CP0920", "CP0921"}  # errors of processes that end with a dead one
 Place = tuple[int, int]  # epoch and step
 
 
@@ -107,7 +107,7 @@ class Start:
     folder: Path
     orders: dict[str, Any]  # of all its processes
     lives: list[Life]
-    again: bool = False  # who was killed comes back; of a launched job, all do
+    again: bool = False  # killed members of a feed start again; of a job, all processes
     problems: list[str] = field(default_factory=list[str])
 
     @property
@@ -259,7 +259,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def second_lives(start: Start) -> list[Life]:
-    """Those who come back: killed members of a feed, or a whole job from the place that all had come to."""
+    """The second lives of killed members of a feed, or of all processes of a job."""
     dead = [life for life in start.lives if life.happened and life.word("pid") and not _ended(life)]
     if not start.again or not dead or start.problems:
         return []
@@ -267,7 +267,7 @@ def second_lives(start: Start) -> list[Life]:
         states = [_state(life) for life in dead]
     elif start.kind.endswith("clocks") or not all(life.word("joined") for life in start.lives):
         return []
-    else:  # all go on from the place of the one that is furthest behind
+    else:  # from the place of the process that is furthest behind
         dead = start.lives
         least = min(filter(None, map(_state, dead)), key=lambda state: (state["epoch"], state["step"]))
         states = [least for _ in dead]
@@ -305,7 +305,7 @@ def run(start: Start, limit: float) -> Counter[str]:
     events = Counter(life.event.kind for life in start.lives if life.event and _happened(life))
     return Counter(
         {
-            start.kind: 1, "processes": len(start.lives) + len(again), **events, "come back": len(again),
+            start.kind: 1, "processes": len(start.lives) + len(again), **events, "returned": len(again),
             "late": sum(life.starts_at > 0 for life in start.lives),
             "batches": sum(len(life.batches) for life in (*start.lives, *again)),
         }
@@ -339,7 +339,7 @@ def _judge_ends(start: Start, lives: Sequence[Life]) -> None:
 
 
 def problems_of_records(start: Start, again: Sequence[Life]) -> Iterator[str]:
-    """Records that a member lacks, has twice, or has elsewhere than the others."""
+    """Records that a member lacks, has twice, or has at another place than the others."""
     order: dict[tuple[int, int, int], list[int]] = {}
     for first in start.lives:
         index = first.orders["index"]

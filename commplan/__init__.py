@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from commplan import guard as guard
     from commplan import optax as optax
     from commplan.api import Plan as Plan
     from commplan.api import Program as Program
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from commplan.runtime.input.sources.adapters import serial as serial
     from commplan.runtime.input.sources.folders import folder as folder
     from commplan.runtime.input.sources.folders import paths as paths
+    from commplan.runtime.observe.abort_hook import install_hooks as install_hooks
     from commplan.runtime.run import Run as Run
     from commplan.topology import Topology as Topology
     from commplan.topology import load_topology as load_topology
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "CommplanError", "CompileOptions", "Diagnostic", "Plan", "Program", "Topology", "column", "folder",
-    "join", "load", "load_topology", "loads", "paths", "serial",
+    "install_hooks", "join", "load", "load_topology", "loads", "paths", "serial",
 ]  # fmt: skip
 # The modules of public names. `Run` and `optax` require jax, so `import *` does not include them.
 _NAMES = {
@@ -34,17 +36,19 @@ _NAMES = {
     "commplan.feeds": ("join",),
     "commplan.runtime.input.sources.adapters": ("column", "serial"),
     "commplan.runtime.input.sources.folders": ("folder", "paths"),
+    "commplan.runtime.observe.abort_hook": ("install_hooks",),
     "commplan.runtime.run": ("Run",),
     "commplan.topology": ("Topology", "load_topology"),
 }
+_MODULES = ("guard", "optax")
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 importlib.import_module("commplan.ending")  # must precede exit handlers of the program
 
 
 def __getattr__(name: str) -> Any:
     """Import public names lazily, so that `commplan check` and `fmt` do not load the compiler."""
-    if name == "optax":
-        return importlib.import_module("commplan.optax")
+    if name in _MODULES:
+        return importlib.import_module(f"commplan.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
@@ -52,4 +56,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """The public names only, regardless of imported submodules."""
-    return sorted({*_HOMES, "optax"})
+    return sorted({*_HOMES, *_MODULES})

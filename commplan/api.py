@@ -30,7 +30,7 @@ from commplan.topology import (
 )
 from commplan.tracebacks import ends_at_caller, public_face
 from commplan.verify import load_schedule
-from commplan.wait import TIMEOUT_S, check_seconds
+from commplan.wait import BUSY_S, TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -249,6 +249,7 @@ class Program(Generic[RunT]):
         seed: int = 0,
         *,
         watchdog_s: float | None = 10.0,
+        busy_s: float = BUSY_S,
         timeout: float = TIMEOUT_S,
     ) -> RunT:
         """Bind this program to a mesh, data and functions (see `runtime.run.Run`).
@@ -260,8 +261,10 @@ class Program(Generic[RunT]):
             seed: seed of random functions and of the order of records.
             watchdog_s: seconds without progress after which a collective, or under `jax.distributed` a step,
                 fails on all waiting ranks with an error that names the blocking ranks. It is extended to five
-                times the usual interval between two runs. None disables it. `run.late()` announces a delay of
-                this process.
+                times the usual interval between two runs. None disables it.
+            busy_s: seconds after which it fails if the blocking ranks are alive and busy with other work,
+                such as a checkpoint. They are printed after `watchdog_s`. `run.late()` announces such work,
+                for which the others wait without a limit.
             timeout: seconds to wait for other ranks or processes to bind, which may still be compiling or
                 loading.
 
@@ -279,6 +282,7 @@ class Program(Generic[RunT]):
             functions=functions,
             seed=seed,
             watchdog_s=watchdog_s,
+            busy_s=busy_s,
             timeout=timeout,
         )
         return cast("RunT", run)

@@ -1,27 +1,18 @@
-"""Parse the tokens of one statement into its node, with the LALR tables of `plan.lark`.
-
-The tables are built once per process, when the first statement is parsed (about 20 ms).
-"""
+"""Parse the tokens of one statement into its node, by the grammar of `plan.lark`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, lru_cache, partial
-from pathlib import Path
-from types import SimpleNamespace
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple, cast
-
-import lark
-from lark.lexer import Lexer as LarkLexer
 
 from commplan.diagnostics import Span
 from commplan.dsl import ast
+from commplan.dsl.automaton import Automaton
 from commplan.dsl.lexer import SOFT, Token, number_value, split_number
-from commplan.ir.stages import OVER_AXES, VERBS
 
 Start = Literal["header", "declaration", "phase", "statement"]
 
-_END = "$END"
 _SOFT = frozenset(word.upper() for word in SOFT)
 
 
@@ -52,28 +43,23 @@ Piece = ast.Decl | ast.StageStmt | ast.OutputStmt | ast.Name | PhaseHeader
 @lru_cache(maxsize=2048)  # editors parse a plan after each keystroke, which changes one statement
 def parse_statement(start: Start, tokens: tuple[Token, ...]) -> Piece:
     """Parse one statement. Raises `Unexpected` at the first token that does not fit."""
-    machine = _fed(start, tokens)
-    try:
-        return cast(Piece, machine.feed_token(lark.Token(_END, "")))
-    except lark.UnexpectedToken:
-        raise Unexpected(len(tokens), _accepts(machine)) from None
+    automaton = _fed(start, tokens)
+    piece = automaton.finish()
+    if piece is None:
+        raise Unexpected(len(tokens), automaton.accepts())
+    return cast(Piece, piece)
 
 
-def _fed(start: Start, tokens: Sequence[Token]) -> Any:
-    """A parser that has consumed `tokens`. Raises `Unexpected`."""
-    machine: Any = _parser().parse_interactive(start=start)  # pyright: ignore[reportUnknownMemberType]
+def _fed(start: Start, tokens: Sequence[Token]) -> Automaton:
+    """A parser that has read `tokens`. Raises `Unexpected`."""
+    automaton = Automaton(start, _BUILD)
     for index, token in enumerate(tokens):
-        accepted = cast(dict[str, object], machine.choices())
         kind = token.type
-        if kind in _SOFT and not _is_keyword(tokens, index, accepted):
+        if kind in _SOFT and not _is_keyword(tokens, index, automaton.choices):
             kind = "NAME"
-        if kind not in accepted:
-            raise Unexpected(index, _accepts(machine))
-        try:
-            machine.feed_token(cast(lark.Token, token if kind == token.type else token._replace(type=kind)))
-        except lark.UnexpectedToken:  # a lookahead that this state shares with another rule
-            raise Unexpected(index, _accepts(machine)) from None
-    return machine
+        if not automaton.feed(kind, token if kind == token.type else token._replace(type=kind)):
+            raise Unexpected(index, automaton.accepts())
+    return automaton
 
 
 def followers(start: Start, tokens: Sequence[Token]) -> frozenset[str]:
@@ -82,7 +68,7 @@ def followers(start: Start, tokens: Sequence[Token]) -> frozenset[str]:
     Empty if `tokens` do not parse.
     """
     try:
-        return _accepts(_fed(start, tokens))
+        return _fed(start, tokens).accepts()
     except Unexpected:
         return frozenset()
 
@@ -95,34 +81,6 @@ def _is_keyword(tokens: Sequence[Token], index: int, accepted: Iterable[str]) ->
     # In `load batch 64` the source is missing; it is not named `batch`.
     forgotten = kind == "BATCH" and index > 0 and tokens[index - 1].type == "LOAD"
     return forgotten and index + 1 < len(tokens) and tokens[index + 1].type in ("INT", "LSQB")
-
-
-def _accepts(machine: Any) -> frozenset[str]:
-    return frozenset(cast(set[str], machine.accepts()))
-
-
-class _NoLexer(LarkLexer):
-    """A lexer without input: `parse_statement` feeds the tokens."""
-
-    def __init__(self, lexer_conf: object) -> None: ...
-
-    def lex(self, lexer_state: object, parser_state: object) -> Any:
-        raise NotImplementedError
-
-
-@cache
-def _parser() -> lark.Lark:
-    grammar = Path(__file__).with_name("plan.lark").read_text(encoding="utf-8")
-    grammar += f"\n%declare {' '.join(VERBS).upper()}\n_verb: {' | '.join(OVER_AXES).upper()}\n"
-    return lark.Lark(
-        grammar,
-        parser="lalr",
-        lexer=_NoLexer,
-        start=["header", "declaration", "phase", "statement"],
-        maybe_placeholders=False,
-        keep_all_tokens=True,
-        transformer=cast(lark.Transformer[lark.Token, Piece], SimpleNamespace(**_BUILD)),
-    )
 
 
 class _Clause(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from fractions import Fraction
 from typing import NamedTuple
 
 from commplan.diagnostics import Span
@@ -154,6 +153,8 @@ def _other_unit(digits: str, unit: str) -> str | None:
     if not _WELL_FORMED.fullmatch(digits) or len(digits) > _LONGEST_NUMBER:
         return None
     if unit in _DECIMAL_BYTES:
+        from fractions import Fraction  # noqa: PLC0415  (slow to import, and only for a message)
+
         nbytes = Fraction(digits.replace("_", "")) * _DECIMAL_BYTES[unit]
         return f"{nbytes.numerator:_}" if nbytes.denominator == 1 else None
     spellings = {spelling: each for each in UNITS for spelling in (each.lower(), each.upper())}

@@ -49,9 +49,9 @@ _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
 # experts on 128.
 OVERLAP_LIMIT = 8
 PIPELINED = "xla_gpu_pipeline_all_reduce"
-_PIPELINES: Mapping[str, tuple[Value, Value]] = {  # by name, newest first: enable, disable
-    PIPELINED: ("COLLECTIVE_PIPELINING_MODE_ON", "COLLECTIVE_PIPELINING_MODE_OFF"),
-    "xla_gpu_enable_pipelined_all_reduce": (True, False),
+_PIPELINES: Mapping[str, Value] = {  # names in different versions of XLA, the newest first
+    PIPELINED: "COLLECTIVE_PIPELINING_MODE_ON",
+    "xla_gpu_enable_pipelined_all_reduce": True,
 }
 _PERMUTE = "xla_gpu_collective_permute_mode"
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
@@ -108,9 +108,7 @@ def as_installed(options: Iterable[CompilerOption]) -> tuple[CompilerOption, ...
 
 
 def _as_known(option: CompilerOption, is_known: Callable[[str, Value], bool]) -> CompilerOption:
-    names = {option.name: option.value}
-    if option.name in _PIPELINES:
-        names = {name: on for name, (on, _) in _PIPELINES.items()}
+    names = _PIPELINES if option.name in _PIPELINES else {option.name: option.value}
     for name, value in names.items():
         if is_known(name, value):
             return replace(option, name=name, value=value, known=True)
@@ -120,11 +118,6 @@ def _as_known(option: CompilerOption, is_known: Callable[[str, Value], bool]) ->
 def accepted(options: Iterable[CompilerOption]) -> dict[str, Value]:
     """Names and values of the options that the compiler accepts, or may accept."""
     return {option.name: option.value for option in options if option.known is not False}
-
-
-def without_pipelining(options: Mapping[str, Value]) -> dict[str, Value]:
-    """The options that disable the pipelining of all-reduces that `options` enable; {} if they do not."""
-    return {name: off for name, (on, off) in _PIPELINES.items() if options.get(name) == on}
 
 
 def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, ...]:
@@ -172,7 +165,7 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
     reduces = _are_all_reduces(collectives)
     if "all_reduce" in kinds and not (reduces and "reduce_scatter" in kinds):
         why = "an all-reduce inside a loop, as of `run.tap`, overlaps with the next iteration"
-        yield CompilerOption(PIPELINED, _PIPELINES[PIPELINED][0], why)
+        yield CompilerOption(PIPELINED, _PIPELINES[PIPELINED], why)
     links = max(len({_links(item) for item in items}) for items in phases)
     if reduces:
         why = "all-reduces of different iterations or levels do not depend on each other"

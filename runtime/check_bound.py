@@ -16,6 +16,7 @@ def check_kinds(
     functions: object,
     seed: object,
     watchdog_s: object,
+    busy_s: object,
     timeout: object,
 ) -> None:
     """Raise CP0803 for values of the wrong type.
@@ -33,6 +34,7 @@ def check_kinds(
         fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
     forever = "such as program.bind(comm, watchdog_s=60); None waits forever"
     check_seconds("CP0803", "watchdog_s", watchdog_s, forever, file=schedule.file, also_allowed=(None,))
+    check_seconds("CP0803", "busy_s", busy_s, "such as program.bind(comm, busy_s=600)", file=schedule.file)
     check_seconds("CP0803", "timeout", timeout, "such as program.bind(comm, timeout=600)", file=schedule.file)
 
 

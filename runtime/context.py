@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-import msgspec
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -17,13 +16,13 @@ from commplan.diagnostics import Span, fail, listed, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.types import SAME, DType, Placement
 from commplan.lowering import compiler_options as xla
+from commplan.lowering.audit.profile import LatencyProfile, ProfileChoice, latency_profile
 from commplan.lowering.jax import _context
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
-from commplan.lowering.jax.latency_profile import LatencyProfile, ProfileSource, latency_profile
 from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.phase import Lowered, name_of
-from commplan.lowering.jax.pytree import Structure, Tree, flatten
+from commplan.lowering.jax.pytree import Structure, Tree, build, flatten
 from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.machines.machine import Machine
 from commplan.runtime.unset_states import UnsetStates
@@ -66,14 +65,10 @@ class Context:
         on_gpus = isinstance(self.backend, LaxBackend) and self.backend.platform == "gpu"
         return xla.compiler_options(self.schedule, "gpu") if on_gpus else ()
 
-    def profile(self, source: ProfileSource, user_options: Mapping[str, xla.Value]) -> LatencyProfile | None:
-        """The latency profile for `run.jit`'s `pgle=source` and `compiler_options=user_options`."""
-        mesh, jax_devices = self.machine.mesh, isinstance(self.backend, LaxBackend)
-        profile = latency_profile(source, mesh.devices.flat if jax_devices else ())
-        off = {
-            k: v for k, v in xla.without_pipelining(self.compiler_options).items() if k not in user_options
-        }
-        return profile and msgspec.structs.replace(profile, unpipelined=off)
+    def profile(self, choice: ProfileChoice) -> LatencyProfile | None:
+        """The profile for `run.jit(.., pgle=choice)` on these devices; see `latency_profile`."""
+        jax_devices = isinstance(self.backend, LaxBackend)
+        return latency_profile(choice, self.machine.mesh.devices.flat if jax_devices else ())
 
     def warn_about_flags(self) -> None:
         """Warn about flags in XLA_FLAGS that override the schedule (CP0858)."""
@@ -135,6 +130,24 @@ class Context:
             message = f"the plan has no output, state or input `{name}`"
             self.fail("CP0811", message, *near_note(name, named), f"it has {listed(named)}")
         return named[name]
+
+    def sharding(self, name: str) -> Any:
+        """One sharding, or a tree of them for a tree; see `run.sharding`."""
+        if self.machine.layout != "global":
+            message = "a run on the ranks of a communicator has no shardings"
+            self.fail(
+                "CP0874",
+                message,
+                "each rank's arrays are on its own device; run.place has the rank's indices",
+            )
+        value = self.named(name)
+        if value.placement.partial:
+            message = f"`{name}` is {value.placement}, which a global array cannot represent"
+            self.fail("CP0806", message, "use it inside run.spmd only, where a phase reduces it")
+        shardings = [NamedSharding(self.machine.mesh, spec) for spec in leaf_specs(value)]
+        if value.kind != "tree":
+            return shardings[0]
+        return build([leaf.path for leaf in value.leaves], shardings, self.structures)
 
     def around(self, caller: str, span: Span | None = None) -> bool:
         """Whether the calling code sees one rank's arrays: always under MPI, else inside a shard_map.

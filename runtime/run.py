@@ -18,13 +18,12 @@ from commplan.ir.types import Placement
 from commplan.lowering.audit.estimate import Machine as Rates
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layers import backward_reduce as tap
-from commplan.lowering.jax.pytree import build, flatten
+from commplan.lowering.jax.pytree import build, flatten, known_structures
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job import watchdog as mpi_watchdog
 from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.runtime import member as members
 from commplan.runtime import spmd
-from commplan.runtime.bound_machine import known_structures, machine_for
 from commplan.runtime.check_bound import check_bound, check_kinds
 from commplan.runtime.context import CALLS, Context
 from commplan.runtime.input.device.batches import Batches
@@ -37,14 +36,14 @@ from commplan.runtime.input.stages.functions import checked_functions
 from commplan.runtime.layers import ShardedWeights
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.machines.machine import BindRequest
+from commplan.runtime.machines.mesh import machine_for
 from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
 from commplan.runtime.phases import Every, PhaseCall
-from commplan.runtime.sharding import sharding
 from commplan.tracebacks import public_face
-from commplan.wait import TIMEOUT_S, check_seconds
+from commplan.wait import BUSY_S, TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -163,8 +162,7 @@ class Bound(ShardedWeights):
                 replicated arguments.
             pgle: A latency profile with which GPUs compile the step once more. It is estimated for
                 `"h100:4x8"`, for a `lowering.audit.Machine`, or for the devices of this process (True), and
-                used if the step is faster by the same estimate. Steps without pipelined all-reduces are
-                compared, too, unless `compiler_options` sets them. A path names a measured profile instead.
+                used if the step is faster by the same estimate. A path names a measured profile instead.
             **options: The options of `jax.jit`.
 
         Returns:
@@ -187,7 +185,7 @@ class Bound(ShardedWeights):
 
         user_options: dict[str, Any] = options.pop("compiler_options", None) or {}
         options["compiler_options"] = {**self.context.compiler_options, **user_options}
-        profile = self.context.profile(pgle, user_options)
+        profile = self.context.profile(pgle)
         machine, file = self.context.machine, self._file
         return preflight.jit(machine, function, file, timeout, options, check, profile, check_same=check_same)
 
@@ -261,7 +259,7 @@ class Bound(ShardedWeights):
             CommplanError: CP0811 for an unknown name; CP0806 for a partial value; CP0874 for a run on the
                 ranks of a communicator.
         """
-        return sharding(self.context, name)
+        return self.context.sharding(name)
 
     save_anything_except_tapped = staticmethod(tap.save_anything_except_tapped)
 
@@ -412,12 +410,13 @@ class TypedRun(Bound):
         functions: Mapping[str, Callable[..., Any]] | None = None,
         seed: int = 0,
         watchdog_s: float | None = None,
+        busy_s: float = BUSY_S,
         timeout: float = TIMEOUT_S,
     ) -> None:
         schedule = program.schedule
 
         def check() -> None:
-            check_kinds(schedule, sources, functions, seed, watchdog_s, timeout)
+            check_kinds(schedule, sources, functions, seed, watchdog_s, busy_s, timeout)
             check_bound(schedule, dict(sources or {}), dict(functions or {}))
             bound(schedule, dict(sources or {}), sources or {})
             checked_functions(schedule, dict(functions or {}))
@@ -425,10 +424,12 @@ class TypedRun(Bound):
         self.program = program
         context = Context(
             schedule,
-            machine_for(BindRequest(schedule, program.digest, seed, check, watchdog_s, timeout), mesh),
+            machine_for(
+                BindRequest(schedule, program.digest, seed, check, watchdog_s, timeout, busy_s), mesh
+            ),
             dict(functions or {}),
             operator.index(seed),
-            known_structures(program),
+            known_structures(program.structures.values()),
         )
         super().__init__(context, sources or {})
         context.warn_about_flags()
@@ -470,8 +471,8 @@ class TypedRun(Bound):
     def late(self) -> Generator[None]:
         """Announce that this process will be late, for example because it evaluates or writes.
 
-        The watchdogs of other processes wait for it while the block runs. Without this they end the job with
-        CP0834 after `watchdog_s` of `Program.bind`.
+        Without this, processes that wait for it print it after `watchdog_s` of `Program.bind`, and end the
+        job with CP0834 after `busy_s`.
         """
         with mpi_watchdog.expected_late(), watchdog.expected_late():
             yield

@@ -51,6 +51,12 @@ def test_a_page_begins_with_its_code_and_title(code: str) -> None:
     assert _page(code).startswith(f"# {code}: {CODES[code]}\n") and CODES[code]
 
 
+def test_a_page_of_a_family_has_the_section_of_its_code_and_the_introduction() -> None:
+    first, second = _page("CP0743"), _page("CP0744")
+    assert first != second and first.rpartition("\n\n")[2] == second.rpartition("\n\n")[2]
+    assert "counter-example" in first and "CP0744" not in first
+
+
 @_codes("CP00")
 def test_pages_on_syntax_show_what_they_explain(code: str) -> None:
     wrong = _example(_page(code), "Wrong")

@@ -25,6 +25,7 @@ ELSEWHERE = {
     ("commplan.cli.console", "silence"): "/dev/null",
     ("commplan.cli.console", "_write_anything"): "an output that a user names, which may be a pipe",
     ("commplan.errors", "page"): "a file of this package",
+    ("commplan.errors", "_family_pages"): "a file of this package",
     ("commplan.lowering.mpi.prebuilt", "levels"): "/proc",
     ("commplan.lowering.mpi.prebuilt.wheel", "compiled_wheel"): "a folder that it has just made",
     ("commplan.orbax", "read"): "a bucket, by etils.epath",

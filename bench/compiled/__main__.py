@@ -1,16 +1,14 @@
 """What a plan costs and hides in compiled steps for H100, beside what XLA makes of the same steps alone.
 
     JAX_PLATFORMS=cpu .venv-audit/bin/python -m bench.compiled [--models transformer] [--targets h100:1x8]
-        [--ways plan] [--keep FOLDER] [--orders TRIES] [--summary]
+        [--ways plan] [--keep FOLDER] [--summary]
 
 Nothing runs, and no GPU is needed: steps are compiled ahead of time, in the environment that `make audit`
 makes. XLA alone is also given the best of its own options, twelve combinations of a threshold for combining
 and a limit of collectives at a time. Columns: collectives; instructions; megabytes that one rank gives;
 memory that the step needs beside what it is given; milliseconds of the step, and those in which it waits for
-communication, as `commplan.lowering.audit.estimate` guesses them for a target's rates; those of waiting
-that no order of the step's instructions could hide (`commplan.lowering.audit.bound`); and, with `--orders`,
-those of the best order that is found (`commplan.lowering.audit.orders`), of which
-`run.jit(.., pgle=..)` can hold what is on the links.
+communication, as `commplan.lowering.audit.estimate` guesses them for a target's rates; and those of waiting
+that no order of the step's instructions could hide (`commplan.lowering.audit.bound`).
 FOLDER keeps what was compiled: a step that it has is not compiled again, and is estimated anew. `--summary`
 prints a line for each model and target: XLA alone, the best of its options, and the plan.
 """
@@ -30,7 +28,7 @@ from commplan.lowering.audit import target
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """What was asked for, model by model and target by target."""
-    compiler = Compiler(options.keep, options.orders)
+    compiler = Compiler(options.keep)
     for machine in map(target, options.targets.split(",")):
         for name in options.models.split(";"):
             for way, flags in ways_of(name, machine):
@@ -44,7 +42,6 @@ def main() -> None:
     parser.add_argument("--targets", default="h100:1x8,h100:4x8,h100:16x8")
     parser.add_argument("--ways", default=";".join((ALONE, PLAN)), help="what names of ways begin with")
     parser.add_argument("--keep", type=Path, help="a folder for what was compiled")
-    parser.add_argument("--orders", type=int, help="look for a better order with so many changes")
     parser.add_argument("--summary", action="store_true", help="a line for each model and target")
     options = parser.parse_args()
     for (model, machine), group in groupby(rows(options), key=lambda row: row[:2]):

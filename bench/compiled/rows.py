@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from commplan.lowering.audit import Machine, audit_text, estimate, least_exposed
-from commplan.lowering.audit.orders import best_order
 
-HEAD = ("collectives", "instructions", "MB", "memory MB", "step ms", "waiting ms", "at least", "an order")
+HEAD = ("collectives", "instructions", "MB", "memory MB", "step ms", "waiting ms", "at least")
 
 
 class Row(NamedTuple):
@@ -24,28 +23,21 @@ class Row(NamedTuple):
     seconds: float
     exposed: float
     least: float
-    order: float | None
 
 
-def row(
-    name: tuple[str, str, str], text: str, memory: int, machine: Machine, tries: int | None = None
-) -> Row:
-    """The row of a step with this compiled `text`, which needs `memory` bytes.
-
-    tries: of looking for a better order of its instructions; None: none is looked for."""
+def row(name: tuple[str, str, str], text: str, memory: int, machine: Machine) -> Row:
+    """The row of a step with this compiled `text`, which needs `memory` bytes."""
     step = audit_text(text)
     guess = estimate(step, machine)
     nbytes = sum(collective.nbytes * step.trips(collective) for collective in step.collectives)
     counts = (len(step.collectives), sum(n for _, n in step.ops), nbytes)
-    order = None if tries is None else best_order(text, machine, tries).exposed
-    return Row(*name, *counts, memory, guess.total, guess.exposed, least_exposed(text, machine), order)
+    return Row(*name, *counts, memory, guess.total, guess.exposed, least_exposed(text, machine))
 
 
 def cells(row: Row) -> list[str]:
     sizes = [f"{nbytes / 1e6:.0f}" for nbytes in (row.nbytes, row.memory)]
     times = [f"{seconds * 1e3:.2f}" for seconds in (row.seconds, row.exposed, row.least)]
-    order = "" if row.order is None else f"{row.order * 1e3:.2f}"
-    return [str(row.collectives), str(row.instructions), *sizes, *times, order]
+    return [str(row.collectives), str(row.instructions), *sizes, *times]
 
 
 def summary(rows: Sequence[Row]) -> Iterator[Row]:

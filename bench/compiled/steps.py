@@ -51,14 +51,14 @@ def ways_of(name: str, machine: Target) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 class Compiler:
-    """Compiles steps, or finds them in `folder` where there is one. tries: see `orders.best_order`."""
+    """Compiles steps, or reads them from `folder` if they were compiled before."""
 
-    def __init__(self, folder: Path | None = None, tries: int | None = None) -> None:
-        self.folder, self.tries = folder, tries
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
 
     def row(self, name: str, machine: Target, way: str, options: Mapping[str, str]) -> Row:
         text, memory = self._kept(name, machine, way, options)
-        return row((name, str(machine), way), text, memory, machine.machine, self.tries)
+        return row((name, str(machine), way), text, memory, machine.machine)
 
     def _kept(self, name: str, machine: Target, way: str, options: Mapping[str, str]) -> tuple[str, int]:
         """The text of the compiled step, and the bytes that it needs beside its arguments and results."""

@@ -4,11 +4,8 @@
     python -m bench.edits --edits 200 --plans loads,moves   # some
     python -m bench.edits --edits 60000 --part 1/3          # every third schedule
 
-Schedules of plans with every verb and option are changed in one or two fields, saved and loaded. Accepted
-edits are compared with the unedited schedule (`judge`). All edits of plans with servers run on ranks under
-MPI (`under_mpi`), and so do `--ranks` edits of each set of fields of other plans for MPI. Edits of ops that
-load, share or ask servers also run while a process dies (`deaths`). Parts of a campaign share nothing and may
-run at the same time.
+Schedules of plans without servers are changed in one or two fields, saved and loaded. Accepted edits are
+compared with the unedited schedule (`judge`). Parts of a campaign share nothing and may run at the same time.
 Ends with a table of accepted edits by field; exit 1 if one of them gives another result.
 """
 
@@ -23,15 +20,12 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="edits-") as folder:
         # Read by JAX when it is first imported. Edits often compile to the same program: a cache keeps it.
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each rank would compile the sources again
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
@@ -40,28 +34,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # JAX warns of f64 values, which it makes f32
-            return _campaign(options, Path(folder))
+            return _campaign(options)
 
 
-def _campaign(options: argparse.Namespace, folder: Path) -> int:
-    from bench.edits.deaths import Deaths, at_deaths  # noqa: PLC0415 - after the settings that JAX reads
-    from bench.edits.generate import Generator  # noqa: PLC0415 - as above
-    from bench.edits.judge import Judge, obeyed  # noqa: PLC0415 - as above
+def _campaign(options: argparse.Namespace) -> int:
+    from bench.edits.generate import Generator  # noqa: PLC0415 - after the settings that JAX reads
+    from bench.edits.judge import Judge  # noqa: PLC0415 - as above
     from bench.edits.plans import PLANS, bases  # noqa: PLC0415 - as above
-    from bench.edits.under_mpi import Batch  # noqa: PLC0415 - as above
     from commplan.diagnostics import CommplanError  # noqa: PLC0415 - as above
     from commplan.ir.serialization.canonical_json import encode  # noqa: PLC0415 - as above
     from commplan.verify import load_schedule  # noqa: PLC0415 - as above
 
     names = options.plans.split(",") if options.plans else [plan.name for plan in PLANS]
     known = list(bases(tuple(plan for plan in PLANS if plan.name in names)))
-    generator, batch = Generator([base.schedule for base in known], options.seed), Batch(folder)
+    generator = Generator([base.schedule for base in known], options.seed)
     part, parts = map(int, options.part.split("/"))
-    refused, decided, fields, on_ranks = Counter[str](), Counter[str](), Counter[str](), Counter[str]()
+    refused, decided, fields = Counter[str](), Counter[str](), Counter[str]()
     findings: Counter[tuple[str, str]] = Counter()
-    labels_on_ranks: list[str] = []
-    count = programs = with_deaths = 0
-    when_processes_die = Deaths()
+    count = programs = 0
     start = time.monotonic()
 
     def found(label: str, words: str, difference: str) -> None:
@@ -72,10 +62,6 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
         if number < options.first or number % parts != part - 1:
             continue
         judge, before = Judge(base), (count, Counter(decided), findings.total())
-        expected_at_deaths = at_deaths(base.schedule)
-        labels_at_deaths, ran = set[str](), set[Any]()
-        if judge.served and not options.ranks:
-            continue
         for edit in itertools.islice(generator.edits(base.schedule, number), -(-options.edits // len(known))):
             count += 1
             words, label = f"{base.name}: {edit.words}", " ".join(sorted(set(edit.labels)))
@@ -92,23 +78,8 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
             fields[label] += 1
             if difference:
                 found(label, words, f"{way}: {difference}")
-            if difference or way in ("fields", "bind", "order"):
-                continue
-            key, on_servers = obeyed(loaded), way.endswith("ranks")
-            of_sample = base.schedule.backend == "mpi" and on_ranks[label] < options.ranks
-            if options.ranks and key not in ran and (on_servers or of_sample):
-                ran.add(key)
-                on_ranks[label] += not on_servers
-                batch.add(judge.instance(loaded).base, loaded, words)
-                labels_on_ranks.append(label)
-            is_due = len(labels_at_deaths) < options.deaths and label not in labels_at_deaths
-            if is_due and at_deaths(loaded) != expected_at_deaths and "origin" not in way:
-                labels_at_deaths.add(label)
-                with_deaths += 1
-                if difference := when_processes_die.difference(base, loaded):
-                    found(label, words, f"deaths: {difference}")
         programs += judge.programs
-        if not judge.served and judge.by_jax.failed:
+        if judge.by_jax.failed:
             found("unedited", base.name, f"does not run unedited: {judge.by_jax.failed}")
         if options.verbose:
             print(
@@ -117,12 +88,6 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
                 f" {time.monotonic() - start:.0f} s",
                 flush=True,
             )  # fmt: skip
-    for place, difference in batch.judged():
-        if difference:
-            found(labels_on_ranks[place], batch.words[place], f"ranks: {difference}")
-        if options.verbose:
-            seconds = time.monotonic() - start
-            print(f"# {place + 1} of {len(batch.words)} on ranks; {seconds:.0f} s", flush=True)
     for label, times in fields.most_common(options.show):
         print(f"{times:6} accepted: {label}")
     for (label, kind), times in findings.most_common():
@@ -130,8 +95,7 @@ def _campaign(options: argparse.Namespace, folder: Path) -> int:
     print(
         f"edits: {count} of {len(known)} schedules, {sum(refused.values())} refused ({dict(refused)}),"
         f" {sum(decided.values())} accepted (decided by {dict(decided)}; {programs} different programs under"
-        f" JAX; {len(batch.words)} of them ran on ranks, {with_deaths} while a process died),"
-        f" {sum(findings.values())} different,"
+        f" JAX), {sum(findings.values())} different,"
         f" seed {options.seed}, part {options.part}"
     )
     return 1 if findings else 0
@@ -146,19 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--plans", default="", help="names of plans, separated by commas (all)")
     parser.add_argument("--first", type=int, default=0, help="the number of the first schedule (0)")
     parser.add_argument("--part", default="1/1", help="K/N: the K-th schedule of every N (1/1)")
-    parser.add_argument(
-        "--ranks",
-        type=int,
-        default=1,
-        help="edits of each set of fields that run on ranks, of schedules for MPI; 0 for none and without the"
-        " plans with servers (1)",
-    )
-    parser.add_argument(
-        "--deaths",
-        type=int,
-        default=1,
-        help="edits of each schedule, of different fields, that run while a process dies (1)",
-    )
     parser.add_argument("--show", type=int, default=40, help="how many fields to list (40)")
     parser.add_argument("--verbose", action="store_true", help="report progress after each schedule")
     return parser

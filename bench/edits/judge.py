@@ -2,8 +2,8 @@
 
 The comparisons, in this order: the fields that runtimes read (`obeyed`), the oracle, and a run under JAX on
 CPU devices: batches, the traced program of every phase, and its results if no earlier edit had the same
-program. Schedules for MPI run under JAX too; plans with servers run on ranks (`under_mpi`). Inputs are
-numbers that lose bits when they are rounded; some records are broken.
+program. Schedules for MPI run under JAX too. Inputs are numbers that lose bits when they are rounded; some
+records are broken.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 
 from commplan.diagnostics import CommplanError
 from commplan.ir import roles
-from commplan.ir.plan import AxisKind
 from commplan.ir.refs import name_of
 from commplan.ir.roles import Role
 from commplan.ir.schedule import Collective, Map, Phase, Read, Schedule, Value
@@ -101,7 +100,6 @@ class Judge:
         self._under_jax: dict[str, Outcome] = {}
         self._answers: dict[Any, tuple[str, str]] = {}
         self._instances: dict[str, Judge] = {repr(self.base.shapes_of(self.schedule)): self}
-        self.served = any(axis.kind is AxisKind.SERVER for axis in self.schedule.axes)
 
     @property
     def programs(self) -> int:
@@ -152,8 +150,6 @@ class Judge:
     def _compared_to_base(self, schedule: Schedule, *, silent: bool) -> tuple[str, str]:
         if silent and not self.random:
             return "fields", ""
-        if self.served:
-            return "ranks", ""
         ways, reordered = ["JAX"], _algorithms(schedule) != _algorithms(self.schedule)
         with contextlib.suppress(NotImplementedError):
             difference = self.oracle.difference(self.by_oracle(schedule), reordered=reordered)

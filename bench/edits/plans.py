@@ -1,4 +1,4 @@
-"""The plans whose schedules are edited: every verb and every option, for both backends.
+"""The plans whose schedules are edited: every verb and option without servers, for both backends.
 
 Functions of devices use operators only: the oracle calls them with NumPy arrays, a run with those of JAX.
 Functions of hosts take bytes or NumPy records. `random` ones take a generator, or a key under JAX.
@@ -164,8 +164,8 @@ EXCHANGE = """{axes}
 input p : tree per {names}
 input g : tree partial {names}
 input n : f32 per {names}
-state w : tree{where}
-state m : tree{where}
+state w : tree
+state m : tree
 fn zeros(tree) -> tree on device elementwise
 fn momentum(tree, tree, tree) -> tree, tree on device elementwise
 at start {{
@@ -179,13 +179,12 @@ each step {{
 }}
 phase look {{ output w, m }}"""
 ELASTIC = """axis worker = 4
-{server}
 input p : tree per worker
 input eta : f32
-state c : tree{where}
+state c : tree
 at start {{ c = broadcast p over worker from 1 }}
 every 2 steps {{
-    pull, c = elastic p with c over worker by {mode}(eta = {eta}, rho = 0.3) {options}
+    pull, c = elastic p with c over worker by sync(eta = {eta}, rho = 0.3) {options}
     output pull
 }}
 phase look {{ output c }}"""
@@ -369,18 +368,14 @@ def _sharded(name: str, options: str = "", gather: str = "") -> Plan:
     return Plan(name, SHARDED.format(options=options, options_of_gather=gather), TREES)
 
 
-def _elastic(mode: str, options: str, eta: str = "0.05", shapes: Mapping[str, Tree] = TREES) -> Plan:
-    name = f"elastic_{mode}_{eta.partition('.')[2] or eta}"
-    if mode == "sync":
-        return Plan(name, ELASTIC.format(server="", where="", mode=mode, eta=eta, options=options), shapes)
-    text = ELASTIC.format(server="server master = 1", where=" on master", mode=mode, eta=eta, options=options)
-    return Plan(name, text, shapes, ("mpi",), (None,))
+def _elastic(options: str, eta: str = "0.05", shapes: Mapping[str, Tree] = TREES) -> Plan:
+    text = ELASTIC.format(eta=eta, options=options)
+    return Plan(f"elastic_{eta.partition('.')[2] or eta}", text, shapes)
 
 
-def _exchange(name: str, axes: str, names: str, how: str, options: str = "", where: str = "") -> Plan:
-    text = EXCHANGE.format(axes=axes, names=names, where=where, how=how, options=options)
-    backends = ("mpi",) if where else ("jax", "mpi")
-    return Plan(f"exchange_{name}", text, TREES, backends, (None, "place{how=sharded}"))
+def _exchange(name: str, axes: str, names: str, how: str, options: str = "") -> Plan:
+    text = EXCHANGE.format(axes=axes, names=names, how=how, options=options)
+    return Plan(f"exchange_{name}", text, TREES, passes=(None, "place{how=sharded}"))
 
 
 def _shared(design: str) -> Plan:
@@ -407,18 +402,11 @@ PLANS = (
     Plan("calls", CALLS, backends=("jax",)),
     Plan("draws", DRAWS, backends=("jax",)),
     Plan("members", MEMBERS, {"g": SMALL, "p": SMALL}),
-    _elastic("sync", "{ bucket = 16 }", eta="eta"),
-    _elastic("sync", "{ wire = bf16 }", shapes=HALVES),
-    _elastic("async", "{ wire = bf16, staleness = 2 }"),
-    _elastic("hogwild", ""),
-    _elastic("round_robin", "{ chunk = 8 }"),
+    _elastic("{ bucket = 16 }", eta="eta"),
+    _elastic("{ wire = bf16 }", shapes=HALVES),
     _exchange("all", "axis a = 4", "a", "mean", "{ chunk = 16 }"),
     _exchange("owners", GRID, "r, a", "sum", "via parameter_server(owners = 2)"),
     _exchange("within", GRID, "r, a", "mean", "via parameter_server(within = r) { wire = bf16 }"),
-    _exchange("server", "axis a = 3\nserver hub = 2", "a", "mean", "{ staleness = 1, chunk = 8 }", " on hub"),
-    _exchange(
-        "weighted", "axis a = 3\nserver hub = 1", "a", "mean(weight = n)", "{ wire = bf16 }", " on hub"
-    ),
     Plan("loads", LOADS, backends=("jax",), passes=INPUT),
     *map(_shared, ("", "all_shared", "single_broadcast(readers = 1)", "multi_broadcast(readers = 2)")),
     _shared("duplicate"),
@@ -433,11 +421,10 @@ class Base:
     name: str
     schedule: Any
     functions: Mapping[str, Callable[..., Any]]
-    compiler: Callable[[Mapping[str, Tree]], Any] | None = None
+    compiler: Callable[[Mapping[str, Tree]], Any]
 
     def compiled_for(self, shapes: Mapping[str, Tree]) -> Base:
         """The same plan, compiled by the same passes for other shapes of its trees."""
-        assert self.compiler is not None
         name = f"{self.name} for {zlib.crc32(repr(shapes).encode()):08x}"
         return dataclasses.replace(self, name=name, schedule=self.compiler(shapes))
 
@@ -460,12 +447,6 @@ def _tree(leaves: Sequence[Any]) -> Tree:
     return tree
 
 
-def base_of(name: str, schedule: Any, compiler: Callable[[Mapping[str, Tree]], Any] | None = None) -> Base:
-    """A schedule with the functions that its plan names."""
-    functions = {fn.name: FUNCTIONS[fn.name] for fn in schedule.fns if fn.name in FUNCTIONS}
-    return Base(name, schedule, functions, compiler)
-
-
 def _named(plan: Plan) -> dict[str, Tree]:
     """The shapes of the trees that a plan declares."""
     return {name: tree for name, tree in plan.shapes.items() if f" {name} " in plan.body.partition("{")[0]}
@@ -483,7 +464,9 @@ def bases(plans: tuple[Plan, ...] = PLANS) -> Iterator[Base]:
         for backend in plan.backends:
             for passes in plan.passes:
                 compiler = functools.partial(_compiled, plan, backend, passes, machine)
-                yield base_of(f"{plan.name}/{backend}/{passes}", compiler(_named(plan)), compiler)
+                schedule = compiler(_named(plan))
+                functions = {fn.name: FUNCTIONS[fn.name] for fn in schedule.fns if fn.name in FUNCTIONS}
+                yield Base(f"{plan.name}/{backend}/{passes}", schedule, functions, compiler)
 
 
 def _compiled(

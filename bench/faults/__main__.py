@@ -4,12 +4,13 @@
     python -m bench.faults --place ulfm --count 40
 
 Places are ranks under MPI (`mpi`: one that ends a job by itself when a rank dies, `ulfm`: one that does not),
-processes under `jax.distributed` (`jax`), one process with its workers (`process`), processes that share
-their input (`input`), workers and parameter servers (`servers`), and ranks on hosts of an emulated cluster
-(`cluster`, root alone). One process or rank does one thing wrong, at a random moment. Right is a job that
-ends with the one that did it and the line that waited for it, and no other one named as the culprit; in time,
-one whose first message comes within five seconds of the bound. What is expected of each fault where nobody
-waits is said in the file of its place. Exit 1 where a job hangs, or fewer than 95% are right in time.
+processes under `jax.distributed` (`jax`, and `guard` without a plan), one process with its workers
+(`process`), processes that share their input (`input`), workers and parameter servers (`servers`), and ranks
+on hosts of an emulated cluster (`cluster`, root alone). One process or rank does one thing wrong, at a random
+moment. Right is a job that ends with the one that did it and the line that waited for it, and no other one
+named as the culprit; in time, one whose first message comes within five seconds of the bound. What is
+expected of faults that no process waits for is said in the file of its place. Exit 1 if a job hangs, or fewer
+than 95% are right in time.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ PLACES = {
     "mpi": mpi.PLACE,
     "ulfm": mpi.PLACE,
     "jax": jax.PLACE,
+    "guard": jax.GUARD,
     "process": process.PLACE,
     "input": input.PLACE,
     "servers": servers.PLACE,

@@ -19,6 +19,7 @@ GRACE_S = 5.0  # after the bound, in which the first message must come
 START_S = 300.0  # of a job, until its fault: the engine may have to be compiled first
 DEADLINE_S = 90.0  # from the fault on: what lasts longer hangs
 POLL_S = 0.02
+LATEST_S = 3.0  # for the sidecar to report, after all processes have ended in silence
 LINKS, LINK_S = ("down", "slow"), 0.5  # what happens to links, and the seconds in which it does
 MARK = re.compile(r"fault at ([\d.]+)")
 SAID = re.compile(r"error\[CP|commplan: |signal \d|loss is not finite")
@@ -91,6 +92,8 @@ def happen(kind: str) -> None:
         raise ArithmeticError("loss is not finite")
     elif kind == "sleep":
         time.sleep(DEADLINE_S * 2)
+    elif kind == "lock":
+        re.match("(a+)+$", "a" * 40 + "b")  # for years, in C, with the interpreter's lock
     elif kind in LINKS:
         time.sleep(LINK_S)
 
@@ -121,6 +124,12 @@ def observed(
             marked, until = mark, time.monotonic() + DEADLINE_S
             on_fault()
         if marked is not None and report_time is None and SAID.search(text, marked.end()):
+            report_time = time.time() - float(marked[1])
+    silent_until = time.monotonic() + LATEST_S
+    while ended and report_time is None and time.monotonic() < silent_until:  # the sidecar may still report
+        time.sleep(POLL_S)
+        text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
+        if marked is not None and SAID.search(text, marked.end()):
             report_time = time.time() - float(marked[1])
     for job in jobs:
         for process in {job.pid, *_session(job.pid)}:  # ranks are in groups of their own

@@ -1,6 +1,7 @@
 """Faults of processes under `jax.distributed`: three of one CPU device each, which Gloo connects.
 
-As `bench.faults.mpi` has them. Faults before `bind` end nothing: who is awaited must be said.
+As `bench.faults.mpi` has them, of a program with a plan (`jax`), or of plain JAX under `commplan.guard`
+(`guard`). Faults before `bind` end nothing: who is awaited must be said.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import tempfile
 from typing import Any
 
 from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed, without_memory
-from bench.faults.mpi import BOUND_S, FLAG, LINES, RANKS, STEPS, plan_of
+from bench.faults.mpi import BOUND_S, BUSY_S, FLAG, LINES, RANKS, STEPS, plan_of
 from bench.faults.mpi import KINDS as OF_RANKS
 from bench.faults.mpi import draw as drawn_rank
 
 BEFORE = "before "  # of what happens before the program is bound
-KINDS = (*OF_RANKS, BEFORE + "stop", BEFORE + "sleep")
+KINDS = (*OF_RANKS, "lock", BEFORE + "stop", BEFORE + "sleep")
+GUARDED = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "lock", "shape")
 AWAITED = re.compile(
     r"commplan: process(?:es)? ([\d, ]+) ha\w+ not arrived after .* waits in `program\.bind`"
 )
@@ -30,17 +32,40 @@ def process(fault: Fault, port: int, index: int) -> None:
     culprit = index == fault.culprit
     if culprit and fault.kind == "flag":
         os.environ["XLA_FLAGS"] = FLAG
-    import commplan  # noqa: PLC0415
     from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
 
     jax.distributed.initialize(f"localhost:{port}", RANKS, index)
     mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    program = commplan.loads(plan_of(fault, culprit=culprit)).compile(mesh)
     early = fault.kind.startswith(BEFORE) or fault.kind in ("plan", "flag", "memory")
     if culprit and early:
         begin()
         happen(fault.kind.removeprefix(BEFORE))
-    run = program.bind(mesh, watchdog_s=BOUND_S)
+    train, look, state = (guarded if fault.place == "guard" else planned)(fault, mesh, culprit=culprit)
+    sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
+    ones = jax.jit(lambda: jnp.ones(RANKS), out_shardings=sharding)()
+    for number in range(STEPS):
+        wrong = culprit and number == fault.step and not early
+        if wrong:
+            begin()
+        if wrong and fault.kind == "order":
+            jax.block_until_ready(look(state, ones))
+        if not (wrong and fault.kind in ("order", "skip")):
+            if wrong and fault.kind == "shape":
+                ones = ones.astype(jnp.float16)
+            elif wrong:
+                happen(fault.kind)
+            jax.block_until_ready(train(state, ones))
+        jax.block_until_ready((train if wrong and fault.kind == "order" else look)(state, ones))
+    print(f"process {index} has made all steps", flush=True)
+
+
+def planned(fault: Fault, mesh: Any, *, culprit: bool) -> tuple[Any, Any, Any]:
+    """The steps of a program with a plan, and its state."""
+    import commplan  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jnp  # noqa: PLC0415
+
+    program = commplan.loads(plan_of(fault, culprit=culprit)).compile(mesh)
+    run = program.bind(mesh, watchdog_s=BOUND_S, busy_s=BUSY_S)
 
     @run.jit
     @run.spmd(scale="per data", returns="same")
@@ -54,25 +79,30 @@ def process(fault: Fault, port: int, index: int) -> None:
         out, state = run.evaluate(state, loss=scale * jnp.ones(8))
         return state, out.loss
 
-    sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
-    ones = jax.jit(lambda: jnp.ones(RANKS), out_shardings=sharding)()
-    state = run.init()
-    for number in range(STEPS):
-        wrong = culprit and number == fault.step and not early
-        if wrong:
-            begin()
-        if wrong and fault.kind == "order":
-            jax.block_until_ready(look(state, ones))
-        if not (wrong and fault.kind in ("order", "skip")):
-            if wrong:
-                happen(fault.kind)
-            jax.block_until_ready(train(state, ones))
-        jax.block_until_ready((train if wrong and fault.kind == "order" else look)(state, ones))
-    print(f"process {index} has made all steps", flush=True)
+    return train, look, run.init()
+
+
+def guarded(fault: Fault, mesh: Any, *, culprit: bool) -> tuple[Any, Any, Any]:
+    """The steps of a program of plain JAX."""
+    del culprit
+    import commplan  # noqa: PLC0415
+    from commplan.lowering.jax.typing_shim import jnp  # noqa: PLC0415
+
+    guard = commplan.guard.jit(mesh=mesh, watchdog_s=BOUND_S, busy_s=BUSY_S)
+
+    @guard
+    def train(state: Any, scale: Any) -> Any:
+        return state, jnp.sum(scale[:, None] * jnp.ones(fault.elements), axis=0)
+
+    @guard
+    def look(state: Any, scale: Any) -> Any:
+        return state, jnp.sum(scale[:, None] * jnp.ones(8), axis=0)
+
+    return train, look, {}
 
 
 def draw(drawn: random.Random, kind: str) -> Fault:
-    return drawn_rank(drawn, kind)
+    return drawn_rank(drawn, "order" if kind == "shape" else kind)._replace(kind=kind)
 
 
 def judged(fault: Fault) -> Outcome:
@@ -93,7 +123,7 @@ def judged(fault: Fault) -> Outcome:
             for index in range(RANKS)
         ]
         others = [job for index, job in enumerate(jobs) if index != fault.culprit]
-        awaited = others if fault.kind in ("stop", "sleep") else jobs
+        awaited = others if fault.kind in ("stop", "sleep", "lock") else jobs
 
         def over(text: str) -> bool:
             early = fault.kind.startswith(BEFORE) and len(AWAITED.findall(text)) == len(others)
@@ -113,6 +143,9 @@ def right(fault: Fault, text: str) -> bool:
         subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
         heads = re.findall(r"error\[CP0845\]: (.*)", text)
         return bool(heads) and all(f"{subject}: process {fault.culprit} another" in head for head in heads)
+    if fault.kind == "shape":
+        heads = re.findall(r"error\[CP0854\]: (.*)", text)
+        return bool(heads) and all(f"process {fault.culprit} calls `train` with" in head for head in heads)
     heads = re.findall(r"error\[CP0834\]: (.*)", text)
     if not heads:
         return False
@@ -123,15 +156,16 @@ def right(fault: Fault, text: str) -> bool:
         return named == {fault.culprit} and "`evaluate`" not in text and "`look`" in text
     blamed = re.findall(
         r"process (\d) (?:is stopped|has died|has not come|does not answer|was aborted)"
-        r"|program has ended on process (\d)",
+        r"|program has ended on process (\d)|process (\d) \(process \d+ on \S+\) was killed",
         text,
     )
     reason = "loss is not finite" in text if fault.kind == "raise" else True
-    named = {int(first or second) for first, second in blamed}
-    return named == {fault.culprit} and reason and f"line {LINES['step']} of" in text
+    named = {int("".join(groups)) for groups in blamed}
+    line = r"jax\.py:\d+, in `train`" if fault.place == "guard" else f"line {LINES['step']} of"
+    return named == {fault.culprit} and reason and re.search(line, text) is not None
 
 
-PLACE = Place(KINDS, BOUND_S, draw, judged)
+PLACE, GUARD = Place(KINDS, BOUND_S, draw, judged), Place(GUARDED, BOUND_S, draw, judged)
 
 if __name__ == "__main__":
     *words, port, index = sys.argv[1:]

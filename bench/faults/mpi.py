@@ -34,7 +34,7 @@ phase evaluate {{
 """
 LINES = {"step": 7, "evaluate": 11}
 KINDS = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "plan", "flag", "memory")
-RANKS, STEPS, BOUND_S = 3, 12, 2.0
+RANKS, STEPS, BOUND_S, BUSY_S = 3, 12, 2.0, 8.0
 RING = " via ring"
 FLAG = "--xla_cpu_enable_fast_math=true"
 ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
@@ -54,7 +54,7 @@ def rank(fault: Fault) -> None:
     program = commplan.loads(plan_of(fault, culprit=culprit)).compile(comm)
     if culprit and fault.kind in ("plan", "flag", "memory"):
         begin()
-    run = program.bind(comm, watchdog_s=BOUND_S)
+    run = program.bind(comm, watchdog_s=BOUND_S, busy_s=BUSY_S)
 
     def train(state: Any, grads: Any) -> Any:
         return run.step(state, grads=grads)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed
-from bench.faults.mpi import FLAG, ULFM
+from bench.faults.mpi import BUSY_S, FLAG, ULFM
 from bench.servers.mpirun import command, environment
 
 SYNC = """
@@ -86,7 +86,7 @@ def rank(fault: Fault) -> None:
     program = commplan.loads(text, "served.plan").compile(comm)
     if culprit and fault.kind in ("plan", "flag"):
         begin()
-    run = program.bind(comm, functions=functions, watchdog_s=BOUND_S)
+    run = program.bind(comm, functions=functions, watchdog_s=BOUND_S, busy_s=BUSY_S)
     reached = Path(os.environ["COMMPLAN_RECORDS"]) / "reached"  # the step, by worker 0
 
     def due() -> bool:

@@ -1,1 +1,1 @@
-"""Campaigns against the servers of parameter exchange: `bench.replays` and `bench.soak`."""
+"""Processes of `mpirun`, and the ranks of `bench.soak`."""

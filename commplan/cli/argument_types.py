@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import fail
 
+if TYPE_CHECKING:
+    from fractions import Fraction
+
 MEASURES = ("slower", "bytes", "memory", "rounds")  # of `diff --fail-on`
-FACTORS = (Fraction(1, 10**6), Fraction(10**6))  # least and largest scale of a bandwidth
+_LARGEST_SCALE = 10**6  # of a bandwidth, up or down
 _TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -77,10 +79,12 @@ def duration(text: str) -> float:
 
 def scale(text: str) -> tuple[str, Fraction]:
     """Parse a level and the factor of its bandwidth: `node=1/4`, or `node=0.25`."""
+    from fractions import Fraction
+
     name, _, value = text.partition("=")
     written = re.fullmatch(r"[0-9]{1,9}(/0*[1-9][0-9]{0,8}|\.[0-9]{1,9})?", value)
     factor = Fraction(value) if written else Fraction(0)
-    if not name or not FACTORS[0] <= factor <= FACTORS[1]:
+    if not name or not 1 <= factor * _LARGEST_SCALE <= _LARGEST_SCALE**2:
         raise argparse.ArgumentTypeError(f"expected LEVEL=FACTOR such as node=1/4, found {text!r}")
     return name, factor
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -88,6 +87,8 @@ def _shape(leaf: Any) -> Any:
 
 
 def _of_file(path: str, console: Console) -> dict[str, Any]:
+    import json
+
     text = console.read(path)
     try:
         shapes = json.loads(text, object_pairs_hook=_unique)

@@ -216,8 +216,19 @@ def state(record: Record) -> str:
 def _blocking(ranks: Sequence[Rank], when: float, *, is_judged: bool) -> dict[int, str]:
     """The ranks that block others, each with its reason."""
     down = {} if is_judged and all(rank.state in _GONE for rank in ranks) else _down(ranks)
+    states = states_of(ranks, when, down)
+    reasons = dict(verdict.blame(states).reasons)
+    for rank in ranks:
+        call = next((activity.call for activity in rank.activities if activity.call is not None), None)
+        if rank.rank in reasons and rank.rank not in down and call is not None:
+            reasons[rank.rank] += f": it is {call.sentence(when)}"
+    return reasons
+
+
+def states_of(ranks: Sequence[Rank], when: float, down: Mapping[int, str]) -> dict[int, RankState]:
+    """The states of ranks at a time, for `verdict.blame`. down: those that cannot go on, each with how."""
     recorded = [rank.rank for rank in ranks if rank.collective]
-    states = {
+    return {
         rank.rank: RankState(
             rank.rank,
             _condition(rank.state) if rank.rank in down else "alive",
@@ -229,12 +240,6 @@ def _blocking(ranks: Sequence[Rank], when: float, *, is_judged: bool) -> dict[in
         )
         for rank in ranks
     }
-    reasons = dict(verdict.blame(states).reasons)
-    for rank in ranks:
-        call = next((activity.call for activity in rank.activities if activity.call is not None), None)
-        if rank.rank in reasons and rank.rank not in down and call is not None:
-            reasons[rank.rank] += f": it is {call.sentence(when)}"
-    return reasons
 
 
 def _condition(state: str) -> Condition:

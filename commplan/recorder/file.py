@@ -192,8 +192,9 @@ class Recording:
         _put_text(self.memory, _CALL + _SINCE.size, SIZE, text)
 
     def remove(self) -> None:
-        """At the end of the process, or of a run that ended well. What failed is kept, with how the process
-        ended, and what else it recorded of the job; all is where $COMMPLAN_KEEP_RECORDS says so."""
+        """At the end of the process, or of a run that ended well. The record is kept, with how the process
+        ended and what else it recorded of the job, if something failed or an exception ends the process; else
+        if $COMMPLAN_KEEP_RECORDS says so."""
         if os.getpid() != self.process:
             return  # a forked child leaves
         own = (self, *self._lanes.values())
@@ -203,6 +204,7 @@ class Recording:
                 offer_stacks(_recordings[-1])
         others = [recording for recording in _recordings if recording.job == self.job]
         failed = any(_HEADER.unpack_from(recording.memory)[10] for recording in (*own, *others))
+        failed |= uncaught() is not None
         if failed or is_kept():
             for recording in own:
                 _put_text(recording.memory, _ENDING, STACK_SIGNAL, _ending())
@@ -215,11 +217,16 @@ class Recording:
             recording.path.unlink(missing_ok=True)
 
 
-def _ending() -> str:
+def uncaught() -> BaseException | None:
+    """At the exit: the exception that ends this process, unless that is `SystemExit`."""
     error = getattr(sys, "last_value", None)
-    if not isinstance(error, BaseException):
-        return "has ended"
-    return f"has ended with {f'{type(error).__name__}: {error}'.splitlines()[0]}"
+    is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+    return error if isinstance(error, BaseException) and not is_interactive else None
+
+
+def _ending() -> str:
+    error = uncaught()
+    return f"has ended with {f'{type(error).__name__}: {error}'.splitlines()[0]}" if error else "has ended"
 
 
 def path_of(job: str, rank: int, lane: str = "") -> Path:
@@ -255,10 +262,12 @@ def recording_of(plan: str | None) -> Recording | None:
 
 
 def offer_stacks(recording: Recording) -> None:
-    """From now on a signal has this process write its Python stacks behind the record, whatever its threads
-    do: also where one is in C and keeps the interpreter's lock. They go behind the record that was offered
-    last, and the engine, which knows the descriptor alone, finds them there."""
+    """After `offer_stacks_of_process` a signal has this process write its Python stacks behind the record,
+    whatever its threads do: also if one is in C and keeps the interpreter's lock. They go behind the record
+    that was offered last, and the engine, which knows the descriptor alone, finds them there."""
     number = SIGNAL
+    if not _offers:
+        return
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         if not number or (not _stacks and is_handled(number, "SigIgn:", "SigCgt:")):
             return  # another system, or the program has it
@@ -275,6 +284,14 @@ def offer_stacks(recording: Recording) -> None:
         struct.pack_into("<q", recording.memory, STACK_SIGNAL, number)
 
 
+def offer_stacks_of_process() -> None:
+    """From now on this process installs the handler of `SIGNAL`, see `offer_stacks`."""
+    if not _offers:
+        _offers.append(True)
+        for recording in _recordings[-1:]:
+            offer_stacks(recording)
+
+
 def stacks_of_process() -> tuple[str, int]:
     """The file that they are written to, whichever record that is, and the signal, 0 for none."""
     return (f"/proc/self/fd/{_stacks[0][0]}", _stacks[0][1]) if _stacks else ("", 0)
@@ -288,6 +305,7 @@ def is_handled(number: int, *masks: str, process: int | str = "self") -> bool:
     return any(int(word, 16) >> (number - 1) & 1 for word in words)
 
 
+_offers: list[bool] = []  # whether the program allows a handler of the signal
 _stacks: list[tuple[int, int]] = []  # the descriptor to which they are written, at which signal
 _recordings: list[Recording] = []
 os.register_at_fork(after_in_child=_recordings.clear)

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.recorder.blame import Rank, described, first_death, ranks_of
+from commplan.recorder import verdict
+from commplan.recorder.blame import Rank, described, first_death, ranks_of, states_of
 from commplan.recorder.file import FAILED, VERDICT, Record, read_records
 
 _SHOWN = 4  # deaths beside the first
+_FAILED = "has ended with "  # see `file.Recording.remove`
 
 
-def read_beside(paths: Iterable[Path]) -> list[Record]:
-    """The records of ranks, and those of their lanes. Damaged and missing files are left out."""
+def read_jobs(paths: Iterable[Path]) -> list[Record]:
+    """The records of the jobs to which these belong. Damaged and missing files are left out."""
     records: list[Record] = []
-    for path in paths:
-        rank = ".".join(path.name.split(".")[:2])
-        for lane in path.parent.glob(f"{rank}.*rec"):
-            with contextlib.suppress(CommplanError):
-                records += read_records([str(lane)])
+    jobs = dict.fromkeys((path.parent, path.name.split(".")[0]) for path in paths)
+    for path in (path for folder, job in jobs for path in sorted(folder.glob(f"{job}.*rec"))):
+        with contextlib.suppress(CommplanError):
+            records += read_records([str(path)])
     return records
 
 
-def last_words(records: Sequence[Record], names: Mapping[int, str], killed: int) -> str:
+def last_words(records: Sequence[Record], who: str, killed: int) -> str:
     """The error that names the process that died first and how; empty if a launcher, a scheduler or a user
     ended the job, or a rank has recorded why it failed.
 
     Args:
-        names: of processes, such as `rank 2`, by their numbers.
+        who: what ranks are called, such as `process`.
         killed: the number of processes that the kernel has killed meanwhile for want of memory.
     """
     ranks = ranks_of(records)
@@ -38,7 +39,19 @@ def last_words(records: Sequence[Record], names: Mapping[int, str], killed: int)
         return ""
     others = [rank for rank in ranks if rank.state == "dead" and rank.end and rank is not first]
     others.sort(key=lambda rank: (rank.end.startswith("was ended"), rank.gone_s))
-    text, *notes = [_death(rank, names) for rank in (first, *others[:_SHOWN])]
+    text, *notes = [_death(rank, who) for rank in (first, *others[:_SHOWN])]
+    left = next((rank for rank in ranks if rank.state == "ended" and rank.end.startswith(_FAILED)), None)
+    if left is not None and first.end.startswith("was aborted"):  # JAX aborts processes that lose another one
+        reason = left.end.removeprefix(_FAILED)
+        text, *notes = [f"the program has ended on {who} {left.rank}: {reason}", text, *notes]
+    states = states_of(ranks, first.gone_s, {})
+    judgement = verdict.blame(states)
+    if judgement.kind == "order":  # the communication library aborts processes that send what does not fit
+        text, *notes = [
+            *verdict.described(judgement, states, who, first.rank).split("\nnote: "),
+            text,
+            *notes,
+        ]
     if max(record.ranks for record in records) > len(ranks):
         notes.append("of ranks on other hosts, which may have ended before, nothing is known here")
     if killed:
@@ -47,9 +60,8 @@ def last_words(records: Sequence[Record], names: Mapping[int, str], killed: int)
     return f"{CommplanError(Diagnostic('CP0834', text, None, tuple(map(Note, notes))))}\n"
 
 
-def _death(rank: Rank, names: Mapping[int, str]) -> str:
-    name = names.get(rank.process, f"rank {rank.rank}")
-    return f"{name} (process {rank.process} on {rank.host}) {rank.end}{_place(rank)}"
+def _death(rank: Rank, who: str) -> str:
+    return f"{who} {rank.rank} (process {rank.process} on {rank.host}) {rank.end}{_place(rank)}"
 
 
 def _place(rank: Rank) -> str:

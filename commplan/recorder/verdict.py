@@ -198,7 +198,7 @@ def _out_of_order(
 ) -> dict[int, str]:
     """The ranks that wait in a call before one that most ranks begin first. awaited: by rank, those that it
     waits for."""
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     for rank, other in itertools.combinations(oldest, 2):
         if not (other in awaited[rank] and rank in awaited[other]):
             continue
@@ -210,7 +210,7 @@ def _out_of_order(
                 votes[places[0] > places[1]] += 1
         sides = [[each for each in oldest if _call(oldest[each]) == _call(wait)] for wait in pair]
         sides = [
-            [each for each in side if any(each in awaited[one] for one in sides[not at])]
+            [each for each in side if any(each in awaited[opposite] for opposite in sides[not at])]
             for at, side in enumerate(sides)
         ]
         if votes[0] == votes[1]:
@@ -218,8 +218,8 @@ def _out_of_order(
         if votes[0] != votes[1]:
             wrong = int(votes[0] > votes[1])
             reason = f"it waits in {pair[wrong].where}, most others in {pair[not wrong].where}"
-            found |= dict.fromkeys(sides[wrong], reason)
-    return dict(sorted(found.items()))
+            reasons |= dict.fromkeys(sides[wrong], reason)
+    return dict(sorted(reasons.items()))
 
 
 def _call(wait: Wait) -> tuple[str, int]:
@@ -239,7 +239,7 @@ def _another_order(sequence: str, states: States) -> Verdict | None:
         if len(set(names.values())) > 1:
             odd, usual = _minority(names)
             reasons = {rank: f"it calls {names[rank]} as call {call}, most others {usual}" for rank in odd}
-            waiting = tuple(rank for rank, state in ordered if state.waits)
+            waiting = tuple(rank for rank, state in ordered if state.waits and state.condition == "alive")
             return Verdict("order", reasons, waiting, names, call)
     return None
 

@@ -178,12 +178,11 @@ class Sidecar:
         """No process of a job is left: print why, if none of them has."""
         if not gone or last.errors < 0:
             return
-        from commplan.recorder.last_words import last_words, read_beside  # noqa: PLC0415
+        from commplan.recorder.last_words import last_words, read_jobs  # noqa: PLC0415
 
         # The first record of each is that of the job's first communicator or mesh.
-        records = read_beside(process.records[0] for process in gone)
-        names = {process.number: process.who for process in gone}
-        if text := last_words(records, names, kills_for_memory() - self.killed):
+        records = read_jobs(process.records[0] for process in gone)
+        if text := last_words(records, last.who.split(" ")[0], kills_for_memory() - self.killed):
             say(last.errors, text)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import json
@@ -17,6 +16,7 @@ from collections.abc import Generator
 from pathlib import Path
 
 from commplan import io
+from commplan.ending import at_last
 
 SOCKET = "sidecar-2"  # the number is that of what is said over it
 LOCK_S = 5.0  # seconds to start or end a sidecar in, which takes milliseconds
@@ -42,7 +42,7 @@ def attend(record: Path, who: str) -> None:
             _lines[0].send(message)
             return
         _lines.append(_connected())
-        atexit.register(leave)
+        at_last(leave)  # a process may be aborted while its exit handlers run
         # A sidecar that comes up when this process has died already knows of both what they were.
         own = os.pidfd_open(os.getpid())
         try:

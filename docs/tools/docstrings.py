@@ -78,4 +78,4 @@ def _prose(text: str, known: str) -> str:
             lines.append(f"    {line}")
         else:
             lines += ["", line] if line.startswith("Raises") else [line]
-    return CODE.sub(r"[\1](../../errors/\1/)", "\n".join(lines))
+    return CODE.sub(r"[\1](../errors/\1.md)", "\n".join(lines))

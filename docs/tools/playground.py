@@ -76,7 +76,7 @@ def _sources(archive: Path, own: Path) -> None:
             folder = (ROOT / "commplan" / room).resolve()
             for file in sorted(folder.rglob("*")):
                 name = f"{room}{file.relative_to(folder)}"
-                if file.suffix in (".py", ".lark", ".toml") and not name.startswith(LEFT_OUT):
+                if file.suffix in (".py", ".json", ".toml") and not name.startswith(LEFT_OUT):
                     packed.write(file, f"commplan/{name}")
         for name in ("look.py", "assumed.py"):
             packed.write(own / name, name)

@@ -1,14 +1,19 @@
-"""`python -m editors.grammars ROOT`: writes the grammars of a checkout's editors anew."""
+"""`python -m editors.grammars ROOT`: writes the tables of the parser, and the grammars of editors."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from editors.grammars.tables import tables
 from editors.grammars.textmate import grammar
 from editors.grammars.vim import syntax
 
-FILES = {"editors/vscode/syntaxes/plan.tmLanguage.json": grammar, "editors/vim/syntax/plan.vim": syntax}
+FILES = {
+    "dsl/plan.tables.json": tables,
+    "editors/vscode/syntaxes/plan.tmLanguage.json": grammar,
+    "editors/vim/syntax/plan.vim": syntax,
+}
 
 
 def main(root: str) -> None:

@@ -1,4 +1,4 @@
-"""A profile of estimated times for XLA's latency-hiding scheduler, and its effect.
+"""A profile of instruction times for XLA's latency-hiding scheduler, estimated or measured, and its effect.
 
 Without a profile, the scheduler of XLA:GPU uses equal costs for all collectives and for all matrix products.
 Profile guided latency estimation (PGLE) provides microseconds for each instruction, which JAX otherwise
@@ -7,14 +7,22 @@ measures in the first runs of a step. The profile is a `ProfiledInstructionsProt
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from commplan.lowering.audit.estimate import Estimate, Machine, seconds_of, seconds_of_work
+from commplan import io
+from commplan.diagnostics import Diagnostic, Note, Severity, fail
+from commplan.lowering.audit.estimate import Estimate, Machine, estimate, seconds_of, seconds_of_work
 from commplan.lowering.audit.hlo import read_module
 from commplan.lowering.audit.step import CompiledCollective, CompiledStep
+from commplan.lowering.audit.targets import rates, rates_of_kind
 from commplan.lowering.audit.walk import audit_text
 
 EXCHANGE_WEIGHT = 2.0
@@ -23,13 +31,18 @@ beginning, and reserves more computation for overlap if the factor is larger. Am
 was the best or within 0.01 ms of it for expert exchange on 8, 32 and 128 H100 (`bench.compiled`)."""
 
 
-def profile(compiled: str, machine: Machine, exchange_weight: float = EXCHANGE_WEIGHT) -> bytes:
+ProfileChoice = bool | str | Path | Machine
+"""The argument `pgle` of `run.jit`: a target or rates to estimate for, True for the devices, or a file."""
+
+_NAMED = 0.5  # the least share of a step's collectives and products that a measured profile should name
+
+
+def profile(compiled: str, machine: Machine) -> bytes:
     """Estimate the time of each instruction of a compiled step, for the compile option `fdo_profile`.
 
     Args:
         compiled: the compiled text.
         machine: the rates.
-        exchange_weight: factor for the time of all-to-alls.
 
     Raises:
         HloError: the text is not a whole HLO module.
@@ -38,7 +51,7 @@ def profile(compiled: str, machine: Machine, exchange_weight: float = EXCHANGE_W
     times = dict.fromkeys(_conditions(compiled), 0.0) | dict(_times(step, machine))
     for collective in step.collectives:
         if collective.kind == "all_to_all":
-            times[collective.name] *= exchange_weight
+            times[collective.name] *= EXCHANGE_WEIGHT
     lines = (f'costs {{ name: "{name}" cost_us: {1e6 * seconds:.3f} }}\n' for name, seconds in times.items())
     return "".join(lines).encode()
 
@@ -126,3 +139,115 @@ def _shift(
     awaited = starts[0] + hidden[0], starts[1] + hidden[1]
     phase, line = first.scopes[0] if first.scopes else ("", 0)
     return CollectiveShift(phase, line, str(first), first.kind, starts, awaited, (exposed[0], exposed[1]))
+
+
+class LatencyProfile(msgspec.Struct, frozen=True):
+    """A source of instruction times for `run.jit(.., pgle=..)`.
+
+    Attributes:
+        source: description, equal on all processes that have the same profile.
+        machine: the rates to estimate with, None for a measured profile.
+        measured: the contents of a measured profile.
+    """
+
+    source: str
+    machine: Machine | None = None
+    measured: bytes = b""
+
+    def recompile(self, plain: Any, again: Callable[[bytes], Any]) -> Any:
+        """Return the executable to run.
+
+        Estimated times are used only if the same estimate finds that they make the step faster. Warns
+        (CP0860) if a measured profile names few instructions of the step.
+
+        Args:
+            plain: the executable compiled without a profile.
+            again: compiles the step with a profile.
+        """
+        if self.machine is None:
+            self._check(plain.as_text())
+            return again(self.measured)
+        machine = self.machine
+        executables = [plain, again(profile(plain.as_text(), machine))]
+        return min(executables, key=lambda each: estimate(audit_text(each.as_text()), machine).total)
+
+    def _check(self, text: str) -> None:
+        step = audit_text(text)
+        names = [item.name for item in (*step.collectives, *step.products)]
+        named = sum(map(self._names, names))
+        if named < _NAMED * len(names):
+            _warn(
+                f"{self.source} names {named} of the {len(names)} collectives and products of the step",
+                "it was measured for another step, or with other versions or options: measure it again",
+            )
+
+    def _names(self, instruction: str) -> bool:
+        """Whether the profile, text or a serialized message, has this instruction."""
+        name = instruction.encode()
+        return b'"%s"' % name in self.measured or b"\n%c%s" % (min(len(name), 127), name) in self.measured
+
+
+def latency_profile(choice: ProfileChoice, devices: Sequence[Any]) -> LatencyProfile | None:
+    """Return the profile for `run.jit(.., pgle=choice)`, or None if the step is compiled without one.
+
+    Warns (CP0860) for devices other than GPUs.
+
+    Args:
+        choice: the value of `pgle`.
+        devices: the devices of the mesh, in row-major order.
+
+    Raises:
+        CommplanError: CP1150 for an unknown target or invalid rates; CP0859 for a file that is not a profile,
+            and for True if the kind of machine does not follow from the devices.
+    """
+    if choice is False:
+        return None
+    kinds = {device.platform for device in devices} or {"cpu"}
+    result: LatencyProfile | None = None
+    if isinstance(choice, str | Path) and _is_path(choice):
+        result = _measured(choice)
+    elif choice is not True or kinds == {"gpu"}:
+        machine = _machine_of(devices) if choice is True else rates(choice)  # pyright: ignore[reportArgumentType]
+        result = LatencyProfile(f"times estimated for {machine}", machine)
+    if kinds == {"gpu"}:
+        return result
+    _warn(
+        f"run.jit has pgle={choice!r}, but compiles for {' and '.join(sorted(kinds)).upper()} devices",
+        "only XLA's scheduler for GPUs uses a profile: the step is compiled without one",
+    )
+    return None
+
+
+def _is_path(choice: str | Path) -> bool:
+    return isinstance(choice, Path) or "." in choice or "/" in choice
+
+
+def _measured(path: str | Path) -> LatencyProfile:
+    forms = "expected a ProfiledInstructionsProto, as text or serialized, as JAX and XLA write it for PGLE"
+    try:
+        data = io.read(path, io.SCHEDULE)
+    except OSError as error:
+        fail("CP0859", f"{path} cannot be read: {error.strerror or error}", forms)
+    if b"costs {" not in data and not data.startswith(b"\n"):
+        fail("CP0859", f"{path} is not a profile of instructions", forms)
+    digest = hashlib.sha256(data).hexdigest()[:16]
+    return LatencyProfile(f"profile {Path(path).name} (sha256 {digest})", measured=data)
+
+
+def _machine_of(devices: Sequence[Any]) -> Machine:
+    """The rates of `devices` by device kind. Consecutive devices of one process are a host."""
+    kind = str(devices[0].device_kind) if devices else ""
+    runs = [len(list(run)) for _, run in groupby(device.process_index for device in devices)]
+    machine = rates_of_kind(kind, len(runs), runs[0]) if len(set(runs)) == 1 else None
+    if machine is None or (len(runs) > 1 and runs[0] == 1):
+        fail(
+            "CP0859",
+            f"pgle=True needs rates for {len(devices)} x {kind or 'unnamed devices'}, which are unknown",
+            "name the machine: run.jit(step, pgle='h100:4x8'), hosts x devices per host, or pgle=Machine(..)",
+        )
+    return machine
+
+
+def _warn(message: str, note: str) -> None:
+    problem = Diagnostic("CP0860", message, None, (Note(note),), severity=Severity.WARNING)
+    warnings.warn(str(problem), RuntimeWarning, 3)

@@ -34,7 +34,7 @@ mlir: Any = cast("Any", _src_lib).mlir.ir
 _LOCATION = re.compile(r'"([^"]+)":(\d+):')  # in the text of an operation's location
 _JIT_SIGNATURES = 4096  # capacity of the signature cache of one `jit_ahead`
 PROFILE = "fdo_profile"  # compiler option: the latency of each instruction
-Recompile = Callable[[Any, Callable[..., Any]], Any]
+Recompile = Callable[[Any, Callable[[bytes], Any]], Any]
 
 
 def is_known(name: str, value: Any) -> bool:
@@ -71,10 +71,8 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
 
     Args:
         lowered: A `jax.stages.Lowered`, which is changed in place.
-        recompile: Called with the executable that XLA compiles without a profile, and with a function
-            `again(options, rewrite=None)`. It returns the executable to use. `again` compiles with further
-            options, such as `PROFILE`. Its `rewrite` maps the module to another one, or to None; then `again`
-            returns None.
+        recompile: Called with the executable that XLA compiles without a profile, and with a function that
+            compiles with a profile. It returns the executable to use.
 
     Returns:
         `lowered`.
@@ -82,42 +80,28 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
     lowering = lowered._lowering
     if "compile" in vars(lowering):
         return lowered
-    plain, cached, compiling = lowering.compile, list[Any](), threading.RLock()
+    plain, cached, compiling = lowering.compile, list[Any](), threading.Lock()
 
     def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
         base_options = dict(compiler_options or {})
         if PROFILE in base_options:
             return plain(compiler_options=base_options, **options)
         is_default = compiler_options is None and all(value is None for value in options.values())
-        if is_default and cached:
-            return cached[0]
+        with compiling:  # once, if several threads call
+            if is_default and cached:
+                return cached[0]
 
-        def again(more: Mapping[str, Any], rewrite: Callable[[Any], Any] | None = None) -> Any:
-            original: Any = getattr(lowering, "_hlo", None)
-            module = rewrite(original) if rewrite is not None and original is not None else original
-            if rewrite is not None and module is None:
-                return None
-            lowering._hlo = module
-            try:
-                executable = plain(compiler_options={**base_options, **more}, **options)
-            finally:
-                lowering._hlo = original
-            if PROFILE in more:
-                profiled.append(executable)
+            def again(profile: bytes) -> Any:
+                return plain(compiler_options={**base_options, PROFILE: profile}, **options)
+
+            without = plain(compiler_options=base_options, **options)
+            executable = recompile(without, again)
+            lowering.has_profile = executable is not without
+            if is_default:
+                cached.append(executable)
             return executable
 
-        profiled = list[Any]()
-        executable = recompile(plain(compiler_options=base_options, **options), again)
-        lowering.has_profile = any(executable is compiled for compiled in profiled)
-        if is_default:
-            cached.append(executable)
-        return executable
-
-    def compile_alone(*args: Any, **options: Any) -> Any:
-        with compiling:  # threads may share `lowered`, and `again` changes its module temporarily
-            return compile_with_profile(*args, **options)
-
-    lowering.compile = compile_alone
+    lowering.compile = compile_with_profile
     return lowered
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from commplan.lowering.jax.typing_shim import jax
 from commplan.pytree import is_key_type, nest
@@ -95,6 +95,19 @@ def _word_count(kind: str) -> int:
 def structure_of(paths: Sequence[str]) -> Structure:
     """Nested dicts with these key paths; the leaves are in the order of `paths`."""
     return jax.tree_util.tree_structure(nest(paths, [0] * len(paths)))
+
+
+def known_structures(trees: Iterable[Any]) -> dict[tuple[str, ...], Structure]:
+    """The structures of `trees`, whose leaves are arrays or `{"shape": .., "dtype": ..}`, by leaf paths."""
+    structures: dict[tuple[str, ...], Structure] = {}
+    for tree in trees:
+        paths, flat = flatten(tree, _is_shape)
+        structures[paths] = flat.structure
+    return structures
+
+
+def _is_shape(node: Any) -> bool:
+    return isinstance(node, Mapping) and set(cast("Mapping[Any, Any]", node)) == {"shape", "dtype"}
 
 
 def structure_by(paths: Sequence[str], structures: Mapping[tuple[str, ...], Structure]) -> Structure:

@@ -24,6 +24,7 @@ from commplan.lowering.mpi.service import MpiService, Requests, send_leave, wait
 from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
+from commplan.wait import BUSY_S
 
 Array = Any
 
@@ -189,6 +190,7 @@ def backend_of(
     requests: Requests | None = None,
     watchdog_s: float | None = None,
     meet: Rendezvous | None = None,
+    busy_s: float = BUSY_S,
 ) -> MpiBackend:
     """Create the backend of a worker. All ranks of `comm` must call this together: it creates communicators.
 
@@ -200,6 +202,7 @@ def backend_of(
         requests: The engine's channel on a communicator of workers and servers.
         watchdog_s: See `Channel`.
         meet: See `Channel`.
+        busy_s: See `Channel`.
 
     Raises:
         CommplanError: CP0830 if the plan has servers and the engine is not available, CP0849 if a rank does
@@ -207,7 +210,9 @@ def backend_of(
     """
     sizes, order, file = schedule.mesh_sizes, TokenOrder(), schedule.file
     job, service = requests.job if requests is not None else "", None
-    channel = Channel(comm, sizes, watchdog_s=watchdog_s, plan=schedule.plan, job=job, meet=meet)
+    channel = Channel(
+        comm, sizes, watchdog_s=watchdog_s, busy_s=busy_s, plan=schedule.plan, job=job, meet=meet
+    )
     opening: list[tuple[Collective, str]] = []
     for phase in schedule.phases:
         collectives = [

@@ -75,7 +75,7 @@ _NUMBER, _POINTER, _TEXT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_open": (_POINTER, [ctypes.c_int, ctypes.c_int]),
     "channel_busy": (ctypes.c_int, [_POINTER]),
-    "channel_watch": (None, [_POINTER, _NUMBER, _NUMBER, _POINTER]),
+    "channel_watch": (None, [_POINTER, _NUMBER, _NUMBER, _NUMBER, _POINTER]),
     "channel_serve": (None, [_POINTER, *[ctypes.c_int] * 3, _POINTER, _NUMBER, _NUMBER]),
     "channel_verdict": (_NUMBER, [_POINTER, ctypes.c_char_p, _NUMBER]),
     "stack_writer": (None, [_POINTER]),

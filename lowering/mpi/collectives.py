@@ -37,6 +37,7 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.lists import Settings, make_list, reduces
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 from commplan.recorder.file import Details, Recording
+from commplan.wait import BUSY_S
 
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
@@ -89,6 +90,7 @@ class Channel:
         watchdog_s: Seconds without progress after which a wait ends with an error that names the blocking
             rank. If five times the median interval between two runs of the collective is longer, this applies
             instead. None disables the watchdog.
+        busy_s: Seconds that ranks have that are alive and late. They are printed before.
         plan: The name of the plan, for the flight record.
         job: The name of the job, for the flight record. The name on rank 0 counts; if it is empty, one is
             generated.
@@ -104,12 +106,13 @@ class Channel:
         sizes: Mapping[str, int] | None = None,
         *,
         watchdog_s: float | None = None,
+        busy_s: float = BUSY_S,
         plan: str = "",
         job: str = "",
         meet: Rendezvous | None = None,
     ) -> None:
         self.groups = Groups(comm, sizes, meet)
-        self._library, watched = self._engine(watchdog_s, plan, job)
+        self._library, watched = self._engine(watchdog_s, busy_s, plan, job)
         self._channel: int | None = None
         self._numbers: dict[Any, int] = {}
         self.resources: Resources | None = None
@@ -138,10 +141,12 @@ class Channel:
         """The engine, or None if it is not available on every rank."""
         return self._library
 
-    def _engine(self, watchdog_s: float | None, plan: str, job: str) -> tuple[Any, watchdog.Watched | None]:
+    def _engine(
+        self, watchdog_s: float | None, busy_s: float, plan: str, job: str
+    ) -> tuple[Any, watchdog.Watched | None]:
         """The engine and the watchdog settings, if all ranks have the engine: forms cannot be mixed.
 
-        The longest `watchdog_s` of all ranks applies; there is no watchdog if it is None on some rank.
+        The longest times of all ranks apply; there is no watchdog if `watchdog_s` is None on some rank.
         """
         library, problem = None, ""
         try:
@@ -149,13 +154,16 @@ class Channel:
             interruption.install(library)
         except CommplanError as error:
             problem = str(error)
-        report = (problem, watchdog_s, job or watchdog.job())
-        answers: list[tuple[str, float | None, str]] = self.groups.meet(self.groups.comm.allgather, report)
-        reasons = [reason for reason, _, _ in answers if reason]
+        report = (problem, watchdog_s, busy_s, job or watchdog.job())
+        answers: list[tuple[str, float | None, float, str]]
+        answers = self.groups.meet(self.groups.comm.allgather, report)
+        reasons = [reason for reason, *_ in answers if reason]
         if not reasons:
-            bounds = [bound for _, bound, _ in answers if bound is not None]
-            all_bounded = len(bounds) == len(answers)
-            return library, watchdog.Watched(max(bounds), answers[0][2], plan) if all_bounded else None
+            bounds = [bound for _, bound, _, _ in answers if bound is not None]
+            if len(bounds) < len(answers):
+                return library, None
+            longest = max(busy for _, _, busy, _ in answers)
+            return library, watchdog.Watched(max(bounds), longest, answers[0][3], plan)
         if self.groups.rank == 0:
             message = f"collectives run message by message through mpi4jax, which is slower: {reasons[0]}"
             warnings.warn(message, RuntimeWarning, 3)

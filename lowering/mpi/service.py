@@ -60,7 +60,7 @@ class Requests(NamedTuple):
 
 
 def requests_of(
-    comm: Any, bound_s: float | None, meet: Rendezvous, plan: str, workers: int
+    comm: Any, bound_s: float | None, busy_s: float, meet: Rendezvous, plan: str, workers: int
 ) -> Requests | None:
     """Open the channel for requests. All ranks of `comm` must call this together.
 
@@ -68,6 +68,7 @@ def requests_of(
         comm: A communicator whose first `workers` ranks are workers, and the others servers.
         bound_s: See `Channel`. The longest bound of all ranks applies. There is no watchdog if it is None on
             some rank, or if some rank has no engine.
+        busy_s: See `Channel`. The longest of all ranks applies.
         meet: Runs the collective calls with a timeout.
         plan: The name of the plan.
         workers: The number of workers.
@@ -81,16 +82,17 @@ def requests_of(
     library = None
     with contextlib.suppress(CommplanError):
         library = build.library()
-    report = (library is not None, bound_s, job())
-    answers: list[tuple[bool, float | None, str]] = meet(comm.allgather, report)
-    bounds = [bound for has, bound, _ in answers if has and bound is not None]
+    report = (library is not None, bound_s, busy_s, job())
+    answers: list[tuple[bool, float | None, float, str]] = meet(comm.allgather, report)
+    bounds = [bound for has, bound, _, _ in answers if has and bound is not None]
     if library is None:
         return None
     channel, watch = library.commplan_channel_open(comm.py2f(), 0), None
     if len(bounds) == len(answers):
-        watched, rank = Watched(max(bounds), answers[0][2], plan), int(comm.Get_rank())
+        longest, rank = max(busy for _, _, busy, _ in answers), int(comm.Get_rank())
+        watched = Watched(max(bounds), longest, answers[0][3], plan)
         watch = meet(RequestWatch.begin, library, channel, watched, rank, len(answers), workers)
-    return Requests(library, channel, watch, answers[0][2])
+    return Requests(library, channel, watch, answers[0][3])
 
 
 class MpiService:

@@ -36,7 +36,6 @@ from commplan.runtime.input.ring.exchange import GroupExchange
 from commplan.runtime.input.ring.forming import form
 from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.shm.arena import Arena
-from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
@@ -312,6 +311,6 @@ def _crew(
 def _direct(program: HostProgram, exchange: GroupExchange | None) -> bool:
     """Whether the caller takes batches from the slots as they are: this process does no work of its own for
     them, and does not carry them between hosts."""
-    if exchange is None or not CAN_LEND or any(flow.after or not flow.moved for flow in program.flows):
+    if exchange is None or any(flow.after or not flow.moved for flow in program.flows):
         return False
     return not exchange.leads() or (exchange.carrier is not None and exchange.carrier.by_caller)

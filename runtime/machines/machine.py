@@ -31,6 +31,7 @@ from commplan.runtime.machines.environment import ALIKE, environment
 from commplan.runtime.observe.abort_hook import common
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
+from commplan.wait import BUSY_S
 
 Array = Any
 Host = npt.NDArray[Any]
@@ -270,7 +271,7 @@ class BindRequest(NamedTuple):
     Attributes:
         program: The digest of the schedule.
         check: Raises the errors of this process's machine.
-        watchdog_s, timeout_s: See `Program.bind`.
+        watchdog_s, timeout_s, busy_s: See `Program.bind`.
     """
 
     schedule: ir.Schedule
@@ -279,6 +280,7 @@ class BindRequest(NamedTuple):
     check: Callable[[], None]
     watchdog_s: float | None
     timeout_s: float
+    busy_s: float = BUSY_S
 
 
 def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int, Any]]) -> None:

@@ -29,6 +29,7 @@ from commplan.lowering.jax.listing import collectives_of
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
+from commplan.mesh_kind import is_communicator
 from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
@@ -50,6 +51,7 @@ from commplan.runtime.machines.machine import (
     shortened,
 )
 from commplan.runtime.machines.placing import Cut, Placing, bounds, first_placed
+from commplan.runtime.machines.server import check_servers
 from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.abort_hook import alike
 from commplan.runtime.observe.calls import Calls
@@ -142,7 +144,7 @@ class MeshMachine:
         return int(jax.process_index()), int(jax.process_count())
 
     def participants(self) -> tuple[int, ...]:
-        processes = _processes(self.mesh)
+        processes = processes_of(self.mesh)
         return processes if jax.process_index() in processes else (int(jax.process_index()),)
 
     @property
@@ -178,7 +180,11 @@ class MeshMachine:
             loop = f", in a loop of length {trip}" if trip else ""
             return f"{kind} {', '.join(map(str, collective.inputs))} {where}{channel}{loop}"
 
-        return tuple(Issue(text(each), place_of(each.op_name)) for each in step.collectives)
+        return tuple(Issue(text(each), self.place(each)) for each in step.collectives)
+
+    def place(self, collective: CompiledCollective) -> str:
+        """The plan line, or the scope, that requested a collective."""
+        return place_of(collective.op_name)
 
     def copies(self, leaf: Any, placement: Placement | None) -> list[tuple[tuple[int, ...], dict[str, Any]]]:
         """The copies of any argument: JAX assumes that replicas and host arrays are equal everywhere."""
@@ -313,8 +319,8 @@ class MeshMachine:
         names = tuple(name for name in mesh.axis_names if name != axis)
         types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
         submesh = Mesh(devices, names, axis_types=types)
-        calls = watchdog.part(self.calls, _processes(submesh), schedule.plan)
-        return machine_of(schedule, submesh, calls, self.whole or _processes(mesh))
+        calls = watchdog.part(self.calls, processes_of(submesh), schedule.plan)
+        return machine_of(schedule, submesh, calls, self.whole or processes_of(mesh))
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, member: Machine) -> Any:
         """One member's part of global arrays on its own mesh, without the dimension of `axis`.
@@ -371,6 +377,22 @@ def machine_of(
     """The machine of `mesh` for `schedule`. calls, whole: see `MeshMachine`."""
     levels = spreads(schedule)
     return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, levels, calls=calls, whole=whole)
+
+
+def machine_for(request: BindRequest, mesh: Any) -> Machine:
+    """The machine of `mesh`: a mesh of devices, or the ranks of an `mpi4py` communicator.
+
+    Raises:
+        CommplanError: the errors of `request.check`; CP0801, CP0802, CP0845 or CP0849 for a mesh that does
+            not fit; CP0840 to CP0849 for a communicator that does not fit.
+    """
+    if is_communicator(mesh):
+        from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  Only programs under MPI load MPI.
+
+        return cast("Machine", ranks(request, mesh))
+    check_mesh(request.schedule, mesh)
+    check_servers(request.schedule)
+    return machine_of(request.schedule, mesh, check_processes(request, mesh))
 
 
 def _is_spec(node: object) -> bool:
@@ -432,7 +454,7 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
         CommplanError: the errors of `agree`; CP0849, on all processes, if one does not arrive.
     """
     schedule = request.schedule
-    processes = _processes(mesh)
+    processes = processes_of(mesh)
     if jax.process_count() == 1 or len(processes) == 1 or jax.process_index() not in processes:
         request.check()
         runs = all(device in jax.local_devices() for device in mesh.devices.flat)
@@ -459,11 +481,12 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
         coordinator.address(),
         lambda address: exchange(address, "watchdog"),
         request.watchdog_s,
+        request.busy_s,
         request.schedule.plan,
     )
 
 
-def _processes(mesh: Any) -> tuple[int, ...]:
+def processes_of(mesh: Any) -> tuple[int, ...]:
     """The processes that hold devices of `mesh`."""
     return tuple(sorted({int(device.process_index) for device in mesh.devices.flat}))
 

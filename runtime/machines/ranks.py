@@ -54,6 +54,7 @@ from commplan.runtime.machines.machine import (
 from commplan.runtime.machines.rank_calls import RankCalls
 from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import alike, watch
+from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.peers import Peer
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
@@ -88,7 +89,7 @@ class Ranks:
         return "local"
 
     @property
-    def calls(self) -> None:
+    def calls(self) -> Calls | None:
         return None
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
@@ -304,7 +305,7 @@ def check_backend(schedule: ir.Schedule) -> None:
 
 
 def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
-    schedule, bound_s = request.schedule, request.watchdog_s
+    schedule, bound_s, busy_s = request.schedule, request.watchdog_s, request.busy_s
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
     meet = Rendezvous(comm, purpose, request.timeout_s, option=option, file=schedule.file)
     duplicate = meet(comm.Dup)
@@ -314,15 +315,15 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(duplicate.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        backend = backend_of(schedule, duplicate, roles, watchdog_s=bound_s, meet=meet)
+        backend = backend_of(schedule, duplicate, roles, watchdog_s=bound_s, meet=meet, busy_s=busy_s)
         return _worker(comm, duplicate, backend, schedule.file, bound_s, meet)
     rank = int(duplicate.Get_rank())
     server = rank - roles.workers
     part = meet(duplicate.Split, int(server >= 0), rank)
-    requests = requests_of(duplicate, bound_s, meet, schedule.plan, roles.workers)
+    requests = requests_of(duplicate, bound_s, busy_s, meet, schedule.plan, roles.workers)
     if server < 0:
         workers = meet.among(range(roles.workers))
-        backend = backend_of(schedule, part, roles, duplicate, requests, bound_s, workers)
+        backend = backend_of(schedule, part, roles, duplicate, requests, bound_s, workers, busy_s)
         return _worker(comm, part, backend, schedule.file, bound_s, workers)
     expect_serving(duplicate, roles)
     name = server_names(schedule)[server]

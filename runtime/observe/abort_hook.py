@@ -1,13 +1,14 @@
-"""A process that fails ends the whole job where others would wait for it for ever.
+"""A process that fails ends the whole job if others would wait for it for ever.
 
 Under MPI a rank waits at its exit for the others, and they in their next collective; processes of JAX do
-alike. `python -m mpi4py` ends them all; so does this, for programs that are started without it: after an
-exception that nobody catches, and after `sys.exit` with a code. What is printed says once what the engine
-could not carry out.
+alike. `python -m mpi4py` ends them all; so does this at the exit, after an uncaught exception. By default
+nothing of the process is replaced. With `install` the job also ends after `sys.exit` with a code, errors that
+all processes raise are printed once, and aborts of JAX wait for a verdict.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import fcntl
@@ -29,6 +30,8 @@ from commplan.diagnostics import CommplanError
 from commplan.ir import schedule as ir
 from commplan.lowering.mpi.job.engine_errors import IS_REPORTED, once
 from commplan.lowering.mpi.job.interruption import interruption
+from commplan.recorder.file import offer_stacks_of_process, uncaught
+from commplan.runtime.observe import interruption as interruption_watch
 from commplan.sidecar import leave
 from commplan.tracebacks import from_users_code
 from commplan.wait import Wait, until
@@ -47,13 +50,12 @@ os.register_at_fork(after_in_child=_ends.clear)
 
 @contextlib.contextmanager
 def alike(who: str, number: int, first: int) -> Generator[None]:
-    """Of an error that all processes raise here only process `first` prints more than a line.
+    """With hooks, of an error that all processes raise here only process `first` prints more than a line.
 
     Args:
       who: what processes are called.
       number: of this process.
     """
-    _install()
     try:
         yield
     except CommplanError as error:
@@ -69,17 +71,42 @@ def common(error: Exception) -> None:
 
 
 def on_failure(end: Callable[[BaseException, int], None]) -> None:
-    """From now on `end` is called with what ends this process other than well, and the exit's code."""
-    _install()
+    """From now on `end` is called at the exit with the uncaught exception that ends this process, and 1; with
+    hooks also with the exception of `sys.exit`, and its code. Exit handlers that are registered later run
+    before."""
     if end not in _ends:
         _ends.append(end)
+    atexit.unregister(_exiting_with)
+    atexit.register(_exiting_with)
 
 
-def _install() -> None:
+def _exiting_with() -> None:
+    if (error := uncaught()) is not None and not _hooks:
+        _end(error, 1)
+
+
+def install_hooks() -> None:
+    """Install hooks in this process that end a failing job sooner and explain more; call it before `bind`.
+
+    By default commplan replaces and installs nothing process-wide. The hooks are:
+
+    - `sys.exit`: a code other than 0 ends the job of this process.
+    - `sys.excepthook`: an error that all processes raise is printed whole by the first one alone, and an
+      error of the MPI engine that is due to Ctrl-C becomes `KeyboardInterrupt`.
+    - The handler of SIGABRT: an abort by JAX or Gloo waits six seconds, in which the watchdog finds out why.
+    - The wake-up descriptor of signals: Ctrl-C ends a process whose main thread waits for a device.
+    - The handler of `SIGRTMIN + 11`, by `faulthandler`: other processes can show the Python stack of this one
+      while it holds the interpreter's lock.
+
+    A handler or descriptor that the program has installed itself is kept; its own `sys.excepthook` is called.
+    """
     if not _hooks:
         _hooks.append(sys.excepthook)
         sys.excepthook = _uncaught
         sys.exit = _exit
+        _hold_aborts()
+        interruption_watch.install()
+        offer_stacks_of_process()
 
 
 def watch(schedule: ir.Schedule, ranks: int, *, serves: bool) -> None:
@@ -91,7 +118,6 @@ def watch(schedule: ir.Schedule, ranks: int, *, serves: bool) -> None:
     """
     if _exempt or ranks == 1:
         return
-    _install()
     if serves or any(_awaits(phase) for phase in schedule.phases):
         on_failure(_abort)
 
@@ -206,7 +232,7 @@ def unread(descriptor: int) -> int:
     return 0
 
 
-def hold_aborts() -> None:
+def _hold_aborts() -> None:
     """Make `abort` call `sleep(SIGABRT)` first: six seconds in which a watchdog finds out why.
 
     Python's own handler would return at once, and code in Python might wait for a lock that the thread holds.
@@ -221,8 +247,10 @@ def hold_aborts() -> None:
 def aborted() -> bool:
     """Whether a thread of this process sleeps in the handler of SIGABRT: that signal alone is blocked there.
 
-    All signals are where a thread is being made.
+    All signals are blocked if a thread is being made.
     """
+    if not _hooks:
+        return False
     blocked, others = 1 << (signal.SIGABRT - 1), 1 << (signal.SIGTERM - 1)
     for status in Path("/proc/self/task").glob("*/status"):
         with contextlib.suppress(OSError):

@@ -12,12 +12,11 @@ import sys
 import threading
 import time
 
-from commplan.lowering.mpi.job.watchdog import FIRST, job, main_stack
+from commplan.lowering.mpi.job.watchdog import job, main_stack
 from commplan.recorder.file import is_kept, start_recording
 from commplan.runtime.observe.calls import Calls
 
 _TICK_S = 0.004  # by which the recorded end of a step may be late
-_FEW, _MEDIANS = 3, 5.0  # as the watchdog of processes has them
 _watched: list[tuple[Calls, float | None]] = []
 os.register_at_fork(after_in_child=_watched.clear)
 
@@ -52,7 +51,7 @@ def look(place: int, calls: Calls, bound_s: float | None, named: dict[int, int])
     if bound_s is None or not calls.waits or named.get(place) == calls.waits:
         return
     idle = time.monotonic() - calls.moved
-    if idle > bound_s and idle > _patience(calls, bound_s):
+    if idle > calls.usual_s(bound_s):
         named[place] = calls.waits
         text = f"commplan: {calls.current()} has not ended for {idle:.0f} s; Python: {main_stack()}"
         print(text, file=sys.stderr, flush=True)
@@ -69,8 +68,3 @@ def _end() -> None:
     for calls, _ in _watched:
         if calls.recording is not None and not calls.number:
             calls.recording.path.unlink(missing_ok=True)
-
-
-def _patience(calls: Calls, bound_s: float) -> float:
-    runs, median_s = calls.rhythm()
-    return FIRST * bound_s if runs <= _FEW else _MEDIANS * median_s

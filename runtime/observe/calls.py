@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax
+from commplan.lowering.mpi.job.watchdog import FIRST
 from commplan.recorder.file import (
     BEGIN,
     CAPACITY,
@@ -34,8 +35,10 @@ from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.tracebacks import shorten
 
 _KEPT = 4  # arrays of a result: the smallest ones
+_SOURCES = 3  # lines of the program that are named for a step
 _RECENT = 48  # calls that are compared with those of others
 _INTERVALS = 16  # between runs, of which the median is taken
+_FEW, _MEDIANS = 3, 5.0  # runs before a median is known; of intervals between runs
 _HEAD = struct.Struct("<q")
 # Events are written two by two: the end of a call and the begin of the next one, or an event and none.
 _PAIR, _PAIRS = struct.Struct("<12q"), CAPACITY // 2
@@ -118,8 +121,13 @@ class Calls:
         call.__name__, call.__doc__, call.__wrapped__ = name, function.__doc__, function  # pyright: ignore[reportFunctionMemberAccess]
         return call, index
 
-    def locate(self, index: int, lines: Sequence[int], file: str) -> None:
-        """Say that the collectives of the step `index` are those of these lines of a plan."""
+    def locate(self, index: int, lines: Sequence[int], file: str, sources: Sequence[str] = ()) -> None:
+        """Say that the collectives of the step `index` are those of these lines of a plan, or of `sources`,
+        such as `train.py:41`."""
+        if sources:
+            more = f" and {len(sources) - _SOURCES} more" if len(sources) > _SOURCES else ""
+            self.places[index] = f"{', '.join(sources[:_SOURCES])}{more}, in "
+            put_name(self.memory, index, self.where(index))
         if lines:
             numbers = ", ".join(map(str, sorted(set(lines))))
             one_of = "line" if len(set(lines)) == 1 else "one of lines"
@@ -198,6 +206,12 @@ class Calls:
         begun = [call.nanoseconds for call in self._backwards() if call.name == last[0].name]
         intervals = [(after - before) * 1e-9 for after, before in itertools.pairwise(begun[: _INTERVALS + 1])]
         return last[0].runs, statistics.median(intervals) if intervals else 0.0
+
+    def usual_s(self, bound_s: float) -> float:
+        """Seconds after which a step counts as one that lasts: the bound, or five times the usual interval if
+        that is longer, and twelve times the bound for the first runs, which may be compiling."""
+        runs, median_s = self.rhythm()
+        return FIRST * bound_s if runs <= _FEW else max(bound_s, _MEDIANS * median_s)
 
 
 def _smallest(result: Any) -> Kept:

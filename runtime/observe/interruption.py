@@ -33,6 +33,21 @@ def is_interruptible() -> bool:
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+_installed: list[Interruption] = []
+
+
+def install() -> None:
+    """From now on Ctrl-C is noticed while the main thread is in C."""
+    if not _installed:
+        _installed.append(Interruption())
+
+
+def lasts() -> float:
+    """Seconds since Ctrl-C, while the main thread has not moved; 0 without one, and if not installed. Called
+    again and again."""
+    return _installed[0].lasts() if _installed else 0.0
+
+
 class Interruption:
     """Notices signals as they come, through the descriptor to which Python's own handler writes their numbers
     from any thread, unless the program uses that itself or this is made outside of the main thread."""

@@ -28,7 +28,7 @@ _STATES = {
 class Peer(msgspec.Struct, frozen=True, array_like=True):
     """How a process is asked.
 
-    token: begins what is sent to it. space: see `recorder.file.machine`. bound_s: see `Program.bind`.
+    token: begins what is sent to it. space: see `recorder.file.machine`. bound_s, busy_s: see `Program.bind`.
     """
 
     process: int
@@ -39,6 +39,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
     host: str
     space: str
     bound_s: float | None
+    busy_s: float = 0.0
 
     @property
     def state(self) -> str:
@@ -96,11 +97,11 @@ class Endpoint:
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         self._socket.bind((own_address, 0))
 
-    def peer(self, bound_s: float | None) -> Peer:
+    def peer(self, bound_s: float | None, busy_s: float) -> Peer:
         """What others need to ask this process."""
         address, port = self._socket.getsockname()[:2]
         host = socket.gethostname()
-        return Peer(self.own, address, port, self.token, os.getpid(), host, machine(), bound_s)
+        return Peer(self.own, address, port, self.token, os.getpid(), host, machine(), bound_s, busy_s)
 
     def send(self, message: Message, processes: Sequence[int]) -> None:
         """What does not arrive is sent again, or missed."""

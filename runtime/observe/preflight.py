@@ -20,8 +20,8 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.types import DType
+from commplan.lowering.audit.profile import LatencyProfile
 from commplan.lowering.jax import _jit
-from commplan.lowering.jax.latency_profile import LatencyProfile
 from commplan.lowering.jax.typing_shim import jax
 from commplan.recorder.stacks import user_line
 from commplan.runtime.machines.difference import first_difference
@@ -33,7 +33,7 @@ from commplan.tracebacks import is_users
 
 TIMEOUT_S = 1800.0  # for a rank that has not compiled the step yet
 _FAILED_S = 10.0  # how long a rank that failed waits for the others, to tell them
-_LINE = re.compile(r"line (\d+) of the plan")
+_LINE, _SOURCE = re.compile(r"line (\d+) of the plan"), re.compile(r"\S+\.py:\d+")
 _SHOWN = 4  # ranks, or groups of them, that a message names
 _Said = TypeVar("_Said", bound=msgspec.Struct)
 Check = Callable[["Preflight"], object]  # through which all exchange what they find
@@ -367,10 +367,11 @@ def _recorded(machine: Machine, function: Callable[..., Any], file: str, options
 
 
 def _locate(machine: Machine, index: int, issues: tuple[Issue, ...], file: str) -> None:
-    """Say in the record of which plan lines the collectives of a step are."""
+    """Write into the record which lines, of the plan or of the program, request the collectives of a step."""
     if machine.calls is not None:
         lines = [int(line[1]) for issue in issues if (line := _LINE.match(issue.place))]
-        machine.calls.locate(index, lines, file)
+        sources = dict.fromkeys(issue.place for issue in issues if _SOURCE.fullmatch(issue.place))
+        machine.calls.locate(index, lines, file, list(sources))
 
 
 def issued_together(steps: Mapping[int, Step]) -> dict[int, int]:

@@ -25,7 +25,8 @@ from zlib import crc32
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.watchdog import FIRST, main_stack
-from commplan.recorder.file import path_of, start_recording
+from commplan.recorder.blame import ranks_of
+from commplan.recorder.file import path_of, read_records, start_recording
 from commplan.recorder.processes import WATCH_THREAD
 from commplan.recorder.stacks import main_stack as main_stack_of
 from commplan.recorder.verdict import (
@@ -41,7 +42,7 @@ from commplan.recorder.verdict import (
 )
 from commplan.runtime.observe import abort_hook, interruption
 from commplan.runtime.observe.calls import Calls, key_of
-from commplan.runtime.observe.interruption import Interruption, Place, is_interruptible
+from commplan.runtime.observe.interruption import Place, is_interruptible
 from commplan.runtime.observe.joint_calls import SETTLE_S, JointReport
 from commplan.runtime.observe.peers import DOWN, Endpoint, Message, Peer
 from commplan.sidecar import attend, leave
@@ -49,7 +50,6 @@ from commplan.wait import Wait as TimedWait
 from commplan.wait import until
 
 EXIT_STATUS = 75  # of a process that ends with a verdict: EX_TEMPFAIL of sysexits.h
-_FEW, _MEDIANS = 3, 5.0  # runs before a median is known; of intervals between runs
 _TICK_S = 0.25
 _GRACE_S = 2.0  # to answer in
 _SETTLE_S = 1.0  # in which a process may find out by itself what is wrong
@@ -63,7 +63,6 @@ _CONDITIONS: Mapping[str, Condition] = {
     "stopped": "stopped",
     "stuck in the kernel": "stuck in the kernel",
 }
-EXCUSE = "wrap longer work in `with run.late():`, or raise the limit: bind(.., watchdog_s=SECONDS)"
 Exchange = Callable[[Peer], Mapping[int, Peer]]
 
 
@@ -74,7 +73,7 @@ class Watchdog:
         self.endpoint, self.own = endpoint, endpoint.own
         self._lock = threading.Lock()  # of what follows
         self._calls: dict[str, Calls] = {}
-        self._bounds: dict[str, float] = {}
+        self._bounds: dict[str, Patience] = {}
         self._late = 0
         self._failure = ""  # what JAX may have raised and nobody has caught
         self._left: str | None = None  # why this process ends, once it does
@@ -90,9 +89,6 @@ class Watchdog:
         self._verdict, self._code, self._is_said, self._settled = "", "", False, threading.Event()
         self._is_alarmed = False  # whether more than a comparison is why the others were asked
         self._deadline, self._place = 0.0, Place(0, 0)  # once the verdict is out: where the main thread was
-        self._interruption = Interruption()
-        abort_hook.hold_aborts()
-        abort_hook.on_failure(self._failing)
         atexit.register(self._ending)
         threading.Thread(target=self._run, name="commplan-watchdog", daemon=True).start()
 
@@ -102,8 +98,10 @@ class Watchdog:
             others = {peer.process: peer for peer in peers if peer.process != self.own}
             self.endpoint.others = others | self.endpoint.others
             calls = self._calls_of([peer.process for peer in peers], plan)
-            self._bounds[calls.key] = max(
-                self._bounds.get(calls.key, 0.0), *(p.bound_s or 0.0 for p in peers)
+            before = self._bounds.get(calls.key, Patience())
+            self._bounds[calls.key] = Patience(
+                max(before.bound, *(peer.bound_s or 0.0 for peer in peers)),
+                max(before.late, *(peer.busy_s for peer in peers)),
             )
         self.endpoint.send(Message(self.own, "hello"), list(others))
         return calls
@@ -123,6 +121,7 @@ class Watchdog:
             record = start_recording(job, plan, self.own, len(self.endpoint.others) + 1)
             if record is not None:
                 attend(record.path, f"process {self.own}")
+            abort_hook.on_failure(self._failing)  # again: exit handlers of the record run after this one
             self._calls[name] = Calls(processes, record)
         return self._calls[name]
 
@@ -165,6 +164,8 @@ class Watchdog:
         if self._verdict:
             with self._lock:
                 self._say()
+        if self._status and not self._verdict and self.own == 0:
+            time.sleep(_GRACE_S)  # JAX aborts the others when it loses the coordinator: they print why before
         if self._verdict or self._status:
             _exit(EXIT_STATUS if self._verdict else self._status)
         self._leave("")
@@ -182,7 +183,7 @@ class Watchdog:
                 if self._verdict:
                     self._end(time.monotonic())
                 elif self._calls:
-                    self._end_interrupted(self._interruption.lasts())
+                    self._end_interrupted(interruption.lasts())
                     self._look(time.monotonic())
 
     def _end_interrupted(self, lasts: float) -> None:
@@ -222,8 +223,11 @@ class Watchdog:
             )
             settled = bool(self._failure) or now > heard + _SETTLE_S
             if self._left is None and settled and (missed or gone.how):
-                verdict = Verdict("down", {gone.rank: gone.how})
-                self._judge(described(verdict, {gone.rank: gone}, "process", self.own) + self._awaiting())
+                states = {self.own: self._state_here(), gone.rank: gone}
+                verdict = blame(states, self.own)
+                if verdict.kind != "order" or len(self.endpoint.others) > 1:
+                    verdict = Verdict("down", {gone.rank: gone.how})
+                self._judge(described(verdict, states, "process", self.own) + self._awaiting())
                 return
         if self._asked is not None:
             missing = self._missing()
@@ -253,7 +257,8 @@ class Watchdog:
         if waits is None:
             return False
         died = any(self._state(process) == "dead" for process in waits.processes if process != self.own)
-        return idle > (min(_GRACE_S, self._bounds[waits.key]) if died else self._bounds[waits.key])
+        bound = self._bounds[waits.key].bound
+        return idle > (min(_GRACE_S, bound) if died else bound)
 
     def _compares(self) -> bool:
         """Whether a comparison of a step waits for others."""
@@ -280,25 +285,31 @@ class Watchdog:
             self._judge(text, diagnostic.code)
         if diagnostic is not None or not self._is_alarmed:
             return
-        waits, patience = self._waits(), self._patience()
+        waits, (patience, usual_s) = self._waits(), self._patience()
         states = self._reports | {process: gone for process, (_, gone) in self._gone.items()}
         states[self.own] = mine = self._state_here()
         for process in missing:
             state = self._state(process)
-            is_silent = mine.idle_s > patience.late and not self._starved(process, mine.idle_s)
+            is_silent = mine.idle_s > usual_s and not self._starved(process, mine.idle_s)
             if (state != "alive" or is_silent) and (state != "unknown" or process in self._heard):
                 states[process] = self._silent_state(process, state)
         verdict = blame(states, self.own, patience)
         is_known = all(process in states for process in missing)
         if verdict.kind == "down" or (is_known and verdict.kind in ("order", "late", "circle")):
-            excuse = f"\nnote: {EXCUSE}" if verdict.kind == "late" else ""
+            excuse = f"\nnote: {self._excuse()}" if verdict.kind == "late" else ""
             self._judge(described(verdict, states, "process", self.own) + excuse + self._awaiting())
         elif self._failure:
             self._settled.set()
         elif waits and not missing and waits.waits != self._noticed:
             is_stalled = verdict.kind in ("stalled", "behind")
-            if is_stalled and min(state.idle_s for state in states.values()) >= patience.late:
+            if is_stalled and min(state.idle_s for state in states.values()) >= usual_s:
                 self._notice(waits, mine.idle_s)
+            is_excused = any(states[process].is_excused for process in verdict.reasons)
+            if verdict.kind == "busy" and mine.idle_s >= usual_s and not is_excused:
+                self._noticed = waits.waits
+                if self.own == verdict.waiting[0]:
+                    text = described(verdict, states, "process", self.own) + self._awaiting()
+                    print(f"commplan: {text}\nnote: {self._excuse()}", file=sys.stderr, flush=True)
 
     def _notice(self, waits: Calls, idle_s: float) -> None:
         """Print that a step lasts long on all processes, once: devices may compute."""
@@ -312,7 +323,8 @@ class Watchdog:
     def _starved(self, process: int, idle_s: float) -> bool:
         """Whether it cannot answer yet because its machine is busy; that is believed for as long as others
         may compile."""
-        return idle_s < FIRST * max(self._bounds.values()) and self.endpoint.others[process].waits_for_core
+        longest = max(patience.bound for patience in self._bounds.values())
+        return idle_s < FIRST * longest and self.endpoint.others[process].waits_for_core
 
     def _has_stacks(self, missing: Sequence[int]) -> bool:
         """Whether it is known what those do in Python that live and do not answer. They are asked from
@@ -333,14 +345,28 @@ class Watchdog:
         """Of a process that does not answer."""
         peer, stack = self.endpoint.others[process], self._stacks.get(process)
         notes = peer.identity(state), *([f"its Python: {stack}"] if stack else [])
-        return RankState(process, _CONDITIONS.get(state, "silent"), peer.silence(state), tuple(notes))
+        recent: dict[str, tuple[int, tuple[str, ...]]] = {}
+        for calls in self._calls.values() if state == "dead" else ():
+            if calls.recording is not None and process in calls.processes:
+                with contextlib.suppress(CommplanError):
+                    (rank,) = ranks_of(read_records([str(path_of(calls.recording.job, process))]))
+                    recent[calls.key] = rank.recent
+        condition = _CONDITIONS.get(state, "silent")
+        return RankState(process, condition, peer.silence(state), tuple(notes), recent=recent)
 
-    def _patience(self) -> Patience:
+    def _patience(self) -> tuple[Patience, float]:
+        """The patience with the step that has not ended, and after how long it counts as one that lasts."""
         waits = self._waits()
         if waits is None:
-            return Patience(0.0, 0.0)
-        (runs, median_s), bound = waits.rhythm(), self._bounds[waits.key]
-        return Patience(bound, FIRST * bound if runs <= _FEW else max(bound, _MEDIANS * median_s))
+            return Patience(), 0.0
+        patience = self._bounds[waits.key]
+        usual_s = waits.usual_s(patience.bound)
+        return patience._replace(late=max(usual_s, patience.late)), usual_s
+
+    def _excuse(self) -> str:
+        limit_s = max(patience.late for patience in self._bounds.values())
+        longer = "`with run.late():` or commplan.guard.late()"
+        return f"the limit is {limit_s:.0f} s: put longer work into {longer}, or busy_s=SECONDS waits longer"
 
     def _awaiting(self) -> str:
         """The step that has not ended, or has failed."""
@@ -401,7 +427,7 @@ class Watchdog:
             process=name,
             last=last,
             runs=runs,
-            stack=main_stack()[:_STACK] if not waiting and idle > _SETTLE_S else "",
+            stack=main_stack()[:_STACK] if not waiting and idle > 2 * _TICK_S else "",
         )
         notes = (f"process {self.own} ({name}) last finished {last}, {runs} times so far",) if last else ()
         if self._left is not None:
@@ -435,6 +461,7 @@ def start(
     coordinator: str,
     exchange: Callable[[Peer], Mapping[int, Peer]],
     bound_s: float | None,
+    busy_s: float,
     plan: str,
 ) -> Calls | None:
     """Watch the calls of processes that bind the same; None where one of them does not want it.
@@ -447,7 +474,7 @@ def start(
         warnings.warn(f"processes are not watched: {error}", RuntimeWarning, 2)
         exchange(Peer(own, "", 0, "", 0, "", "", None))
         return None
-    peers = exchange(endpoint.peer(bound_s))
+    peers = exchange(endpoint.peer(bound_s, busy_s))
     if any(peer.bound_s is None for peer in peers.values()):
         return None
     if not _running:

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import socket
-import sys
 import threading
 import time
 from collections import Counter
@@ -360,11 +359,10 @@ class ServerLoop:
         """The work that has been done so far."""
         counters, usage = self.driver.counters, resource.getrusage(resource.RUSAGE_SELF)
         shared = self.shared.requests if self.shared is not None else 0
-        unit = 1 if sys.platform == "darwin" else 1024
         return Served(
             self.name, counters.requests, counters.messages, counters.nbytes, counters.answered,
             counters.updates, tuple(self.lost), self.broken_off, self.busy, self.waiting,
-            usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit, self.driver.restored, shared,
+            usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, self.driver.restored, shared,
         )  # fmt: skip
 
     def _step(self) -> None:

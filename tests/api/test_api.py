@@ -49,7 +49,8 @@ def refusal(call: Any, *args: Any, **named: Any) -> Any:
 
 
 def test_import_loads_no_backend_and_no_parser() -> None:
-    code = "import commplan, sys; print([m for m in ('jax', 'mpi4py', 'lark', 'numpy') if m in sys.modules])"
+    modules = ("jax", "mpi4py", "commplan.dsl", "numpy")
+    code = f"import commplan, sys; print([m for m in {modules} if m in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True
     )
@@ -79,7 +80,7 @@ def test_every_public_name_is_found(name: str) -> None:
 def test_dir_shows_the_public_names_and_nothing_else() -> None:
     code = "import commplan, commplan.cli, commplan.runtime.run; print(*dir(commplan))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == sorted({*commplan.__all__, "Run", "optax"})
+    assert done.stdout.split() == sorted({*commplan.__all__, "Run", "guard", "optax"})
 
 
 def test_names_that_are_not_there() -> None:

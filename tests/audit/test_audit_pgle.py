@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_audit_profile import AWAITED_FIRST, LOOP, MACHINE, OVERLAPPED
+from test_audit_profile import AWAITED_FIRST, MACHINE, OVERLAPPED
 
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.lowering.audit import Machine, target
-from commplan.lowering.compiler_options import PIPELINED, accepted, compiler_options
+from commplan.lowering.audit.profile import LatencyProfile, latency_profile
 from commplan.lowering.jax import _jit
 from commplan.lowering.jax._jit import PROFILE
-from commplan.lowering.jax.latency_profile import LatencyProfile, latency_profile
 from commplan.lowering.jax.typing_shim import jax, jnp
 
 H100 = "NVIDIA H100 80GB HBM3"
-
-
-OFF = {PIPELINED: "COLLECTIVE_PIPELINING_MODE_OFF"}
 
 
 def gpus(*processes: int, kind: str = H100) -> list[Any]:
@@ -44,7 +39,7 @@ def test_what_is_compiled_again_is_what_runs() -> None:
 
     def recompile(plain: Any, again: Any) -> Any:
         given.append(plain.as_text())
-        return again({PROFILE: b'costs { name: "add" cost_us: 1.0 }'})
+        return again(b'costs { name: "add" cost_us: 1.0 }')
 
     step = _jit.jit(lambda x, n: x * n, {}, recompile=recompile, static_argnums=1, donate_argnums=0)
     for size in (3, 3, 4):
@@ -58,16 +53,11 @@ def test_what_is_compiled_again_is_what_runs() -> None:
     assert jax.jit(lambda x: step(x, 2))(jnp.ones(6))[0] == 2 and len(given) == 3
 
 
-@pytest.mark.parametrize(
-    ("more", "is_faster", "has_profile"),
-    [({PROFILE: b""}, True, True), ({PROFILE: b""}, False, False), ({}, True, False)],
-)
-def test_an_audit_says_whether_what_was_compiled_has_a_profile(
-    more: dict[str, Any], is_faster: bool, has_profile: bool
-) -> None:
+@pytest.mark.parametrize("has_profile", [True, False])
+def test_an_audit_reports_whether_the_compiled_step_has_a_profile(has_profile: bool) -> None:
     def recompile(plain: Any, again: Any) -> Any:
-        other = again(more)
-        return other if is_faster else plain
+        other = again(b"")
+        return other if has_profile else plain
 
     step = _jit.jit(lambda x: x + 1, {}, recompile=recompile)
     text = "plan p\naxis data = 1\ninput x : f32[4] same\neach step {\n    output x\n}\n"
@@ -81,65 +71,16 @@ def test_an_audit_says_whether_what_was_compiled_has_a_profile(
 
 @pytest.mark.parametrize(("before", "after", "kept"), [(0, 1, 1), (1, 0, 1), (1, 1, 1)])
 def test_a_profile_is_used_where_the_step_gets_faster(before: int, after: int, kept: int) -> None:
-    texts, seen = (AWAITED_FIRST, OVERLAPPED), list[Mapping[str, Any]]()
+    texts, seen = (AWAITED_FIRST, OVERLAPPED), list[bytes]()
     plain = Executable(texts[before])
 
-    def again(options: Mapping[str, Any]) -> Executable:
-        seen.append(options)
+    def again(profile: bytes) -> Executable:
+        seen.append(profile)
         return Executable(texts[after])
 
     chosen = LatencyProfile("estimated", MACHINE).recompile(plain, again)
     assert chosen.text == texts[kept] and (chosen is plain) == (before >= after)
-    assert len(seen) == 1 and b'name: "start" cost_us: 7000000.000' in seen[0][PROFILE]
-
-
-@pytest.mark.parametrize("fastest", [[], [PROFILE], [PIPELINED], [PIPELINED, PROFILE]])
-def test_loops_are_compiled_without_the_next_round_as_well(fastest: list[str]) -> None:
-    fast, seen = LOOP.replace('"n":"6"', '"n":"5"'), list[list[str]]()
-
-    def again(options: Mapping[str, Any]) -> Executable:
-        assert options.get(PIPELINED, OFF[PIPELINED]) == OFF[PIPELINED]
-        seen.append(list(options))
-        return Executable(fast if seen[-1] == fastest else LOOP)
-
-    plain = Executable(LOOP if fastest else fast)
-    profile = LatencyProfile("estimated", MACHINE, unpipelined=OFF)
-    assert profile.recompile(plain, again).text == fast != LOOP
-    assert seen == [[PROFILE], [PIPELINED], [PIPELINED, PROFILE]]
-
-
-def test_pipelined_all_reduces_are_left_as_the_user_has_them() -> None:
-    seen = list[Mapping[str, Any]]()
-
-    def again(options: Mapping[str, Any]) -> Executable:
-        seen.append(options)
-        return Executable(LOOP)
-
-    LatencyProfile("estimated", MACHINE).recompile(Executable(LOOP), again)
-    assert [list(options) for options in seen] == [[PROFILE]]
-
-
-@pytest.mark.parametrize(
-    ("via", "own", "unpipelined"),
-    [
-        ("native", {}, OFF),
-        ("native", {PIPELINED: "COLLECTIVE_PIPELINING_MODE_ON"}, {}),
-        ("native", OFF, {}),
-        ("hierarchical(gpu, node)", {}, {}),  # which has them off
-    ],
-)
-def test_a_profile_knows_whether_all_reduces_are_pipelined(
-    via: str, own: dict[str, Any], unpipelined: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = "plan p\naxis node = 1\naxis gpu = 1\ninput grads : f32[8] partial node, gpu\n"
-    text += f"each step {{\n    grads = reduce grads over node, gpu by sum via {via}\n    output grads\n}}\n"
-    two = commplan.loads(text.replace("= 1", "= 2")).compile().schedule
-    mesh = jax.make_mesh((1, 1), ("node", "gpu"))
-    context = commplan.loads(text).compile(mesh).bind(mesh).context
-    monkeypatch.setitem(vars(context), "compiler_options", accepted(compiler_options(two, "gpu")))
-    monkeypatch.setattr("commplan.runtime.context.latency_profile", lambda *_: LatencyProfile("", MACHINE))
-    profile = context.profile(MACHINE, own)
-    assert profile is not None and profile.unpipelined == unpipelined
+    assert len(seen) == 1 and b'name: "start" cost_us: 7000000.000' in seen[0]
 
 
 def test_rates_by_name_by_rates_and_by_devices(tmp_path: Path) -> None:
@@ -176,9 +117,7 @@ def test_a_measured_profile_is_a_file_of_this_step(tmp_path: Path) -> None:
         file.write_bytes(data)
         profile = latency_profile(str(file), gpus(0))
         assert profile is not None and profile.source.startswith("profile step.pbtxt (sha256 ")
-        chosen = profile.recompile(
-            Executable(OVERLAPPED), lambda more: Executable(more[PROFILE].decode("latin1"))
-        )
+        chosen = profile.recompile(Executable(OVERLAPPED), lambda more: Executable(more.decode("latin1")))
         assert chosen.text.encode("latin1") == data
         with pytest.warns(RuntimeWarning, match="CP0860.* names 0 of the 2 collectives and products"):
             other = OVERLAPPED.replace("%start", "%begin").replace("%product", "%dot")

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.mpirun import needs_mpi
 
-from bench.edits import deaths, under_mpi
 from bench.edits.__main__ import main
 from bench.edits.generate import Generator, put, spots
 from bench.edits.judge import Judge
@@ -75,17 +71,6 @@ def test_edits_of_the_origin_are_compared_with_the_plan_for_their_leaves():
     assert way == "origin and oracle" and "off by" in difference
 
 
-def test_a_process_that_dies_tells_when_its_run_goes_on():
-    """`on_failure` of a load: another worker process takes the place of the dead one, or none does."""
-    known = base("loads")
-    (loads,) = deaths.deaths(known.schedule, ["stops"])
-    at = place(known.schedule, 2, "Read", source="s")
-    stops = edited(known.schedule, 2, at, hints__on_failure=None)
-    assert deaths.at_deaths(stops) != deaths.at_deaths(known.schedule)
-    ends = [deaths.outcomes(loads, each)["readers"].values["stops, end"] for each in (known.schedule, stops)]
-    assert ends == ["all", "CommplanError CP0953"]
-
-
 def test_a_run_tells_what_a_weak_type_becomes():
     known = base("calls")
     at = place(known.schedule, 3, "Map", fn="times")
@@ -103,45 +88,5 @@ def test_edits_reach_every_kind_of_field():
 
 def test_accepted_edits_of_cuts_and_moves_compute_the_same(capsys: pytest.CaptureFixture[str]):
     """A slice of the campaign."""
-    assert main(["--edits", "64", "--plans", "cuts,moves", "--seed", "5", "--ranks", "0"]) == 0
+    assert main(["--edits", "64", "--plans", "cuts,moves", "--seed", "5"]) == 0
     assert "edits: 64 of 8 schedules" in capsys.readouterr().out
-
-
-def test_a_job_that_ends_or_hangs_gives_its_edit_that_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The next job goes on with the edit behind it."""
-    known = base("cuts")
-    batch = under_mpi.Batch(tmp_path)
-    for number in range(4):
-        batch.add(known, known.schedule, f"edit {number}")
-    program = "import sys, time, pathlib as p; folder, first = p.Path(sys.argv[1]), int(sys.argv[2])\n"
-    program += "(folder / f'{first}.result').write_text('') if first in (0, 3) else None\n"
-    program += "time.sleep(60) if first == 2 else None"
-    monkeypatch.setattr(
-        under_mpi, "command", lambda _, module, *words: [sys.executable, "-c", program, *map(str, words)]
-    )
-    monkeypatch.setattr(under_mpi, "TIMEOUT_S", 1.0)
-    texts = [(number, text.partition(":")[0]) for number, text in batch.judged()]
-    assert texts == [(0, ""), (1, "ends the job"), (2, "ends never"), (3, "")]
-
-
-@pytest.mark.campaign
-def test_a_wrong_edit_is_found_on_ranks(tmp_path: Path):
-    """A plan with servers: the workers send to, and receive from, a server in between."""
-    needs_mpi()
-    known = next(bases(tuple(plan for plan in PLANS if plan.name == "elastic_async_05")))
-    (at,) = (n for n, op in enumerate(known.schedule.phases[1].ops) if type(op).__name__ == "Elastic")
-    batch = under_mpi.Batch(tmp_path)
-    batch.add(known, known.schedule, "unedited")
-    batch.add(known, edited(known.schedule, 1, at, rho=0.31), "another rho")
-    (_, right), (_, wrong) = batch.judged()
-    assert right == "" and "off by" in wrong
-
-
-@pytest.mark.campaign
-def test_a_server_that_dies_is_reported_to_workers():
-    needs_mpi()
-    known = next(bases(tuple(plan for plan in PLANS if plan.name == "exchange_weighted")))
-    worker, server = (deaths.outcomes(death, known.schedule) for death in deaths.deaths(known.schedule, []))
-    assert [worker[name].failed for name in "123"] == ["all turns", "all turns", "served, lost (0,)"]
-    assert {server[name].failed for name in "012"} == {"CommplanError CP0834"}
-    assert worker["1"].values

@@ -132,13 +132,13 @@ def test_a_run_that_is_killed_leaves_its_findings_and_no_process(tmp_path: Path,
 
 
 def test_wheels_stand_in_for_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None if name == "lark" else sys)
-    with contextlib.ExitStack() as stack, pytest.raises(SystemExit, match=r"no lark-\*\.whl in"):
+    monkeypatch.setattr(gpu.importlib.util, "find_spec", lambda name: None if name == "msgspec" else sys)
+    with contextlib.ExitStack() as stack, pytest.raises(SystemExit, match=r"no msgspec-\*\.whl in"):
         gpu._paths(tmp_path, stack)
-    with zipfile.ZipFile(tmp_path / "lark-1.0-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("lark/__init__.py", "version = 1")
+    with zipfile.ZipFile(tmp_path / "msgspec-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("msgspec/__init__.py", "version = 1")
     with contextlib.ExitStack() as stack:
         site = Path(gpu._paths(tmp_path, stack)[-1])
-        assert (site / "lark" / "__init__.py").read_text() == "version = 1"
+        assert (site / "msgspec" / "__init__.py").read_text() == "version = 1"
     assert not site.exists()
     assert os.pathsep not in str(site)

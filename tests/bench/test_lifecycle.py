@@ -14,11 +14,11 @@ from support.campaign import parameters
 
 from bench import lifecycle
 
-SLICE = [("feed,group,group clocks", 10), ("jax,jax clocks", 2), ("mpirun,mpirun clocks", 2)]
+SLICE = [("feed,group,group clocks", 5), ("jax,jax clocks", 1), ("mpirun,mpirun clocks", 1)]
 
 
 @pytest.mark.parametrize(
-    ("kinds", "count"), parameters(SLICE, [(kinds, 20 * count) for kinds, count in SLICE])
+    ("kinds", "count"), parameters(SLICE, [(kinds, 40 * count) for kinds, count in SLICE])
 )
 def test_each_record_is_taken_once_whatever_happens(kinds: str, count: int, tmp_path: Path) -> None:
     if "mpirun" in kinds:

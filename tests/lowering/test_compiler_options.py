@@ -15,13 +15,7 @@ import pytest
 import commplan
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
-from commplan.lowering.compiler_options import (
-    accepted,
-    as_installed,
-    compiler_options,
-    overriding_flags,
-    without_pipelining,
-)
+from commplan.lowering.compiler_options import accepted, as_installed, compiler_options, overriding_flags
 from commplan.lowering.jax import _jit
 
 PLAN = """plan p
@@ -167,9 +161,6 @@ def test_a_version_gets_what_it_knows(monkeypatch: pytest.MonkeyPatch) -> None:
         installed = accepted(as_installed(options))
         assert set(installed) == names - {PIPELINED} | set(known_by) and known_by.items() <= installed.items()
         assert program("via native").compiler_options("gpu") == installed
-    assert without_pipelining({PIPELINED: ON}) == {PIPELINED: "COLLECTIVE_PIPELINING_MODE_OFF"}
-    assert without_pipelining({FORMERLY: True}) == {FORMERLY: False}
-    assert without_pipelining({REDUCE: 1}) == {}
 
 
 def test_without_jax_every_option_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,8 @@ each step {{
 """
 comm = MPI.COMM_WORLD
 where = sys.argv[1]
+if where == "step":
+    commplan.install_hooks()  # an uncaught error of the step becomes KeyboardInterrupt
 
 
 def stay_away() -> None:

@@ -71,7 +71,9 @@ EXITS = [("sys.exit(3)", 3, ""), ("sys.exit('out of luck')", 1, "out of luck")]
 )
 def test_a_rank_that_fails_ends_all(fails: str, status: int, said: str, code: str):
     """Without `-m mpi4py`."""
-    done = mpirun.start(2, {"collectives": COLLECTIVES, "input": INPUT}[code].replace("FAILS", fails))
+    hooks = "commplan.install_hooks()\n" if fails != RAISES[0] else ""
+    program = {"collectives": COLLECTIVES, "input": INPUT}[code].replace("FAILS", fails)
+    done = mpirun.start(2, program.replace("PLAN =", f"{hooks}PLAN =", 1))
     assert done.returncode == status, done.stderr
     assert said in done.stderr
     assert "went on" not in done.stdout
@@ -89,7 +91,8 @@ def test_what_is_caught_may_be_given_another_code():
     raises = "\n    ".join(
         ["try:", "    sys.exit(4)", "except SystemExit as caught:", "    caught.code = 5", "    raise"]
     )
-    assert mpirun.start(2, COLLECTIVES.replace("FAILS", raises)).returncode == 5
+    program = COLLECTIVES.replace("FAILS", raises).replace("PLAN =", "commplan.install_hooks()\nPLAN =", 1)
+    assert mpirun.start(2, program).returncode == 5
 
 
 def test_a_thread_may_leave_without_a_word():

@@ -162,7 +162,7 @@ import jax, numpy as np
 from mpi4py import MPI
 import commplan
 comm = MPI.COMM_WORLD
-run = commplan.loads(%r).compile(comm).bind(comm, watchdog_s=2.0)
+run = commplan.loads(%r).compile(comm).bind(comm, watchdog_s=2.0, busy_s=3.0)
 step = jax.jit(lambda state, grads: run.step(state, grads=grads))
 state = run.init()
 for number in range(8):

@@ -19,13 +19,16 @@ from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.job.watchdog import expected_late
 from commplan.lowering.mpi.tuning import Spec
-from commplan.recorder.file import start_recording
+from commplan.recorder.file import offer_stacks_of_process, start_recording
 from commplan.recorder.processes import WATCH_THREAD
 
 WRONG, CULPRIT, STEPS = 5, 2, 8
 fault, algorithm, form, bound_s = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
 rank = MPI.COMM_WORLD.rank
-channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, plan="faulty")
+if fault == "lock":
+    offer_stacks_of_process()
+busy_s = 5 * bound_s if fault == "held" else bound_s
+channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, busy_s=busy_s, plan="faulty")
 if fault == "lock":
     start_recording("second", "input", rank, MPI.COMM_WORLD.size)  # of the same processes
 

@@ -39,7 +39,7 @@ def shipped() -> set[str]:
     found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan").rglob("*.py")}
     for room in ("dsl", "lowering", "runtime"):
         for path in (ROOT / room).rglob("*"):
-            if path.suffix in (".py", ".lark"):
+            if path.suffix in (".py", ".lark", ".json"):
                 found.add("commplan/" + path.relative_to(ROOT).as_posix())
     found |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan" / "pages").glob("*.md")}
     engine = ROOT / "lowering" / "mpi" / "engine"
@@ -54,11 +54,11 @@ def test_the_wheel_holds_every_file_and_no_link(built: tuple[Path, Path]):
         names = {name for name in wheel.namelist() if name.startswith("commplan/")}
         others = {name.split("/")[0] for name in wheel.namelist()} - {"commplan"}
         links = [one.filename for one in wheel.infolist() if (one.external_attr >> 16) & 0o170000 == 0o120000]
-        grammar = wheel.read("commplan/dsl/plan.lark")
+        tables = wheel.read("commplan/dsl/plan.tables.json")
     assert shipped() <= names
     assert not links
     assert all(name.endswith(".dist-info") for name in others)
-    assert grammar == (ROOT / "dsl" / "plan.lark").read_bytes()
+    assert tables == (ROOT / "dsl" / "plan.tables.json").read_bytes()
 
 
 def test_the_sdist_holds_every_file_and_no_link(built: tuple[Path, Path]):

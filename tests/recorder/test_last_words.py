@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from commplan.recorder.file import (
+    BEGIN,
     EVENT,
     EVENTS,
     FAILED,
     HEAD,
+    MAGIC,
     NAMES,
     VERDICT,
     Recording,
     append_end,
     put_name,
 )
-from commplan.recorder.last_words import last_words, read_beside
+from commplan.recorder.last_words import last_words, read_jobs
 from commplan.sidecar.ending import described
 
 KILLED, TERMINATED = "was killed (SIGKILL)", "was ended (SIGTERM)"
@@ -39,7 +42,7 @@ def words(*ends: tuple[int, str, float], killed: int = 0) -> str:
         recording = Recording("job", "killed", rank, 3)
         paths.append(recording.path)
         append_end(recording.path, end, seconds)
-    text = last_words(read_beside(paths), {os.getpid(): "rank 7"}, killed)
+    text = last_words(read_jobs(paths), "rank", killed)
     for path in paths:
         path.unlink()
     return text
@@ -66,7 +69,7 @@ def test_how_a_process_ended(status: int | None, text: str) -> None:
 def test_the_first_that_died_by_itself_is_named() -> None:
     text = words((0, TERMINATED, 5.0), (1, KILLED, 5.0), (2, TERMINATED, 5.1))
     head, first, second, *_ = text.splitlines()
-    assert head.startswith("error[CP0834]: rank 7 (process ") and head.endswith(KILLED)
+    assert head.startswith("error[CP0834]: rank 1 (process ") and head.endswith(KILLED)
     assert first.endswith(TERMINATED) and second.endswith(TERMINATED)
     assert "want of memory" not in text and "other hosts" not in text
     text = words((1, KILLED, 5.0), killed=2)
@@ -77,7 +80,7 @@ def test_the_first_that_died_by_itself_is_named() -> None:
 def test_a_process_that_was_killed_after_others_were_asked_to_end_is_not_named() -> None:
     assert words((0, TERMINATED, 5.0), (1, KILLED, 6.0)) == ""
     assert words((0, TERMINATED, 5.0)) == ""
-    assert last_words([], {}, 0) == ""
+    assert last_words([], "rank", 0) == ""
 
 
 @pytest.mark.parametrize("damage", ["cut", "capacity", "head", "names", "link"])
@@ -108,8 +111,42 @@ def test_a_damaged_record_is_left_as_it_is(place: Path, damage: str) -> None:
 def test_a_failure_that_a_rank_has_recorded_is_not_reported_again(kind: int) -> None:
     recording = Recording("job", "killed", 0, 2)
     append_end(recording.path, KILLED, 5.0)
-    assert "rank 0 (process" in last_words(read_beside([recording.path]), {}, 0)
+    assert "rank 0 (process" in last_words(read_jobs([recording.path]), "rank", 0)
     put_name(recording.memory, 1, "line 5")
     EVENT.pack_into(recording.memory, EVENTS + EVENT.size, 1, kind, 1, 1, 1, 0)
     struct.pack_into("<q", recording.memory, HEAD, 2)
-    assert last_words(read_beside([recording.path]), {}, 0) == ""
+    assert last_words(read_jobs([recording.path]), "rank", 0) == ""
+
+
+@pytest.mark.usefixtures("place")
+def test_processes_that_were_aborted_for_another_order_are_explained() -> None:
+    """A communication library aborts processes that send what does not fit."""
+    paths: list[Path] = []
+    for rank, step in enumerate(("train", "look", "train")):
+        recording = Recording("job", "steps", rank, 3)
+        put_name(recording.memory, 0, f"line 7 of x.plan, in `{step}`")
+        EVENT.pack_into(recording.memory, EVENTS, 1, BEGIN, 0, 1, 1, 0)
+        struct.pack_into("<q", recording.memory, HEAD, 1)
+        append_end(recording.path, "was aborted (SIGABRT)", 5.0 + rank)
+        paths.append(recording.path)
+    text = last_words(read_jobs(paths), "process", 0)
+    order = (
+        "the processes call their steps in another order: process 1 `look` as call 1, processes 0, 2 `train`"
+    )
+    assert text.startswith(f"error[CP0834]: {order}\n")
+    assert "note: process 0 (process " in text and "was aborted (SIGABRT) in line 7 of x.plan" in text
+
+
+@pytest.mark.usefixtures("place")
+def test_an_exception_on_another_process_explains_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = [Recording("job", "steps", rank, 2) for rank in range(2)]
+    monkeypatch.setattr(sys, "last_value", ArithmeticError("loss"), raising=False)
+    recordings[0].remove()
+    append_end(recordings[1].path, "was aborted (SIGABRT)", 5.0)
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    struct.pack_into("<q", recordings[0].memory, len(MAGIC) + 8, ended.pid)
+    text = last_words(read_jobs([recordings[1].path]), "process", 0)
+    head, note, *_ = text.splitlines()
+    assert head == "error[CP0834]: the program has ended on process 0: ArithmeticError: loss"
+    assert "process 1 (process " in note and note.endswith("was aborted (SIGABRT)")

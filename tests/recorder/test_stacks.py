@@ -17,13 +17,14 @@ from commplan.recorder.stacks import main_stack, stacks
 
 PROGRAM = """
 import faulthandler, re, signal, sys, threading, time
-from commplan.recorder.file import start_recording
+from commplan.recorder.file import offer_stacks_of_process, start_recording
 def backtrack():
     re.match("(a+)+$", "a" * 40 + "b")  # for years, in C, with the interpreter's lock
 def rest():
     time.sleep(600)
 if sys.argv[1] == "own":
     signal.signal(signal.SIGRTMIN + 11, lambda *_: None)
+offer_stacks_of_process()
 assert start_recording("5f0c", "p", 0, 1)
 start_recording("5f0d", "p", 0, 1).remove()  # of a run that has ended meanwhile
 threading.Thread(target=rest, daemon=True).start()
@@ -34,7 +35,8 @@ print("ready", flush=True)
 """
 TWICE = """
 import os, sys
-from commplan.recorder.file import start_recording
+from commplan.recorder.file import offer_stacks_of_process, start_recording
+offer_stacks_of_process()
 records = [start_recording(job, "p", 0, 1) for job in ("5f0c", "5f0d")]
 if os.fork() == 0:
     sys.exit()  # by the handlers that it has of its parent
@@ -55,6 +57,7 @@ def test_signals_that_cannot_be_had_cost_no_descriptor(monkeypatch: pytest.Monke
         raise RuntimeError("no such signal")
 
     monkeypatch.setattr(file, "_stacks", [])
+    monkeypatch.setattr(file, "_offers", [True])
     monkeypatch.setattr(file, "is_handled", lambda *_: False)
     monkeypatch.setattr(faulthandler, "register", refused)
     before = len(list(Path("/proc/self/fd").iterdir()))

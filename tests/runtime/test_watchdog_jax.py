@@ -125,13 +125,13 @@ def test_a_process_that_sleeps_is_named_with_what_it_does_and_interrupted(tmp_pa
 
 @pytest.mark.parametrize("culprit", parameters([0], [1]))
 def test_a_killed_process_is_named(culprit: int, tmp_path: Path):
+    """By the others, or by the sidecar if JAX aborts them first, as it does without its coordinator."""
     ends = fault("kill", culprit, tmp_path)
-    for index in {0, 1, 2} - {culprit}:
-        assert ends[index].status == EXIT_STATUS, ends[index].text
-        said = heads(ends)[index]  # by itself, and by the sidecar with the signal
-        assert f"process {culprit} has died" in said
-        assert all(text.startswith(f"process {culprit} ") for text in said)
-        assert re.search(r"line 7 of <plan>, in `train` (failed|waits for it)", ends[index].text)
+    said = [head for own in heads(ends).values() for head in own]
+    assert said and all(re.match(rf"process {culprit} (has died|\(.*\) was killed)", head) for head in said)
+    text = "".join(end.text for end in ends.values())
+    assert re.search(r"line 7 of <plan>, in `train`( failed| waits for it|, run 7)", text), text
+    assert all(ends[index].status in (EXIT_STATUS, -signal.SIGABRT) for index in {0, 1, 2} - {culprit})
 
 
 def test_a_program_that_ends_early_tells_the_others(tmp_path: Path):
@@ -155,12 +155,12 @@ def test_an_exception_is_said_on_all(tmp_path: Path):
 @pytest.mark.parametrize("kind", parameters(["skip"], ["order"]))
 def test_another_order_of_steps_is_said_with_both(kind: str, tmp_path: Path):
     ends = fault(kind, 1, tmp_path)
-    for index, (head,) in heads(ends).items():
-        assert ends[index].status == EXIT_STATUS, ends[index].text
-        assert head.startswith(
-            "the processes call their steps in another order: process 1 `look` as call 13,"
-        )
-        assert head.endswith(" processes 0, 2 `train`")
+    said = [head for own in heads(ends).values() for head in own]
+    order = (
+        "the processes call their steps in another order: process 1 `look` as call 13, processes 0, 2 `train`"
+    )
+    assert set(said) == {order}
+    assert all(end.status in (EXIT_STATUS, -signal.SIGABRT) for end in ends.values())
 
 
 def test_who_does_not_bind_is_named_while_the_others_wait():

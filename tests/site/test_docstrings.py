@@ -27,7 +27,7 @@ SHOWN = """Batches of `member`.
     all of them without.
 - `start`: where.
 
-Raises CommplanError ([CP0901](../../errors/CP0901/)).
+Raises CommplanError ([CP0901](../errors/CP0901.md)).
 
 
 ```pycon
@@ -73,7 +73,7 @@ or None.
 
 **Raises**
 
-- `CommplanError`: [CP0901](../../errors/CP0901/) if it fails."""
+- `CommplanError`: [CP0901](../errors/CP0901.md) if it fails."""
 
 
 def test_items_of_sections_are_list_items() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 import commplan
 from commplan.ir.plan import name_of
-from commplan.lowering.jax.pytree import flatten
+from commplan.lowering.jax.pytree import flatten, known_structures
 from commplan.protocol.build_sites import sites as survey
 from commplan.protocol.sites import LEAVE, Buffer, Chunk, Site, Sites
 from commplan.runtime.input.sources.record_convert import numpy_dtype
@@ -32,15 +32,6 @@ def compiled(folder: Path, text: str, shapes: Mapping[str, Any]) -> Any:
     path = folder / "plan.plan"
     path.write_text(text)
     return commplan.load(path).compile(backend="mpi", shapes=shapes)
-
-
-def structures(program: Any) -> dict[tuple[str, ...], Any]:
-    """As `runtime.bound_machine.known_structures` finds them."""
-    found: dict[tuple[str, ...], Any] = {}
-    for tree in program.structures.values():
-        paths, flat = flatten(tree)
-        found[paths] = flat.structure
-    return found
 
 
 @dataclass
@@ -65,7 +56,8 @@ class Job:
         self.sites = survey(schedule)
         self.drivers = []
         for server in range(self.sites.servers):
-            desks = RoutingTable(schedule, self.sites, server, self.functions, structures(self.program))
+            known = known_structures(self.program.structures.values())
+            desks = RoutingTable(schedule, self.sites, server, self.functions, known)
             self.drivers.append(Driver(self.sites, server, desks, self.answer))
 
     def site(self, kind: str, phase: str, state: str | None = None) -> Site:

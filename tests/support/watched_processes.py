@@ -24,14 +24,16 @@ each step {
     output y
 }
 """
-BOUND_S, STEPS, CULPRIT = 1.0, 8, 1
+BOUND_S, BUSY_S, STEPS, CULPRIT = 1.0, 3.0, 8, 1
 
 
 def main(port: str, index: str, mode: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", 3, int(index))
     mesh = jax.make_mesh((3,), ("data",), (AxisType.Auto,))
+    if mode in ("lock", "ctrl-c"):
+        commplan.install_hooks()
     watchdog_s = {"none": None, "ctrl-c": 600.0}.get(mode, BOUND_S)
-    run = commplan.loads(PLAN).compile(mesh).bind(mesh, watchdog_s=watchdog_s)
+    run = commplan.loads(PLAN).compile(mesh).bind(mesh, watchdog_s=watchdog_s, busy_s=BUSY_S)
     sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
     x = jax.jit(lambda: jnp.ones((3, 4)), out_shardings=sharding)()
     slow = int(index) == CULPRIT

@@ -22,15 +22,12 @@ Stage = Load | Map | Broadcast | Share | Reduce | Scatter | Slice | Gather | Shi
 VERBS: dict[str, type[Stage]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Stage)}
 OVER_AXES = {verb: kind for verb, kind in VERBS.items() if issubclass(kind, StageOverAxes)}
 
-_OPERANDS = {kind: getter(kind, kind.READS) for kind in get_args(Stage)}
-_RESULTS = {kind: getter(kind, kind.WRITES) for kind in get_args(Stage)}
-
 
 def operands(stage: Stage) -> tuple[Ref, ...]:
     """The values that `stage` reads, each once, in source order."""
-    return tuple(dict.fromkeys(_OPERANDS[type(stage)](stage)))
+    return tuple(dict.fromkeys(getter(type(stage), stage.READS)(stage)))
 
 
 def results(stage: Stage) -> tuple[Ref, ...]:
     """The values that `stage` makes."""
-    return _RESULTS[type(stage)](stage)
+    return getter(type(stage), stage.WRITES)(stage)

@@ -73,9 +73,9 @@ def cache_candidates(
         nbytes = sum(map(record_size, op.results))
         works = {op.results[0]: RecordWork(copy * nbytes, steps=1)}
         for each in reversed(before[:-1]):
-            made = (each.result,) if isinstance(each, Read) else results_of(each)  # counts need no record
-            readers = [results_of(reader)[0] for ref in made for reader in uses.readers(ref)]
-            if all(reader in works for reader in readers) and not any(ref in bound for ref in made):
+            values = (each.result,) if isinstance(each, Read) else results_of(each)  # counts need no record
+            readers = [results_of(reader)[0] for ref in values for reader in uses.readers(ref)]
+            if all(reader in works for reader in readers) and not any(ref in bound for ref in values):
                 works[results_of(each)[0]] = RecordWork()
         candidates.append(CacheCandidate(op, nbytes, works))
     return candidates
@@ -91,10 +91,10 @@ def cache_proposal(
     `prefer="cpu"` less CPU time is enough if the step gets no longer.
     """
     design = (selected.design, selected.readers, links, selected.limit)
-    found = [(predict(setting, cut(candidate.works), *design), candidate) for candidate in candidates]
-    if not found:
+    predictions = [(predict(setting, cut(candidate.works), *design), candidate) for candidate in candidates]
+    if not predictions:
         return ""
-    cached, candidate = min(found, key=lambda pair: (pair[0].wall, pair[0].cpu, pair[1].nbytes))
+    cached, candidate = min(predictions, key=lambda pair: (pair[0].wall, pair[0].cpu, pair[1].nbytes))
     is_shorter = cached.wall * (1 + TIME_TOLERANCE) < selected.wall
     saves_cpu = cached.cpu * (1 + COST_TOLERANCE) < selected.cpu and cached.wall <= selected.wall
     if not is_shorter and not (prefer == "cpu" and saves_cpu):

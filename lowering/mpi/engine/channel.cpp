@@ -125,8 +125,8 @@ Channel::Channel(MPI_Comm comm, bool collective) : comm(comm), collective_(colle
 
 Channel::~Channel() = default;
 
-void Channel::watch(int64_t bound, int64_t first, char* record) {
-  watch_ = std::make_unique<Watch>(comm, bound, first, record, !collective_);
+void Channel::watch(int64_t bound, int64_t first, int64_t busy, char* record) {
+  watch_ = std::make_unique<Watch>(comm, bound, first, busy, record, !collective_);
 }
 
 std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }

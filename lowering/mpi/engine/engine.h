@@ -340,7 +340,7 @@ class Channel {
   void await_others();                 // waits until all other ranks have left
   // Frees a closed channel that all ranks have left; false if messages are pending.
   bool release();
-  void watch(int64_t bound, int64_t first, char* record);  // see `Watch`; collective, called once
+  void watch(int64_t bound, int64_t first, int64_t busy, char* record);  // see `Watch`; collective, called once
   void serve(const ServerStatus& status);
   void stop_watching();
   std::string verdict();  // of the watchdog; empty if there is none

@@ -175,9 +175,9 @@ COMMPLAN_API void* commplan_channel_open(int comm, int collective) {
   return open_channel(MPI_Comm_f2c(comm), collective != 0);
 }
 
-// bound, first: nanoseconds. record: the memory of a flight record, or null. See `Watch`.
-COMMPLAN_API void commplan_channel_watch(void* channel, int64_t bound, int64_t first, void* record) {
-  static_cast<Channel*>(channel)->watch(bound, first, static_cast<char*>(record));
+// bound, first, busy: nanoseconds. record: the memory of a flight record, or null. See `Watch`.
+COMMPLAN_API void commplan_channel_watch(void* channel, int64_t bound, int64_t first, int64_t busy, void* record) {
+  static_cast<Channel*>(channel)->watch(bound, first, busy, static_cast<char*>(record));
 }
 
 // Called by a server, see `ServerStatus`. ranks: first those that are awaited, then those that are gone.

@@ -150,7 +150,18 @@ void Watch::conclude() {
     if (excused || active_.empty() || mine.idle < time_limit(*active_.front().operation, true)) return;
     text = listed(late) + (late.size() > 1 ? " have" : " has") + " not come within " + waited;
     for (size_t i = 0; i < std::min<size_t>(late.size(), 4); ++i) text += described(late[i], *reports_[late[i]]);
-    text += "\nnote: wrap longer work in `with run.late():`, or raise the limit: bind(.., watchdog_s=SECONDS)";
+    std::string limit = seconds(busy_);
+    if (mine.idle < busy_) {
+      if (waiting.front() == own_ && noticed_ != active_.front().number) {
+        noticed_ = active_.front().number;
+        text += "\nnote: " + mine.where + " waits for it";
+        std::fprintf(stderr, "commplan: %s\nnote: it ends after %s: put longer work into `with run.late():`, or %s\n",
+                     text.c_str(), limit.c_str(), "bind(.., busy_s=SECONDS) waits longer");
+      }
+      return;
+    }
+    text += "\nnote: the limit is " + limit + ": put longer work into `with run.late():`, or " +
+            "bind(.., busy_s=SECONDS) waits longer";
   } else {
     if (least < bound_) return;
     bool same = true;

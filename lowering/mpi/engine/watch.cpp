@@ -99,8 +99,8 @@ std::string first_line(const char* path) {
 
 void add_busy(int change) { busy += change; }
 
-Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool requests)
-    : bound_(bound), first_(first), requests_(requests), recorder_(record) {
+Watch::Watch(MPI_Comm channel, int64_t bound, int64_t first, int64_t busy, char* record, bool requests)
+    : bound_(bound), first_(first), busy_(busy), requests_(requests), recorder_(record) {
   MPI_Comm_dup(channel, &comm_);
   MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   MPI_Comm_rank(comm_, &rank_);

@@ -35,11 +35,12 @@ class Recorder {
 
 // bound: nanoseconds without progress after which the other ranks are queried. If five times the median interval
 // between two runs of the operation is longer, this applies instead. first: the bound in the first runs of an
-// operation, as long as the late ranks are alive, since they may be compiling. requests: a channel of workers and
-// servers, where a busy server counts as late. Constructed collectively.
+// operation, as long as the late ranks are alive, since they may be compiling. busy: nanoseconds that ranks have
+// that are alive and late; they are printed before the operation fails. requests: a channel of workers and servers,
+// where a busy server counts as late. Constructed collectively.
 class Watch {
  public:
-  Watch(MPI_Comm channel, int64_t bound, int64_t first, char* record, bool requests);
+  Watch(MPI_Comm channel, int64_t bound, int64_t first, int64_t busy, char* record, bool requests);
   int64_t begin(Operation& operation);  // returns its number among the operations of this rank
   void end(Operation& operation);
   // Records how long the program waited for an operation that was started before.
@@ -105,7 +106,7 @@ class Watch {
   std::string identity(int rank) const;
   std::string described(int rank, const Report& report) const;
 
-  const int64_t bound_, first_;
+  const int64_t bound_, first_, busy_;
   const bool requests_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   int rank_ = 0, size_ = 0;
@@ -134,6 +135,7 @@ class Watch {
   std::vector<char> asks_;
   int64_t serial_ = 0, asked_ = 0, next_ = 0;
   bool announced_ = false;
+  int64_t noticed_ = 0;  // the operation of which it was printed who is late
 };
 
 }  // namespace commplan

@@ -15,7 +15,6 @@ from commplan.recorder.lane import activity
 from commplan.recorder.stacks import own_frames, shown
 from commplan.sidecar import attend
 
-BOUND_S = 10.0
 FIRST = 12  # times the bound in the first three runs of a collective, since late ranks may be compiling
 _VERDICT = 4096  # maximum number of bytes of a verdict
 _WRITER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
@@ -27,11 +26,13 @@ class Watched(NamedTuple):
 
     Attributes:
         bound_s: See `Channel`.
+        busy_s: See `Channel`.
         job: A random name of the run, chosen by rank 0.
         plan: The name of the plan.
     """
 
     bound_s: float
+    busy_s: float
     job: str
     plan: str
 
@@ -46,11 +47,11 @@ def start(
 ) -> Recording | None:
     """Watch a channel and record its operations. All of its ranks must call this together."""
     recording = start_recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
-    _watch(library, channel, watched.bound_s, recording, rank)
+    _watch(library, channel, watched, recording, rank)
     return recording
 
 
-def _watch(library: Any, channel: int, bound_s: float, recording: Recording | None, rank: int) -> None:
+def _watch(library: Any, channel: int, watched: Watched, recording: Recording | None, rank: int) -> None:
     if not _libraries:
         _libraries.append(library)
         library.commplan_stack_writer(ctypes.cast(_write_stack, ctypes.c_void_p))
@@ -64,8 +65,8 @@ def _watch(library: Any, channel: int, bound_s: float, recording: Recording | No
         # The engine writes to it until MPI is finalized, after Python has shut down.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
         address = ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
-    nanoseconds = int(bound_s * 1e9)
-    library.commplan_channel_watch(channel, nanoseconds, FIRST * nanoseconds, address)
+    bound, busy = int(watched.bound_s * 1e9), int(watched.busy_s * 1e9)
+    library.commplan_channel_watch(channel, bound, FIRST * bound, busy, address)
 
 
 class RequestWatch(NamedTuple):
@@ -84,9 +85,9 @@ class RequestWatch(NamedTuple):
         lane = "requests" if rank < workers else "server"
         recording = start_recording(watched.job, watched.plan, rank, ranks, lane=lane)
         if rank < workers:
-            _watch(library, channel, watched.bound_s, recording, rank)
+            _watch(library, channel, watched, recording, rank)
             return cls(library, channel)
-        _watch(library, channel, watched.bound_s, None, rank)
+        _watch(library, channel, watched, None, rank)
         if recording is not None:
             attend(recording.path, f"rank {rank}")
         return cls(library, channel, recording)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import functools
+import resource
 import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
 
 from commplan.diagnostics import Span
 from commplan.ir.types import sized
-
-try:
-    import resource as _resource
-except ImportError:  # no Unix: system time is not told apart
-    _resource = None
-_THREAD: Any = getattr(_resource, "RUSAGE_THREAD", None)  # Linux
 
 
 class Cpu(NamedTuple):
@@ -37,12 +32,10 @@ def thread_cpu() -> Cpu:
     """The calling thread's CPU seconds so far.
 
     The sum is exact to the nanosecond. The kernel splits it into user and system time by its ticks, so the
-    system's part is right over many records and not for one of them; 0 where the platform has no such split.
+    system's part is right over many records and not for one of them.
     """
     both = time.thread_time()
-    if _resource is None or _THREAD is None:
-        return Cpu(both, 0.0)
-    return Cpu(both, _resource.getrusage(_THREAD).ru_stime)
+    return Cpu(both, resource.getrusage(resource.RUSAGE_THREAD).ru_stime)
 
 
 class LineUsage(msgspec.Struct, frozen=True):

@@ -424,9 +424,11 @@ class Ring:
         return self._slots[unit % self.slots][UNIT] == unit + 1
 
     def arm(self, cursor: int, upto: int) -> None:
-        """Ask for all units before `upto`."""
+        """Ask for all units before `upto`. A process that was passed over because it had not begun yet makes
+        units again."""
         record = self.cursors[cursor]
         if record.get("armed") < upto:
+            self.processes[self.place].set(makes=1)
             record.set(armed=upto)
             fence()
             self.call_maker()

@@ -107,7 +107,7 @@ class Units:
     def _factory(self) -> BatchFactory:
         return self._load()
 
-    def open(self) -> None:
+    def load(self) -> None:
         """Load the factory now. Caches end with the last process that has them open."""
         _ = self._factory
 
@@ -210,5 +210,5 @@ def units_of(content: UnitProgram, parts: int) -> Units:
     layout = slot_layout(content.program, divisions_of(content.program, parts))
     units = Units(load, EpochCursor(0, 0, content.epoch), content.order, layout)
     if content.program.has_caches:
-        units.open()
+        units.load()
     return units

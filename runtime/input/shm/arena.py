@@ -10,7 +10,6 @@ import bisect
 import ctypes
 import mmap
 import os
-import tempfile
 import threading
 import weakref
 from collections import deque
@@ -45,22 +44,6 @@ class Cells(NamedTuple):
         return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
 
 
-def nameless(label: str) -> int:
-    """A file in memory that has no name, and lives as long as somebody has it open or mapped."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(label)
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def allocate(descriptor: int, start: int, nbytes: int) -> None:
-    """Memory that is missing is an error here, not a SIGBUS later, where the system can say so."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, start, nbytes)
-    else:
-        os.ftruncate(descriptor, start + nbytes)
-
-
 class _Region(NamedTuple):
     """Memory of the file as this process sees it. address: of its first byte; offset: of that byte in the
     file."""
@@ -79,7 +62,7 @@ class Arena:
 
     def __init__(self, pinning: Pinning | None = None) -> None:
         self._pinning = pinning
-        self.descriptor = nameless("commplan-batches")
+        self.descriptor = os.memfd_create("commplan-batches")
         os.ftruncate(self.descriptor, HEADER)
         self.header = mmap.mmap(self.descriptor, HEADER)
         self.nbytes = HEADER
@@ -120,7 +103,7 @@ class Arena:
                 self._free.remove(best)
                 return best
             try:
-                allocate(self.descriptor, self.nbytes, nbytes)
+                os.posix_fallocate(self.descriptor, self.nbytes, nbytes)  # or a later SIGBUS
                 memory = mmap.mmap(self.descriptor, nbytes, offset=self.nbytes)
             except OSError as error:
                 fail(

@@ -5,12 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import sys
 from pathlib import Path
 
-# struct flock of fcntl(2): type, whence, start, length, process
-_LINUX = sys.platform.startswith("linux")
-_FLOCK = "hhqqi" if _LINUX else "qqihh"
+_FLOCK = "hhqqi"  # struct flock of fcntl(2): type, whence, start, length, process
 
 
 def default_folder() -> Path:
@@ -23,15 +20,9 @@ def default_folder() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def _flock(kind: int, byte: int) -> bytes:
-    if _LINUX:
-        return struct.pack(_FLOCK, kind, os.SEEK_SET, byte, 1, 0)
-    return struct.pack(_FLOCK, byte, 1, 0, kind, os.SEEK_SET)
-
-
 def is_locked(descriptor: int, byte: int) -> bool:
     """Whether another process holds the lock on `byte`."""
-    return _asked(descriptor, byte)[0 if _LINUX else 3] != fcntl.F_UNLCK
+    return _asked(descriptor, byte)[0] != fcntl.F_UNLCK
 
 
 def unlock_byte(descriptor: int, byte: int) -> None:
@@ -41,13 +32,13 @@ def unlock_byte(descriptor: int, byte: int) -> None:
 def lock_holder(descriptor: int, byte: int) -> int:
     """The number of the other process that holds the lock on `byte`; 0 where none does."""
     answer = _asked(descriptor, byte)
-    return max(0, answer[4 if _LINUX else 2]) if answer[0 if _LINUX else 3] != fcntl.F_UNLCK else 0
+    return max(0, answer[4]) if answer[0] != fcntl.F_UNLCK else 0
 
 
 def _asked(descriptor: int, byte: int) -> tuple[int, ...]:
     """What the kernel says of the lock on `byte` (see `_FLOCK`)."""
-    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _flock(fcntl.F_WRLCK, byte))
-    return struct.unpack(_FLOCK, answer)
+    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
+    return struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
 
 
 def lock_byte(descriptor: int, byte: int) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import sys
 import threading
 import weakref
 from collections import deque
@@ -37,13 +36,10 @@ if TYPE_CHECKING:
 
 Root = Any  # a ctypes array of bytes
 
-# Pages can be exchanged under an address (mremap(2)): without that a slot cannot be lent, only copied from.
-CAN_LEND = sys.platform.startswith("linux") and hasattr(_LIBC, "mremap")
-if CAN_LEND:
-    _LIBC.mremap.restype = ctypes.c_void_p
-    _LIBC.mremap.argtypes = (
-        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
-    )  # fmt: skip
+_LIBC.mremap.restype = ctypes.c_void_p
+_LIBC.mremap.argtypes = (
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
+)  # fmt: skip
 
 
 def mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:

@@ -40,7 +40,6 @@ from commplan.runtime.input.program import (
     identity,
     validity,
 )
-from commplan.runtime.input.shm.slots import CAN_LEND
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.input.stages.chained import Chained
 from commplan.runtime.input.stages.records import Place, Record, Stage
@@ -264,8 +263,6 @@ class BatchBuilder:
 
     def _show(self, state: FlowState, roots: Sequence[Ref]) -> None:
         """What may be handed over as it lies in the slot."""
-        if self.received and not CAN_LEND:
-            return
         rows = len(state.rows)
         for ref in state.flow.moved:
             if ref not in roots:

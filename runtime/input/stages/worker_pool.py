@@ -3,6 +3,21 @@
 Each thread of the ring drives one worker process: it hands it a block of records and sleeps until the rows
 are filled, in memory that both map. Orders, streams of random numbers, checks and errors are those of the
 threads, because the same code makes the block. So `cores` bounds processes as it bounds threads.
+
+An executor with one process for each thread could replace the processes here. Measured on Python 3.11:
+
+| | here | ProcessPoolExecutor | loky 3.7 |
+|---|---|---|---|
+| a job of no work, wall and CPU of the program | 32 us, 18 us | 172 us, 134 us | 284 us, 197 us |
+| how a process ended | yes | no | yes |
+| `sys.exit` in a function ends the process | yes | no | no |
+| an environment of its own, as for OMP_NUM_THREADS | yes | no | yes |
+| ends a process whose function hangs | yes | no | yes |
+| after kill -9 of the program its processes | end | stay | stay |
+| more threads of the program, for each process | 0 | 2 | 2 |
+
+What is left here in either case: the memory that both map, the record and function that a process is at, and
+errors with their plan lines. `multiprocessing.Process` gives no environment of its own either.
 """
 
 from __future__ import annotations

@@ -253,6 +253,18 @@ def test_parts_of_a_group_are_dealt_in_turn(group: list[Ring], monkeypatch: pyte
     assert group[0].claim() == Claim(SHAPE.slots, 0)
 
 
+def test_a_reader_that_begins_late_is_the_reader_again(
+    group: list[Ring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The only reader has not asked for a batch yet, as if it compiled its step."""
+    monkeypatch.setattr(SharedMemory, "lives", lambda memory, place: True)
+    group[0].header.set(makers=1)
+    group[2].arm(2, UNITS)
+    assert group[2].eligible() == [0] and group[2].excuse(0) and group[2].eligible() == [1]
+    group[0].arm(0, 2 * UNITS)
+    assert group[2].eligible() == [0] and group[0].threads() == 2 and group[1].threads() == 0
+
+
 def test_more_parts_are_in_the_making_if_making_waits(group: list[Ring]) -> None:
     group[0].header.set(most=12)
     assert group[0].most_making() == 2

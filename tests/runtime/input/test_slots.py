@@ -21,7 +21,6 @@ from commplan.runtime.input.shm import slots as _slots
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 
 NBYTES, START, COUNT = 8 * 4096, 4096, 3
-pytestmark = pytest.mark.skipif(not _slots.CAN_LEND, reason="pages are exchanged on Linux only")
 
 
 @pytest.fixture

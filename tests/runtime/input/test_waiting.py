@@ -28,15 +28,12 @@ from commplan.runtime.input.layout import aligned, compacted
 from commplan.runtime.input.prefetch.prefetch import ClosedError, Prefetcher, Task
 from commplan.runtime.input.shm import futex
 
-LINUX = sys.platform.startswith("linux")
 
-
-@pytest.mark.skipif(not LINUX, reason="futexes are Linux's")
 def test_linux_has_futexes() -> None:
     assert futex._FUTEX is not None
 
 
-@pytest.mark.parametrize("use", [pytest.param(True, marks=pytest.mark.skipif(not LINUX, reason="")), False])
+@pytest.mark.parametrize("use", [True, False])
 def test_a_change_ends_the_wait(use: bool) -> None:
     word = ctypes.c_uint32(5)
     futex.wait(word, 4, 60.0, futex=use)  # already another value: no wait at all
@@ -59,7 +56,6 @@ def test_a_wait_ends_by_itself(use: bool) -> None:
     futex.wait(ctypes.c_uint32(5), 5, 0.02, futex=use)
 
 
-@pytest.mark.skipif(not LINUX, reason="futexes are Linux's")
 def test_a_wait_reaches_across_processes(tmp_path: Path) -> None:
     """A child waits on a word of a shared file, in a process where only a wake can end the wait soon."""
     path = tmp_path / "memory"

@@ -1,0 +1,61 @@
+"""A watched `jax.jit` for programs without a plan.
+
+train = commplan.guard.jit(step, mesh=mesh)    # under jax.distributed
+train = commplan.guard.jit(step, comm=comm)    # under MPI, with collectives of mpi4jax
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+from commplan.tracebacks import ends_at_caller
+from commplan.wait import BUSY_S
+
+
+@ends_at_caller
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    mesh: Any = None,
+    comm: Any = None,
+    watchdog_s: float | None = 10.0,
+    busy_s: float = BUSY_S,
+    timeout: float = 1800.0,
+    **options: Any,
+) -> Any:
+    """`jax.jit` of a step that several processes run together, compared and watched.
+
+    Before a call for new shapes, all processes compare their arguments, programs and collectives, and refuse
+    steps that would wait for ever. A step that does not end is explained: by the process that has died, is
+    stopped or busy, or calls its steps in another order, with the source lines of the step's collectives. All
+    processes call this alike, after `jax.distributed.initialize`. With one process it is `jax.jit`.
+
+    Args:
+        function: the step; without it, a decorator is returned.
+        mesh: the mesh of the step; by default all devices.
+        comm: instead, an `mpi4py` communicator whose ranks run the step.
+        watchdog_s: seconds without progress before a process is reported; None: the step is not watched.
+        busy_s: seconds before processes end if one is alive and busy with other work; see `late`.
+        timeout: seconds to wait for a process in a comparison, which may be compiling.
+        **options: those of `jax.jit`.
+
+    Raises:
+        CommplanError: CP0849 if a process does not come, CP0857 for invalid arguments, and from calls CP0854
+            and CP0855 if steps differ or a process does not come to a comparison.
+    """
+    from commplan.runtime.guarded import jit as guarded  # noqa: PLC0415  jax is loaded only here
+
+    return guarded(
+        function, mesh=mesh, comm=comm, watchdog_s=watchdog_s, busy_s=busy_s, timeout=timeout, **options
+    )
+
+
+@contextmanager
+def late() -> Generator[None]:
+    """While this runs, other processes wait for this one without a limit: it evaluates, or writes."""
+    from commplan.runtime.observe.watchdog import expected_late  # noqa: PLC0415
+
+    with expected_late():
+        yield

@@ -1,0 +1,101 @@
+"""The LALR automaton of `plan.lark`: reads tokens one at a time and builds values as it reduces rules.
+
+Its tables are in `plan.tables.json`, which `make grammars` computes with Lark: reading a plan needs no Lark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+END = "$END"
+Builders = Mapping[str, Callable[[list[Any]], Any]]
+
+
+class Tables(msgspec.Struct, frozen=True):
+    """The tables of the automaton.
+
+    Attributes:
+        starts: the first state for each start symbol.
+        ends: the state in which the end of the text accepts each start symbol.
+        rules: the symbol that each rule makes, and the number of symbols that it replaces.
+        states: for each state the action by symbol: the next state if at least 0, else `~rule` to reduce.
+    """
+
+    starts: dict[str, int]
+    ends: dict[str, int]
+    rules: list[tuple[str, int]]
+    states: list[dict[str, int]]
+
+
+@cache
+def _tables() -> Tables:
+    return msgspec.json.decode(Path(__file__).with_name("plan.tables.json").read_bytes(), type=Tables)
+
+
+class _Spliced(list[Any]):
+    """The children of a rule without a builder, which take its place among those of the rule around it."""
+
+
+class Automaton:
+    """A parser of one `start` symbol. Its values are tokens, and what `builders` make of rules by name."""
+
+    def __init__(self, start: str, builders: Builders) -> None:
+        self._builders, self._tables = builders, _tables()
+        self._end = self._tables.ends[start]
+        self._states, self._values = [self._tables.starts[start]], list[Any]()
+
+    @property
+    def choices(self) -> Mapping[str, int]:
+        """The actions of the current state by symbol; some lead to a mistake later."""
+        return self._tables.states[self._states[-1]]
+
+    def accepts(self) -> frozenset[str]:
+        """The types of tokens that may come next."""
+        terminals = filter(str.isupper, self.choices)
+        return frozenset(kind for kind in terminals if self._reduce(list(self._states), kind, None))
+
+    def feed(self, kind: str, token: object) -> bool:
+        """Read a token. Return whether it fits."""
+        if not self._reduce(self._states, kind, self._values):
+            return False
+        self._states.append(self.choices[kind])
+        self._values.append(token)
+        return True
+
+    def finish(self) -> Any | None:
+        """The value of the start symbol, or None if the text may not end here."""
+        if not self._reduce(self._states, END, self._values):
+            return None
+        value = self._values[-1]
+        return value[0] if isinstance(value, _Spliced) else value
+
+    def _reduce(self, states: list[int], kind: str, values: list[Any] | None) -> bool:
+        """Apply the rules that end before a token of this `kind`. Return whether it fits then."""
+        while kind != END or states[-1] != self._end:
+            action = self._tables.states[states[-1]].get(kind)
+            if action is None or action >= 0:
+                return action is not None
+            symbol, size = self._tables.rules[~action]
+            del states[len(states) - size :]
+            states.append(self._tables.states[states[-1]][symbol])
+            if values is not None:
+                children = _spliced(values[len(values) - size :])
+                del values[len(values) - size :]
+                builder = self._builders.get(symbol)
+                values.append(_Spliced(children) if builder is None else builder(children))
+        return True
+
+
+def _spliced(values: Sequence[Any]) -> list[Any]:
+    children: list[Any] = []
+    for value in values:
+        if isinstance(value, _Spliced):
+            children += value
+        else:
+            children.append(value)
+    return children

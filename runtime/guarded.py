@@ -1,0 +1,141 @@
+"""The machines of steps that have no plan: see `commplan.guard`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import socket
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from commplan.diagnostics import fail
+from commplan.lowering.audit import CompiledCollective
+from commplan.lowering.jax.typing_shim import jax
+from commplan.mesh_kind import is_communicator
+from commplan.runtime.machines import coordinator
+from commplan.runtime.machines.gather import Notice, gathered, refuse_absence
+from commplan.runtime.machines.machine import Machine
+from commplan.runtime.machines.mesh import MeshMachine, processes_of
+from commplan.runtime.observe import preflight, watchdog
+from commplan.runtime.observe.calls import Calls
+from commplan.runtime.observe.joint_calls import JointCalls
+from commplan.wait import BUSY_S, check_seconds
+
+_PORT = 9  # to which nothing is sent: it tells the address with which a rank reaches the first one
+
+
+class GuardedMesh(MeshMachine):
+    """The processes of `jax.distributed` that hold a mesh, for steps of the program's own."""
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """The program sets its mesh itself."""
+        return contextlib.nullcontext()
+
+    def place(self, collective: CompiledCollective) -> str:
+        """The line of the program, whose path may differ between hosts."""
+        sources = [os.path.basename(origin.source) for origin in collective.origins if origin.source]  # noqa: PTH119
+        return sources[0] if sources else super().place(collective)
+
+
+def machine_of(
+    mesh: Any, comm: Any, name: str, watchdog_s: float | None, busy_s: float, timeout_s: float
+) -> Machine:
+    """The machine of a step `name`; all of its processes call this alike.
+
+    Raises CP0849 if a process does not come, and for ranks what `machines.ranks.check_communicator` does.
+    """
+    if comm is not None:
+        return _ranks(comm, name, watchdog_s, busy_s, timeout_s)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("device",)) if mesh is None else mesh
+    processes = processes_of(mesh)
+    machine = GuardedMesh(mesh, dict(mesh.shape))
+    if len(processes) == 1 or jax.process_index() not in processes:
+        return cast("Machine", machine)
+    notice = Notice(
+        watchdog_s or timeout_s, f"process {jax.process_index()} waits in `guard.jit` of `{name}`"
+    )
+
+    def exchange(mine: Any) -> Mapping[int, Any]:
+        answers, error = gathered("guard", msgspec.json.encode(mine).decode(), processes, timeout_s, notice)
+        if error:
+            fix = "every process calls guard.jit for the same steps in the same order"
+            refuse_absence(processes, f"guard `{name}`", timeout_s, error, fix, "")
+        kind = cast("Any", type(mine))
+        return {number: msgspec.json.decode(text, type=kind) for number, text in answers.items()}
+
+    own = int(jax.process_index())
+    calls = watchdog.start(own, coordinator.address(), exchange, watchdog_s, busy_s, "")
+    return cast("Machine", dataclasses.replace(machine, calls=calls))
+
+
+def _ranks(comm: Any, name: str, watchdog_s: float | None, busy_s: float, timeout_s: float) -> Machine:
+    from commplan.lowering.mpi.job.rendezvous import Rendezvous  # noqa: PLC0415  MPI only if it is used
+    from commplan.runtime.machines.ranks import Ranks, check_communicator  # noqa: PLC0415
+
+    check_communicator(comm, "")
+    meet = Rendezvous(comm, f"guard `{name}`", timeout_s, option="guard.jit(.., timeout=SECONDS)", file="")
+    own = meet(comm.Dup)
+    hosts: list[str] = meet(own.allgather, socket.gethostname())
+    ranks = tuple(range(len(hosts)))
+
+    def exchange(mine: Any) -> Mapping[int, Any]:
+        answers: list[Any] = meet(own.allgather, mine)
+        return dict(enumerate(answers))
+
+    watched = None
+    if len(ranks) > 1:
+        first = f"{hosts[0]}:{_PORT}"
+        watched = watchdog.start(int(own.Get_rank()), first, exchange, watchdog_s, busy_s, "")
+    unwatched = JointCalls()
+
+    class GuardedRanks(Ranks):
+        """The ranks of a communicator, for steps of the program's own, whose collectives are mpi4jax's."""
+
+        @property
+        def calls(self) -> Calls | None:
+            return watched
+
+        @property
+        def joint(self) -> Any:
+            return unwatched if watched is None else watched.joint
+
+        def participants(self) -> tuple[int, ...]:
+            return ranks
+
+    backend = SimpleNamespace(channel=SimpleNamespace(groups=None), sizes={})
+    return cast("Machine", GuardedRanks(comm, own, cast("Any", backend)))
+
+
+def jit(
+    function: Callable[..., Any] | None = None,
+    *,
+    mesh: Any = None,
+    comm: Any = None,
+    watchdog_s: float | None = 10.0,
+    busy_s: float = BUSY_S,
+    timeout: float = preflight.TIMEOUT_S,
+    **options: Any,
+) -> Any:
+    """See `commplan.guard.jit`."""
+    if function is None:
+        words = {"mesh": mesh, "comm": comm, "watchdog_s": watchdog_s, "busy_s": busy_s, "timeout": timeout}
+        return functools.partial(jit, **words, **options)
+    if mesh is not None and (comm is not None or is_communicator(mesh)):
+        fail(
+            "CP0857",
+            "guard.jit takes a mesh or a communicator",
+            "guard.jit(step, mesh=..) or (step, comm=..)",
+        )
+    check_seconds("CP0857", "watchdog_s", watchdog_s, file="", also_allowed=(None,))
+    check_seconds("CP0857", "busy_s", busy_s, file="")
+    check_seconds("CP0857", "timeout", timeout, file="")
+    machine = machine_of(mesh, comm, function.__name__, watchdog_s, busy_s, timeout)
+    if len(machine.participants()) == 1:
+        return jax.jit(function, **options)
+    return preflight.jit(machine, function, "", timeout, options, lambda: None, check_same=False)
