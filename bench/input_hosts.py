@@ -182,7 +182,7 @@ def least(design: str, ranks: int, readers: int, batch: int) -> tuple[int, float
     form = Form(1, batch, ROW, (*bounds, batch))
     lists = [transfer_list(partition.moves(), host, (form,)) for host in range(ranks)]
     moved = [
-        sum(row.nbytes for row in each.code if row.what == way) for each in lists for way in (SEND, RECEIVE)
+        sum(row.nbytes for row in each.code if row.kind == way) for each in lists for way in (SEND, RECEIVE)
     ]
     return batch, max(moved) / ROW
 

@@ -272,7 +272,7 @@ class PutTimeout:
         if now - self._checked < min(_LOOK_S, self._timeout):
             return ""
         self._checked = now
-        pending = self._driver.machine.pending()
+        pending = self._driver.machine.awaited()
         if pending is None:
             self._since.clear()
             return ""

@@ -209,7 +209,7 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return None
 
 
-def _nccl(kind: Kind, query: _Query) -> tuple[nccl.Choice, Floats] | None:
+def _nccl(kind: Kind, query: _Query) -> tuple[NcclChoice, Floats] | None:
     """The choice of NCCL, if it is the library and it is modelled."""
     return nccl.choose(kind, query.nbytes, query.layout, query.network) if query.backend == "jax" else None
 

@@ -159,7 +159,7 @@ def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Arra
         for weights in window:
             x, saved = compute(weights, x)
             residuals.append(saved)
-        last_weights = window[-1:] if vjp.needs_weights else [[]] * len(window[-1:])
+        last_weights: list[Any] = window[-1:] if vjp.needs_weights else [[]] * len(window[-1:])
         return x, (consts, shards, stack, residuals, last_weights)
 
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
