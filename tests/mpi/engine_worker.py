@@ -199,7 +199,7 @@ def wrong(channel: Channel, cases: list[Case]) -> list[str]:
             if case.cuts:
                 rows = (RANKS if case.spec.kind in CUT else 1, RANKS if case.spec.kind == "all_gather" else 1)
                 taken, given = (laid(case.cuts, case.gap, ways) for ways in rows)
-                assert channel.takes_lists(case.spec, taken.size)
+                assert channel.can_start_packed(case.spec, taken.size)
                 pending, token = channel.begin(apart(x, case, rows[0]), case.spec, taken, given, token)
                 parts, token = channel.end(pending, token)
                 y = joined(parts, rows[1])

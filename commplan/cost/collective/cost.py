@@ -22,6 +22,7 @@ from commplan.collectives.program import KINDS, Kind
 from commplan.cost.calibration import Calibration, Curve
 from commplan.cost.collective import nccl, step_model
 from commplan.cost.collective.bounds import busiest_bytes, lower_bound
+from commplan.cost.collective.nccl_model import NcclChoice
 from commplan.cost.collective.stages import PlacedStage, split, stages
 from commplan.cost.network import message_simulation
 from commplan.cost.network.link_traffic import Pattern, lay_out
