@@ -14,7 +14,7 @@ from support.campaign import parameters
 
 from bench import lifecycle
 
-SLICE = [("feed,group,group clocks", 5), ("jax,jax clocks", 1), ("mpirun,mpirun clocks", 1)]
+SLICE = [("feed,group,group clocks", 3), ("jax,jax clocks", 1), ("mpirun,mpirun clocks", 1)]
 
 
 @pytest.mark.parametrize(
