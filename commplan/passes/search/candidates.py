@@ -39,9 +39,9 @@ def around(unit: Unit, choice: StageChoice) -> list[int]:
     Few leaves seldom fill buckets of these sizes, so that one has little in it: the sizes that divide them
     most evenly among as many buckets, one fewer and one more, are added.
     """
-    if not unit.packs or choice.bucket is None:
+    if not unit.packs:
         return []
-    size = choice.bucket
+    size = choice.bucket or unit.collective.nbytes
     even = list[int]()
     if len(unit.leaves) <= FEW:
         count = filled(unit.leaves, size)
