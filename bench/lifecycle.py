@@ -136,7 +136,7 @@ def drawn(seed: int, number: int, kinds: Sequence[str], folder: Path, limit: flo
         "members": "?" if feed else count, "seed": rng.randrange(100), "records": records, "epochs": epochs,
         "design": "" if feed or clocks else rng.choice(DESIGNS), "failure": rng.choice(("stop", "continue")),
         "batch": f"{sizes} over member" if clocks else BATCH, "timeout": limit / 4, "state": None,
-        "goal": 0, "close": None, "port": ports.free_port() if kind.startswith("jax") else 0,
+        "goal": 0, "close": None,
     }  # fmt: skip
     if feed or clocks:
         orders["failure"] = "continue"
@@ -171,6 +171,10 @@ def launched(start: Start, lives: Sequence[Life]) -> None:
     environment = {**mpirun.environment(), "PYTHONPATH": str(ROOT)}
     if start.kind.startswith("group"):
         environment["JAX_NUM_CPU_DEVICES"] = str(start.count)
+    if start.kind.startswith("jax"):
+        port = ports.free_port()
+        for life in lives:
+            life.orders["port"] = port
     python = interpreter.words(environment, jax=start.kind != "feed")
     words = [[*python, *command(start, life)] for life in lives]
     if start.kind.startswith("mpirun"):
@@ -271,11 +275,10 @@ def second_lives(start: Start) -> list[Life]:
         dead = start.lives
         least = min(filter(None, map(_state, dead)), key=lambda state: (state["epoch"], state["step"]))
         states = [least for _ in dead]
-    port = ports.free_port() if start.kind == "jax" else 0
     again: list[Life] = []
     for life, state in zip(dead, states, strict=True):
         log = life.orders["log"].replace(".0.log", ".1.log")
-        own = {"state": state, "goal": life.word("goal") or 0, "log": log, "close": None, "port": port}
+        own = {"state": state, "goal": life.word("goal") or 0, "log": log, "close": None}
         again.append(Life({**life.orders, **own}))
     return again
 

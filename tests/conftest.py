@@ -40,6 +40,6 @@ def pytest_collection_finish():
 @pytest.fixture
 def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """A small budget of the search, for tests that hold whatever it chooses."""
-    from commplan.passes.search import search  # noqa: PLC0415  not before the tests that need it
+    from commplan.passes.search import trials  # noqa: PLC0415  not before the tests that need it
 
-    monkeypatch.setattr(search, "SCHEDULES", 8)
+    monkeypatch.setattr(trials, "SCHEDULES", 8)

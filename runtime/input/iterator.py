@@ -131,8 +131,7 @@ class PhaseBatches(EpochIterator):
         maker = BatchFactory(
             program, self._orders, stage_of, self._meter, block, pace is not None,
             crew, _adapters.together(bound_sources), course,
-            # The pages of a new array take longer than to copy the kept rows of a batch into it.
-            Arena(pinning).fresh if pinning is not None or program.has_caches else aligned,
+            aligned if pinning is None else Arena(pinning).fresh,
         )  # fmt: skip
         overdue = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
         if crew is not None:

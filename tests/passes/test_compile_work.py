@@ -17,7 +17,7 @@ from commplan.cost.collective import stages
 from commplan.cost.network.network import Layout
 from commplan.explain.report import explain_plan
 from commplan.ir.serialization.text import parse_schedule, print_schedule
-from commplan.passes.search import search
+from commplan.passes.search import trials
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPOLOGY = ROOT / "examples" / "topologies" / "h100_64.toml"
@@ -104,7 +104,7 @@ def compiled(case: Case, count: int, **options: Any) -> tuple[commplan.Plan, com
 def test_compiling_grows_with_the_plan(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(search, "SCHEDULES", 4)  # of a larger plan more sizes of buckets are tried
+    monkeypatch.setattr(trials, "SCHEDULES", 4)  # of a larger plan more sizes of buckets are tried
     compiled(PLANS[name], 20, **options)  # what is found out once is not counted
     once, twice = (calls(lambda n=n: compiled(PLANS[name], n, **options)) for n in (SMALL, LARGE))
     assert twice < GROWTH * once, (once, twice)

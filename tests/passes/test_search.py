@@ -17,7 +17,10 @@ from commplan.cost import Predictor, predict
 from commplan.ir import plan as graph
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Schedule
-from commplan.passes.search import search
+from commplan.passes.pipeline.base import Choices
+from commplan.passes.search import search, trials
+from commplan.passes.search.candidates import even_size, filled
+from commplan.passes.search.remarks import Searched
 from commplan.topology import Level, Topology, parse_topology
 
 KIB, MIB = 1024, 1024**2
@@ -85,14 +88,15 @@ def test_the_remark_says_what_else_was_tried_and_what_that_would_expose() -> Non
     schedule = compiled(many(64, 8 * MIB), NODES, "jax", graph.NO_HINTS, node=4, gpu=8)
     told = remark(schedule)
     assert told.what.startswith("hierarchical(gpu, node) in buckets of up to ")
+    assert "beside the assumed computation of" in told.why
     assert "schedules tried, not all there are" in told.why
     assert told.seconds == pytest.approx(exposed(schedule, NODES), rel=1e-3)
     seconds = [other.seconds or 0.0 for other in told.alternatives]
-    assert seconds == sorted(seconds) and seconds[0] >= told.seconds * (1 - search.NEAR)
+    assert seconds == sorted(seconds) and seconds[0] >= (told.seconds or 0.0) * (1 - search.NEAR)
 
 
 def test_a_spent_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "SCHEDULES", 4)
+    monkeypatch.setattr(trials, "SCHEDULES", 4)
     schedule = compiled(many(16, MIB), machine(), "jax", graph.NO_HINTS)
     assert "of 4 schedules tried" in remark(schedule).why
     assert "the budget is spent" in remark(schedule).why
@@ -122,6 +126,67 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
     assert exposed(chosen, topology) <= pinned * (1 + search.NEAR)
     assert "in messages of" in remark(chosen).what
     assert {op.hints.chunk for op in collectives(chosen)} != {None}
+
+
+@pytest.mark.parametrize(
+    ("seed", "via", "option"),
+    [
+        pytest.param(1010, "hierarchical(gpu, node)", "", id="one algorithm for two stages"),
+        pytest.param(18, "", "bucket = 16 MiB", id="buckets of two stages apart"),
+        pytest.param(46, "hierarchical(gpu, node)", "", id="sizes for each of two algorithms"),
+        pytest.param(1911, "native", "", id="sizes for an algorithm that is slower in one bucket"),
+        pytest.param(116, "", "bucket = 16 MiB", id="smaller buckets of two stages"),
+        pytest.param(
+            168, "hierarchical(gpu, node)", "", id="sizes for an algorithm that is the fastest alone"
+        ),
+        pytest.param(170, "hierarchical(gpu, node)", "", id="few leaves, divided evenly"),
+        pytest.param(1761, "", "bucket = 16 MiB", id="sizes near the usual one"),
+    ],
+)
+def test_what_a_pin_brings_is_found_without_it(seed: int, via: str, option: str) -> None:
+    made = case(seed)
+    topology = parse_topology(made.topology)
+    chosen, pinned = (
+        choices.exposed(made, text, topology) for text in (made.text(), made.text(0, via, option))
+    )
+    assert chosen <= pinned * (1 + search.NEAR)
+
+
+def test_separate_buckets_are_a_runner_up() -> None:
+    """Two small trees in one bucket are one message less."""
+    names = ("a", "b")
+    plan = commplan.loads(
+        "plan two\naxis data = 4\n"
+        + "".join(f"input {name} : f32[256] partial data\n" for name in names)
+        + "each step {\n"
+        + "".join(f"    {name} = reduce {name} over data by sum\n" for name in names)
+        + "".join(f"    output {name}\n" for name in names)
+        + "}\n"
+    )
+    schedule = plan.compile(topology=machine(1e-2), backend="jax").schedule
+    assert len(collectives(schedule)) == 1
+    assert "separate" not in remark(schedule).what
+    assert any("separate bucket" in other.what for other in remark(schedule).alternatives)
+
+
+def test_leaves_are_divided_evenly() -> None:
+    leaves = (5, 4, 1, 8)
+    assert [even_size(leaves, count) for count in (1, 2, 3)] == [18, 9, 8]
+    assert [filled(leaves, even_size(leaves, count)) for count in (1, 2, 3)] == [1, 2, 3]
+    assert filled(leaves, 4) == 4
+
+
+def test_no_size_is_tried_below_those_that_get_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: set[int | None] = set()
+    predicted = trials.Trials.predicted
+
+    def recorded(self: trials.Trials, table: Choices) -> Searched | None:
+        sizes.update(choice.bucket for choice in self.key(table))
+        return predicted(self, table)
+
+    monkeypatch.setattr(trials.Trials, "predicted", recorded)
+    compiled(many(64, MIB), machine(1.0), "jax", graph.NO_HINTS)
+    assert 16 * MIB in sizes and MIB not in sizes
 
 
 @pytest.mark.parametrize("seed", parameters((502, 503), range(40)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,13 +33,14 @@ def own_ports() -> Iterator[int]:
     yield from ports[:begin]
 
 
-PORTS = own_ports()
+PORTS, _LOCK = own_ports(), threading.Lock()
 
 
 def free_port() -> int:
-    """A port that nobody listens at, and that no other call gives."""
-    for port in PORTS:
-        with socket.socket() as place, contextlib.suppress(OSError):
-            place.bind(("", port))
-            return port
+    """A port that nobody listens at, and that no other call gives, in any thread."""
+    with _LOCK:
+        for port in PORTS:
+            with socket.socket() as place, contextlib.suppress(OSError):
+                place.bind(("", port))
+                return port
     raise AssertionError("no port is left")

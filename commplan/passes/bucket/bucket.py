@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
-from commplan.ir.schedule import Backend, Collective, Op, Phase, Schedule
+from commplan.ir.schedule import Backend, Collective, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
@@ -18,7 +18,7 @@ from commplan.passes.bucket import size_model
 from commplan.passes.bucket.bin_packing import WHOLE, LeafBucket, LeafSlice
 from commplan.passes.bucket.packing import Order, items_of, pack_collectives
 from commplan.passes.bucket.size_model import Size
-from commplan.passes.pipeline.base import Pass, PassContext, StageChoice
+from commplan.passes.pipeline.base import Pass, PassContext, StageChoice, key_of
 from commplan.passes.rewrite import Editor
 
 
@@ -58,7 +58,7 @@ class BucketPass(Pass, frozen=True):
     def _phase(self, schedule: Schedule, phase: Phase, context: PassContext, choices: list[Choice]) -> Phase:
         order = context.order
         editor = Editor(schedule, phase)
-        groups = group_collectives(editor, phase.ops, coalesce=self.coalesce)
+        groups = _groups(editor, phase, context, coalesce=self.coalesce)
         if self.pinned:
             groups = [group for group in groups if group[0].hints.bucket is not None]
         elif self.in_process:
@@ -97,16 +97,16 @@ class BucketPass(Pass, frozen=True):
         return size_model.size(backend, group[0], sum(op.nbytes for op in group), items)
 
 
-def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> list[list[Collective]]:
+def _groups(editor: Editor, phase: Phase, context: PassContext, *, coalesce: bool) -> list[list[Collective]]:
     """Group adjacent collectives that may share buffers.
 
     They agree in kind, axes, op, root, algorithm, hints and placement, have no other collective between them,
-    and do not depend on each other.
+    do not depend on each other, and are of one stage or of stages that the search did not set apart.
     """
     groups: list[list[Collective]] = []
     tainted: set[Ref] = set()  # values that depend on the results of the current group
     current: tuple[object, ...] | None = None
-    for op in ops:
+    for op in phase.ops:
         depends = any(ref in tainted for ref in (*operands_of(op), *op.after))
         if not isinstance(op, Collective):
             if depends:
@@ -115,7 +115,7 @@ def group_collectives(editor: Editor, ops: Sequence[Op], *, coalesce: bool) -> l
         if editor.values[op.operand].kind == "flat":
             current = None
             continue
-        key = _key(editor, op)
+        key = (*_key(editor, op), key_of(phase, op) if context.chosen(phase, op).apart else None)
         if coalesce and key == current and not depends:
             groups[-1].append(op)
         else:

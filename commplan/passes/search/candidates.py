@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from itertools import permutations
 
 from msgspec.structs import replace
@@ -14,6 +16,7 @@ from commplan.select.algorithm_search import Chooser
 from commplan.select.options import NATIVE
 
 LEAST, MOST = 64 * 1024, 256  # bytes of a bucket, and how many there are, about
+FEW = 256  # leaves: of more, buckets of any size are about full
 STEP = 4  # sizes that are tried first differ by this factor
 PROGRAMS = 3  # chunk programs that are tried of each size: those that are fastest alone
 
@@ -31,12 +34,34 @@ def bucket_sizes(unit: Unit) -> list[int | None]:
 
 
 def around(unit: Unit, choice: StageChoice) -> list[int]:
-    """Sizes of buckets that are a little larger or smaller than the one of `choice`."""
-    if not unit.packs or choice.bucket is None:
+    """Sizes of buckets that are a little larger or smaller than the one of `choice`.
+
+    Few leaves seldom fill buckets of these sizes, so that one has little in it: the sizes that divide them
+    most evenly among as many buckets, one fewer and one more, are added.
+    """
+    if not unit.packs:
         return []
-    size = choice.bucket
-    near = (size * 2, size * 3 // 2, -(-size * 3 // 4), -(-size // 2))
+    size = choice.bucket or unit.collective.nbytes
+    even = list[int]()
+    if len(unit.leaves) <= FEW:
+        count = filled(unit.leaves, size)
+        even = [even_size(unit.leaves, each) for each in (count - 1, count, count + 1) if each > 1]
+    near = dict.fromkeys((size * 2, size * 3 // 2, -(-size * 3 // 4), -(-size // 2), *even))
     return [each for each in near if least_bucket(unit) <= each <= unit.nbytes]
+
+
+def filled(leaves: Sequence[int], size: int) -> int:
+    """The number of buckets of at most `size` bytes for `leaves`, in their order."""
+    count = total = 0
+    for nbytes in leaves:
+        count, total = (count + 1, nbytes) if not count or total + nbytes > size else (count, total + nbytes)
+    return count
+
+
+def even_size(leaves: Sequence[int], count: int) -> int:
+    """The least size with which `leaves` need at most `count` buckets; no less than the largest leaf."""
+    sizes = range(max(leaves, default=0), sum(leaves) + 1)
+    return sizes[bisect_left(sizes, True, key=lambda size: filled(leaves, size) <= count)] if leaves else 0
 
 
 def least_bucket(unit: Unit) -> int:

@@ -50,7 +50,8 @@ def _words(choice: StageChoice, unit: Unit) -> str:
     if unit.packs:
         whole = choice.bucket is not None and choice.bucket >= unit.nbytes
         size = "the usual size" if choice.bucket is None else f"up to {sized(choice.bucket)}"
-        parts.append("in one bucket" if whole else f"in buckets of {size}")
+        separate = "separate " if choice.apart else ""
+        parts.append(f"in one {separate}bucket" if whole else f"in {separate}buckets of {size}")
     words = " ".join(parts)
     if choice.chunk is not None:
         return ", ".join(filter(None, (words, f"in messages of {sized(choice.chunk)}")))

@@ -1,35 +1,39 @@
 """The search: the passes run with tables of choices, and the table whose phase is predicted to be exposed
 for the least time is taken.
 
-Unit by unit, the one with the most bytes first: each size of buckets with algorithms that are the fastest
-alone, each algorithm with the best size, the sizes once more with the best algorithms; then sizes of messages
-and the sizes of buckets around the best. Again, until no single alternative of those tried is better, or the
-budget is spent. The budget is counted in schedules and not in seconds, so that every process of a job makes
-the same schedule.
+Unit by unit, the one with the most bytes first: each size of buckets with the algorithms that are the fastest
+alone, each algorithm with the best size, all sizes with the fastest algorithm of each kind; then sizes near
+the best, and sizes of messages. Again, until no single alternative of those tried is better, or the budget is
+spent. Then the same from the best table in which several units take one algorithm, and with separate buckets
+for stages that may share them. Of tables that are as good, the one with the fewest collectives is taken. The
+budget is counted in schedules and not in seconds, so that every process of a job makes the same schedule.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from commplan.cost.predictor import Predictor
-from commplan.cost.schedule.prediction import predict_exposed
-from commplan.cost.schedule.step import readiness
+from commplan.ir.hints import Algorithm
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Phase, Schedule
-from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.pipeline.base import OPEN, Choices, Pass, PassContext, StageChoice, StageKey
 from commplan.passes.search.candidates import algorithms, around, bucket_sizes, message_sizes
 from commplan.passes.search.remarks import Searched, remark
-from commplan.passes.search.units import Unit, units
+from commplan.passes.search.trials import Trials
+from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import Chooser
 
-SCHEDULES = 160  # that are predicted for a phase at most
-WORK = 100_000  # ops and leaves of all of them together, about
-NEAR = 0.005  # of the exposed time: what is no slower than this is as good, and the simpler one is taken
-BEST = 3  # algorithms with which all sizes are tried
+NEAR = 0.005  # of the exposed time: what is slower by no more is as good, and the simpler one is taken
+HOPELESS = (
+    1.1  # times the best: if a size is slower, and slower than the size before, no smaller one is tried
+)
+DISTANT = 2.0  # times the best: all sizes are tried with the fastest algorithm of a kind that is no slower
+CLOSE = 1.1  # times the best: sizes are refined with the fastest algorithm of a kind that is no slower
+REVISITED = 1.5  # times the best: what was slower is not tried again after other units have moved
+PROMISING = 1.25  # times the best: a slower table is not searched from
 
 
 def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> tuple[Choices, list[Choice]]:
@@ -39,39 +43,64 @@ def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> 
         return {}, []
     for phase in schedule.phases:
         if any(isinstance(op, Collective) for op in phase.ops):
-            search = _Search(schedule, phase, passes, context, context.costs)
-            search.run()
+            search = _searched(schedule, phase, passes, context)
             table |= search.table
             remarks += search.remarks()
     return table, remarks
 
 
-class _Search:
-    """The search of one phase. known: what was predicted with a table. packed: the phase as it is before
-    algorithms are settled, by sizes of buckets."""
+def _searched(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context: PassContext) -> _Search:
+    """The better of two searches: one with buckets that stages share, if they may, and one without."""
+    assert context.costs is not None
+    trials = Trials(schedule, phase, passes, context, context.costs)
+    search = _Search(trials)
+    search.run()
+    if not trials.apart or trials.is_spent:
+        return search
+    others = Trials(schedule, phase, passes, context, context.costs, trials.apart)
+    others.elsewhere = trials.count
+    other = _Search(others)
+    other.run()
+    trials.elsewhere = len(others.known)
+    best, rest = (other, search) if other.seconds < search.seconds * (1 - NEAR) else (search, other)
+    for key, tried in best.tried.items():
+        if key in rest.tried:
+            tried[rest.table[key]] = rest.tried[key][rest.table[key]]
+    return best
 
-    def __init__(
-        self,
-        schedule: Schedule,
-        phase: Phase,
-        passes: Sequence[Pass],
-        context: PassContext,
-        predictor: Predictor,
-    ) -> None:
-        self.schedule, self.phase = replace(schedule, phases=(phase,), choices=()), phase
-        self.phases, self.passes, self.context, self.predictor = schedule.phases, passes, context, predictor
-        packed = self._after(self.schedule, [pass_ for pass_ in passes if isinstance(pass_, BucketPass)], {})
-        self.units = units(packed, packed.phases[0], passes)
-        size = len(packed.phases[0].ops) + sum(len(value.leaves) for value in packed.phases[0].values)
-        self.budget = max(4, min(SCHEDULES, WORK // max(1, size)))
-        self.table: dict[StageKey, StageChoice] = {}
-        self.known: dict[tuple[StageChoice, ...], Searched] = {}
-        self.packed: dict[tuple[int | None, ...], Schedule] = {}
+
+class _Search:
+    """The search of one phase.
+
+    Attributes:
+        table: the choices so far.
+        seconds: that the phase with them is exposed.
+        tried: for each unit, its choices that were tried with those of the other units as they were.
+    """
+
+    def __init__(self, trials: Trials) -> None:
+        self.trials, self.units = trials, trials.units
+        self.chooser = Chooser(trials.schedule, trials.predictor, trials.context.topology, explains=False)
+        self.table: dict[StageKey, StageChoice] = dict(trials.start)
         self.tried: dict[StageKey, dict[StageChoice, Searched]] = {}
-        self.measured = context.calibration.input if context.calibration else None
-        self.ready = readiness(schedule, phase, predictor, context.step, context.order)
+
+    @property
+    def seconds(self) -> float:
+        return self.trials.known[self.trials.key(self.table)].seconds if self.units else 0.0
 
     def run(self) -> None:
+        """Descend from the start, and once more from a table in which several units take one algorithm."""
+        self._descend()
+        start = self._joint()
+        if start is not None:
+            table, tried, limit = self.table, self.tried, self.seconds * (1 - NEAR)
+            self.table, self.tried = start, {}
+            self._descend()
+            if self.seconds >= limit:
+                self.table, self.tried = table, tried
+        self._simplify()
+
+    def _descend(self) -> None:
         for _ in range(3):
             before = dict(self.table)
             for unit in self.units:
@@ -79,86 +108,124 @@ class _Search:
             if self.table == before or len(self.units) == 1:
                 return
 
-    @property
-    def is_spent(self) -> bool:
-        return len(self.known) >= self.budget
+    def _joint(self) -> dict[StageKey, StageChoice] | None:
+        """The best table in which all units that can take one algorithm, each in the best sizes tried for it.
+
+        None if there is none that is new and promising. Alone, a unit may lose by a step that wins if others
+        take it too: levels of one are pipelined with levels of another, but wait for collectives over all
+        axes.
+        """
+        best, limit = None, self.seconds * PROMISING
+        for name in dict.fromkeys(_name(choice) for tried in self.tried.values() for choice in tried):
+            moved: dict[StageKey, StageChoice] = {}
+            for unit in self.units:
+                alike = [each for each in self.tried.get(unit.key, {}).values() if _name(each.choice) == name]
+                if unit.chooses and alike:
+                    moved[unit.key] = min(alike, key=lambda each: (each.seconds, each.order)).choice
+            table = self.table | moved
+            is_new = len(moved) > 1 and self.trials.key(table) not in self.trials.known
+            prediction = self.trials.predicted(table) if is_new else None
+            if prediction is not None and prediction.seconds <= limit:
+                best, limit = table, prediction.seconds
+        return best
 
     def _unit(self, unit: Unit) -> None:
         """Search one unit, the choices of the others as they are."""
-        chooser = Chooser(self.schedule, self.predictor, self.context.topology, explains=False)
-        ways, sizes = algorithms(unit, chooser), bucket_sizes(unit)
+        ways, sizes = algorithms(unit, self.chooser), bucket_sizes(unit)
         tried: dict[StageChoice, Searched] = {}
         current = self.table.get(unit.key, OPEN)
 
-        def attempt(choice: StageChoice) -> None:
-            prediction = None if choice in tried else self._predicted(unit, choice)
+        def attempt(choice: StageChoice) -> Searched | None:
+            prediction = None if choice in tried else self.trials.predicted({**self.table, unit.key: choice})
             if prediction is not None:
                 order = ways.index(choice.algorithm) if choice.algorithm in ways else len(ways)
                 tried[choice] = prediction._replace(order=order, choice=choice)
+            return tried.get(choice)
 
         def best() -> StageChoice:
             return min(tried.values(), key=lambda each: (each.seconds, each.order)).choice
 
+        def leaders(limit: float) -> list[Searched]:
+            """The fastest of each kind of algorithm, without those slower than `limit` times the best."""
+            result: dict[str, Searched] = {}
+            for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
+                if each.seconds <= limit * tried[best()].seconds:
+                    result.setdefault(_kind(each.choice), each)
+            return [*result.values()]
+
+        def attempt_sizes(choice: StageChoice) -> None:
+            larger = math.inf
+            for size in sizes:
+                result = attempt(replace(choice, bucket=size))
+                if result is None or result.seconds > max(larger, HOPELESS * tried[best()].seconds):
+                    return
+                larger = result.seconds
+
+        def refine(choice: StageChoice) -> None:
+            """Try sizes of buckets near the best with the algorithm of `choice`, until none is better."""
+            last = None
+            while choice != last and not self.trials.is_spent:
+                last = choice
+                for size in around(unit, last):
+                    attempt(replace(best_of(last.algorithm), bucket=size))
+                choice = best_of(last.algorithm)
+
+        def best_of(algorithm: Algorithm | None) -> StageChoice:
+            alike = [each for each in tried.values() if each.choice.algorithm == algorithm]
+            return min(alike, key=lambda each: each.seconds).choice
+
         attempt(current)
-        for size in sizes:
-            attempt(replace(current, bucket=size))
+        before = self.tried.get(unit.key, {}).values()
+        if before:  # of the alternatives, only those that were close with the other units as they were
+            limit = REVISITED * min(each.seconds for each in before)
+            for each in before:
+                if each.seconds <= limit:
+                    attempt(each.choice)
+        else:
+            attempt_sizes(current)
+            for algorithm in ways if tried else ():
+                attempt(replace(best(), algorithm=algorithm))
+            for leader in leaders(DISTANT) if tried else ():
+                attempt_sizes(replace(current, algorithm=leader.choice.algorithm))
         if not tried:
             return
-        for algorithm in ways:
-            attempt(replace(best(), algorithm=algorithm))
-        ranked = sorted(tried.values(), key=lambda each: each.seconds)
-        for algorithm in list(dict.fromkeys(each.choice.algorithm for each in ranked))[:BEST]:
-            for size in sizes:
-                attempt(StageChoice(size, algorithm, current.chunk))
+        for leader in leaders(CLOSE):
+            refine(leader.choice)
         last = None
-        while best() != last and not self.is_spent:
+        while best() != last and not self.trials.is_spent:
             last = best()
-            for chunk in message_sizes(unit, last, chooser):
+            for chunk in message_sizes(unit, last, self.chooser):
                 attempt(replace(last, chunk=chunk))
-            for size in around(unit, last):
-                attempt(replace(best(), bucket=size))
-        limit = min(each.seconds for each in tried.values()) * (1 + NEAR)
-        near = [each for each in tried.values() if each.seconds <= limit]
-        self.table[unit.key] = min(near, key=lambda each: each[1:4]).choice
+            if best() != last:
+                refine(best())
+        self.table[unit.key] = best()
         self.tried[unit.key] = tried
 
-    def _predicted(self, unit: Unit, choice: StageChoice) -> Searched | None:
-        """The phase with `choice` for `unit`; None if the budget is spent."""
-        table = {**self.table, unit.key: choice}
-        key = tuple(table.get(each.key, OPEN) for each in self.units)
-        if key not in self.known:
-            if self.is_spent:
-                return None
-            after = self._compiled(table)
-            (phase,) = after.phases
-            whole = replace(after, phases=tuple(phase if p is self.phase else p for p in self.phases))
-            exposed, moved = predict_exposed(whole, phase, self.predictor, self.ready, self.measured)
-            count = sum(isinstance(op, Collective) for op in phase.ops)
-            self.known[key] = Searched(_digits(exposed), count, _digits(moved), 0, choice)
-        return self.known[key]
-
-    def _compiled(self, table: Choices) -> Schedule:
-        """The phase after all passes; what precedes `decompose` is computed once for the same buckets."""
-        names = [pass_.name for pass_ in self.passes]
-        first = names.index("decompose") if "decompose" in names else 0
-        sizes = tuple(table.get(unit.key, OPEN).bucket for unit in self.units)
-        if sizes not in self.packed:
-            self.packed[sizes] = self._after(self.schedule, self.passes[:first], table)
-        return self._after(self.packed[sizes], self.passes[first:], table)
-
-    def _after(self, schedule: Schedule, passes: Sequence[Pass], table: Choices) -> Schedule:
-        context = replace(self.context, choices=table, explains=False)
-        for pass_ in passes:
-            schedule = pass_.run(schedule, context)
-        return schedule
+    def _simplify(self) -> None:
+        """Take the simplest of the choices that are as good."""
+        limit = self.seconds * (1 + NEAR)
+        for unit in self.units:
+            tried = self.tried.get(unit.key, {})
+            near = [each for each in tried.values() if each.seconds <= limit]
+            for each in sorted(near, key=lambda each: each[1:4]):
+                prediction = self.trials.predicted({**self.table, unit.key: each.choice})
+                if prediction is not None and prediction.seconds <= limit:
+                    self.table[unit.key] = each.choice
+                    break
+        for unit in self.units:
+            choice = self.table.get(unit.key, OPEN)
+            if choice in self.tried.get(unit.key, {}):
+                each = self.tried[unit.key][choice]
+                self.tried[unit.key][choice] = each._replace(seconds=self.seconds)
 
     def remarks(self) -> list[Choice]:
         """The choice for each unit, and the best of the rest."""
-        scope = "beside the computation" if self.ready.seconds else "of the phase"
-        how = "the budget is spent" if self.is_spent else "no single alternative of those tried is faster"
-        count = len(self.known)
-        why = f"the least time exposed {scope} of {count} schedules tried, not all there are: {how}"
-        source = self.predictor.in_words("model")
+        trials = self.trials
+        computation = "the computation" if trials.context.step is not None else "the assumed computation"
+        scope = f"beside {computation}" if trials.ready.seconds else "of the phase"
+        how = "the budget is spent" if trials.is_spent else "no single alternative of those tried is faster"
+        why = f"the least time exposed {scope} of {trials.count} schedules tried, not all there are: {how}"
+        source = trials.predictor.in_words("model")
         return [
             remark(unit, self.table[unit.key], self.tried[unit.key], why, source)
             for unit in self.units
@@ -166,6 +233,12 @@ class _Search:
         ]
 
 
-def _digits(number: float) -> float:
-    """To six digits: no machine's last bit decides."""
-    return float(f"{number:.5e}")
+def _name(choice: StageChoice) -> str:
+    """The name of its algorithm: `hierarchical` for any order of levels, "" for the fastest of each."""
+    return choice.algorithm.name if choice.algorithm is not None else ""
+
+
+def _kind(choice: StageChoice) -> str:
+    """The kind of its algorithm: the backend's own, a hierarchy, a chunk program, or each its own."""
+    name = _name(choice)
+    return name if name in ("", "native", "hierarchical") else "program"

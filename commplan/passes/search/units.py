@@ -9,7 +9,7 @@ from commplan.collectives.program import KINDS
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.schedule import Collective, Pack, Phase, Schedule
 from commplan.passes.bucket.bucket import BucketPass
-from commplan.passes.pipeline.base import Pass, StageKey, key_of
+from commplan.passes.pipeline.base import NO_CHOICES, Choices, Pass, StageChoice, StageKey, key_of
 from commplan.select.options import NATIVE
 
 
@@ -17,7 +17,8 @@ class Unit(NamedTuple):
     """The collectives of a stage, or of several that share buckets.
 
     collective: the largest. nbytes: of one rank's operands together. packs, chooses, cuts: whether the size
-    of buckets, the algorithm, and the size of messages are left to the compiler.
+    of buckets, the algorithm, and the size of messages are left to the compiler. leaves: bytes of each leaf,
+    in the order in which they are packed.
     """
 
     key: StageKey
@@ -26,6 +27,7 @@ class Unit(NamedTuple):
     packs: bool
     chooses: bool
     cuts: bool
+    leaves: tuple[int, ...] = ()
 
 
 def units(schedule: Schedule, phase: Phase, passes: Sequence[Pass]) -> list[Unit]:
@@ -41,14 +43,25 @@ def units(schedule: Schedule, phase: Phase, passes: Sequence[Pass]) -> list[Unit
     result: list[Unit] = []
     for key, ops in groups.items():
         largest = max(ops, key=lambda op: op.nbytes)
+        packs_of = [(op, maker) for op in ops if isinstance(maker := uses.maker(op.operand), Pack)]
+        leaves = tuple(part.size * op.dtype.nbytes for op, pack in packs_of for part in pack.parts)
         packed = isinstance(uses.maker(largest.operand), Pack) and largest.hints.bucket is None
         free = chooses and not largest.pinned and not largest.algorithm.levels
         native = largest.pinned and largest.algorithm == NATIVE
         unit = Unit(
             key, largest, sum(op.nbytes for op in ops),
             packs and packed and largest.hints.overlap != "update", free,
-            chooses and schedule.backend == "mpi" and largest.hints.chunk is None and not native,
+            chooses and schedule.backend == "mpi" and largest.hints.chunk is None and not native, leaves,
         )  # fmt: skip
         if unit.packs or unit.chooses or unit.cuts:
             result.append(unit)
     return sorted(result, key=lambda unit: -unit.nbytes)
+
+
+def stages_apart(phase: Phase, packed: Phase) -> Choices:
+    """Choices with which the stages of `phase` share no buckets; none if they share none in `packed`."""
+    keys, shared = (
+        dict.fromkeys(key_of(each, op) for op in each.ops if isinstance(op, Collective))
+        for each in (phase, packed)
+    )
+    return {key: StageChoice(apart=True) for key in keys} if len(shared) < len(keys) else NO_CHOICES

@@ -1,0 +1,100 @@
+"""What the passes make of a phase with a table of choices, and what that is predicted to expose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from commplan.cost.predictor import Predictor
+from commplan.cost.schedule.prediction import predict_exposed
+from commplan.cost.schedule.step import readiness
+from commplan.ir.schedule import Collective, Phase, Schedule
+from commplan.passes.bucket.bucket import BucketPass
+from commplan.passes.pipeline.base import NO_CHOICES, OPEN, Choices, Pass, PassContext, StageChoice
+from commplan.passes.search.remarks import Searched
+from commplan.passes.search.units import stages_apart, units
+
+SCHEDULES = 160  # that are predicted for a phase at most
+WORK = 100_000  # ops and leaves of all of them together, about
+
+
+class Trials:
+    """The schedules of one phase that were tried.
+
+    Attributes:
+        start: the table to start from.
+        units: what there is to choose.
+        apart: a table to start from with which stages share no buckets; empty if they share none.
+        known: what was predicted, by the choices for each unit.
+        packed: the phase before algorithms are settled, by sizes of buckets.
+        elsewhere: the number of schedules of this phase that other trials have predicted.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        phase: Phase,
+        passes: Sequence[Pass],
+        context: PassContext,
+        predictor: Predictor,
+        start: Choices = NO_CHOICES,
+    ) -> None:
+        self.schedule, self.phase = replace(schedule, phases=(phase,), choices=()), phase
+        self.phases, self.passes, self.context, self.predictor = schedule.phases, passes, context, predictor
+        self.start = start
+        packs = [pass_ for pass_ in passes if isinstance(pass_, BucketPass)]
+        packed = self._after(self.schedule, packs, start)
+        self.units = units(packed, packed.phases[0], passes)
+        self.apart = stages_apart(phase, packed.phases[0]) if self.units else NO_CHOICES
+        size = len(packed.phases[0].ops) + sum(len(value.leaves) for value in packed.phases[0].values)
+        self.budget, self.elsewhere = max(4, min(SCHEDULES, WORK // max(1, size))), 0
+        self.known: dict[tuple[StageChoice, ...], Searched] = {}
+        self.packed: dict[tuple[int | None, ...], Schedule] = {}
+        self.measured = context.calibration.input if context.calibration else None
+        self.ready = readiness(schedule, phase, predictor, context.step, context.order)
+
+    @property
+    def count(self) -> int:
+        return len(self.known) + self.elsewhere
+
+    @property
+    def is_spent(self) -> bool:
+        return self.count >= self.budget
+
+    def key(self, table: Choices) -> tuple[StageChoice, ...]:
+        return tuple(table.get(unit.key, OPEN) for unit in self.units)
+
+    def predicted(self, table: Choices) -> Searched | None:
+        """The phase with the choices of `table`; None if the budget is spent."""
+        key = self.key(table)
+        if key not in self.known:
+            if self.is_spent:
+                return None
+            after = self._compiled(table)
+            (phase,) = after.phases
+            whole = replace(after, phases=tuple(phase if p is self.phase else p for p in self.phases))
+            exposed, nbytes = predict_exposed(whole, phase, self.predictor, self.ready, self.measured)
+            count = sum(isinstance(op, Collective) for op in phase.ops)
+            self.known[key] = Searched(_digits(exposed), count, _digits(nbytes), 0, OPEN)
+        return self.known[key]
+
+    def _compiled(self, table: Choices) -> Schedule:
+        """The phase after all passes; what precedes `decompose` is computed once for the same buckets."""
+        names = [pass_.name for pass_ in self.passes]
+        first = names.index("decompose") if "decompose" in names else 0
+        sizes = tuple(choice.bucket for choice in self.key(table))
+        if sizes not in self.packed:
+            self.packed[sizes] = self._after(self.schedule, self.passes[:first], table)
+        return self._after(self.packed[sizes], self.passes[first:], table)
+
+    def _after(self, schedule: Schedule, passes: Sequence[Pass], table: Choices) -> Schedule:
+        context = replace(self.context, choices=table, explains=False)
+        for pass_ in passes:
+            schedule = pass_.run(schedule, context)
+        return schedule
+
+
+def _digits(number: float) -> float:
+    """To six digits: no machine's last bit decides."""
+    return float(f"{number:.5e}")
