@@ -31,7 +31,7 @@ from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.context import CALLS, Context
 from commplan.runtime.phases import check_state
 from commplan.runtime.saved_layout import (
-    Layout,
+    SavedLayout,
     SavedLeaf,
     SavedValue,
     check,
@@ -199,7 +199,7 @@ class Checkpoint:
     def _state(self, name: str, paths: Sequence[str], tree: Tree) -> SavedValue:
         if name == CALLS:
             return SavedValue(
-                Layout(), tuple(_leaf(path, x, ()) for path, x in zip(paths, tree.leaves, strict=True))
+                SavedLayout(), tuple(_leaf(path, x, ()) for path, x in zip(paths, tree.leaves, strict=True))
             )
         value = self.context.states[name]
         layout, whole = _layout_of_state(self.context, value), _whole_of_state(self.context, value)
@@ -208,7 +208,7 @@ class Checkpoint:
 
     def _value(self, name: str, paths: Sequence[str], tree: Tree) -> SavedValue:
         placement, value = self._placements[name], self._like[name]
-        layout = Layout.of(placement, self.context.sizes)
+        layout = SavedLayout.of(placement, self.context.sizes)
         leaves: list[SavedLeaf] = []
         for path, x in zip(paths, tree.leaves, strict=True):
             shape = tuple(map(int, np.shape(x)))
@@ -442,10 +442,10 @@ def _leaf(path: str, leaf: Any, whole: tuple[int, ...] | None) -> SavedLeaf:
     return SavedLeaf(path, tuple(map(int, np.shape(leaf))), str(dtype), whole)
 
 
-def _layout_of_state(context: Context, value: Value) -> Layout:
+def _layout_of_state(context: Context, value: Value) -> SavedLayout:
     shards = {shard.state: shard.ownership for shard in context.schedule.state_shards}
     owners = shards[value.id].owners if value.id in shards else ()
-    return Layout.of(value.placement, context.sizes, owners)
+    return SavedLayout.of(value.placement, context.sizes, owners)
 
 
 def _whole_of_state(context: Context, value: Value) -> dict[str, tuple[int, ...]]:

@@ -26,7 +26,7 @@ from commplan.collectives.transform import expand_runs
 UNROLLED = 32  # rounds of a form that are written out; more of them become a loop
 
 
-class Transfer(NamedTuple):
+class WindowTransfer(NamedTuple):
     """Elements `low` to `high - 1` of `src` go to `dst`, which adds them to what it has or takes them."""
 
     src: int
@@ -41,7 +41,7 @@ class Transfer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class PermutePart:
     """A window of `length` elements that each rank sends, and one that each receives.
 
     start: where they lie, as sender [0] and as receiver [1]. low, high: which elements of a receiver's window
@@ -79,7 +79,7 @@ class Move(NamedTuple):
     """One ppermute: from sources to destinations, each rank once at most; its parts one after the other."""
 
     pairs: tuple[tuple[int, int], ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PermutePart, ...]
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -102,7 +102,7 @@ def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Move]:
         yield Move(tuple(sorted(group)), tuple(_part(column, int(edges[-1]), ranks) for column in columns))
 
 
-def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[Transfer]]]:
+def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[WindowTransfer]]]:
     """The messages of a round, (source, destination) -> what it carries, longest first, in groups in which
     every rank sends once at most and receives once at most; long messages beside long ones.
 
@@ -110,15 +110,17 @@ def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list
     round is one message. No slot is written twice in a round: that is proved, and so the order of the
     messages of a round does not matter.
     """
-    messages: dict[tuple[int, int], list[Transfer]] = {}
+    messages: dict[tuple[int, int], list[WindowTransfer]] = {}
     for send in sends:
         for src, dst, chunk, count in zip(send.src, send.dst, send.chunk, send.count, strict=True):
-            transfer = Transfer(int(src), int(dst), int(edges[chunk]), int(edges[chunk + count]), send.reduce)
+            transfer = WindowTransfer(
+                int(src), int(dst), int(edges[chunk]), int(edges[chunk + count]), send.reduce
+            )
             if transfer.length:
                 messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
     for message in messages.values():
         message.sort(key=lambda each: -each.length)
-    groups: list[dict[tuple[int, int], list[Transfer]]] = []
+    groups: list[dict[tuple[int, int], list[WindowTransfer]]] = []
     for pair in sorted(messages, key=lambda pair: -sum(each.length for each in messages[pair])):
         for group in groups:
             if all(pair[0] != src and pair[1] != dst for src, dst in group):
@@ -129,7 +131,7 @@ def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list
     return groups
 
 
-def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
+def _part(column: Sequence[WindowTransfer], size: int, ranks: int) -> PermutePart:
     length = max(each.length for each in column)
     start = np.zeros((2, ranks), np.int64)
     low, high = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
@@ -139,10 +141,10 @@ def _part(column: Sequence[Transfer], size: int, ranks: int) -> Part:
         first = min(each.low, size - length)  # a window at the end is moved back, to lie inside
         start[0, each.src] = start[1, each.dst] = first
         low[each.dst], high[each.dst], adds[each.dst] = each.low - first, each.high - first, each.adds
-    return Part(length, start, low, high, adds)
+    return PermutePart(length, start, low, high, adds)
 
 
-class Step(NamedTuple):
+class PermuteStep(NamedTuple):
     """A round. forwards: it sends what arrived in the one before. stores: what arrives goes into its slot."""
 
     moves: tuple[Move, ...]
@@ -155,17 +157,17 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def steps(program: ChunkProgram, size: int) -> tuple[Step, ...]:
+def steps(program: ChunkProgram, size: int) -> tuple[PermuteStep, ...]:
     """The rounds of `program` on `size` elements in all. The last one stores nothing where its arrival is all
     that a rank is to have."""
     rounds = moves(program, size)
     forwards = [False, *(passed_on(*pair) for pair in itertools.pairwise(rounds))][: len(rounds)]
     result = bool(rounds) and lands_in_place(program, size, rounds[-1])
     stores = written(program, size, forwards, result)
-    return tuple(Step(*each) for each in zip(rounds, forwards, stores, strict=True))
+    return tuple(PermuteStep(*each) for each in zip(rounds, forwards, stores, strict=True))
 
 
-def stretches(rounds: Sequence[Step]) -> Iterator[Sequence[Step]]:
+def stretches(rounds: Sequence[PermuteStep]) -> Iterator[Sequence[PermuteStep]]:
     """The rounds one by one, but for more than `UNROLLED` of one form after each other: those together."""
     for _, alike in itertools.groupby(rounds, key=lambda each: each.form):
         together_ = list(alike)
@@ -225,6 +227,6 @@ def _moves(sends: Round, edges: Ints) -> bool:
     return any(bool((edges[send.chunk] < edges[send.chunk + send.count]).any()) for send in sends)
 
 
-def _alone(round_: Sequence[Move]) -> Part | None:
+def _alone(round_: Sequence[Move]) -> PermutePart | None:
     """The only part of a round's only move; None where there are more."""
     return round_[0].parts[0] if len(round_) == 1 and len(round_[0].parts) == 1 else None

@@ -21,7 +21,7 @@ from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.verify.programs.proof import prove
 
 
-class Level(NamedTuple):
+class ProgramLevel(NamedTuple):
     """One level of a hierarchical collective.
 
     ranks: how many there are in each of its groups. stride: how far apart they stand among all the ranks of
@@ -49,7 +49,7 @@ def levels(
     axes: Sequence[str],
     sizes: Mapping[str, int],
     spread: Mapping[str, tuple[Spread, ...]],
-) -> tuple[Level, ...]:
+) -> tuple[ProgramLevel, ...]:
     """The levels of a `hierarchical` algorithm over `axes`, innermost first; none of any other.
 
     sizes: the ranks along each axis; spread: the levels that each axis spans. Raises `CommplanError` CP0821
@@ -69,12 +69,12 @@ def levels(
     for name in reversed(ranks):
         strides[name] = math.prod(ranks[later] for later in strides)
     return tuple(
-        Level(how.name, ranks[name], strides[name], name if name in axes else None)
+        ProgramLevel(how.name, ranks[name], strides[name], name if name in axes else None)
         for name, how in algorithm.levels
     )
 
 
-def by_level(op: Collective, own: Sequence[Level]) -> list[tuple[Kind, Level]]:
+def by_level(op: Collective, own: Sequence[ProgramLevel]) -> list[tuple[Kind, ProgramLevel]]:
     """What `op` is at its levels `own`, in order, where a backend carries out some of them itself.
 
     A sum is scattered inwards, reduced outermost and gathered: each level outside moves a part of the bytes.
@@ -88,7 +88,7 @@ def by_level(op: Collective, own: Sequence[Level]) -> list[tuple[Kind, Level]]:
         case "broadcast" | "all_gather" as kind:
             return [(kind, level) for level in reversed(own)]
         case _ if op.op == "sum":
-            scattered: list[tuple[Kind, Level]] = [("reduce_scatter", level) for level in inner]
+            scattered: list[tuple[Kind, ProgramLevel]] = [("reduce_scatter", level) for level in inner]
             return [*scattered, ("all_reduce", outer), *(("all_gather", level) for level in reversed(inner))]
         case _:
             return [("all_reduce", level) for level in own]
@@ -120,7 +120,7 @@ def program_of(
         return program_named(op.algorithm.name, kind, ranks, op.root or 0, nbytes, op.hints.chunk, own)
 
 
-def program_at(level: Level, kind: Kind, op: Collective, nbytes: int, file: str = "") -> ChunkProgram:
+def program_at(level: ProgramLevel, kind: Kind, op: Collective, nbytes: int, file: str = "") -> ChunkProgram:
     """The program of one level of `op`, proved, cut into slices as `program_of` says, and raising as it does.
 
     kind: what is to be done at that level, on `nbytes`.
@@ -141,7 +141,13 @@ def _named_line(op: Collective, file: str) -> Generator[None]:
 
 
 def program_named(
-    name: str, kind: Kind, ranks: int, root: int, nbytes: int, chunk: int | None, own: tuple[Level, ...] = ()
+    name: str,
+    kind: Kind,
+    ranks: int,
+    root: int,
+    nbytes: int,
+    chunk: int | None,
+    own: tuple[ProgramLevel, ...] = (),
 ) -> ChunkProgram:
     """The program of algorithm `name` with levels `own`, proved, cut into slices for messages of `chunk`
     bytes as `program_of` says, and raising as it does. root: where `kind` has one."""
@@ -153,7 +159,7 @@ def program_named(
     return whole if slices == 1 else _proved(name, own, kind, ranks, root, slices)
 
 
-def members(level: Level, ranks: int) -> Ints:
+def members(level: ProgramLevel, ranks: int) -> Ints:
     """The ranks of each group of a level, of `ranks` in all; [groups, ranks of the level]."""
     rank = np.arange(ranks, dtype=np.int64)
     return rank[level.place(rank) == 0][:, None] + np.arange(level.ranks) * level.stride
@@ -161,7 +167,7 @@ def members(level: Level, ranks: int) -> Ints:
 
 @lru_cache(maxsize=256)
 def _proved(
-    name: str, own: tuple[Level, ...], kind: Kind, ranks: int, root: int, slices: int
+    name: str, own: tuple[ProgramLevel, ...], kind: Kind, ranks: int, root: int, slices: int
 ) -> ChunkProgram:
     if own:
         # The innermost level counts fastest.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from commplan.diagnostics import Span
 from commplan.ir import schedule as ir
-from commplan.lowering.jax._lineage import Reduction, lineage
+from commplan.lowering.jax._lineage import TracedReduction, lineage
 from commplan.lowering.jax.check import refuse_reduced
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.pytree import flatten
@@ -23,7 +23,7 @@ class _Mark(NamedTuple):
 
     value: weakref.ref[Any]
     axes: frozenset[str]
-    reduction: Reduction
+    reduction: TracedReduction
 
 
 _marks: dict[int, _Mark] = {}
@@ -42,7 +42,7 @@ def remember(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -
         if same:
             key = id(x)
             reference = weakref.ref(x, lambda _, key=key: _marks.pop(key, None))
-            _marks[key] = _Mark(reference, same, Reduction(phase.name, line))
+            _marks[key] = _Mark(reference, same, TracedReduction(phase.name, line))
 
 
 def check_terms(

@@ -23,7 +23,7 @@ Host = npt.NDArray[Any]
 Shape = tuple[int, ...]
 
 
-class Layout(msgspec.Struct, frozen=True):
+class SavedLayout(msgspec.Struct, frozen=True):
     """How all leaves of a value lie: axis name -> size for each axis with a dimension of its own, and for
     those along which the leading dimension behind these is cut, major first.
 
@@ -36,7 +36,7 @@ class Layout(msgspec.Struct, frozen=True):
     owners: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, placement: Placement, sizes: Mapping[str, int], owners: Sequence[int] = ()) -> Layout:
+    def of(cls, placement: Placement, sizes: Mapping[str, int], owners: Sequence[int] = ()) -> SavedLayout:
         per, split = ({axis: sizes[axis] for axis in names} for names in (placement.per, placement.split))
         return cls(per, split, tuple(owners))
 
@@ -64,7 +64,7 @@ class SavedLeaf(msgspec.Struct, frozen=True):
 class SavedValue(msgspec.Struct, frozen=True):
     """A value of a checkpoint, or what one should be."""
 
-    layout: Layout
+    layout: SavedLayout
     leaves: tuple[SavedLeaf, ...]
 
 
@@ -82,20 +82,20 @@ def check(name: str, saved: SavedValue, wanted: SavedValue, file: str) -> None:
         _check_leaf(_at(name, path), before[path], leaf, saved.layout, wanted.layout, file)
 
 
-def is_as_saved(saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout) -> bool:
+def is_as_saved(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout) -> bool:
     """Whether a leaf lies as it lay: every element at its place, padding included."""
     is_scalar = len(saved.shape) == len(before.per) and before.per == now.per and not before.owners
     return saved.shape == leaf.shape and (before == now or (is_scalar and not now.owners))
 
 
-def is_resized(saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout) -> bool:
+def is_resized(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout) -> bool:
     """Whether a leaf differs in the padding at its end alone: both are cut along one axis."""
     alike = before.per == now.per and not (before.owners or now.owners)
     cut_once = len(before.split) == len(now.split) == 1
     return alike and cut_once and len(saved.shape) == len(leaf.shape) > len(now.per)
 
 
-def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout) -> Host:
+def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout) -> Host:
     """The global array as it lies now, of that as it lay; `check` has passed."""
     whole = saved.whole if saved.whole is not None else leaf.whole
     assert whole is not None
@@ -120,7 +120,7 @@ def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: Layout, no
 
 
 def _check_leaf(
-    subject: str, saved: SavedLeaf, leaf: SavedLeaf, before: Layout, now: Layout, file: str
+    subject: str, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout, file: str
 ) -> None:
     if saved.dtype != leaf.dtype:
         message = f"{subject} is {saved.dtype} in the checkpoint, and {leaf.dtype} in this run"
@@ -160,7 +160,7 @@ def _check_leaf(
         fail("CP0870", message, f"{lay}: no leaf is cut into both", file=file)
 
 
-def _shape(whole: Shape, shape: Shape, layout: Layout) -> Shape:
+def _shape(whole: Shape, shape: Shape, layout: SavedLayout) -> Shape:
     """The shape of the global array of a leaf that is `whole` before it is cut; `shape`: what it might be."""
     lead = tuple(layout.per.values())
     ways = [len(layout.owners)] if layout.owners else list(layout.split.values())
@@ -198,7 +198,7 @@ def _cut(piece: Host, ways: Sequence[int]) -> Host:
     return np.concatenate([_cut(part, ways[1:]) for part in parts])
 
 
-def _owned(array: Host, layout: Layout) -> Host:
+def _owned(array: Host, layout: SavedLayout) -> Host:
     """The rows of the owners one after another; of a leaf without dimensions that of the first."""
     lead = len(layout.per)
     flat = array.reshape(-1, *array.shape[lead:])
@@ -206,7 +206,7 @@ def _owned(array: Host, layout: Layout) -> Host:
     return rows[0] if rows.ndim == 1 else rows.reshape(-1, *rows.shape[2:])
 
 
-def _among_owners(rows: Host, shape: Shape, layout: Layout) -> Host:
+def _among_owners(rows: Host, shape: Shape, layout: SavedLayout) -> Host:
     """Each owner's rows at its place, zeros elsewhere; a leaf without dimensions is everyone's."""
     lead = tuple(layout.per.values())
     if not rows.ndim:

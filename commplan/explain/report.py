@@ -41,7 +41,7 @@ class Traffic(msgspec.Struct, frozen=True):
     formula: str
 
 
-class Step(msgspec.Struct, frozen=True):
+class ExplainedStep(msgspec.Struct, frozen=True):
     """One op. `nbytes` is the size of one rank's operand, of what is packed that of the buffer, of what
     servers are asked what travels to them or from them; `algorithm` is set for collectives.
     """
@@ -65,7 +65,7 @@ class Bucket(msgspec.Struct, frozen=True):
     leaves: tuple[str, ...]
 
 
-class Line(msgspec.Struct, frozen=True):
+class ExplainedLine(msgspec.Struct, frozen=True):
     """One stage of the plan and what became of it; or a state that a phase asks servers for, at the line that
     declares it. `sent` are the bytes that a worker sends to servers, the one that sends most.
     """
@@ -73,7 +73,7 @@ class Line(msgspec.Struct, frozen=True):
     line: int
     stage: str
     results: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ExplainedStep, ...]
     buckets: tuple[Bucket, ...]
     traffic: tuple[Traffic, ...]  # summed over the steps, one entry for each group of axes
     choices: tuple[Choice, ...]
@@ -87,7 +87,7 @@ class PhaseLines(msgspec.Struct, frozen=True):
 
     name: str
     title: str
-    lines: tuple[Line, ...]
+    lines: tuple[ExplainedLine, ...]
     traffic: tuple[Traffic, ...]
     outputs: tuple[str, ...] = ()
     times: PhaseTime | None = None  # as predicted
@@ -199,17 +199,19 @@ def _phase(
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
     ops, spans = grouped(compiled.ops, lambda op: op.span), {stage.span for stage in phase.stages}
-    lines: list[Line] = []
+    lines: list[ExplainedLine] = []
     # What a phase gets from servers without a stage that says so: states that it puts out as they are.
     for op in (op for op in compiled.ops if op.span not in spans):
         step, telling = _step(op, values, schedule), tellings.get((phase.name, op.span), ServerText())
         stage, resulting = f"{step.kind} {step.detail}", ir.results(op)
-        lines.append(Line(op.span.line, stage, resulting, (step,), (), (), (), telling.lines, telling.sent))
+        lines.append(
+            ExplainedLine(op.span.line, stage, resulting, (step,), (), (), (), telling.lines, telling.sent)
+        )
     for stage in phase.stages:
         telling = tellings.get((phase.name, stage.span), ServerText())
         own = ops.get(stage.span, [])
         steps = tuple(_step(op, values, schedule) for op in own)
-        line = Line(
+        line = ExplainedLine(
             stage.span.line, stage_text(stage), graph.results(stage), steps,
             buckets=tuple(_bucket(op, values) for op in own if isinstance(op, ir.Pack)),
             traffic=_sum(entry for step in steps for entry in step.traffic),
@@ -232,12 +234,12 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
     return Bucket(op.result, buffer.nbytes, buffer.leaves[0].dtype, tuple(leaves))
 
 
-def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> Step:
+def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> ExplainedStep:
     # States that live on servers stay there, but for what a worker gets of them.
     moved = worker_operands(op) or ir.results(op) if op.uses_servers(values) else ir.operands(op)
     moved = ir.results(op) if isinstance(op, ir.Pack) else moved
     nbytes = sum(values[ref].nbytes for ref in moved)
-    step = Step(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
+    step = ExplainedStep(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)
     if not isinstance(op, ir.Collective):
         return step
     return replace(
@@ -306,13 +308,13 @@ def _sum(entries: Iterable[Traffic]) -> tuple[Traffic, ...]:
     return tuple(totals.values())
 
 
-def line_text(line: Line) -> list[str]:
+def line_text(line: ExplainedLine) -> list[str]:
     """A line with what became of it and why, indented below the stage."""
     lines = [f"line {line.line}: {line.stage}", *(f"    {text}" for text in line_lines(line))]
     return lines + [f"    {text}" for choice in line.choices for text in _choice(choice)]
 
 
-def line_lines(line: Line) -> list[str]:
+def line_lines(line: ExplainedLine) -> list[str]:
     """What a line became and moves, ops of one kind on one line."""
     lines: list[str] = []
     alike = grouped(line.steps, lambda step: (step.kind, step.detail, step.lane))

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from commplan.cost.schedule.prediction import PhaseTime
-from commplan.explain.report import Explanation, line_lines
-from commplan.explain.report import Line as ExplainedLine
+from commplan.explain.report import ExplainedLine, Explanation, line_lines
 from commplan.ir.remark import Choice
 from commplan.report.cut import cut_text, first_of
 from commplan.report.document import LineSummary

@@ -21,7 +21,7 @@ from commplan.ir.plan import Algorithm
 from commplan.ir.remark import Alternative
 from commplan.ir.schedule import Collective, Schedule
 from commplan.select import options
-from commplan.select.options import FEW, MOST_RANKS, NATIVE, Level
+from commplan.select.options import FEW, MOST_RANKS, NATIVE, HierarchyLevel
 from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
 
@@ -178,7 +178,7 @@ class Chooser:
             return self._stepwise(op, ladder)
         return self._greedy(op, ladder, few=few)
 
-    def _greedy(self, op: Collective, ladder: tuple[Level, ...], *, few: bool) -> list[Candidate]:
+    def _greedy(self, op: Collective, ladder: tuple[HierarchyLevel, ...], *, few: bool) -> list[Candidate]:
         """Begin with one algorithm everywhere, then change level by level what makes it faster."""
         menus = options.menus(op.kind, ladder)
         if not all(menus):
@@ -197,7 +197,7 @@ class Chooser:
         best = self._way(op, best.algorithm) if best is not None else None
         return [best] if best is not None else []
 
-    def _stepwise(self, op: Collective, ladder: tuple[Level, ...]) -> list[Candidate]:
+    def _stepwise(self, op: Collective, ladder: tuple[HierarchyLevel, ...]) -> list[Candidate]:
         """One collective of the backend's own for each level: the sum of their times."""
         if op.kind == "all_reduce" and op.op != "sum":
             return []

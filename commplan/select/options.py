@@ -26,7 +26,7 @@ def pieces(nbytes: int) -> list[int]:
     return [size for size in PIECES if nbytes // 1024 < size < nbytes]
 
 
-class Level(NamedTuple):
+class HierarchyLevel(NamedTuple):
     """One level of a hierarchy: its key (an axis, or a level that one axis spans), ranks, and the algorithm
     that the plan pins there, if any."""
 
@@ -44,7 +44,9 @@ def flat(kind: CollectiveKind, ranks: int) -> tuple[Algorithm, ...]:
     return (NATIVE, *map(Algorithm, names))
 
 
-def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[Level, ...]:
+def crossed_levels(
+    op: Collective, schedule: Schedule, topology: Topology | None
+) -> tuple[HierarchyLevel, ...]:
     """The levels that `op` crosses, innermost first; none where it lies on one, or lies unevenly.
 
     Several axes: one for each axis, where each lies on a level of its own. One axis: one for each level that
@@ -59,32 +61,32 @@ def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None
         return ()
     order = [level.name for level in topology.levels]
     inner_first = sorted(axes, key=lambda axis: order.index(axis.level or ""))
-    return tuple(Level(axis.name, axis.size) for axis in inner_first)
+    return tuple(HierarchyLevel(axis.name, axis.size) for axis in inner_first)
 
 
-def _within(axis: Axis, topology: Topology) -> tuple[Level, ...]:
+def _within(axis: Axis, topology: Topology) -> tuple[HierarchyLevel, ...]:
     """The levels that one axis is spread over, where it fills them; in whatever order it counts."""
     order = [level.name for level in topology.levels]
     spreads = sorted((s for s in axis.levels if s.count > 1), key=lambda spread: order.index(spread.level))
     full = math.prod(spread.count for spread in spreads) == axis.size
     once = len({spread.level for spread in spreads}) == len(spreads)
-    crossed_levels = tuple(Level(spread.level, spread.count) for spread in spreads)
+    crossed_levels = tuple(HierarchyLevel(spread.level, spread.count) for spread in spreads)
     return crossed_levels if len(crossed_levels) > 1 and full and once else ()
 
 
-def pinned_levels(op: Collective, schedule: Schedule) -> tuple[Level, ...]:
+def pinned_levels(op: Collective, schedule: Schedule) -> tuple[HierarchyLevel, ...]:
     """The levels that the plan or an earlier pass has written, with the algorithms written there."""
     axes = {axis.name: axis.size for axis in schedule.axes}
     spreads = {s.level: s.count for axis in schedule.axes if axis.name in op.axes for s in axis.levels}
-    crossed_levels: list[Level] = []
+    crossed_levels: list[HierarchyLevel] = []
     for arg in op.algorithm.args:
         key = arg.key or str(arg.value)
         ranks = axes[key] if key in op.axes else spreads.get(key, 1)
-        crossed_levels.append(Level(key, ranks, str(arg.value) if arg.key else None))
+        crossed_levels.append(HierarchyLevel(key, ranks, str(arg.value) if arg.key else None))
     return tuple(crossed_levels)
 
 
-def menus(kind: CollectiveKind, ladder: tuple[Level, ...]) -> tuple[tuple[str, ...], ...]:
+def menus(kind: CollectiveKind, ladder: tuple[HierarchyLevel, ...]) -> tuple[tuple[str, ...], ...]:
     """For each level the programs that may carry it out.
 
     Of an all-reduce the levels inside scatter and gather, and only the outermost reduces at once.
@@ -108,7 +110,7 @@ def default_per_level(menus: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     return tuple("ring" if "ring" in menu else menu[0] for menu in menus) if all(menus) else ()
 
 
-def hierarchy(ladder: tuple[Level, ...], names: tuple[str, ...]) -> Algorithm:
+def hierarchy(ladder: tuple[HierarchyLevel, ...], names: tuple[str, ...]) -> Algorithm:
     """`hierarchical(gpu = ring, node = halving_doubling)`."""
     levels = zip(ladder, names, strict=True)
     return Algorithm("hierarchical", tuple(Arg(name, rung.key) for rung, name in levels))

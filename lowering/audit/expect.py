@@ -28,7 +28,7 @@ from commplan.lowering.audit.hlo import Tensor
 from commplan.lowering.permutes import steps, stretches
 from commplan.lowering.programs import (
     NATIVE,
-    Level,
+    ProgramLevel,
     by_level,
     levels,
     members,
@@ -171,7 +171,7 @@ class Moved(NamedTuple):
                 count *= level.ranks
         return collectives
 
-    def level(self, kind: Kind, count: int, level: Level) -> list[Expected]:
+    def level(self, kind: Kind, count: int, level: ProgramLevel) -> list[Expected]:
         """The collectives of one level, to which each rank contributes `count` elements."""
         op, groups, root = self.op, members(level, self.ways), level.place(self.op.root or 0)
         if level.algorithm != NATIVE:

@@ -16,7 +16,7 @@ _PLANNED = re.compile(r"commplan/([^/()]+)/line(\d+)")
 
 
 @dataclass(frozen=True)
-class Reduction:
+class TracedReduction:
     """A collective that made a value the same on all ranks.
 
     phase, line: of the plan, if a phase did it. source: `file:line (function)` of the program. is_derivative:
@@ -39,7 +39,7 @@ class Lineage:
 
     has_inputs: bool = False
     has_constants: bool = False
-    reductions: list[Reduction] = field(default_factory=list[Reduction])
+    reductions: list[TracedReduction] = field(default_factory=list[TracedReduction])
     marked: list[Any] = field(default_factory=list[Any])
 
     @property
@@ -99,13 +99,13 @@ def _constant(tracer: Any) -> Any:
     return tracer._trace.frame.constvar_to_val.get(tracer.val)
 
 
-def _reductions(equation: Any, info: Any) -> Iterator[Reduction]:
+def _reductions(equation: Any, info: Any) -> Iterator[TracedReduction]:
     """The collectives of `equation`, those of functions that it calls included."""
     if equation.primitive.name.startswith(_SUMS):
         stack = str(info.name_stack)
         planned = _PLANNED.search(stack)
         phase, line = (planned[1], int(planned[2])) if planned else ("", 0)
-        yield Reduction(phase, line, _source_info.summarize(info), "transpose(" in stack)
+        yield TracedReduction(phase, line, _source_info.summarize(info), "transpose(" in stack)
     for sub in _core.jaxprs_in_params(equation.params):
         for inner in sub.eqns:
             yield from _reductions(inner, inner.source_info)

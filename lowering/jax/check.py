@@ -16,7 +16,7 @@ from commplan.diagnostics import Span, fail
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.types import DType
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax._lineage import Reduction, lineage
+from commplan.lowering.jax._lineage import TracedReduction, lineage
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.layout import global_shape, varying
 from commplan.lowering.jax.ops import ENABLE_X64
@@ -149,7 +149,7 @@ _TO_VARYING = "differentiate with respect to varying parameters: jax.grad(loss)(
 
 
 def refuse_reduced(
-    name: str, axes: Sequence[str], reductions: Sequence[Reduction], span: Span | None, file: str
+    name: str, axes: Sequence[str], reductions: Sequence[TracedReduction], span: Span | None, file: str
 ) -> NoReturn:
     """Raise CP0807: `name` is the same over `axes`, and no term of each rank. reductions: what made it so."""
     over = ", ".join(axes)

@@ -16,7 +16,7 @@ from typing import Any
 
 from commplan.ir.schedule import Value
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.jaxprs import Program, called_by, evaluate_alone, inlined
+from commplan.lowering.jax.jaxprs import TracedProgram, called_by, evaluate_alone, inlined
 from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import ad_checkpoint, jax
 
@@ -59,7 +59,7 @@ class GradientTimes:
 
     shares: tuple[tuple[str, str, float], ...]
     operations: float
-    program: Program
+    program: TracedProgram
     arguments: tuple[Any, ...]
 
     def alone(self, *arguments: Array) -> list[Array]:
@@ -84,7 +84,7 @@ def gradient_times(step: Any, arguments: Sequence[Any]) -> GradientTimes | None:
             key=lambda share: share[2],
         )
         variables = [variable for _, variable, _ in walk.marks]
-        program = Program(body.replace(outvars=variables))
+        program = TracedProgram(body.replace(outvars=variables))
         used = program.used([True] * len(variables))
         kept = program.restricted([True] * len(variables), 0)
         types = tuple(var.aval for var, needed in zip(body.invars, used, strict=True) if needed)

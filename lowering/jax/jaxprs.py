@@ -27,7 +27,7 @@ _BETWEEN_RANKS = (
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedProgram:
     """A jaxpr with its constants: `program(*arguments)` evaluates it. types: of its results."""
 
     jaxpr: Jaxpr
@@ -41,23 +41,23 @@ class Program:
         return tuple(var.aval for var in self.jaxpr.outvars)
 
     @property
-    def hoisted(self) -> Program:
+    def hoisted(self) -> TracedProgram:
         """The program that takes its constants as its first arguments."""
-        return Program(_compat.with_constants_as_arguments(self.jaxpr))
+        return TracedProgram(_compat.with_constants_as_arguments(self.jaxpr))
 
     def used(self, results: Sequence[bool]) -> list[bool]:
         """Which arguments those of `results` that are true depend on."""
         return _compat.without_dead_code(self.jaxpr, results, [False] * len(self.jaxpr.invars))[1]
 
-    def restricted(self, results: Sequence[bool], count: int) -> Program:
+    def restricted(self, results: Sequence[bool], count: int) -> TracedProgram:
         """The program of the first `count` arguments that gives these results, which need no others."""
         required = [number < count for number in range(len(self.jaxpr.invars))]
-        return Program(_compat.without_dead_code(self.jaxpr, results, required)[0], self.consts)
+        return TracedProgram(_compat.without_dead_code(self.jaxpr, results, required)[0], self.consts)
 
 
-def traced(function: Callable[..., Any], *arguments: Array) -> Program:
+def traced(function: Callable[..., Any], *arguments: Array) -> TracedProgram:
     """`function` as a program. The arrays that it closes over are its constants."""
-    return Program(*_compat.jaxpr_and_constants(jax.make_jaxpr(function)(*arguments)))
+    return TracedProgram(*_compat.jaxpr_and_constants(jax.make_jaxpr(function)(*arguments)))
 
 
 def called_by(equation: Any) -> Iterator[tuple[Jaxpr, tuple[Array, ...]]]:

@@ -25,7 +25,7 @@ _KINDS = {
 }
 
 
-class Listed(NamedTuple):
+class TracedOperation(NamedTuple):
     """An operation of a trace. scope: JAX's name of its place. loops: loops and branches around it."""
 
     equation: Any
@@ -33,12 +33,12 @@ class Listed(NamedTuple):
     loops: str
 
 
-def equations(jaxpr: Any, scope: str = "", loops: str = "") -> Iterator[Listed]:
+def equations(jaxpr: Any, scope: str = "", loops: str = "") -> Iterator[TracedOperation]:
     """The operations of `jaxpr` and of all that it calls; those of a loop's body once, of all branches."""
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         inner = f"{scope}/{equation.source_info.name_stack}".strip("/")
-        yield Listed(equation, inner, loops)
+        yield TracedOperation(equation, inner, loops)
         within = f"{loops}, in {name}" if name in ("scan", "while", "cond") else loops
         within += f" of length {equation.params['length']}" if name == "scan" else ""
         for called, _ in called_by(equation):

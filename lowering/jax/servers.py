@@ -16,7 +16,7 @@ from commplan.protocol.sites import Buffer, Site
 Array = Any
 
 
-class Service(Protocol):
+class ServerAccess(Protocol):
     """The servers of a plan, as one worker reaches them."""
 
     def site(self, phase: str, result: str) -> Site:
@@ -37,7 +37,7 @@ class Service(Protocol):
 
 
 def begin(
-    service: Service,
+    service: ServerAccess,
     phase: str,
     op: ServerOp,
     values: Mapping[str, ir.Value],

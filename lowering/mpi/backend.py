@@ -29,7 +29,7 @@ from commplan.wait import BUSY_S
 Array = Any
 
 
-class Order:
+class IssueOrder:
     """The token of what was issued last, in the function that is being traced.
 
     All operations of a program hang on one another by it, those of one phase on those of the phases before,
@@ -71,7 +71,7 @@ class MpiBackend:
     spread: Mapping[str, tuple[Spread, ...]]
     file: str = ""
     typed: bool = False
-    order: Order = field(default_factory=Order)
+    order: IssueOrder = field(default_factory=IssueOrder)
     service: Service | None = None
     opening: tuple[tuple[Collective, str], ...] = ()
 
@@ -191,7 +191,7 @@ def backend_of(
     if the plan has servers; requests: of it. watchdog_s, meet, busy_s: see `Channel`.
     Raises CP0830 for servers without an engine, CP0849 if a rank does not come.
     """
-    sizes, order, file = schedule.mesh_sizes, Order(), schedule.file
+    sizes, order, file = schedule.mesh_sizes, IssueOrder(), schedule.file
     job, service = requests.job if requests is not None else "", None
     channel = Channel(
         comm, sizes, watchdog_s=watchdog_s, busy_s=busy_s, plan=schedule.plan, job=job, meet=meet

@@ -67,7 +67,7 @@ def reduces(program: Instructions) -> bool:
     return any(row.what == RECEIVE_REDUCE for row in program.code)
 
 
-class Pace(NamedTuple):
+class WaitPace(NamedTuple):
     """How often a thread looks whether messages have come: nanoseconds. It gives way to others for `spin`,
     then it sleeps, from `shortest` to `longest`; for `bulk` where many messages are under way."""
 
@@ -94,7 +94,7 @@ class Runner:
     comm: an mpi4py communicator that nobody frees before `close`. Raises CP0830 where there is no engine.
     """
 
-    def __init__(self, comm: Any, pace: Pace) -> None:
+    def __init__(self, comm: Any, pace: WaitPace) -> None:
         self._library = build.library()
         _end_looks_at_exit(self._library)
         self._channel: int = self._library.commplan_channel_open(comm.py2f(), 0)

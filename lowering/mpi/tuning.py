@@ -49,14 +49,14 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Choice:
+class EngineChoice:
     """program: for the ranks along the axes. piece: bytes of a message."""
 
     program: ChunkProgram
     piece: int
 
 
-def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | None:
+def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> EngineChoice | None:
     """How `spec` is carried out for slots of `size` elements; None: MPI's own collective.
 
     Blocks of 2 GiB and more take a ring (of a swap pairwise exchange) in place of MPI's own. Raises what
@@ -64,7 +64,7 @@ def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | Non
     """
     nbytes, kind = size * itemsize, spec.kind
     if kind == "shift":
-        return Choice(_shift(groups.ways(spec.axes or ()), spec.root), message(nbytes, spec.chunk))
+        return EngineChoice(_shift(groups.ways(spec.axes or ()), spec.root), message(nbytes, spec.chunk))
     if spec.algorithm.name == NATIVE.name or kind == "all_to_all":
         in_blocks = kind in IN_BLOCKS or kind == "all_to_all"  # all others are handed to MPI in parts
         if not in_blocks or nbytes // groups.ways(spec.axes or ()) <= COUNTED:
@@ -78,10 +78,10 @@ def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> Choice | Non
     program = programs.program_named(
         spec.algorithm.name, kind, groups.ways(axes), spec.root, nbytes, spec.chunk, own
     )
-    return Choice(program, message(nbytes / program.chunks, spec.chunk))
+    return EngineChoice(program, message(nbytes / program.chunks, spec.chunk))
 
 
-def _without_native(level: programs.Level, kind: Kind) -> programs.Level:
+def _without_native(level: programs.ProgramLevel, kind: Kind) -> programs.ProgramLevel:
     """A level with a program where it is left to the backend: only so do the phases of a hierarchy overlap.
 
     hierarchical(gpu, node = chain)  -->  hierarchical(gpu = ring, node = chain)

@@ -19,7 +19,7 @@ import numpy as np
 from commplan.diagnostics import Span, fail
 from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost
 from commplan.ir import schedule as ir
-from commplan.ir.plan import Fn, Load, Map, Phase, Plan, Ref, name_of, operands, results
+from commplan.ir.plan import Fn, Load, MapStage, Phase, Plan, Ref, name_of, operands, results
 from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, TreeType
 from commplan.runtime.calibrate.lock import Calls, held_shares
 from commplan.runtime.input.iterator import PhaseBatches
@@ -34,7 +34,7 @@ _BUFFER = 2**26  # bytes that copies go through: more than caches hold
 _ROW = 150_528  # bytes of one copy: an image of 224 x 224 x 3
 _HERE = Span(1, 1, 1, 1)
 
-Stage = Load | Map
+Stage = Load | MapStage
 Element = ArrayType | BytesType | TreeType
 Consumer = Callable[[dict[str, Any]], Any]
 
@@ -73,7 +73,8 @@ class Given:
         return [
             stage
             for stage in phase.stages
-            if isinstance(stage, Load) or (isinstance(stage, Map) and self.plan.fn(stage.fn).where == "host")
+            if isinstance(stage, Load)
+            or (isinstance(stage, MapStage) and self.plan.fn(stage.fn).where == "host")
         ]
 
 
@@ -81,7 +82,7 @@ def needed(given: Given) -> tuple[list[str], list[str]]:
     """The names of the sources and of the host functions that the phases with a given source need."""
     stages = [stage for phase in given.phases() for stage in given.stages(phase)]
     sources = dict.fromkeys(stage.source for stage in stages if isinstance(stage, Load))
-    fns = dict.fromkeys(stage.fn for stage in stages if isinstance(stage, Map))
+    fns = dict.fromkeys(stage.fn for stage in stages if isinstance(stage, MapStage))
     return list(sources), list(fns)
 
 
@@ -365,7 +366,7 @@ def _item(given: Given, phase: Phase) -> dict[str, Any]:
     consumer brought JAX."""
     known: set[Ref] = set()
     for stage in phase.stages:
-        ahead = isinstance(stage, Load) or (isinstance(stage, Map) and set(operands(stage)) <= known)
+        ahead = isinstance(stage, Load) or (isinstance(stage, MapStage) and set(operands(stage)) <= known)
         known.update(results(stage) if ahead else ())
     sizes = {axis.name: given.sizes.get(axis.name, axis.size or 1) for axis in given.plan.axes}
     rng = np.random.default_rng(3)

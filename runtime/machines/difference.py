@@ -23,7 +23,7 @@ class Checksums(msgspec.Struct, frozen=True, array_like=True):
     lines: bytes
 
 
-class Line(msgspec.Struct, frozen=True, array_like=True):
+class ComparedLine(msgspec.Struct, frozen=True, array_like=True):
     """One line of a process; empty if it has no such line."""
 
     text: str
@@ -50,7 +50,7 @@ def first_difference(
     place = next(differing, None)
     if place is None:
         return {}
-    answers = exchange(Line("".join((shown or lines)[place : place + 1])))
+    answers = exchange(ComparedLine("".join((shown or lines)[place : place + 1])))
     return excerpts({n: answers[n].text or f"nothing after {place}" for n in columns})
 
 

@@ -44,7 +44,7 @@ _HEAD = struct.Struct("<QQQI")
 _OTHER = "go on from another copy of the folder, or begin with an empty one"
 
 
-class About(msgspec.Struct, frozen=True):
+class CheckpointHeader(msgspec.Struct, frozen=True):
     """Of what a file is. digest: of the states' layouts on this server. states: for who reads the file."""
 
     digest: Digest
@@ -52,7 +52,7 @@ class About(msgspec.Struct, frozen=True):
     states: tuple[Name, ...]
 
 
-class Found(NamedTuple):
+class StoredUnit(NamedTuple):
     """What stands in a place."""
 
     version: int
@@ -68,12 +68,12 @@ class Places(NamedTuple):
     nbytes: int
 
 
-def about(store: Store, server: int) -> About:
+def about(store: Store, server: int) -> CheckpointHeader:
     """The plan's part: which states lie here, and how."""
     cells = [(key, cell.layout, [kept.scalar_dtypes for kept in cell.units.values()][:1])
              for key, cell in sorted(store.cells.items())]  # fmt: skip
     digest = hashlib.sha256(msgspec.json.encode(cells)).hexdigest()
-    return About(digest, server, tuple(dict.fromkeys(name for name, _ in sorted(store.cells))))
+    return CheckpointHeader(digest, server, tuple(dict.fromkeys(name for name, _ in sorted(store.cells))))
 
 
 class Keep:
@@ -123,7 +123,7 @@ class Keep:
         written goes back to where the other is. Raises CP0974 for a unit that was written and cannot be read,
         and where two states of a pair do not meet: no kill does that, and to begin anew would be a loss.
         """
-        best: dict[tuple[str, int, int], list[Found]] = {}
+        best: dict[tuple[str, int, int], list[StoredUnit]] = {}
         for cell, kept in self.store:
             copies = sorted(self._both(cell, kept), key=lambda copy: copy.version, reverse=True)
             best[cell.name, cell.group, kept.unit.number] = copies
@@ -202,7 +202,7 @@ class Keep:
                 )
             self._refuse("holds no states of a server", _OTHER)
         try:
-            header = io.decode_json(head[len(_MAGIC) :].partition(b"\n")[0], About)
+            header = io.decode_json(head[len(_MAGIC) :].partition(b"\n")[0], CheckpointHeader)
         except ValueError:
             self._refuse("is damaged", _OTHER)
         if header == self.about:
@@ -218,7 +218,7 @@ class Keep:
             "bind the program that it was made with, or give an empty folder",
         )
 
-    def _both(self, cell: Cell, kept: Kept) -> list[Found]:
+    def _both(self, cell: Cell, kept: Kept) -> list[StoredUnit]:
         """Of a unit's places those that are whole."""
         places = self._places[cell.name, cell.group, kept.unit.number]
         copies = [self._place(at, places.nbytes) for at in (places.first, places.second)]
@@ -231,11 +231,11 @@ class Keep:
         """Of a place, 0 where nothing was ever written."""
         return int(_HEAD.unpack_from(os.pread(self._file, _PLACE, at).ljust(_PLACE, b"\0"))[0])
 
-    def _place(self, at: int, nbytes: int) -> Found | None:
+    def _place(self, at: int, nbytes: int) -> StoredUnit | None:
         version, updates, size, crc = _HEAD.unpack_from(os.pread(self._file, _PLACE, at).ljust(_PLACE, b"\0"))
         if not version or size != nbytes or max(version, updates) >= _MOST:
             return None
-        copy = Found(version, updates, aligned((nbytes,), np.dtype(np.uint8)))
+        copy = StoredUnit(version, updates, aligned((nbytes,), np.dtype(np.uint8)))
         got = os.preadv(self._file, [_view(copy.data)], at + _PLACE)
         return copy if got == nbytes and _crc(copy, [_view(copy.data)]) == crc else None
 
@@ -283,7 +283,7 @@ def _view(array: Any) -> memoryview:
     return memoryview(array)
 
 
-def _told(header: About) -> str:
+def _told(header: CheckpointHeader) -> str:
     return f"{', '.join(header.states) or 'nothing'} of server {header.server}, digest {header.digest[:12]}"
 
 
@@ -292,7 +292,7 @@ def _nbytes(kept: Kept) -> int:
     return slots + sum(dtype.nbytes for dtype in kept.scalar_dtypes)
 
 
-def _crc(of: Kept | Found, arrays: Sequence[memoryview]) -> int:
+def _crc(of: Kept | StoredUnit, arrays: Sequence[memoryview]) -> int:
     crc = zlib.crc32(struct.pack("<QQ", of.version, of.updates))
     for array in arrays:
         crc = zlib.crc32(array, crc)

@@ -26,7 +26,7 @@ _TOKEN = np.zeros(1, np.int32)
 
 
 @dataclass
-class Term:
+class PendingMessage:
     """A message that has come and is not used up."""
 
     data: Array
@@ -34,7 +34,7 @@ class Term:
 
 
 @dataclass
-class Served:
+class RequestCounts:
     """What has been asked of a server. requests, messages, nbytes: by worker, what came. answered: bytes that
     went out. updates: units updated."""
 
@@ -66,7 +66,7 @@ class Driver:
         self.sites, self.desks, self.send = sites, desks, send
         self.store = Store(sites, server, desks.leaves)
         self.pool, self.keeper = pool or Pool(), keeper
-        self.seen = Served()
+        self.seen = RequestCounts()
         self.restored = False
         self.published: Callable[[Machine], None] | None = None  # called after a state has been set
         self.record: ServeRecord | None = None
@@ -77,7 +77,7 @@ class Driver:
             "pull": self._pull,
             "answer": self._answer,
         }
-        self.terms: dict[tuple[int, int], deque[Term]] = {}  # by worker and tag, oldest first
+        self.terms: dict[tuple[int, int], deque[PendingMessage]] = {}  # by worker and tag, oldest first
         self.sums: dict[tuple[str, int, int], tuple[Sum, list[Array]]] = {}  # by state, group and unit
         self.scalars: dict[tuple[int, int, int], Array] = {}  # by worker, tag and request
         self.begun: dict[tuple[int, int], int] = {}  # by worker and tag of a scalar, how many have come
@@ -155,7 +155,7 @@ class Driver:
             self.scalars[worker, tag, number] = data.reshape(()).copy()
             self.pool.give(buffer)
             return
-        self.terms.setdefault((worker, tag), deque()).append(Term(data, buffer))
+        self.terms.setdefault((worker, tag), deque()).append(PendingMessage(data, buffer))
 
     # --- effects ---
 
@@ -168,7 +168,7 @@ class Driver:
         site = self.sites.all[effect.site]
         return self.store.cells[site.states[state], self.machine.group[site.number, effect.worker]]
 
-    def _take(self, worker: int, tag: int) -> Term:
+    def _take(self, worker: int, tag: int) -> PendingMessage:
         return self.terms[worker, tag].popleft()
 
     def _set(self, effect: Effect) -> None:

@@ -10,7 +10,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.types import DType
 from commplan.lowering.jax.pytree import Structure, structure_by
 from commplan.protocol.sites import Buffer, Chunk, Site, Sites
-from commplan.runtime.param_server.update import Beside, Update
+from commplan.runtime.param_server.update import Beside, ChunkUpdate
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Desk:
     whole: tuple[tuple[Buffer, Chunk], ...] = ()
     token: int | None = None
     last: frozenset[int] = frozenset()
-    update: Update | None = None
+    update: ChunkUpdate | None = None
     gradients: tuple[DType, ...] = ()
     accumulate: tuple[DType, ...] = ()
     eta: Scalars = Scalars()
@@ -68,7 +68,7 @@ def desk(site: Site, own: int) -> Desk:
 
 
 class Desks:
-    """All sites of a plan as server `server` sees them. Raises CP0970, CP0971, CP0972 (see `Update`)."""
+    """All sites of a plan as server `server` sees them. Raises CP0970, CP0971, CP0972 (see `ChunkUpdate`)."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Desks:
         wires = [self._wire(entry, number) for number in range(len(sums))]
         # Adding in less than what travels would lose what was paid for.
         entry.accumulate = tuple(a if a.nbytes >= w.nbytes else w for a, w in zip(sums, wires, strict=True))
-        entry.update = Update(
+        entry.update = ChunkUpdate(
             site.fn, self.functions[site.fn], site.layout, entry.gradients, self._beside(site), site.span,
             self.schedule.file,
         )  # fmt: skip

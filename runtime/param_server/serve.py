@@ -136,7 +136,7 @@ def serve(
             lane = Lane(server.watch.recording)
             driver.record = ServeRecord(lane, desks.all.values(), context.schedule.file)
         with contextlib.ExitStack() as closing:
-            serving = Serving(driver, post, server.name, stop, timeout, server.watch)
+            serving = ServerLoop(driver, post, server.name, stop, timeout, server.watch)
             if checkpoint is not None:
                 _keep(serving, Path(checkpoint), server.number, every_s, closing)
             if record is not None:
@@ -185,7 +185,7 @@ def _numbered(path: Path, server: Server) -> Path:
 
 
 def _keep(
-    serving: Serving, folder: Path, server: int, every_s: float | None, closing: contextlib.ExitStack
+    serving: ServerLoop, folder: Path, server: int, every_s: float | None, closing: contextlib.ExitStack
 ) -> None:
     driver = serving.driver
     keep = Keep(folder, driver.store, server, every_s)
@@ -198,7 +198,7 @@ def _keep(
     driver.keeper = keep
 
 
-def _offer(serving: Serving, closing: contextlib.ExitStack, *, share: bool) -> None:
+def _offer(serving: ServerLoop, closing: contextlib.ExitStack, *, share: bool) -> None:
     """Tell workers of the memory that they see too, or that there is none."""
     driver = serving.driver
     word = None
@@ -277,7 +277,7 @@ class Awaited:
         return f"line {site.span.line} of {file or 'the plan'} sets `{site.states[0]}`, and waits for {named}"
 
 
-class Serving:
+class ServerLoop:
     """The loop of a server."""
 
     def __init__(

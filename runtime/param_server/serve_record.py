@@ -15,7 +15,7 @@ from commplan.runtime.param_server.routing import Desk
 _LASTS_S = 1.0  # without an answer, before it is recorded who is waited for
 
 
-class Message(NamedTuple):
+class RequestMessage(NamedTuple):
     """One message of a request. name: of the request's line, in the record. messages: of one request, to this
     server and from it."""
 
@@ -25,9 +25,9 @@ class Message(NamedTuple):
 
 
 @dataclass
-class Open:
-    """A request that is not answered whole. name: as of `Message`. left: messages that have not come, or have
-    not gone. since: on `time.monotonic`."""
+class OpenRequest:
+    """A request that is not answered whole. name: as of `RequestMessage`. left: messages not come, or not
+    sent. since: on `time.monotonic`."""
 
     operation: int
     name: int
@@ -44,7 +44,7 @@ class ServeRecord:
 
     def __init__(self, lane: Lane, desks: Iterable[Desk], file: str) -> None:
         self.lane = lane
-        self._by_tag: dict[int, Message] = {}
+        self._by_tag: dict[int, RequestMessage] = {}
         for desk in desks:
             name = lane.name(f"line {desk.site.span.line} of {file or 'the plan'}", "serve", desk.site.kind)
             down = [chunk.tag for _, chunk in (*desk.whole, *desk.down.values())]
@@ -52,9 +52,9 @@ class ServeRecord:
             sets = [_tags(desk, desk.site.up), _tags(desk, desk.site.token)]  # a worker sends one of them
             for tags in (*sets, down):
                 messages = len(tags if tags is not down else sets[0]) + len(down)
-                self._by_tag |= dict.fromkeys(tags, Message(desk.site.number, name, messages))
+                self._by_tag |= dict.fromkeys(tags, RequestMessage(desk.site.number, name, messages))
         self._count: Counter[tuple[int, int]] = Counter()  # by worker and tag
-        self._open: dict[tuple[int, int, int], Open] = {}  # by site, worker and number
+        self._open: dict[tuple[int, int, int], OpenRequest] = {}  # by site, worker and number
         self._awaited: tuple[int, int] = (0, -1)  # the operation and the rank that were recorded last
 
     def message(self, worker: int, tag: int) -> None:
@@ -67,7 +67,9 @@ class ServeRecord:
         request = self._open.get(key)
         if request is None:
             operation = self.lane.begin(message.name, number, worker)
-            request = self._open[key] = Open(operation, message.name, message.messages, time.monotonic())
+            request = self._open[key] = OpenRequest(
+                operation, message.name, message.messages, time.monotonic()
+            )
         request.left -= 1
         if not request.left:
             self.lane.end(message.name, request.operation, number)

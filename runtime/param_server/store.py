@@ -12,7 +12,7 @@ import numpy.typing as npt
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.protocol.sites import Sites
-from commplan.protocol.units import Layout, Unit
+from commplan.protocol.units import StateLayout, StateUnit
 from commplan.runtime.input.layout import aligned
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 
@@ -51,7 +51,7 @@ class Kept:
     version: how often it was set, updated or pulled; updates: how often updated alone.
     """
 
-    unit: Unit
+    unit: StateUnit
     dtypes: tuple[DType, ...]
     scalar_dtypes: tuple[DType, ...]
     slots: list[Array | None]
@@ -84,7 +84,7 @@ class Cell:
 
     name: str
     group: int
-    layout: Layout
+    layout: StateLayout
     units: dict[int, Kept] = field(default_factory=dict[int, Kept])
     shared: bool = False
 
@@ -131,7 +131,7 @@ class Store:
             kept.scalars[number] = value.reshape(()).copy()
 
 
-def _cell(name: str, group: int, layout: Layout, own: int, leaves: tuple[Leaf, ...]) -> Cell:
+def _cell(name: str, group: int, layout: StateLayout, own: int, leaves: tuple[Leaf, ...]) -> Cell:
     cell = Cell(name, group, layout)
     scalars = tuple(leaves[place].dtype for place in layout.scalars)
     for unit in layout.owned(own):

@@ -16,7 +16,7 @@ from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.lowering.jax.pytree import LEAF, Structure
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.protocol.units import Layout
+from commplan.protocol.units import StateLayout
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.elementwise import why_not
 from commplan.runtime.param_server.store import Array
@@ -25,7 +25,7 @@ from commplan.runtime.param_server.store import Array
 Role = tuple[bool, int]
 
 
-class Update:
+class ChunkUpdate:
     """`fn` on chunks.
 
     fn: FN(w, g) -> w or FN(w, m, g) -> w, m. weights: the layout of w. beside: that of m, its leaves and its
@@ -39,7 +39,7 @@ class Update:
         self,
         name: str,
         fn: Callable[..., Any],
-        weights: Layout,
+        weights: StateLayout,
         gradients: Sequence[DType],
         scalars: Beside | None,
         span: Span,
@@ -142,7 +142,7 @@ class Beside:
     """
 
     def __init__(
-        self, layout: Layout, leaves: Sequence[Leaf], structure: Structure, weights: Structure,
+        self, layout: StateLayout, leaves: Sequence[Leaf], structure: Structure, weights: Structure,
         span: Span, file: str,
     ) -> None:  # fmt: skip
         self.layout = layout

@@ -64,7 +64,7 @@ class ServerWork(msgspec.Struct, frozen=True):
     lost: tuple[int, ...] = ()
 
 
-class Part(msgspec.Struct, frozen=True):
+class ProcessResult(msgspec.Struct, frozen=True):
     """The phases of a worker or the work of a server: one process.
 
     broken_off: whether workers gave up. device: the platform of the worker's devices, `cpu` or `gpu`.
@@ -139,7 +139,7 @@ def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None =
     return [stage.times() for stage in stages.values()]
 
 
-def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> Part:
+def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> ProcessResult:
     """This process's part: a worker rehearses and leaves its servers, a server serves until all have left.
 
     Raises what the phases and the server raise.
@@ -152,13 +152,13 @@ def part(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = Non
             run.close(str(error).partition("\n")[0])
             raise
         run.close()
-        return Part(rank, tuple(times), device=_platform(run))
+        return ProcessResult(rank, tuple(times), device=_platform(run))
     served = run.serve()
     work = ServerWork(
         rank, served.name, sum(served.requests.values()), served.shared, sum(served.nbytes.values()),
         served.answered, served.updates, served.busy_s, served.waiting_s, served.cpu_s, served.lost,
     )  # fmt: skip
-    return Part(rank, (), work, bool(served.broken_off))
+    return ProcessResult(rank, (), work, bool(served.broken_off))
 
 
 def _platform(run: Run) -> str:

@@ -13,7 +13,7 @@ import commplan
 from commplan import dsl
 from commplan.compiler import compile_plan
 from commplan.cost import Predictor, predict
-from commplan.cost.schedule.list_scheduler import Task, TaskTiming, chain, play
+from commplan.cost.schedule.list_scheduler import ScheduledTask, TaskTiming, chain, play
 from commplan.cost.schedule.trace import trace
 from commplan.ir.plan import Algorithm, AxisKind, Hints
 from commplan.ir.schedule import Axis, Collective, Leaf, Pack, Phase, Schedule, Spread, Value
@@ -28,47 +28,63 @@ CLUSTER = load_topology(ROOT / "examples" / "topologies" / "h100_65536.toml")
 # Tasks
 
 
-def spans(*tasks: Task) -> list[tuple[float, float]]:
+def spans(*tasks: ScheduledTask) -> list[tuple[float, float]]:
     return [(one.start, one.end) for one in play(tasks)]
 
 
 def test_a_lane_serves_one_task_after_another_and_lanes_run_side_by_side() -> None:
     found = spans(
-        Task(("a",), (), 2.0), Task(("b",), (), 3.0), Task(("a",), (), 1.0), Task(("b",), (0,), 1.0)
+        ScheduledTask(("a",), (), 2.0),
+        ScheduledTask(("b",), (), 3.0),
+        ScheduledTask(("a",), (), 1.0),
+        ScheduledTask(("b",), (0,), 1.0),
     )
     assert found == [(0, 2), (0, 3), (2, 3), (3, 4)]
 
 
 def test_flows_on_one_link_slow_each_other_down() -> None:
     both = (1.0,)
-    found = spans(Task(("a",), (), 2.0, both), Task(("b",), (), 1.0, both))
+    found = spans(ScheduledTask(("a",), (), 2.0, both), ScheduledTask(("b",), (), 1.0, both))
     assert found == [(0, pytest.approx(3.0)), (0, pytest.approx(2.0))]
 
 
 def test_flows_end_where_a_float_cannot_hold_how_long_they_take() -> None:
     flow = (1.0,)
-    found = spans(Task(("a",), (), 1e20), Task(("b",), (0,), 1.0, flow), Task(("c",), (0,), 2.0, flow))
+    found = spans(
+        ScheduledTask(("a",), (), 1e20),
+        ScheduledTask(("b",), (0,), 1.0, flow),
+        ScheduledTask(("c",), (0,), 2.0, flow),
+    )
     assert found == [(0, 1e20)] * 1 + [(1e20, 1e20)] * 2
 
 
 def test_flows_that_leave_room_do_not() -> None:
-    found = spans(Task(("a",), (), 2.0, (0.5, 0.0)), Task(("b",), (), 2.0, (0.5, 1.0)))
+    found = spans(ScheduledTask(("a",), (), 2.0, (0.5, 0.0)), ScheduledTask(("b",), (), 2.0, (0.5, 1.0)))
     assert found == [(0, 2.0), (0, 2.0)]
 
 
 def test_a_task_may_wait_for_another_to_begin() -> None:
-    found = spans(Task(("net",), (), 5.0, (0.1,)), Task(("device",), (), 1.0, begun=(0,)))
+    found = spans(ScheduledTask(("net",), (), 5.0, (0.1,)), ScheduledTask(("device",), (), 1.0, begun=(0,)))
     assert found == [(0, 5.0), (0, 1.0)]
 
 
 def test_a_task_on_two_lanes_blocks_both() -> None:
-    found = spans(Task(("net", "device"), (), 2.0), Task(("device",), (), 1.0), Task(("net",), (), 1.0))
+    found = spans(
+        ScheduledTask(("net", "device"), (), 2.0),
+        ScheduledTask(("device",), (), 1.0),
+        ScheduledTask(("net",), (), 1.0),
+    )
     assert found == [(0, 2), (2, 3), (2, 3)]
 
 
 def test_the_critical_path_is_who_was_waited_for() -> None:
     played = play(
-        [Task(("a",), (), 1.0), Task(("b",), (), 3.0), Task(("a",), (0, 1), 1.0), Task(("b",), (), 0.5)]
+        [
+            ScheduledTask(("a",), (), 1.0),
+            ScheduledTask(("b",), (), 3.0),
+            ScheduledTask(("a",), (0, 1), 1.0),
+            ScheduledTask(("b",), (), 0.5),
+        ]
     )
     assert chain(played) == [1, 2]
     assert chain(()) == []

@@ -7,7 +7,7 @@ from support.byhand import reduce_plan, tree
 
 from commplan.compiler import compile_plan
 from commplan.cost import Predictor, StepComputation, predict
-from commplan.cost.schedule.list_scheduler import Task, play
+from commplan.cost.schedule.list_scheduler import ScheduledTask, play
 from commplan.cost.schedule.prediction import PhaseTime
 from commplan.ir import plan as graph
 from commplan.ir.types import DType
@@ -35,7 +35,11 @@ def reduced(
 
 
 def test_a_task_waits_for_its_release_and_its_lane_with_it() -> None:
-    tasks = [Task(("a",), (), 1.0, release=2.0), Task(("a",), (), 1.0), Task(("b",), (), 1.0, release=0.5)]
+    tasks = [
+        ScheduledTask(("a",), (), 1.0, release=2.0),
+        ScheduledTask(("a",), (), 1.0),
+        ScheduledTask(("b",), (), 1.0, release=0.5),
+    ]
     assert [(each.start, each.end) for each in play(tasks)] == [(2.0, 3.0), (3.0, 4.0), (0.5, 1.5)]
 
 

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from commplan.lowering.mpi import prebuilt
-from commplan.lowering.mpi.prebuilt import LEVELS, Target
+from commplan.lowering.mpi.prebuilt import LEVELS, EngineTarget
 
-HERE = Target("Open MPI v5.0.11, package: Debian", "0.3", platform.machine(), None)
+HERE = EngineTarget("Open MPI v5.0.11, package: Debian", "0.3", platform.machine(), None)
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def include(tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def described(folder: Path, monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
+def described(folder: Path, monkeypatch: pytest.MonkeyPatch, target: EngineTarget) -> None:
     path = folder / "engine.json"
     path.write_bytes(msgspec.json.encode(target))
     monkeypatch.setattr(prebuilt, "DESCRIPTION", path)

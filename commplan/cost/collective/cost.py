@@ -190,7 +190,7 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return None
 
 
-def _nccl(kind: Kind, query: _Query) -> tuple[nccl.Choice, Floats] | None:
+def _nccl(kind: Kind, query: _Query) -> tuple[nccl.NcclChoice, Floats] | None:
     """The choice of NCCL, if that is the library and modelled."""
     return nccl.choose(kind, query.nbytes, query.layout, query.network) if query.backend == "jax" else None
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from commplan.collectives.program import Ints
-from commplan.cost.collective.nccl_model import GPUS, Choice, Group, choices
+from commplan.cost.collective.nccl_model import GPUS, NcclChoice, NcclGroup, choices
 from commplan.cost.network.network import Floats, Layout, Network
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
@@ -23,7 +23,7 @@ NETWORK_REACHED = 0.96  # channels of 24 GB/s on network cards of 25, of 48 on 5
 NETWORK_LATENCY = 6e-6  # seconds of a level of the topology that NCCL's own latencies stand for
 
 
-def choose(kind: str, nbytes: float, layout: Layout, network: Network) -> tuple[Choice, Floats] | None:
+def choose(kind: str, nbytes: float, layout: Layout, network: Network) -> tuple[NcclChoice, Floats] | None:
     """The fastest way, and bytes on the busiest link of each level [levels].
 
     Args:
@@ -52,7 +52,7 @@ def link_loads(
 
 
 @lru_cache(maxsize=1024)
-def _group(layout: Layout, network: Network) -> Group | None:
+def _group(layout: Layout, network: Network) -> NcclGroup | None:
     gpu, per_host = GPUS.get(network.topology.devices or ""), network.topology.host_places
     if gpu is None or layout.ranks == 1:
         return None
@@ -73,7 +73,7 @@ def _group(layout: Layout, network: Network) -> Group | None:
     inner, outer = (strides < per_host) & (crossed > 0), (strides >= per_host) & (crossed > 0)
     reached = (1.0, 1.0) if network.measured else (NVLINK_REACHED, NETWORK_REACHED)
     latency = float(network.latencies[outer].max(initial=0.0))
-    return Group(
+    return NcclGroup(
         gpu,
         layout.ranks,
         nodes,

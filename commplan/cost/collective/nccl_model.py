@@ -73,7 +73,7 @@ _AMPERE = Gpu(87.7, (20.0, 20.0, 20.0), (24.0, 23.6, 17.8), (20.0, 20.0, 20.0))
 GPUS = {"a100": _AMPERE, "h100": _HOPPER, "h200": _HOPPER}
 
 
-class Group(NamedTuple):
+class NcclGroup(NamedTuple):
     """Ranks of a collective, equally many on each node.
 
     inside: GB/s of a rank over NVLink. between: GB/s of the ranks of a node over the network. delay:
@@ -111,7 +111,7 @@ class Group(NamedTuple):
         return latency + self.delay * (2 if protocol == "simple" else 1)
 
 
-class Choice(NamedTuple):
+class NcclChoice(NamedTuple):
     """One way, for one size.
 
     latency: seconds. bandwidth: bytes of the whole buffer a second. fill: bytes that fill the pipeline first.
@@ -127,7 +127,7 @@ class Choice(NamedTuple):
         return self.latency + (nbytes + self.fill) / self.bandwidth
 
 
-def choices(kind: str, nbytes: float, group: Group) -> Iterator[Choice]:
+def choices(kind: str, nbytes: float, group: NcclGroup) -> Iterator[NcclChoice]:
     """Each way in which NCCL can carry out `kind` for a buffer of `nbytes`."""
     for index, protocol in enumerate(PROTOCOLS):
         yield _ring(kind, nbytes, group, protocol, index)
@@ -143,12 +143,12 @@ def choices(kind: str, nbytes: float, group: Group) -> Iterator[Choice]:
             yield _nvls_tree(nbytes, group)
 
 
-def _choice(algorithm: str, protocol: str, latency: float, rate: float, fill: float = 0.0) -> Choice:
+def _choice(algorithm: str, protocol: str, latency: float, rate: float, fill: float = 0.0) -> NcclChoice:
     """latency: microseconds. rate: GB/s of the whole buffer."""
-    return Choice(algorithm, protocol, latency * 1e-6, rate * 1e9, fill)
+    return NcclChoice(algorithm, protocol, latency * 1e-6, rate * 1e9, fill)
 
 
-def _ring(kind: str, nbytes: float, group: Group, protocol: str, index: int) -> Choice:
+def _ring(kind: str, nbytes: float, group: NcclGroup, protocol: str, index: int) -> NcclChoice:
     ranks, nodes, bus = group.ranks, group.nodes, group.ring
     if protocol == "ll":
         bus = min(group.gpu.ll if nodes == 1 else _LL_BETWEEN[group.column], bus / 2)
@@ -167,7 +167,7 @@ def _ring(kind: str, nbytes: float, group: Group, protocol: str, index: int) -> 
     return _choice("ring", protocol, latency, bus / share)
 
 
-def _tree(nbytes: float, group: Group, protocol: str, index: int) -> Choice:
+def _tree(nbytes: float, group: NcclGroup, protocol: str, index: int) -> NcclChoice:
     """A chain inside each node and two trees between nodes, each for half of the buffer."""
     nodes, gpu, column = group.nodes, group.gpu, group.column
     # On two nodes a byte crosses the network once and NVLink twice.
@@ -186,20 +186,20 @@ def _tree(nbytes: float, group: Group, protocol: str, index: int) -> Choice:
     return _choice("tree", protocol, latency, rate, fill)
 
 
-def _pat(group: Group) -> Choice:
+def _pat(group: NcclGroup) -> NcclChoice:
     """Parallel aggregated trees of one rank on each node."""
     hops = int(math.log2(group.nodes)) * group.hop(_NETWORK_HOP["tree"][2], "simple") / _PAT_HOPS
     return _choice("pat", "simple", _PAT_START + hops + _PAT_RANK * group.ranks, 0.75 * group.ring)
 
 
-def _nvls(kind: str, nbytes: float, group: Group) -> Choice:
+def _nvls(kind: str, nbytes: float, group: NcclGroup) -> NcclChoice:
     """The switch of the node adds and multicasts."""
     ranks = group.ranks
     share = ranks / (ranks - 1) if kind == "all_reduce" else (ranks - 1) / ranks
     return _choice("nvls", "simple", _NVLS_HOP, ranks * _head(group) * share, _nvls_fill(nbytes, group))
 
 
-def _nvls_tree(nbytes: float, group: Group) -> Choice:
+def _nvls_tree(nbytes: float, group: NcclGroup) -> NcclChoice:
     """The switch of each node adds, and two trees join the nodes."""
     nodes, heads, ranks = group.nodes, group.per_node, group.ranks
     network = group.between / heads * (2 if nodes == 2 else 1)
@@ -208,7 +208,7 @@ def _nvls_tree(nbytes: float, group: Group) -> Choice:
     return _choice("nvls_tree", "simple", latency, bus * ranks / (2 * (ranks - 1)), _nvls_fill(nbytes, group))
 
 
-def _head(group: Group) -> float:
+def _head(group: NcclGroup) -> float:
     """GB/s of one head: a rank that gets its part of the sums of its node."""
     heads = group.per_node
     speeds = group.gpu.nvls
@@ -216,5 +216,5 @@ def _head(group: Group) -> float:
     return speed * NVLS_EFFICIENCY * (heads - 1) / heads
 
 
-def _nvls_fill(nbytes: float, group: Group) -> float:
+def _nvls_fill(nbytes: float, group: NcclGroup) -> float:
     return min(nbytes, group.per_node * NVLS_CHUNK)

@@ -21,7 +21,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from commplan.cost.network.link_traffic import Pattern, Step
+from commplan.cost.network.link_traffic import Pattern, TrafficStep
 from commplan.cost.network.network import Floats, Network
 
 FOLLOWED = 48  # slices at most; the rest is extrapolated
@@ -99,7 +99,7 @@ def _all_scalars(pattern: Pattern, network: Network, piece: float) -> list[_Scal
     return scalars
 
 
-def _scalars(step: Step, network: Network, piece: float) -> _Scalars:
+def _scalars(step: TrafficStep, network: Network, piece: float) -> _Scalars:
     """Seconds on the links of each level, seconds of a message alone, and what follows its arrival."""
     lanes = step.lanes
     busy = lanes.per_level * piece / network.bandwidths
@@ -108,7 +108,7 @@ def _scalars(step: Step, network: Network, piece: float) -> _Scalars:
     return loads, float(alone.max()), float(after.mean())
 
 
-def _each(step: Step, network: Network, piece: float) -> tuple[Floats, Floats]:
+def _each(step: TrafficStep, network: Network, piece: float) -> tuple[Floats, Floats]:
     """For each transfer: seconds if it were alone, and from its last byte sent to its data usable."""
     level = step.lanes.level
     slowest = np.minimum.accumulate(network.bandwidths)
@@ -121,7 +121,7 @@ def _each(step: Step, network: Network, piece: float) -> tuple[Floats, Floats]:
 class _Follow:
     """What of a step depends on sizes and network, but not on the slice."""
 
-    def __init__(self, step: Step, pattern: Pattern, network: Network, piece: float) -> None:
+    def __init__(self, step: TrafficStep, pattern: Pattern, network: Network, piece: float) -> None:
         lanes = step.lanes
         self.step, self.used = step, lanes.used
         self.columns, self.single, self.once = step.columns, step.is_single, step.gives_once
@@ -210,7 +210,7 @@ def _sparse(pattern: Pattern, network: Network, piece: float, slices: int) -> fl
     return max(max(slots) for slots in ready)
 
 
-def _listed(step: Step, follow: _Follow) -> tuple[list[_Message], _Links]:
+def _listed(step: TrafficStep, follow: _Follow) -> tuple[list[_Message], _Links]:
     """The messages of a round, and the links that they use, each with its messages."""
     lanes, bounds = step.lanes, [*step.begins.tolist(), len(step.takes)]
     used: list[int] = lanes.used.tolist()

@@ -38,7 +38,7 @@ class Lanes:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class TrafficStep:
     """One round: its messages between the ranks of the first group.
 
     A message from `src` to `dst` [t] holds `size` chunks [t], `reduced` of them to be added. `takes` and
@@ -98,7 +98,7 @@ class Pattern:
 
     ranks: int
     chunks: int
-    steps: tuple[Step, ...]
+    steps: tuple[TrafficStep, ...]
     level_of: Ints
     load: Floats
     own: bool
@@ -150,7 +150,7 @@ def _step(
     network: Network,
     first: Ints,
     seen: dict[tuple[bytes, ...], Lanes],
-) -> Step | None:
+) -> TrafficStep | None:
     parts = [part for part in transfers if len(part.src)]
     if not parts:
         return None
@@ -169,7 +169,7 @@ def _step(
         seen[key] = _lanes(src, dst, size.astype(np.float64), layout, network, first)
     takes = _runs(src[of] * program.chunks + chunk, count)
     gives = _runs(dst[of] * program.chunks + chunk, count)
-    return Step(
+    return TrafficStep(
         src, dst, size, reduced, takes, gives, np.repeat(of, count), np.cumsum(size) - size, seen[key]
     )
 

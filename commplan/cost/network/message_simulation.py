@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from commplan.collectives.program import Ints
-from commplan.cost.network.link_traffic import Pattern, Step
+from commplan.cost.network.link_traffic import Pattern, TrafficStep
 from commplan.cost.network.max_min import max_min
 from commplan.cost.network.network import Network
 
@@ -84,7 +84,7 @@ def _shared(
     return tuple(rates)
 
 
-def _slots(of: Ints, step: Step, message: int) -> list[int]:
+def _slots(of: Ints, step: TrafficStep, message: int) -> list[int]:
     return [int(slot) for slot in of[step.message == message]]
 
 

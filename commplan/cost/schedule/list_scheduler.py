@@ -21,7 +21,7 @@ TINY = 1e-15  # of a second
 
 
 @dataclass(frozen=True)
-class Task:
+class ScheduledTask:
     """needs: tasks that must be over; begun: those that must have begun. seconds: of the task alone. use: the
     share of each group of links that it takes then; empty for what uses no links. release: when it may start
     at the earliest."""
@@ -43,13 +43,13 @@ class TaskTiming:
     cause: int | None
 
 
-def play(tasks: Sequence[Task]) -> tuple[TaskTiming, ...]:
+def play(tasks: Sequence[ScheduledTask]) -> tuple[TaskTiming, ...]:
     """When each task runs. Tasks come in an order in which each could run after those before it."""
     return _Stage(tasks).run()
 
 
 class _Stage:
-    def __init__(self, tasks: Sequence[Task]) -> None:
+    def __init__(self, tasks: Sequence[ScheduledTask]) -> None:
         self.tasks = tasks
         self.now = 0.0
         self.start: list[float | None] = [None] * len(tasks)

@@ -15,7 +15,7 @@ import numpy as np
 from commplan.cost.collective.cost import CollectiveTime
 from commplan.cost.input_time import input_work
 from commplan.cost.predictor import Predictor
-from commplan.cost.schedule.list_scheduler import Task, TaskTiming, chain, play
+from commplan.cost.schedule.list_scheduler import ScheduledTask, TaskTiming, chain, play
 from commplan.cost.schedule.step import ASSUMED, Order, Readiness, StepComputation, readiness
 from commplan.cost.servers.server_traffic import ServerTiming, talk
 from commplan.input.measured_costs import InputCosts
@@ -196,7 +196,7 @@ class _Played(NamedTuple):
     """A phase in time: what each of its ops costs, its tasks, when they run, and bytes by level."""
 
     costs: list[_Cost]
-    tasks: list[Task]
+    tasks: list[ScheduledTask]
     timings: tuple[TaskTiming, ...]
     nbytes: tuple[tuple[str, float], ...]
 
@@ -253,12 +253,14 @@ def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
     )  # fmt: skip
 
 
-def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], ready: Readiness, charge: _Charge) -> list[Task]:
+def _tasks(
+    ops: Sequence[Op], costs: Sequence[_Cost], ready: Readiness, charge: _Charge
+) -> list[ScheduledTask]:
     """One task for each op. A split collective leaves the device free, a blocking one under MPI does not."""
     maker: dict[str, int] = {}
     split = {index for index, op in enumerate(ops) if op.is_split}
     blocking = charge.schedule.backend == "mpi"
-    tasks: list[Task] = []
+    tasks: list[ScheduledTask] = []
     for index, (op, (seconds, prediction)) in enumerate(zip(ops, costs, strict=True)):
         reads = [maker[ref] for ref in operands(op) if ref in maker]
         after = [maker[ref] for ref in op.after if ref in maker]
@@ -267,7 +269,7 @@ def _tasks(ops: Sequence[Op], costs: Sequence[_Cost], ready: Readiness, charge: 
         begun = tuple(before for before in after if before in split)
         needs = (*reads, *(before for before in after if before not in split))
         use = _use(seconds, prediction, charge)
-        tasks.append(Task(lanes, needs, seconds, use, begun, ready.release(op)))
+        tasks.append(ScheduledTask(lanes, needs, seconds, use, begun, ready.release(op)))
         for ref in results(op):
             maker[ref] = index
     return tasks

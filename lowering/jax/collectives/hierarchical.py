@@ -19,7 +19,7 @@ from commplan.lowering.jax.collectives.bitcast import as_bits
 from commplan.lowering.jax.ops import mask_to_root, pad
 from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.jax.typing_shim import jnp, lax
-from commplan.lowering.programs import NATIVE, Level, by_level, members, program_at
+from commplan.lowering.programs import NATIVE, ProgramLevel, by_level, members, program_at
 
 Array = Any
 
@@ -29,7 +29,7 @@ class HierarchicalCollective:
     """The levels of the collective `op` over `ranks` ranks, innermost first."""
 
     op: Collective
-    own: tuple[Level, ...]
+    own: tuple[ProgramLevel, ...]
     ranks: int
     platform: str
     file: str = ""
@@ -75,11 +75,11 @@ class HierarchicalCollective:
 
     # XLA's own at one level
 
-    def _reduce_scatter(self, flat: Array, level: Level) -> Array:
+    def _reduce_scatter(self, flat: Array, level: ProgramLevel) -> Array:
         axes, groups = self._groups(level)
         return lax.psum_scatter(flat, axes, tiled=True, axis_index_groups=groups)
 
-    def _all_gather(self, flat: Array, level: Level) -> Array:
+    def _all_gather(self, flat: Array, level: ProgramLevel) -> Array:
         axes, groups = self._groups(level)
 
         def gather(moved: Array) -> Array:
@@ -89,13 +89,13 @@ class HierarchicalCollective:
 
         return as_bits(gather, flat) if self.platform == "cpu" else gather(flat)
 
-    def _all_reduce(self, flat: Array, level: Level) -> Array:
+    def _all_reduce(self, flat: Array, level: ProgramLevel) -> Array:
         axes, groups = self._groups(level)
         if groups is None:
             return {"sum": lax.psum, "max": lax.pmax, "min": lax.pmin}[self.op.op or "sum"](flat, axes)
         return subgroups.all_reduce(flat, axes, groups, self.op.op or "sum")
 
-    def _broadcast(self, flat: Array, level: Level) -> Array:
+    def _broadcast(self, flat: Array, level: ProgramLevel) -> Array:
         axes, groups = self._groups(level)
         root = level.place(self.op.root or 0)
         if groups is None:
@@ -109,19 +109,19 @@ class HierarchicalCollective:
 
         return as_bits(from_root, flat, always=True)
 
-    def _program(self, kind: Kind, flat: Array, level: Level) -> Array:
+    def _program(self, kind: Kind, flat: Array, level: ProgramLevel) -> Array:
         whole = flat.nbytes * (level.ranks if kind == "all_gather" else 1)
         program = program_at(level, kind, self.op, whole, self.file)
         axes, _ = self._groups(level)
         team = programs.everyone(axes, level.ranks)
         if level.axis is None:
             places = level.place(np.arange(self.ranks, dtype=np.int64))
-            team = programs.Team(axes, places, members(level, self.ranks))
+            team = programs.ProgramRanks(axes, places, members(level, self.ranks))
         result = programs.run(program, flat, team, self.op.op or "sum", on_cpu=self.platform == "cpu")
         scattered = kind == "reduce_scatter" or level.axis is None
         return result if scattered else assume_same(result, axes)
 
-    def _groups(self, level: Level) -> tuple[tuple[str, ...], list[list[int]] | None]:
+    def _groups(self, level: ProgramLevel) -> tuple[tuple[str, ...], list[list[int]] | None]:
         if level.axis is not None:
             return (level.axis,), None
         return self.op.axes, members(level, self.ranks).tolist()

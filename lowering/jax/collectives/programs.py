@@ -20,13 +20,13 @@ from commplan.collectives.program import REDUCING, Bools, ChunkProgram, Ints
 from commplan.lowering.jax.collectives import native
 from commplan.lowering.jax.collectives.bitcast import as_bits, to_bits
 from commplan.lowering.jax.typing_shim import jnp, lax
-from commplan.lowering.permutes import Move, Part, Step, stretches
+from commplan.lowering.permutes import Move, PermutePart, PermuteStep, stretches
 from commplan.lowering.permutes import steps as steps_of
 
 Array = Any
 
 
-class Team(NamedTuple):
+class ProgramRanks(NamedTuple):
     """The ranks that carry out a program together, of those along `axes`, counted row-major.
 
     places: the place of each rank in its group. members: the ranks of each group by their place,
@@ -38,12 +38,14 @@ class Team(NamedTuple):
     members: Ints
 
 
-def everyone(axes: tuple[str, ...], ranks: int) -> Team:
+def everyone(axes: tuple[str, ...], ranks: int) -> ProgramRanks:
     """All ranks along `axes` as one group."""
-    return Team(axes, np.arange(ranks, dtype=np.int64), np.arange(ranks, dtype=np.int64)[None])
+    return ProgramRanks(axes, np.arange(ranks, dtype=np.int64), np.arange(ranks, dtype=np.int64)[None])
 
 
-def run(program: ChunkProgram, x: Array, team: Team, op: str = "sum", *, on_cpu: bool = True) -> Array:
+def run(
+    program: ChunkProgram, x: Array, team: ProgramRanks, op: str = "sum", *, on_cpu: bool = True
+) -> Array:
     """What this rank holds after `program`, given what it holds before; one-dimensional.
 
     all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
@@ -102,7 +104,7 @@ class _Row(NamedTuple):
 class _Rank:
     """This rank. Its place among those of its group is known when the program runs."""
 
-    def __init__(self, team: Team, op: str, *, on_cpu: bool) -> None:
+    def __init__(self, team: ProgramRanks, op: str, *, on_cpu: bool) -> None:
         self.team = team
         self.place = lax.axis_index(team.axes)
         if (team.places != np.arange(len(team.places))).any():
@@ -110,13 +112,13 @@ class _Rank:
         self.op = op
         self.on_cpu = on_cpu
 
-    def round(self, held: Array, last: Array | None, step: Step) -> tuple[Array, Array]:
+    def round(self, held: Array, last: Array | None, step: PermuteStep) -> tuple[Array, Array]:
         """One round: the slots after it, and what arrived last, as it would stand in its slot."""
         return self._round(
             held, last, step, [[self._row(part) for part in move.parts] for move in step.moves]
         )
 
-    def rounds(self, held: Array, last: Array | None, steps: Sequence[Step]) -> tuple[Array, Array]:
+    def rounds(self, held: Array, last: Array | None, steps: Sequence[PermuteStep]) -> tuple[Array, Array]:
         """A loop over rounds that differ in their tables alone."""
         first = steps[0]
         rows = [
@@ -132,19 +134,19 @@ class _Rank:
             last = _window(held, 0, first.moves[-1].parts[-1].length)
         return lax.fori_loop(0, len(steps), body, (held, last))
 
-    def _row(self, part: Part) -> _Row:
+    def _row(self, part: PermutePart) -> _Row:
         """This rank's entries in the tables; plain numbers where all ranks have the same."""
         return _Row(
             *(t[0].item() if (t == t[0]).all() else jnp.asarray(_narrow(t))[self.place] for t in part.tables)
         )
 
-    def _rows(self, steps: Sequence[Part]) -> _Row:
+    def _rows(self, steps: Sequence[PermutePart]) -> _Row:
         """The same for several rounds: an entry for each."""
         tables = zip(*(part.tables for part in steps), strict=True)
         return _Row(*(jnp.asarray(_narrow(np.stack(each, 1)))[self.place] for each in tables))
 
     def _round(
-        self, held: Array, last: Array | None, step: Step, rows: Sequence[Sequence[_Row]]
+        self, held: Array, last: Array | None, step: PermuteStep, rows: Sequence[Sequence[_Row]]
     ) -> tuple[Array, Array]:
         """All that is sent is read before anything is written."""
         arrived = [
@@ -175,7 +177,7 @@ class _Rank:
         ends = itertools.accumulate(part.length for part in move.parts)
         return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
 
-    def _land(self, held: Array, message: Array, part: Part, at: _Row) -> Array:
+    def _land(self, held: Array, message: Array, part: PermutePart, at: _Row) -> Array:
         """What is in the window after `message` has arrived."""
         old = _window(held, at.put, part.length)
         new = message

@@ -54,7 +54,7 @@ class Layer:
 
 
 @dataclass
-class Window:
+class GatherWindow:
     """Weights that were gathered and not used yet, by the layer's number; gathers are begun one after
     another, so that XLA combines none of two layers. last: the layer gathered last."""
 
@@ -83,7 +83,7 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
     own = [list(consts).index(id(layer.vjp)) for layer in layers]
 
     def forward(consts: Any, shards: Sequence[Arrays], x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
-        window, kept = Window(layers, shards), list[Arrays]()
+        window, kept = GatherWindow(layers, shards), list[Arrays]()
         weights: Arrays = ()
         for number, layer in enumerate(layers):
             for ahead in range(number, min(number + prefetch, last) + 1):
@@ -101,7 +101,7 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
         consts, shards, kept, weights = residuals
         cotangents = without_float0(cotangents)
-        window = Window(layers, shards, {last: weights}, last)
+        window = GatherWindow(layers, shards, {last: weights}, last)
         gradients: list[Arrays] = [[] for _ in range(len(layers) + SCATTERS_IN_FLIGHT)]
         of_consts: list[Any] = [None for _ in consts]
         for number in reversed(range(len(layers))):

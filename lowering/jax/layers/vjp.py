@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.lowering.jax.jaxprs import Program, traced
+from commplan.lowering.jax.jaxprs import TracedProgram, traced
 from commplan.lowering.jax.pytree import Structure
 from commplan.lowering.jax.typing_shim import jax, jnp
 
@@ -34,9 +34,9 @@ class LayerVjp:
     structure: Structure
     types: tuple[Any, ...]
     needs_weights: bool
-    _plain: Program  # consts and arguments -> y
-    _forward: Program  # consts, weights, x -> y and what is kept
-    _again: Program  # consts, weights -> what is not
+    _plain: TracedProgram  # consts and arguments -> y
+    _forward: TracedProgram  # consts, weights, x -> y and what is kept
+    _again: TracedProgram  # consts, weights -> what is not
     _kept: tuple[bool, ...]
     _vjp: Structure
 

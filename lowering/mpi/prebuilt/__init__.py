@@ -24,7 +24,7 @@ CPUINFO = Path("/proc/cpuinfo")
 LEVELS = {"x86-64-v3": frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})}
 
 
-class Target(msgspec.Struct, frozen=True):
+class EngineTarget(msgspec.Struct, frozen=True):
     """What an engine is compiled for."""
 
     mpi: str  # what the library says of itself (MPI_Get_library_version)
@@ -36,10 +36,10 @@ class Target(msgspec.Struct, frozen=True):
         return f"{self.mpi.split(',')[0]}, XLA FFI {self.ffi}, {self.level or self.machine}"
 
 
-def target() -> Target | None:
+def target() -> EngineTarget | None:
     """What the engine in this package was compiled for. None: it has none."""
     try:
-        return io.decode_json(io.read(DESCRIPTION), Target)
+        return io.decode_json(io.read(DESCRIPTION), EngineTarget)
     except (OSError, ValueError):
         return None
 
@@ -53,7 +53,7 @@ def engine(mpi: str, include: str) -> Path | None:
     if built is None:
         return None
     version = ffi_version(include)
-    if not version or built != Target(mpi, version, platform.machine(), built.level):
+    if not version or built != EngineTarget(mpi, version, platform.machine(), built.level):
         return None
     return ENGINE if built.level is None or built.level in levels() else None
 

@@ -20,7 +20,7 @@ import msgspec
 
 from commplan.lowering.jax.typing_shim import jax
 from commplan.lowering.mpi import build
-from commplan.lowering.mpi.prebuilt import DESCRIPTION, ENGINE, Target, ffi_version, levels
+from commplan.lowering.mpi.prebuilt import DESCRIPTION, ENGINE, EngineTarget, ffi_version, levels
 from commplan.lowering.mpi.typing_shim import MPI
 
 # Not the wrapper of this MPI, which would write where it lies here into the engine.
@@ -32,7 +32,9 @@ def compiled_wheel(wheel: Path) -> Path:
     cannot read or write it."""
     vendor, numbers = MPI.get_vendor()
     level = next(iter(levels()), None)
-    description = Target(build.mpi_version(), ffi_version(jax.ffi.include_dir()), platform.machine(), level)
+    description = EngineTarget(
+        build.mpi_version(), ffi_version(jax.ffi.include_dir()), platform.machine(), level
+    )
     with tempfile.TemporaryDirectory() as folder:
         _wheel("unpack", str(wheel), "--dest", folder)
         (tree,) = Path(folder).iterdir()  # before other files lie there

@@ -265,8 +265,8 @@ def chain(ranks: int, root: int, nbytes: int) -> ChunkProgram:
     return program_named("chain", "broadcast", ranks, root, nbytes, chunk)
 
 
-def _team(move: HostTransfer, hosts: Sequence[int]) -> programs.Team:
+def _team(move: HostTransfer, hosts: Sequence[int]) -> programs.ProgramRanks:
     """The hosts of a move among all. The others take the root's place: to a root nothing is ever written."""
     places = [move.hosts.index(host) if host in move.hosts else move.root for host in hosts]
     members = [[hosts.index(host) for host in move.hosts]]
-    return programs.Team((AXIS,), np.array(places, np.int64), np.array(members, np.int64))
+    return programs.ProgramRanks((AXIS,), np.array(places, np.int64), np.array(members, np.int64))

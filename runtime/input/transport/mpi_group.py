@@ -12,7 +12,7 @@ import numpy as np
 
 from commplan.input.work_partition import HostTransfer
 from commplan.lowering.mpi.instructions import RECEIVE, SEND, Instructions
-from commplan.lowering.mpi.lists import Pace, Runner, Settings
+from commplan.lowering.mpi.lists import Runner, Settings, WaitPace
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 
@@ -22,7 +22,7 @@ _LEFT = 0  # a tag; lists have others
 # MPI would empty.
 _SETTINGS = Settings(window=64, label=1, synchronous=True)
 # What comes meanwhile waits in buffers. A longer sleep costs 5% of the time of a batch and saves no CPU time.
-_PACE = Pace(spin=0, shortest=500_000, longest=1_500_000, bulk=500_000)
+_PACE = WaitPace(spin=0, shortest=500_000, longest=1_500_000, bulk=500_000)
 _LISTS = 16  # that are kept: there are two lengths of batches, and few regroupings
 _GOODBYE_S = 0.2  # seconds that a last message may take to leave
 _WORD = 512  # bytes of one, at most

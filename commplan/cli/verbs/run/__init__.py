@@ -23,7 +23,7 @@ from commplan.diagnostics import CommplanError, fail, text_of
 if TYPE_CHECKING:
     from commplan.ir.plan import Plan
     from commplan.runtime.rehearse.mpi import World
-    from commplan.runtime.rehearse.rehearse import Part
+    from commplan.runtime.rehearse.rehearse import ProcessResult
 
 
 def run(args: Namespace, console: Console) -> int:
@@ -34,7 +34,7 @@ def run(args: Namespace, console: Console) -> int:
     return _on_ranks(args, console)
 
 
-def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World | None) -> Part:
+def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World | None) -> ProcessResult:
     from commplan.cli.jax_side import bind, user_code
 
     bound = bind(done.schedule, done.shapes, args, sources=True, world=world)
@@ -47,7 +47,9 @@ def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World |
         return part(bound, steps=args.steps, seed=args.seed, progress=progress)
 
 
-def _report(done: Compiled, args: Namespace, console: Console, parts: Sequence[Part], processes: int) -> int:
+def _report(
+    done: Compiled, args: Namespace, console: Console, parts: Sequence[ProcessResult], processes: int
+) -> int:
     """Print the costs.
 
     Args:

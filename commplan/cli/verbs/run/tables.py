@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from commplan.cli.binding import Compiled
-    from commplan.explain.report import Line
+    from commplan.explain.report import ExplainedLine
     from commplan.runtime.input.observe.accounting import LineUsage, Queue, Slow, Summary
     from commplan.runtime.rehearse.rehearse import PhaseTimes, ServerWork
 
@@ -130,7 +130,7 @@ def _rank(summary: Summary) -> RankCost:
     return assemble(RankCost, summary, lines=lines)
 
 
-def _line(line: Line, usage: LineUsage | None, calls: int) -> RehearsedLine:
+def _line(line: ExplainedLine, usage: LineUsage | None, calls: int) -> RehearsedLine:
     once = sum(entry.nbytes for entry in line.traffic) + line.sent
     sent = once * calls if line.traffic or line.sent else None
     if usage is None:
