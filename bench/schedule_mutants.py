@@ -15,15 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic
-from commplan.ir import plan as graph
 from commplan.ir import schedule as ir
 from commplan.ir.remark import Design
 from commplan.ir.serialization.canonical_json import decode, encode
+from commplan.ir.stages import VERBS
 from commplan.verify import load_schedule, verify
 from commplan.verify import structural as schedule_rules
 from tests.support import schedule_bases
@@ -41,14 +41,10 @@ PATIENCE = 60  # seconds that one case may take
 SHOWN = 20  # failures of each sort that are told
 
 
-def _kinds(union: Any) -> list[str]:
-    return [kind.__name__.lower() for kind in typing.get_args(union)]
-
-
 REQUIRED = (
-    *(f"op {name}" for name in _kinds(ir.Op)),
+    *(f"op {kind.__name__.lower()}" for kind in typing.get_args(ir.Op)),
     *(f"collective {name}" for name in typing.get_args(ir.CollectiveKind)),
-    *(f"verb {name}" for name in _kinds(graph.Stage)),
+    *(f"verb {name}" for name in VERBS),
     *(f"algorithm {name}" for name in (*NAMES, "hierarchical")),
     *(f"design {name}" for name in typing.get_args(Design)),
 )

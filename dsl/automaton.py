@@ -87,13 +87,14 @@ class Automaton:
                 children = _spliced(values[len(values) - size :])
                 del values[len(values) - size :]
                 builder = self._builders.get(symbol)
-                values.append(_Spliced(children) if builder is None else builder(children))
+                values.append(children if builder is None else builder(children))
         return True
 
 
-def _spliced(values: Sequence[Any]) -> list[Any]:
-    children: list[Any] = []
-    for value in values:
+def _spliced(values: Sequence[Any]) -> _Spliced:
+    """The children of a rule. Those of a left-recursive rule, as of a long list, are extended in place."""
+    children = values[0] if values and isinstance(values[0], _Spliced) else _Spliced(values[:1])
+    for value in values[1:]:
         if isinstance(value, _Spliced):
             children += value
         else:

@@ -26,7 +26,7 @@ from commplan.collectives.transform import expand_runs
 UNROLLED = 32  # maximum number of equal rounds that are unrolled; more become a loop
 
 
-class Transfer(NamedTuple):
+class WindowTransfer(NamedTuple):
     """Elements `low` to `high - 1` of `src` are sent to `dst`, which stores or adds them."""
 
     src: int
@@ -104,7 +104,7 @@ def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Permute]:
         yield Permute(tuple(sorted(group)), tuple(_part(column, int(edges[-1]), ranks) for column in columns))
 
 
-def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[Transfer]]]:
+def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[WindowTransfer]]]:
     """The messages of a round, in groups in which every rank sends and receives at most once.
 
     Maps (source, destination) to the content of the message. Longer messages come first, so that messages of
@@ -115,15 +115,17 @@ def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list
         sends: The transfers of the round.
         edges: The offsets of the chunks in elements. Empty transfers are dropped.
     """
-    messages: dict[tuple[int, int], list[Transfer]] = {}
+    messages: dict[tuple[int, int], list[WindowTransfer]] = {}
     for send in sends:
         for src, dst, chunk, count in zip(send.src, send.dst, send.chunk, send.count, strict=True):
-            transfer = Transfer(int(src), int(dst), int(edges[chunk]), int(edges[chunk + count]), send.reduce)
+            transfer = WindowTransfer(
+                int(src), int(dst), int(edges[chunk]), int(edges[chunk + count]), send.reduce
+            )
             if transfer.length:
                 messages.setdefault((transfer.src, transfer.dst), []).append(transfer)
     for message in messages.values():
         message.sort(key=lambda transfer: -transfer.length)
-    groups: list[dict[tuple[int, int], list[Transfer]]] = []
+    groups: list[dict[tuple[int, int], list[WindowTransfer]]] = []
     for pair in sorted(messages, key=lambda pair: -sum(transfer.length for transfer in messages[pair])):
         for group in groups:
             if all(pair[0] != src and pair[1] != dst for src, dst in group):
@@ -134,7 +136,7 @@ def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list
     return groups
 
 
-def _part(column: Sequence[Transfer], size: int, ranks: int) -> PermutePart:
+def _part(column: Sequence[WindowTransfer], size: int, ranks: int) -> PermutePart:
     length = max(transfer.length for transfer in column)
     start = np.zeros((2, ranks), np.int64)
     low, high = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)

@@ -37,10 +37,10 @@ from commplan.runtime.layers import ShardedWeights
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.machines.machine import BindRequest
 from commplan.runtime.machines.mesh import machine_for
-from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.observe.metrics import PERIOD_S, Ledger, Metrics, close_quietly, kept
+from commplan.runtime.param_server.server_rank import ServerMachine
 from commplan.runtime.phases import Every, PhaseCall
 from commplan.tracebacks import public_face
 from commplan.wait import BUSY_S, TIMEOUT_S, check_seconds

@@ -181,6 +181,67 @@ def test_no_circles(room: str):
     assert not arrows, f"a circle among {sorted(arrows)}"
 
 
+# Packages that still import each other while the program runs: none may be added.
+BOTH_WAYS = {
+    frozenset(f"commplan.{name}" for name in pair.split())
+    for pair in (
+        "cli cli.verbs",
+        "collectives collectives.algorithms",
+        "cost cost.collective",
+        "cost cost.network",
+        "cost cost.schedule",
+        "cost cost.servers",
+        "dsl dsl.check",
+        "dsl.check dsl.check.clauses",
+        "dsl.check dsl.check.stages",
+        "ir ir.ops",
+        "ir ir.stages",
+        "lowering lowering.audit",
+        "lowering lowering.jax",
+        "lowering.jax lowering.jax.collectives",
+        "lowering.jax lowering.jax.layers",
+        "lowering.mpi lowering.mpi.job",
+        "lowering.mpi lowering.mpi.prebuilt",
+        "passes passes.bucket",
+        "passes passes.pipeline",
+        "passes.bucket passes.pipeline",
+        "passes.exchange passes.pipeline",
+        "passes.fuse passes.pipeline",
+        "passes.pipeline passes.search",
+        "passes.pipeline passes.share",
+        "runtime runtime.input.device",
+        "runtime runtime.input.multirate",
+        "runtime runtime.observe",
+        "runtime runtime.param_server",
+        "runtime.input runtime.input.observe",
+        "runtime.input runtime.input.prefetch",
+        "runtime.input runtime.input.ring",
+        "runtime.input runtime.input.shm",
+        "runtime.input runtime.input.sources",
+        "runtime.input runtime.input.stages",
+        "runtime.input.cache runtime.input.stages",
+        "runtime.input.device runtime.input.multirate",
+        "runtime.input.device runtime.machines",
+        "runtime.input.observe runtime.input.stages",
+        "runtime.machines runtime.observe",
+        "verify verify.input",
+    )
+}
+
+
+def test_packages_import_in_one_direction() -> None:
+    """Of two packages inside `runtime`, `lowering` and `commplan` one imports the other, or neither does."""
+    packages = {name for name, path in modules().items() if path.name == "__init__.py"}
+    arrows: set[tuple[str, str]] = set()
+    for name, path in modules().items():
+        start = name if name in packages else name.rpartition(".")[0]
+        for target, _, at_run_time in imports(path, name):
+            if target in modules() and at_run_time:
+                arrows.add((start, target if target in packages else target.rpartition(".")[0]))
+    found = {frozenset(pair) for pair in arrows if pair[::-1] in arrows and len(set(pair)) == 2}
+    assert not {pair for pair in found if "commplan" not in pair} - BOTH_WAYS
+
+
 def loaded(code: str) -> set[str]:
     """The top-level modules that a fresh interpreter has loaded after `code`."""
     script = f"import sys\n{code}\nprint('\\n'.join(sorted({{m.split('.')[0] for m in sys.modules}})))"

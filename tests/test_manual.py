@@ -43,7 +43,7 @@ def test_plans_of_the_manual_check(page: Path):
 
 @pytest.mark.parametrize("page", [p for p in PAGES if fences(p, "python")], ids=name_of)
 def test_programs_of_the_manual_run(page: Path):
-    if page.stem == "mpi":
+    if page.stem.startswith("mpi"):
         mpirun.needs_mpi()
     if page.parent.name == "tutorial" and importlib.util.find_spec(page.stem) is None:
         assert os.environ.get("COMMPLAN_SITE") != "1"

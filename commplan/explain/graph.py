@@ -8,7 +8,19 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from commplan.explain.stages import phase_title, stage_lines
-from commplan.ir.plan import AxisKind, Load, Map, Phase, Plan, Ref, Slice, Stage, name_of, operands, results
+from commplan.ir.plan import (
+    AxisKind,
+    Load,
+    MapStage,
+    Phase,
+    Plan,
+    Ref,
+    SliceStage,
+    Stage,
+    name_of,
+    operands,
+    results,
+)
 
 Kind = Literal["source", "input", "state", "host", "device", "network", "output"]
 
@@ -122,9 +134,9 @@ def _kind(plan: Plan, stage: Stage) -> Kind:
     match stage:
         case Load():
             return "host"
-        case Map():
+        case MapStage():
             return "host" if plan.fn(stage.fn).where == "host" else "device"
-        case Slice():
+        case SliceStage():
             return "device"
         case _:
             return "network"

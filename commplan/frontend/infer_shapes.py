@@ -68,7 +68,7 @@ class _Shaper:
         Such a value is a whole value whose leading dimension counts records.
         """
         maker = self.plan.stage(ref)
-        if not isinstance(maker, graph.Map) or not maker.per_record:
+        if not isinstance(maker, graph.MapStage) or not maker.per_record:
             return None
         kinds = (self._values[operand].type for operand in maker.operands)
         records = next((kind for kind in kinds if isinstance(kind, RecordsType)), None)
@@ -95,14 +95,14 @@ class _Shaper:
                 if record is None:
                     return self._report.missing(value, f"records of source `{maker.source}`")
                 return record
-            case graph.Map():
+            case graph.MapStage():
                 leaves, batch = self._mapped(value, maker), self._batched(value.id)
                 if leaves is None or batch is None:
                     return leaves
                 return tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in leaves)
-            case graph.Exchange():
+            case graph.ExchangeStage():
                 return self.whole(maker.states[maker.results.index(value.id)])
-            case graph.Elastic():
+            case graph.ElasticStage():
                 return self.whole(maker.operand if value.id == maker.pull else maker.center)
             case _:
                 return self.whole(maker.operand)
@@ -118,13 +118,13 @@ class _Shaper:
         bound = [b.value for phase in start for b in phase.updates if b.name == value.name]
         for ref in bound:
             maker = self.plan.stage(ref)
-            if not isinstance(maker, graph.Map):
+            if not isinstance(maker, graph.MapStage):
                 return self.whole(ref)
             if self.plan.fn(maker.fn).elementwise and self._tree_operands(maker):
                 return self._first_tree(maker)  # does not depend on the shape of the state
         return self._report.missing(value, "a state")
 
-    def _mapped(self, value: graph.Value, maker: graph.Map) -> Leaves | None:
+    def _mapped(self, value: graph.Value, maker: graph.MapStage) -> Leaves | None:
         passed = self.shapes.get(value.name)
         elementwise = self.plan.fn(maker.fn).elementwise
         if passed is not None and not (elementwise and value.name in self._inputs):
@@ -135,8 +135,8 @@ class _Shaper:
             return self.whole(self._states[value.name])
         return self._report.missing(value, f"a result of `{maker.fn}`, which is not elementwise,")
 
-    def _tree_operands(self, maker: graph.Map) -> list[graph.Ref]:
+    def _tree_operands(self, maker: graph.MapStage) -> list[graph.Ref]:
         return [ref for ref in maker.operands if is_tree(self._values[ref])]
 
-    def _first_tree(self, maker: graph.Map) -> Leaves | None:
+    def _first_tree(self, maker: graph.MapStage) -> Leaves | None:
         return self.whole(self._tree_operands(maker)[0])

@@ -92,9 +92,9 @@ def check_agreement(
         for binding in phase.updates:
             agree(binding.value, states[binding.name], f"state `{binding.name}`")
         for stage in phase.stages:
-            if isinstance(stage, graph.Elastic):
+            if isinstance(stage, graph.ElasticStage):
                 agree(stage.operand, stage.center, "its centre")
-            if isinstance(stage, graph.Exchange):
+            if isinstance(stage, graph.ExchangeStage):
                 agree(stage.gradient, stage.states[0], "the weights that it is exchanged into")
     _given_for_results(plan, shapes, inferred, report)
 
@@ -103,7 +103,9 @@ def _given_for_results(
     plan: graph.Plan, shapes: Shapes, inferred_leaves: Mapping[graph.Ref, Leaves | None], report: ShapeReport
 ) -> None:
     """Report CP0705 for passed shapes that contradict the shapes that the plan implies or declares."""
-    mapped = {ref for ph in plan.phases for s in ph.stages if isinstance(s, graph.Map) for ref in s.results}
+    mapped = {
+        ref for ph in plan.phases for s in ph.stages if isinstance(s, graph.MapStage) for ref in s.results
+    }
     open_ = {*plan.inputs, *plan.states, *mapped}
     free = {value.name for value in plan.values if value.id in open_ and is_tree(value)}
     for value in plan.values:
@@ -136,11 +138,11 @@ def check_leaves(
         match stage:
             case graph.Reduce() | graph.Scatter():
                 operand, how = stage.operand, stage.op.name
-            case graph.Exchange():
+            case graph.ExchangeStage():
                 operand, how = stage.gradient, stage.op.name
-            case graph.Elastic():
+            case graph.ElasticStage():
                 operand, how = stage.operand, "elastic"
-            case graph.Map() if plan.fn(stage.fn).random and not stage.per_record:
+            case graph.MapStage() if plan.fn(stage.fn).random and not stage.per_record:
                 cut = [values[ref] for ref in stage.results if values[ref].placement.split]
                 for label in (
                     leaf.label(value.id) for value in cut for leaf in value.leaves if not leaf.shape

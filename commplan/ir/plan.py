@@ -24,15 +24,15 @@ from commplan.ir.refs import Ref as Ref
 from commplan.ir.refs import name_of as name_of
 from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages import Broadcast as Broadcast
-from commplan.ir.stages import Elastic as Elastic
-from commplan.ir.stages import Exchange as Exchange
+from commplan.ir.stages import ElasticStage as ElasticStage
+from commplan.ir.stages import ExchangeStage as ExchangeStage
 from commplan.ir.stages import Gather as Gather
 from commplan.ir.stages import Load as Load
-from commplan.ir.stages import Map as Map
+from commplan.ir.stages import MapStage as MapStage
 from commplan.ir.stages import Reduce as Reduce
 from commplan.ir.stages import Scatter as Scatter
-from commplan.ir.stages import Share as Share
-from commplan.ir.stages import Slice as Slice
+from commplan.ir.stages import ShareStage as ShareStage
+from commplan.ir.stages import SliceStage as SliceStage
 from commplan.ir.stages import Stage as Stage
 from commplan.ir.stages import operands as operands
 from commplan.ir.stages import results as results

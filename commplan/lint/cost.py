@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from commplan.diagnostics import Diagnostic, Span
-from commplan.ir.plan import Algorithm, Elastic, Hints, Phase, Share, Stage
+from commplan.ir.plan import Algorithm, ElasticStage, Hints, Phase, ShareStage, Stage
 from commplan.ir.stages import StageOverAxes
 from commplan.ir.types import ArrayType, sized, timed
 from commplan.lint.subject import Subject, with_stage
@@ -54,27 +54,27 @@ def are_costs_known(subject: Subject, lines: range) -> bool:
     return subject.inputs.topology is not None and subject.inputs.calibration is not None
 
 
-def _with_buckets(phase: Phase) -> list[tuple[int, list[StageOverAxes | Elastic]]]:
+def _with_buckets(phase: Phase) -> list[tuple[int, list[StageOverAxes | ElasticStage]]]:
     """The bucket sizes in `phase`, each with the stages that may share such a bucket.
 
     These stages agree in everything except their values.
     """
-    groups: dict[tuple[object, ...], list[StageOverAxes | Elastic]] = {}
+    groups: dict[tuple[object, ...], list[StageOverAxes | ElasticStage]] = {}
     for stage in phase.stages:
         hints: Hints | None = getattr(stage, "hints", None)
-        if isinstance(stage, StageOverAxes | Elastic) and hints is not None and hints.bucket is not None:
+        if isinstance(stage, StageOverAxes | ElasticStage) and hints is not None and hints.bucket is not None:
             form = (stage.verb, stage.axes, stage.written()[1:])
             groups.setdefault((hints.bucket, form, hints, getattr(stage, "via", None)), []).append(stage)
     return [(bucket, stages) for (bucket, *_), stages in groups.items() if isinstance(bucket, int)]
 
 
-def _span_of(stage: StageOverAxes | Elastic) -> Span:
+def _span_of(stage: StageOverAxes | ElasticStage) -> Span:
     """The location of a stage."""
     span: Span = cast("Stage", stage).span
     return span
 
 
-def _nbytes(subject: Subject, stage: StageOverAxes | Elastic) -> int | None:
+def _nbytes(subject: Subject, stage: StageOverAxes | ElasticStage) -> int | None:
     """Bytes of a rank's operand or result, whichever is larger; None if their leaves are unknown."""
     sizes = list[int]()
     for ref in (stage.operand, stage.result):
@@ -95,7 +95,7 @@ def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
     pinned = _predicted(subject, subject.schedule) if subject.inputs.topology is not None else None
     for phase in subject.plan.phases:
         for stage in phase.stages:
-            if isinstance(stage, Share):
+            if isinstance(stage, ShareStage):
                 yield from _costly_design(subject, stage)
             elif pinned is not None:
                 yield from _costly_pin(subject, pinned, phase.name, stage)
@@ -154,7 +154,7 @@ def _chosen(schedule: Schedule, span: Span) -> str | None:
     return choices[0] if choices else None
 
 
-def _costly_design(subject: Subject, stage: Share) -> Iterator[Diagnostic]:
+def _costly_design(subject: Subject, stage: ShareStage) -> Iterator[Diagnostic]:
     """A sharing design that is slower than another one, according to measured costs."""
     assert subject.schedule is not None
     costs: Mapping[bool, list[SharingCost]] = {True: [], False: []}

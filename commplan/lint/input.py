@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from commplan.diagnostics import Diagnostic, Note, listed, plural
-from commplan.ir.plan import AxisKind, Load, Map, operands, results
+from commplan.ir.plan import AxisKind, Load, MapStage, operands, results
 from commplan.lint.subject import Subject
 
 TAIL_MARGIN = 0.05  # fraction of the records of an epoch
@@ -16,7 +16,7 @@ def shared_draws(subject: Subject) -> Iterator[Diagnostic]:
     plan = subject.plan
     members = [axis.name for axis in plan.axes if axis.kind is AxisKind.ENSEMBLE]
     for stage in subject.stages:
-        if not isinstance(stage, Map) or not plan.fn(stage.fn).random:
+        if not isinstance(stage, MapStage) or not plan.fn(stage.fn).random:
             continue
         per = plan.value(stage.results[0]).placement.per
         sharing_members = [member for member in members if member not in per]
@@ -41,7 +41,7 @@ def unlike_loads(subject: Subject) -> Iterator[Diagnostic]:
                 frozenset({stage}) if isinstance(stage, Load) else frozenset[Load]().union(*operand_loads)
             )
             loads |= dict.fromkeys(results(stage), made_of)
-            if not isinstance(stage, Map) or made_of in operand_loads:
+            if not isinstance(stage, MapStage) or made_of in operand_loads:
                 continue  # reported at the stage that defines the operand
             sources: dict[tuple[object, ...], set[str]] = {}
             for load in made_of:
@@ -57,7 +57,7 @@ def _order(load: Load) -> tuple[object, ...]:
     return tuple(getattr(load, name) for name in _ORDER)
 
 
-def _unlike(subject: Subject, stage: Map, loads: Collection[Load]) -> Diagnostic:
+def _unlike(subject: Subject, stage: MapStage, loads: Collection[Load]) -> Diagnostic:
     first, *later = sorted(loads, key=lambda load: load.span)
     other = next(load for load in later if _order(load) != _order(first))
     names = [name for name in _ORDER if getattr(first, name) != getattr(other, name)]

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed
-from commplan.ir.plan import Exchange, Load, Map, Phase, operands, results
+from commplan.ir.plan import ExchangeStage, Load, MapStage, Phase, operands, results
 from commplan.ir.types import AxisKind
 from commplan.lint.subject import Subject
 
@@ -106,7 +106,7 @@ def unused_declarations(subject: Subject) -> Iterator[Diagnostic]:
     """CP1209: a source that is not loaded, a function that is not called, or a server without states."""
     plan = subject.plan
     loaded = {stage.source for stage in subject.stages if isinstance(stage, Load)}
-    called_fns = {stage.fn for stage in subject.stages if isinstance(stage, Map | Exchange)}
+    called_fns = {stage.fn for stage in subject.stages if isinstance(stage, MapStage | ExchangeStage)}
     servers = {value.placement.server for value in plan.values}
     axes = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]
     bound = "who binds the plan has to give it all the same"

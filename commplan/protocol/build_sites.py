@@ -13,7 +13,7 @@ from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Phase, Put, Schedule, Value, results
 from commplan.ir.types import DType
 from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Kind, Site, Sites
-from commplan.protocol.units import Flat, Layout, beside, weights
+from commplan.protocol.units import Flat, StateLayout, beside, weights
 
 # The states of a request, what a worker sends, and what it gets.
 _Request = tuple[tuple[Value, ...], tuple[Buffer, ...], tuple[Buffer, ...]]
@@ -40,7 +40,7 @@ class _Survey:
                 self.first[axis.name] = count
                 count += axis.size
         self.servers = count
-        self.layouts: dict[str, Layout] = {}
+        self.layouts: dict[str, StateLayout] = {}
         self.used: dict[str, tuple[str, Span]] = {}
         self.read: dict[str, set[Ref]] = {}  # by phase: what its workers need, in their ops or as outputs
 
@@ -93,7 +93,7 @@ class _Survey:
         assert value.placement.server is not None
         return self.schedule.axis(value.placement.server).size
 
-    def _layout(self, value: Value) -> Layout:
+    def _layout(self, value: Value) -> StateLayout:
         name = name_of(value.id)
         if name not in self.layouts:  # never exchanged: put and got alone
             keys = [leaf.dtype for leaf in value.leaves]
@@ -154,7 +154,7 @@ class _Survey:
             fail("CP0729", message, note, span=op.span, file=self.schedule.file)
 
     def _data(
-        self, layout: Layout, flats: Sequence[Flat], dtypes: Iterable[DType], value: Ref, slot: int = 0
+        self, layout: StateLayout, flats: Sequence[Flat], dtypes: Iterable[DType], value: Ref, slot: int = 0
     ) -> tuple[Buffer, ...]:
         buffers: list[Buffer] = []
         for part, (flat, dtype) in enumerate(zip(flats, dtypes, strict=True)):
@@ -163,7 +163,7 @@ class _Survey:
             buffers.append(Buffer("data", dtype, flat.size, chunks, value, flat.leaves, slot, part))
         return tuple(buffers)
 
-    def _whole(self, layout: Layout, value: Ref, state: Value, *, down: bool) -> tuple[Buffer, ...]:
+    def _whole(self, layout: StateLayout, value: Ref, state: Value, *, down: bool) -> tuple[Buffer, ...]:
         """A whole state: its scalars, and all of its slots."""
         buffers: list[Buffer] = []
         for place in layout.scalars:
@@ -179,7 +179,7 @@ class _Survey:
         self,
         kind: Literal["scalar", "token"],
         dtype: DType,
-        layout: Layout,
+        layout: StateLayout,
         value: Ref = "",
         leaves: tuple[int, ...] = (),
         *,

@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 @dataclasses.dataclass
-class Unit:
+class ServedUnit:
     """One unit of a state.
 
     queue: requests that have arrived, (site, number), by worker. site: that of the update whose terms are
@@ -67,9 +67,9 @@ class Unit:
     turn: int = 0
     asked: list[tuple[int, int, int]] = dataclasses.field(default_factory=list[tuple[int, int, int]])
 
-    def copy(self) -> Unit:
+    def copy(self) -> ServedUnit:
         queue = {worker: list(waiting) for worker, waiting in self.queue.items()}
-        return Unit(queue, self.site, list(self.added), dict(self.applied), self.turn, list(self.asked))
+        return ServedUnit(queue, self.site, list(self.added), dict(self.applied), self.turn, list(self.asked))
 
     def key(self) -> tuple[object, ...]:
         queue = tuple((worker, tuple(waiting)) for worker, waiting in self.queue.items() if waiting)
@@ -77,23 +77,23 @@ class Unit:
 
 
 @dataclasses.dataclass
-class Cell:
+class GroupState:
     """A state as one group of workers has it. marks: how many puts each member has begun; puts: how many are
     applied. tickets: members whose requests began, in order. done: requests served, by member. answered: of
     the request of (site, worker) that is being served, how many units."""
 
     members: tuple[int, ...]
-    units: dict[int, Unit]
+    units: dict[int, ServedUnit]
     marks: dict[int, int]
     done: dict[int, int]
     puts: int = 0
     tickets: list[int] = dataclasses.field(default_factory=list[int])
     answered: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict[tuple[int, int], int])
 
-    def copy(self) -> Cell:
+    def copy(self) -> GroupState:
         units = {number: unit.copy() for number, unit in self.units.items()}
         marks, done, tickets = dict(self.marks), dict(self.done), list(self.tickets)
-        return Cell(self.members, units, marks, done, self.puts, tickets, dict(self.answered))
+        return GroupState(self.members, units, marks, done, self.puts, tickets, dict(self.answered))
 
     def key(self, gone: set[int]) -> tuple[object, ...]:
         """Without what is counted of members that are gone, which nobody asks for any more."""
@@ -128,10 +128,10 @@ class Machine:
         self.failed = ""
         self.backlog: dict[int, list[int]] = {worker: [] for worker in range(sites.workers)}
         self.counts: dict[tuple[int, int], int] = {}  # requests that a worker has begun at a site
-        self.cells: dict[tuple[str, int], Cell] = {}
+        self.cells: dict[tuple[str, int], GroupState] = {}
         self.group: dict[tuple[int, int], int] = {}  # of a worker at a site
         self.places: dict[int, Place] = {}
-        self._touched: list[tuple[Cell, int]] = []  # units that may have something to do
+        self._touched: list[tuple[GroupState, int]] = []  # units that may have something to do
         for site in sites.all:
             self._know(site)
 
@@ -147,9 +147,9 @@ class Machine:
             self.group |= {(site.number, worker): group for worker in members}
             for name, layout in zip(site.states, site.layouts, strict=True):
                 if (name, group) not in self.cells:
-                    units = {u.number: Unit({w: [] for w in members}) for u in layout.owned(own)}
+                    units = {u.number: ServedUnit({w: [] for w in members}) for u in layout.owned(own)}
                     marks, done = dict.fromkeys(members, 0), dict.fromkeys(members, 0)
-                    self.cells[name, group] = Cell(members, units, marks, done)
+                    self.cells[name, group] = GroupState(members, units, marks, done)
 
     def copy(self) -> Machine:
         """Another machine in the same state."""
@@ -230,10 +230,10 @@ class Machine:
         if not self.failed:
             yield from self._stuck()
 
-    def _cell(self, worker: int, site: Site, state: int = 0) -> Cell:
+    def _cell(self, worker: int, site: Site, state: int = 0) -> GroupState:
         return self.cells[site.states[state], self.group[site.number, worker]]
 
-    def _living(self, cell: Cell) -> list[int]:
+    def _living(self, cell: GroupState) -> list[int]:
         return [worker for worker in cell.members if worker not in self.gone]
 
     def _may(self, worker: int, place: Place) -> bool:
@@ -248,7 +248,7 @@ class Machine:
             return True
         return cell.done[worker] - min(cell.done[w] for w in self._living(cell)) <= site.staleness
 
-    def _may_put(self, worker: int, place: Place, cell: Cell) -> bool:
+    def _may_put(self, worker: int, place: Place, cell: GroupState) -> bool:
         """A mark waits for its put; a put but the first one waits until everybody has come to its mark."""
         number = cell.marks[worker] + place.first
         if worker != cell.members[0]:
@@ -282,7 +282,7 @@ class Machine:
     def _pulls(self, site: int) -> bool:
         return self.sites.all[site].kind == "elastic"
 
-    def _unmarked(self, site: Site, cell: Cell, number: int) -> list[int]:
+    def _unmarked(self, site: Site, cell: GroupState, number: int) -> list[int]:
         """The living workers that have not come to their marks of put `number`."""
         others = (worker for worker in self._living(cell) if worker != cell.members[0])
         return [worker for worker in others if not self._at_mark(worker, site, cell, number)]
@@ -292,7 +292,7 @@ class Machine:
         tags = self.backlog[worker]
         return self.places.get(tags[0]) if tags else None
 
-    def _at_mark(self, worker: int, site: Site, cell: Cell, number: int) -> bool:
+    def _at_mark(self, worker: int, site: Site, cell: GroupState, number: int) -> bool:
         """Whether what a worker has sent next is its mark of put `number` to the state of `site`."""
         place = self._following(worker)
         if place is None or cell.marks[worker] != number - 1:
@@ -329,7 +329,7 @@ class Machine:
                 yield from step
         self._touched.clear()
 
-    def _step(self, cell: Cell, number: int) -> Iterator[Effect] | None:
+    def _step(self, cell: GroupState, number: int) -> Iterator[Effect] | None:
         """The next thing that a unit does, None if there is none."""
         unit = cell.units[number]
         for owed in unit.asked:
@@ -340,7 +340,7 @@ class Machine:
         worker = self._next(cell, unit)
         return None if worker is None else self._meet(cell, number, worker)
 
-    def _missing(self, cell: Cell, unit: Unit) -> list[int]:
+    def _missing(self, cell: GroupState, unit: ServedUnit) -> list[int]:
         """Whose terms the present update of an exchange still waits for, in rank order."""
         return [
             worker
@@ -348,7 +348,7 @@ class Machine:
             if worker not in unit.added and (worker not in self.gone or unit.queue[worker])
         ]
 
-    def _next(self, cell: Cell, unit: Unit) -> int | None:
+    def _next(self, cell: GroupState, unit: ServedUnit) -> int | None:
         """Whose turn it is, if what it has sent for this unit is there."""
         waiting = [worker for worker in cell.members if unit.queue[worker]]
         if not waiting:
@@ -367,7 +367,7 @@ class Machine:
             unit.turn += 1
         return None
 
-    def _meet(self, cell: Cell, number: int, worker: int) -> Iterator[Effect]:
+    def _meet(self, cell: GroupState, number: int, worker: int) -> Iterator[Effect]:
         """The oldest request of a worker for a unit: a term, or the whole meeting with the centre."""
         unit = cell.units[number]
         site, request = unit.queue[worker].pop(0)
@@ -387,18 +387,18 @@ class Machine:
         unit.added.append(worker)
         yield Effect("add", site, number, worker, request)
 
-    def _apply(self, number: int, unit: Unit) -> Iterator[Effect]:
+    def _apply(self, number: int, unit: ServedUnit) -> Iterator[Effect]:
         """All terms are there."""
         workers, unit.added = tuple(unit.added), []
         request = unit.applied.get(unit.site, 0)
         unit.applied[unit.site] = request + 1
         yield Effect("apply", unit.site, number, workers[0], request, workers=workers)
 
-    def _due(self, unit: Unit, owed: tuple[int, int, int]) -> bool:
+    def _due(self, unit: ServedUnit, owed: tuple[int, int, int]) -> bool:
         _, site, request = owed
         return unit.applied.get(site, 0) >= request + 1 - (self.sites.all[site].staleness or 0)
 
-    def _answer(self, cell: Cell, number: int, owed: tuple[int, int, int]) -> Iterator[Effect]:
+    def _answer(self, cell: GroupState, number: int, owed: tuple[int, int, int]) -> Iterator[Effect]:
         """A unit, or, where workers read nothing, one token when the last unit of the request is served."""
         cell.units[number].asked.remove(owed)
         worker, site, request = owed

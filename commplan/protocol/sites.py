@@ -17,7 +17,7 @@ from commplan.diagnostics import Span
 from commplan.ir.axes import coordinates, groups, position
 from commplan.ir.plan import Ref
 from commplan.ir.types import DType
-from commplan.protocol.units import Layout
+from commplan.protocol.units import StateLayout
 
 LEAVE = 1  # a worker says that it sends nothing more
 FIRST_TAG = 16
@@ -100,7 +100,7 @@ class Site(msgspec.Struct, frozen=True):
     servers: int
     per: tuple[str, ...]
     states: tuple[str, ...]
-    layouts: tuple[Layout, ...]
+    layouts: tuple[StateLayout, ...]
     up: tuple[Buffer, ...]
     down: tuple[Buffer, ...]
     token: tuple[Buffer, ...] = ()
@@ -113,7 +113,7 @@ class Site(msgspec.Struct, frozen=True):
     rho: float | Ref = 0.0
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> StateLayout:
         """Where the units of its first state lie."""
         return self.layouts[0]
 
@@ -154,7 +154,7 @@ class Sites(msgspec.Struct, frozen=True):
         return tuple(groups([name for name in sizes if name not in site.per], sizes))
 
 
-class Move(NamedTuple):
+class SiteMessage(NamedTuple):
     """One message: `size` elements from `start` of buffer number `buffer` of `sent`, or of `Site.down`."""
 
     server: int
@@ -169,17 +169,17 @@ def sent(site: Site, *, first: bool) -> tuple[Buffer, ...]:
     return site.up if first or site.kind != "put" else site.token
 
 
-def sends(site: Site, *, first: bool) -> tuple[Move, ...]:
+def sends(site: Site, *, first: bool) -> tuple[SiteMessage, ...]:
     """The messages of a request in the order in which they are posted. The site's first server is 0."""
     return tuple(_moves(sent(site, first=first)))
 
 
-def receives(site: Site) -> tuple[Move, ...]:
+def receives(site: Site) -> tuple[SiteMessage, ...]:
     """The messages that answer a request, in any order."""
     return tuple(_moves(site.down))
 
 
-def _moves(buffers: tuple[Buffer, ...]) -> Iterator[Move]:
+def _moves(buffers: tuple[Buffer, ...]) -> Iterator[SiteMessage]:
     for number, buffer in enumerate(buffers):
         for chunk in buffer.chunks:
-            yield Move(chunk.server, chunk.tag, number, chunk.start, chunk.size)
+            yield SiteMessage(chunk.server, chunk.tag, number, chunk.start, chunk.size)

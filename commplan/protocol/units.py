@@ -27,7 +27,7 @@ class Flat(msgspec.Struct, frozen=True):
     size: int
 
 
-class Unit(msgspec.Struct, frozen=True):
+class StateUnit(msgspec.Struct, frozen=True):
     """Elements `start` to `start + size` - 1 of part `part`, owned by server `server` (counted from 0)."""
 
     number: int
@@ -37,7 +37,7 @@ class Unit(msgspec.Struct, frozen=True):
     server: int
 
 
-class Layout(msgspec.Struct, frozen=True):
+class StateLayout(msgspec.Struct, frozen=True):
     """How a state lies on `servers` servers.
 
     slots: of each copy of the weights' structure in it its flat parts; one for the weights themselves.
@@ -47,17 +47,17 @@ class Layout(msgspec.Struct, frozen=True):
     servers: int
     slots: tuple[tuple[Flat, ...], ...]
     scalars: tuple[int, ...]
-    units: tuple[Unit, ...]
+    units: tuple[StateUnit, ...]
 
     @property
     def parts(self) -> tuple[Flat, ...]:
         return self.slots[0]
 
-    def owned(self, server: int) -> tuple[Unit, ...]:
+    def owned(self, server: int) -> tuple[StateUnit, ...]:
         """The units of one server, in order."""
         return tuple(unit for unit in self.units if unit.server == server)
 
-    def nbytes(self, unit: Unit) -> int:
+    def nbytes(self, unit: StateUnit) -> int:
         """Bytes of a unit of the weights."""
         return unit.size * self.parts[unit.part].dtype.nbytes
 
@@ -79,7 +79,7 @@ class Layout(msgspec.Struct, frozen=True):
         return tuple(totals)
 
 
-def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk: int | None) -> Layout:
+def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk: int | None) -> StateLayout:
     """The layout of weights. keys: of each leaf its dtype, and that of what it meets; equal ones are joined.
 
     chunk: bytes of a unit at most, rounded down to elements; the usual size if None.
@@ -99,11 +99,13 @@ def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk:
     ]
     owners = chunks.assign([size * parts[number].dtype.nbytes for number, _, size in runs], servers)
     numbered = enumerate(zip(runs, owners, strict=True))
-    units = tuple(Unit(number, *run, owner) for number, (run, owner) in numbered)
-    return Layout(servers, (parts,), (), units)
+    units = tuple(StateUnit(number, *run, owner) for number, (run, owner) in numbered)
+    return StateLayout(servers, (parts,), (), units)
 
 
-def beside(kept: Sequence[Leaf], leaves: Sequence[Leaf], like: Layout, span: Span, file: str) -> Layout:
+def beside(
+    kept: Sequence[Leaf], leaves: Sequence[Leaf], like: StateLayout, span: Span, file: str
+) -> StateLayout:
     """The layout of what is kept beside weights of `leaves`, which lie as `like` says.
 
     Raises CP0726 for a leaf that is neither a scalar nor belongs to a whole copy of the weights.
@@ -128,10 +130,12 @@ def beside(kept: Sequence[Leaf], leaves: Sequence[Leaf], like: Layout, span: Spa
             _refuse(some, f"its copy of the weights lacks `{missing[0]}`", span, file)
         else:
             slots.append(_slot(own, kept, like, span, file))
-    return Layout(like.servers, tuple(slots), tuple(sorted(scalars)), like.units)
+    return StateLayout(like.servers, tuple(slots), tuple(sorted(scalars)), like.units)
 
 
-def _slot(own: dict[int, int], kept: Sequence[Leaf], like: Layout, span: Span, file: str) -> tuple[Flat, ...]:
+def _slot(
+    own: dict[int, int], kept: Sequence[Leaf], like: StateLayout, span: Span, file: str
+) -> tuple[Flat, ...]:
     flats: list[Flat] = []
     for part in like.parts:
         places = tuple(own[place] for place in part.leaves)

@@ -16,12 +16,12 @@ from commplan.ir.axes import coordinates, position
 from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.stages import rules
 from commplan.verify.programs.algorithm_proof import Proof, prove_algorithm, prove_levels
-from commplan.verify.scope import PhaseScope
+from commplan.verify.scope import OpScope
 
 HIERARCHICAL = "hierarchical"
 
 
-def check_algorithm(scope: PhaseScope, op: Collective) -> None:
+def check_algorithm(scope: OpScope, op: Collective) -> None:
     """Report an algorithm that does not fit `op`, or a chunk program that does not satisfy its postcondition.
 
     The axes and the root of `op` must have been checked before.

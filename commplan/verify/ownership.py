@@ -17,8 +17,8 @@ from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule, resu
 from commplan.ir.stages import rules
 from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import FIRST_TAG, Held, Site, Sites, nbytes_of
-from commplan.protocol.units import Layout
-from commplan.verify.scope import DiagnosticReport, PhaseScope
+from commplan.protocol.units import StateLayout
+from commplan.verify.scope import DiagnosticReport, OpScope
 
 _NEEDS_GET = "which servers keep: an op `get` has to fetch it"
 
@@ -103,7 +103,7 @@ def check_servers(schedule: Schedule, report: DiagnosticReport) -> None:
         _messages(site, report)
 
 
-def ownership_error(layout: Layout) -> str:
+def ownership_error(layout: StateLayout) -> str:
     """Describe an error in the ownership of a state.
 
     Returns:
@@ -157,7 +157,7 @@ def _messages(site: Site, report: DiagnosticReport) -> None:
 # Single ops.
 
 
-def check_server_op(scope: PhaseScope, op: ServerOp) -> None:
+def check_server_op(scope: OpScope, op: ServerOp) -> None:
     """Report an invalid op that may communicate with servers. Shapes are checked elsewhere."""
     match op:
         case Exchange():
@@ -172,7 +172,7 @@ def check_server_op(scope: PhaseScope, op: ServerOp) -> None:
             _on_server(scope, op, op.operand, "got from")
 
 
-def _hints(scope: PhaseScope, op: Exchange | Elastic) -> None:
+def _hints(scope: OpScope, op: Exchange | Elastic) -> None:
     for name, number, least in (("staleness", op.hints.staleness, 0), ("chunk", op.hints.chunk, 1)):
         if number is not None and number < least:
             scope.report.add("CP0735", f"{name} = {number} is less than {least}", op.span)
@@ -180,7 +180,7 @@ def _hints(scope: PhaseScope, op: Exchange | Elastic) -> None:
         scope.report.add("CP0734", "workers meet over no axis", op.span)
 
 
-def check_served(scope: PhaseScope) -> None:
+def check_served(scope: OpScope) -> None:
     """Report ops that read server values without fetching them, and updates of them by other ops."""
     phase, report, values = scope.phase, scope.report, scope.values
     served = {ref for ref in phase.states if values[ref].placement.server is not None}
@@ -202,7 +202,7 @@ def check_served(scope: PhaseScope) -> None:
             report.add("CP0764", message, phase.span)
 
 
-def _on_server(scope: PhaseScope, op: Op, ref: str, action: str) -> None:
+def _on_server(scope: OpScope, op: Op, ref: str, action: str) -> None:
     """Report a server value `ref` that is not derived from a state on the same server."""
     state = scope.values.get(scope.axes.states.get(name_of(ref).partition("/")[0], ""))
     server = scope.values[ref].placement.server
@@ -215,7 +215,7 @@ def _on_server(scope: PhaseScope, op: Op, ref: str, action: str) -> None:
         scope.report.add("CP0734", f"`{ref}` is {action} `{server}`, but its state lies on {home}", op.span)
 
 
-def _exchange(scope: PhaseScope, op: Exchange) -> None:
+def _exchange(scope: OpScope, op: Exchange) -> None:
     if len(op.results) != len(op.states) or not op.states:
         return  # already reported
     values = scope.values
@@ -241,7 +241,7 @@ def _exchange(scope: PhaseScope, op: Exchange) -> None:
     scope.report.refuse("CP0735", broken, op.span)
 
 
-def _elastic(scope: PhaseScope, op: Elastic) -> None:
+def _elastic(scope: OpScope, op: Elastic) -> None:
     home = scope.values[op.center].placement.server
     scope.report.refuse("CP0734", rules.center_home(op.mode, name_of(op.center), home), op.span)
     if op.result is not None and op.mode != "sync":

@@ -49,7 +49,7 @@ class Axes:
         self.good: set[Placement] = set()
 
 
-class PhaseScope:
+class OpScope:
     """The context of the ops of one phase: values by name, axes, functions and sources.
 
     `before` is the phase in an earlier schedule that passed verification.

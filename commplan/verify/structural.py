@@ -41,7 +41,7 @@ from commplan.verify.algorithms import check_algorithm
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
 from commplan.verify.input.proof import check_input
 from commplan.verify.ownership import check_served, check_server_op, check_servers
-from commplan.verify.scope import Axes, DiagnosticReport, PhaseScope
+from commplan.verify.scope import Axes, DiagnosticReport, OpScope
 
 _MEANT = [field.name for field in roles.fields(Hints) if field.role is Role.MEANING]
 _LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
@@ -94,7 +94,7 @@ def verify(
             report.add("CP0731", message)
     before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
-        _verify_phase(PhaseScope(schedule, phase, axes, report, before.get(phase.name)))
+        _verify_phase(OpScope(schedule, phase, axes, report, before.get(phase.name)))
     if not report.diagnostics:
         check_servers(schedule, report)
     if not report.diagnostics and schedule.origin is not None:
@@ -115,7 +115,7 @@ def _same_head(first: Schedule, second: Schedule) -> bool:
     )  # fmt: skip
 
 
-def _verify_phase(scope: PhaseScope) -> None:
+def _verify_phase(scope: OpScope) -> None:
     phase, report, schedule = scope.phase, scope.report, scope.schedule
     before = len(report.diagnostics)
     if phase.period < 1:
@@ -141,7 +141,7 @@ def _verify_phase(scope: PhaseScope) -> None:
         report.add("CP0730", message, phase.span)
 
 
-def _check_op(scope: PhaseScope, op: Op) -> None:
+def _check_op(scope: OpScope, op: Op) -> None:
     """Check the rules of an op, and that its declared results follow from its operands."""
     wrong = [*op.check(scope.types), *_unobeyed(op)]
     if not _LANES.fullmatch(op.lane):
@@ -189,7 +189,7 @@ def _check_stages(schedule: Schedule, plan: Plan, report: DiagnosticReport) -> N
                 report.add("CP0730", message, op.span)
 
 
-def _clocks(scope: PhaseScope) -> None:
+def _clocks(scope: OpScope) -> None:
     """Report collectives over independent members, since members with more steps would hang."""
     clocks = {op.clock: op for op in scope.phase.ops if isinstance(op, Read) and op.clock is not None}
     if not clocks:
@@ -202,7 +202,7 @@ def _clocks(scope: PhaseScope) -> None:
             scope.report.add("CP0747", message, op.span)
 
 
-def _definitions(scope: PhaseScope) -> None:
+def _definitions(scope: OpScope) -> None:
     """Check single assignment: each value has one defining op, which precedes its readers."""
     phase, report = scope.phase, scope.report
     declared = {value.id for value in phase.values}
@@ -234,7 +234,7 @@ def _definitions(scope: PhaseScope) -> None:
             _before(scope, op, index, ref, makers, "comes after")
 
 
-def _before(scope: PhaseScope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
+def _before(scope: OpScope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
     subject = f"`{results(op)[0]}`" if results(op) else "an op without results"
     if ref not in makers:
         meant = near_name(ref, [*makers, *scope.phase.inputs, *scope.phase.states])
@@ -247,7 +247,7 @@ def _before(scope: PhaseScope, op: Op, index: int, ref: Ref, makers: dict[Ref, i
         scope.report.add("CP0733", message, op.span)
 
 
-def _bindings(scope: PhaseScope) -> None:
+def _bindings(scope: OpScope) -> None:
     phase, report = scope.phase, scope.report
     report.unique("outputs", (binding.name for binding in phase.outputs))
     report.unique("updates", (binding.name for binding in phase.updates))

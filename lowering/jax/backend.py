@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from commplan.ir.schedule import Collective
-from commplan.lowering.jax.servers import Service
+from commplan.lowering.jax.servers import ServerAccess
 
 Array = Any  # a jax.Array or a tracer of one
 
@@ -58,7 +58,7 @@ class Backend(Protocol):
         ...
 
     @property
-    def service(self) -> Service | None:
+    def service(self) -> ServerAccess | None:
         """The servers of the plan; None if it has none."""
         ...
 

@@ -16,7 +16,7 @@ from commplan.protocol.sites import Buffer, Site
 Array = Any
 
 
-class Service(Protocol):
+class ServerAccess(Protocol):
     """The servers of a plan, from the view of one worker."""
 
     def site(self, phase: str, result: str) -> Site:
@@ -37,7 +37,7 @@ class Service(Protocol):
 
 
 def begin(
-    service: Service,
+    service: ServerAccess,
     phase: str,
     op: ServerOp,
     values: Mapping[str, ir.Value],

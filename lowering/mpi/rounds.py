@@ -16,7 +16,7 @@ from commplan.lowering.jax.collectives.programs import blocks, slots
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.mpi.tuning import Spec
 from commplan.lowering.mpi.typing_shim import MPI, mpi4jax
-from commplan.lowering.permutes import Transfer, message_groups
+from commplan.lowering.permutes import WindowTransfer, message_groups
 
 Array = Any
 
@@ -54,7 +54,7 @@ def run(program: ChunkProgram, x: Array, rank: int, op: str, comm: Any) -> Array
 
 
 def _exchange(
-    x: Array, before: Array, group: dict[tuple[int, int], list[Transfer]], rank: int, op: str, comm: Any
+    x: Array, before: Array, group: dict[tuple[int, int], list[WindowTransfer]], rank: int, op: str, comm: Any
 ) -> Array:
     """Exchange at most one message in each direction."""
     outgoing = next(((pair[1], parts) for pair, parts in group.items() if pair[0] == rank), None)
@@ -80,7 +80,7 @@ def _exchange(
     return x
 
 
-def _windows(x: Array, parts: Sequence[Transfer]) -> Array:
+def _windows(x: Array, parts: Sequence[WindowTransfer]) -> Array:
     windows = [x[each.low : each.high] for each in parts]
     return windows[0] if len(windows) == 1 else jnp.concatenate(windows)
 

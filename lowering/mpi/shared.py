@@ -29,7 +29,7 @@ from commplan.diagnostics import fail
 from commplan.ir.types import DType
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import Site
-from commplan.protocol.units import Layout
+from commplan.protocol.units import StateLayout
 from commplan.wait import TIMEOUT_S, Wait, until
 
 HELLO = 2
@@ -52,7 +52,7 @@ class Region(NamedTuple):
         return int(self.bytes.ctypes.data)
 
 
-def offsets(layout: Layout) -> tuple[int, ...]:
+def offsets(layout: StateLayout) -> tuple[int, ...]:
     """The offset of each part in a group's block, and the size of the block."""
     ends = [0]
     for part in layout.parts:

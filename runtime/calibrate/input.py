@@ -19,7 +19,7 @@ import numpy as np
 from commplan.diagnostics import Span, fail
 from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost
 from commplan.ir import schedule as ir
-from commplan.ir.plan import Fn, Load, Map, Phase, Plan, Ref, name_of, operands, results
+from commplan.ir.plan import Fn, Load, MapStage, Phase, Plan, Ref, name_of, operands, results
 from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, TreeType
 from commplan.runtime.calibrate.lock import Calls, lock_shares_of
 from commplan.runtime.input.iterator import PhaseBatches
@@ -34,7 +34,7 @@ _BUFFER = 2**26  # Bytes of the copies' buffer, which exceeds the caches.
 _ROW = 150_528  # Bytes of one copy: an image of 224 x 224 x 3.
 _HERE = Span(1, 1, 1, 1)
 
-Stage = Load | Map
+Stage = Load | MapStage
 Element = ArrayType | BytesType | TreeType
 Consumer = Callable[[dict[str, Any]], Any]
 
@@ -75,7 +75,8 @@ class PlanInput:
         return [
             stage
             for stage in phase.stages
-            if isinstance(stage, Load) or (isinstance(stage, Map) and self.plan.fn(stage.fn).where == "host")
+            if isinstance(stage, Load)
+            or (isinstance(stage, MapStage) and self.plan.fn(stage.fn).where == "host")
         ]
 
 
@@ -83,7 +84,7 @@ def needed(plan_input: PlanInput) -> tuple[list[str], list[str]]:
     """The names of the sources and host functions that the measured phases need."""
     stages = [stage for phase in plan_input.phases() for stage in plan_input.stages(phase)]
     sources = dict.fromkeys(stage.source for stage in stages if isinstance(stage, Load))
-    fns = dict.fromkeys(stage.fn for stage in stages if isinstance(stage, Map))
+    fns = dict.fromkeys(stage.fn for stage in stages if isinstance(stage, MapStage))
     return list(sources), list(fns)
 
 
@@ -383,7 +384,7 @@ def _item(plan_input: PlanInput, phase: Phase) -> dict[str, Any]:
     """
     sourced: set[Ref] = set()
     for stage in phase.stages:
-        ahead = isinstance(stage, Load) or (isinstance(stage, Map) and set(operands(stage)) <= sourced)
+        ahead = isinstance(stage, Load) or (isinstance(stage, MapStage) and set(operands(stage)) <= sourced)
         sourced.update(results(stage) if ahead else ())
     sizes = {axis.name: plan_input.sizes.get(axis.name, axis.size or 1) for axis in plan_input.plan.axes}
     rng = np.random.default_rng(3)

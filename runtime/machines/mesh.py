@@ -51,11 +51,11 @@ from commplan.runtime.machines.machine import (
     shortened,
 )
 from commplan.runtime.machines.placing import Cut, Placing, bounds, first_placed
-from commplan.runtime.machines.server import check_servers
 from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.abort_hook import alike
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
+from commplan.runtime.param_server.server_rank import check_servers
 
 Array = Any
 

@@ -52,10 +52,10 @@ from commplan.runtime.machines.machine import (
     shortened,
 )
 from commplan.runtime.machines.rank_calls import RankCalls
-from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import alike, watch
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.peers import Peer
+from commplan.runtime.param_server.server_rank import ServerMachine
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
 

@@ -50,7 +50,7 @@ def key_of(processes: Sequence[int]) -> str:
     return ",".join(map(str, processes))
 
 
-class Kept(list[Any]):
+class ResultArrays(list[Any]):
     """Arrays that stand for the result of a call."""
 
 
@@ -159,7 +159,7 @@ class Calls:
     def observe(self) -> None:
         """Notice what has ended. Called again and again, by one thread alone."""
         number, inside, result = self.number, self._inside, self._result
-        if result is not None and not isinstance(result, Kept):
+        if result is not None and not isinstance(result, ResultArrays):
             kept = _smallest(result)
             if self._result is result:
                 self._result = kept
@@ -214,13 +214,13 @@ class Calls:
         return FIRST * bound_s if runs <= _FEW else max(bound_s, _MEDIANS * median_s)
 
 
-def _smallest(result: Any) -> Kept:
+def _smallest(result: Any) -> ResultArrays:
     leaves = jax.tree_util.tree_leaves(result)
     arrays = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)]
-    return Kept(sorted(arrays, key=lambda x: x.size)[:_KEPT])
+    return ResultArrays(sorted(arrays, key=lambda x: x.size)[:_KEPT])
 
 
-def _ready(arrays: Kept) -> bool:
+def _ready(arrays: ResultArrays) -> bool:
     """Whether the devices are done with these; what was given away for another call is not asked."""
     for array in arrays:
         try:

@@ -49,7 +49,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     wrong: tuple[str, ...] = ()
 
 
-class Candidate(NamedTuple):
+class CheckedCollective(NamedTuple):
     """A collective on a flat array of `size` elements of a rank."""
 
     op: ir.Collective
@@ -87,9 +87,9 @@ def check_collectives(context: Context, budget_s: float, preflight: Preflight) -
     return checked
 
 
-def candidates(context: Context) -> list[Candidate]:
+def candidates(context: Context) -> list[CheckedCollective]:
     """What to try, largest first; collectives that move the same in the same way are one."""
-    distinct: dict[Any, Candidate] = {}
+    distinct: dict[Any, CheckedCollective] = {}
     for phase in context.schedule.phases:
         lowered = context.lower(phase)
         for op in lowered.ops:
@@ -102,7 +102,9 @@ def candidates(context: Context) -> list[Candidate]:
     return sorted(distinct.values(), key=lambda each: -each.size * each.dtype.nbytes)
 
 
-def _leaves(op: ir.Collective, phase: str, operand: ir.Value, backend: Backend) -> Iterator[Candidate]:
+def _leaves(
+    op: ir.Collective, phase: str, operand: ir.Value, backend: Backend
+) -> Iterator[CheckedCollective]:
     """Leaf by leaf, as the lowering hands them to the backend."""
     ways = backend.ways(op.axes)
     for leaf in operand.leaves:
@@ -116,10 +118,10 @@ def _leaves(op: ir.Collective, phase: str, operand: ir.Value, backend: Backend) 
             continue
         known = str(jax.dtypes.canonicalize_dtype(leaf.dtype.numpy_name)) == leaf.dtype.numpy_name
         if known and 0 < size * (ways if op.kind == "all_gather" else 1) <= _MOST:
-            yield Candidate(own, phase, leaf.dtype, size)
+            yield CheckedCollective(own, phase, leaf.dtype, size)
 
 
-def _tried(context: Context, candidate: Candidate) -> tuple[float, tuple[str, ...]]:
+def _tried(context: Context, candidate: CheckedCollective) -> tuple[float, tuple[str, ...]]:
     """Seconds of the second run, and what ranks of this process got that they should not."""
     backend, machine, axes = context.backend, context.machine, tuple(context.sizes)
 
@@ -146,7 +148,7 @@ def _tried(context: Context, candidate: Candidate) -> tuple[float, tuple[str, ..
     return seconds, tuple(wrong)
 
 
-def _compare(candidate: Candidate, backend: Backend, axes: tuple[str, ...]) -> tuple[Array, Array]:
+def _compare(candidate: CheckedCollective, backend: Backend, axes: tuple[str, ...]) -> tuple[Array, Array]:
     """i32[1, 3] (rank, wrong elements, the first of them) and f32[1, 2] (what it is, what it should be)."""
     op, dtype = candidate.op, jnp.dtype(candidate.dtype.numpy_name)
     rank = jnp.asarray(backend.index(axes), jnp.int32)
@@ -204,7 +206,7 @@ def _expected(
             return _pattern(members[op.root or 0], at)
 
 
-def _refuse(candidate: Candidate, wrong: list[str], file: str) -> None:
+def _refuse(candidate: CheckedCollective, wrong: list[str], file: str) -> None:
     more = f"and {len(wrong) - _SHOWN} more ranks" if len(wrong) > _SHOWN else ""
     fail(
         "CP0856",

@@ -73,7 +73,7 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
     wrong: str = ""
 
 
-class Table(msgspec.Struct, frozen=True, array_like=True):
+class ChecksumTable(msgspec.Struct, frozen=True, array_like=True):
     """Of each piece: name, holders, checksum, and its first elements."""
 
     rows: tuple[tuple[str, str, str, str], ...] = ()
@@ -140,7 +140,7 @@ def check_copies(
         for leaf, each in zip(copies, sums, strict=True)
         if len(leaf.holders) > 1
     )
-    tables = exchange(Table(rows))
+    tables = exchange(ChecksumTable(rows))
     pieces: dict[tuple[str, str, int], dict[int, tuple[str, str]]] = {}
     for number, table in sorted(tables.items()):
         places: dict[tuple[str, str], int] = {}

@@ -24,7 +24,6 @@ from commplan.lowering.mpi.shared import HELLO
 from commplan.protocol.sites import LEAVE, Sites
 from commplan.recorder.lane import Lane
 from commplan.runtime.context import Context
-from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import told
 from commplan.runtime.param_server import event_log as recordings
 from commplan.runtime.param_server.checkpoint import ServerCheckpoint, check_prompt
@@ -33,6 +32,7 @@ from commplan.runtime.param_server.event_log import LOST, Recorder, Replay, read
 from commplan.runtime.param_server.mailbox import Mail, Mailbox
 from commplan.runtime.param_server.routing import RoutingTable
 from commplan.runtime.param_server.serve_record import ServeRecord
+from commplan.runtime.param_server.server_rank import ServerMachine
 from commplan.runtime.param_server.shared import SharedStates, uses_shared_memory
 from commplan.runtime.param_server.startup_guard import begin_serving, end_serving
 from commplan.runtime.param_server.store import Array, Pool

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.protocol.sites import Sites
-from commplan.protocol.units import Layout, Unit
+from commplan.protocol.units import StateLayout, StateUnit
 from commplan.runtime.input.layout import aligned
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 
@@ -56,7 +56,7 @@ class Shard:
         updates: How often it was updated.
     """
 
-    unit: Unit
+    unit: StateUnit
     dtypes: tuple[DType, ...]
     scalar_dtypes: tuple[DType, ...]
     slots: list[Array | None]
@@ -89,7 +89,7 @@ class StateCell:
 
     name: str
     group: int
-    layout: Layout
+    layout: StateLayout
     units: dict[int, Shard] = field(default_factory=dict[int, Shard])
     shared: bool = False
 
@@ -136,7 +136,7 @@ class Store:
             shard.scalars[number] = value.reshape(()).copy()
 
 
-def _cell(name: str, group: int, layout: Layout, index: int, leaves: tuple[Leaf, ...]) -> StateCell:
+def _cell(name: str, group: int, layout: StateLayout, index: int, leaves: tuple[Leaf, ...]) -> StateCell:
     cell = StateCell(name, group, layout)
     scalars = tuple(leaves[place].dtype for place in layout.scalars)
     for unit in layout.owned(index):

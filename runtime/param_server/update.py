@@ -16,7 +16,7 @@ from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.lowering.jax.pytree import LEAF, Structure
 from commplan.lowering.jax.typing_shim import jax, jnp
-from commplan.protocol.units import Layout
+from commplan.protocol.units import StateLayout
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.elementwise import non_elementwise_reason
 from commplan.runtime.param_server.store import Array
@@ -47,7 +47,7 @@ class ChunkUpdate:
         self,
         name: str,
         fn: Callable[..., Any],
-        weights: Layout,
+        weights: StateLayout,
         gradients: Sequence[DType],
         auxiliary: AuxiliaryState | None,
         span: Span,
@@ -160,7 +160,7 @@ class AuxiliaryState:
     """
 
     def __init__(
-        self, layout: Layout, leaves: Sequence[Leaf], structure: Structure, weights: Structure,
+        self, layout: StateLayout, leaves: Sequence[Leaf], structure: Structure, weights: Structure,
         span: Span, file: str,
     ) -> None:  # fmt: skip
         self.layout = layout

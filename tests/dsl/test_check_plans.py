@@ -69,11 +69,11 @@ def _reads(stage: ir.Stage) -> list[ir.Ref]:
     match stage:
         case ir.Load():
             return []
-        case ir.Map():
+        case ir.MapStage():
             return list(stage.operands)
-        case ir.Exchange():
+        case ir.ExchangeStage():
             return [stage.gradient, *stage.states, *([stage.op.weight] if stage.op.weight else [])]
-        case ir.Elastic():
+        case ir.ElasticStage():
             scalars = [x for x in (stage.eta, stage.rho) if isinstance(x, str)]
             return [stage.operand, stage.center, *scalars]
         case ir.Reduce() | ir.Scatter():
@@ -86,9 +86,9 @@ def _makes(stage: ir.Stage) -> list[ir.Ref]:
     match stage:
         case ir.Load():
             return [stage.result, *([stage.count] if stage.count else [])]
-        case ir.Map() | ir.Exchange():
+        case ir.MapStage() | ir.ExchangeStage():
             return list(stage.results)
-        case ir.Elastic():
+        case ir.ElasticStage():
             return [stage.pull, stage.result]
         case _:
             return [stage.result]
@@ -133,15 +133,15 @@ def test_loads() -> None:
     assert image.placement == Placement(per=("member",), split=("gpu", "node"))
     assert count.type == ArrayType(DType.I32)
     assert count.placement == Placement(per=("member", "node", "gpu"))
-    assert _stages(plan, ir.Map)[0].per_record
+    assert _stages(plan, ir.MapStage)[0].per_record
     assert _stages(plan, ir.Load, "start")[0].tail == "drop"
 
 
 def test_caches() -> None:
-    decode, narrow, _ = _stages(_feature("caches"), ir.Map)
+    decode, narrow, _ = _stages(_feature("caches"), ir.MapStage)
     assert decode.hints == ir.Hints(cores=2, cache=ir.Cache(64 << 20))
     assert narrow.hints.cache == ir.Cache(4096)
-    (embed,) = _stages(_feature("caches"), ir.Map, "text")
+    (embed,) = _stages(_feature("caches"), ir.MapStage, "text")
     assert embed.hints.cache == ir.Cache(3 << 29, "words.rows")
 
 
@@ -163,7 +163,7 @@ def test_own_clocks_make_values_per_member() -> None:
 
 def test_device_fns_on_records_and_on_whole_values() -> None:
     plan = _feature("device_maps")
-    normalise, augment, whole = _stages(plan, ir.Map)
+    normalise, augment, whole = _stages(plan, ir.MapStage)
     assert (normalise.per_record, augment.per_record, whole.per_record) == (True, True, False)
     assert (normalise.per, augment.per) == ((), ("member",))
     assert _output(plan, "brightness").type == ArrayType(DType.F32, (64,))
@@ -227,7 +227,7 @@ def test_algorithms() -> None:
 
 def test_linear_fns_keep_terms() -> None:
     plan = _feature("linear_terms")
-    maps = _stages(plan, ir.Map)
+    maps = _stages(plan, ir.MapStage)
     made = [plan.value(ref).placement for stage in maps for ref in stage.results]
     assert made == [Placement(partial=("data",))] * 3
 
@@ -245,7 +245,7 @@ def test_states_are_set_and_updated() -> None:
 
 def test_states_on_a_server() -> None:
     plan = _feature("server_states")
-    stage = _stages(plan, ir.Exchange)[0]
+    stage = _stages(plan, ir.ExchangeStage)[0]
     assert stage.results == ("weights.2", "moment.2")
     assert (stage.gradient, stage.states, stage.fn) == ("grads.0", ("weights.0", "moment.0"), "sgd")
     assert stage.op == ir.Reduction("mean", "count.0")
@@ -253,13 +253,14 @@ def test_states_on_a_server() -> None:
     on_hub = Placement(per=("member",), server="hub")
     assert {v.placement for v in plan.values if v.name in ("weights", "moment")} == {on_hub}
     assert (
-        str(_stages(_feature("owners"), ir.Exchange)[0].via) == "parameter_server(owners = 8, within = rack)"
+        str(_stages(_feature("owners"), ir.ExchangeStage)[0].via)
+        == "parameter_server(owners = 8, within = rack)"
     )
 
 
 def test_elastic_modes() -> None:
     plan = _feature("elastic_modes")
-    stages = [stage for phase in plan.phases for stage in phase.stages if isinstance(stage, ir.Elastic)]
+    stages = [stage for phase in plan.phases for stage in phase.stages if isinstance(stage, ir.ElasticStage)]
     assert [(s.mode, s.eta, s.rho) for s in stages] == [
         ("sync", 0.5, 0.499),
         ("round_robin", "eta.0", 0.9),
@@ -273,7 +274,7 @@ def test_elastic_modes() -> None:
 
 def test_fns_that_take_nothing() -> None:
     plan = _feature("made_on_device")
-    (made,) = _stages(plan, ir.Map, "start")
+    (made,) = _stages(plan, ir.MapStage, "start")
     assert (made.operands, made.per, made.per_record) == ((), ("member",), False)
     assert plan.value(made.results[0]).type == TreeType()
     assert plan.value(made.results[0]).placement == Placement(per=("member",))

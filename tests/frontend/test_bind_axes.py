@@ -136,7 +136,7 @@ def test_an_elastic_centre_does_not_overshoot(mode: str, fits: int, too_many: in
     center = maker.state("center", server=None if mode == "sync" else "hub")
     maker.value("pull.0", per="worker")
     maker.value("center.1", server=None if mode == "sync" else "hub")
-    stage = graph.Elastic("pull.0", "center.1", params, center, ("worker",), mode, 0.5, 0.2, HERE)
+    stage = graph.ElasticStage("pull.0", "center.1", params, center, ("worker",), mode, 0.5, 0.2, HERE)
     maker.phase("step", stage, outputs=("pull.0",), updates=("center.1",))
     assert bind_axes(maker.plan(), {"worker": fits})
     if too_many:

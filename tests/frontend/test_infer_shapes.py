@@ -77,7 +77,10 @@ def test_arrays_are_cut_along_the_leading_dimension() -> None:
     maker.value("y.0", kind, split="a")
     maker.value("y.1", kind, split="a b")
     maker.phase(
-        "step", graph.Slice("y.0", x, ("a",), HERE), graph.Slice("y.1", "y.0", ("b",), HERE), outputs=("y.1",)
+        "step",
+        graph.SliceStage("y.0", x, ("a",), HERE),
+        graph.SliceStage("y.1", "y.0", ("b",), HERE),
+        outputs=("y.1",),
     )
     schedule = compiled(maker.plan(), "")
     assert leaves(schedule, "y.0") == {"": (4, 3)}
@@ -121,7 +124,7 @@ def test_trees_made_record_by_record_on_the_device_are_cut_between_records() -> 
     maker.phase(
         "step",
         graph.Load("x.0", "images", (6,), "exactly_once", 1, HERE, split=("data",)),
-        graph.Map(("y.0",), "split", ("x.0",), HERE, per_record=True),
+        graph.MapStage(("y.0",), "split", ("x.0",), HERE, per_record=True),
         graph.Gather("all.0", "y.0", ("data",), HERE),
         outputs=("all.0",),
     )
@@ -151,7 +154,7 @@ def test_a_state_that_nothing_implies() -> None:
     maker.fn("make", (F32,), (TREE,), "device")
     one = maker.input("one", F32)
     maker.value("acc.1")
-    maker.phase("start", graph.Map(("acc.1",), "make", (one,), HERE), updates=("acc.1",))
+    maker.phase("start", graph.MapStage(("acc.1",), "make", (one,), HERE), updates=("acc.1",))
     maker.phase("step", outputs=(state,))
     problems = refusals(maker.plan())
     assert [(p.code, p.message) for p in problems] == [
@@ -166,7 +169,7 @@ def test_a_result_that_is_not_elementwise_needs_shapes() -> None:
     maker.fn("pick", (TREE,), (TREE,), "device")
     params = maker.input("params")
     maker.value("head.0")
-    maker.phase("step", graph.Map(("head.0",), "pick", (params,), HERE), outputs=("head.0",))
+    maker.phase("step", graph.MapStage(("head.0",), "pick", (params,), HERE), outputs=("head.0",))
     problem = refusals(maker.plan(), params=tree(w=(2,)))[0]
     assert "a result of `pick`, which is not elementwise, of type tree" in problem.message
     schedule = compile_plan(maker.plan(), {"params": tree(w=(2,)), "head": tree(v=(9,))}, passes="")
@@ -182,8 +185,8 @@ def test_rebinding_a_state_at_start_follows_the_chain() -> None:
     maker.value("w.2")
     maker.phase(
         "start",
-        graph.Map(("w.1",), "twice", (params,), HERE),
-        graph.Map(("w.2",), "twice", ("w.1",), HERE),
+        graph.MapStage(("w.1",), "twice", (params,), HERE),
+        graph.MapStage(("w.2",), "twice", ("w.1",), HERE),
         updates=("w.2",),
     )
     assert leaves(compiled(maker.plan(), "", params=tree(a=(3,))), "w.0") == {"a": (3,)}
@@ -224,7 +227,7 @@ def test_a_centre_looks_like_its_workers() -> None:
     params, center = maker.input("params", per="worker"), maker.state("center")
     maker.value("pull.0", per="worker")
     maker.value("center.1")
-    stage = graph.Elastic("pull.0", "center.1", params, center, ("worker",), "sync", 0.1, 0.1, HERE)
+    stage = graph.ElasticStage("pull.0", "center.1", params, center, ("worker",), "sync", 0.1, 0.1, HERE)
     maker.phase("step", stage, outputs=("pull.0",), updates=("center.1",))
     problem = refusals(maker.plan(), params=tree(w=(2,)), center=tree(w=(3,)))[0]
     assert problem.message == "`params` has other shapes than its centre"
@@ -278,6 +281,6 @@ def test_parts_that_draw_their_own_numbers_have_no_scalar() -> None:
     maker.fn("noise", (TREE,), (TREE,), "device", elementwise=True, random=True)
     params = maker.input("params", split="data")
     maker.value("noisy.0", split="data")
-    maker.phase("step", graph.Map(("noisy.0",), "noise", (params,), HERE), outputs=("noisy.0",))
+    maker.phase("step", graph.MapStage(("noisy.0",), "noise", (params,), HERE), outputs=("noisy.0",))
     assert refusals(maker.plan(), params=tree(w=(4,), s=()))[0].code == "CP0758"
     compiled(maker.plan(), params=tree(w=(4,)))

@@ -95,7 +95,7 @@ def elastic(mode: Any) -> tuple[Op, ...]:
     eta = maker.input("eta", F32)
     maker.value("pull.0", per="worker")
     maker.value("center.1", server=server)
-    stage = graph.Elastic("pull.0", "center.1", params, center, ("worker",), mode, eta, 0.1, HERE)
+    stage = graph.ElasticStage("pull.0", "center.1", params, center, ("worker",), mode, eta, 0.1, HERE)
     maker.phase("step", stage, outputs=("pull.0",), updates=("center.1",))
     schedule = compiled(maker.plan(), "", params=tree(w=(2,)), center=tree(w=(2,)))
     assert schedule.phase("step").inputs == ("params.0", "eta.0")
@@ -127,7 +127,7 @@ def test_an_exchange_is_one_op() -> None:
     maker.fn("sgd", (TREE, TREE), (TREE,), "device", elementwise=True)
     maker.value("weights.1")
     via = graph.Algorithm("parameter_server", (graph.Arg(2, "owners"),))
-    stage = graph.Exchange(
+    stage = graph.ExchangeStage(
         ("weights.1",), grads, (weights,), "sgd", ("worker",), graph.Reduction("mean"), HERE, via=via
     )
     maker.phase("step", stage, outputs=("weights.1",), updates=("weights.1",))
@@ -179,8 +179,8 @@ def source_plan() -> graph.Plan:
     maker.phase(
         "step",
         graph.Load("pixels.0", "images", (4,), "exactly_once", 1, HERE, count="n.0", split=("data",)),
-        graph.Map(("floats.0",), "wide", ("pixels.0",), HERE, per_record=True),
-        graph.Map(("mixed.0",), "mix", ("floats.0", scale), HERE, per_record=True),
+        graph.MapStage(("floats.0",), "wide", ("pixels.0",), HERE, per_record=True),
+        graph.MapStage(("mixed.0",), "mix", ("floats.0", scale), HERE, per_record=True),
         graph.Reduce("total.0", "n.0", ("data",), graph.Reduction("sum"), HERE),
         outputs=("pixels.0", "mixed.0", "total.0"),
     )
@@ -204,7 +204,7 @@ def test_a_taken_value_gets_a_name_of_its_own() -> None:
     maker.phase(
         "step",
         graph.Load("x.1", "images", (4,), "exactly_once", 1, HERE),
-        graph.Map(("y.0",), "mix", ("x.1", x), HERE, per_record=True),
+        graph.MapStage(("y.0",), "mix", ("x.1", x), HERE, per_record=True),
         outputs=("y.0",),
     )
     phase = compiled(maker.plan(), None).phase("step")

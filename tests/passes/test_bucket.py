@@ -174,7 +174,7 @@ def test_what_needs_the_first_result_does_not_share() -> None:
     maker.phase(
         "step",
         graph.Reduce("x.1", x, ("a",), graph.Reduction("sum"), HERE),
-        graph.Map(("z.0",), "add", ("x.1", "y.0"), HERE),
+        graph.MapStage(("z.0",), "add", ("x.1", "y.0"), HERE),
         graph.Reduce("z.1", "z.0", ("a",), graph.Reduction("sum"), HERE),
         outputs=("z.1",),
     )

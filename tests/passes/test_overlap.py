@@ -56,8 +56,8 @@ def gathers() -> Schedule:
         "step",
         graph.Gather("late.1", "late.0", ("data",), HERE),
         graph.Gather("early.1", "early.0", ("data",), HERE),
-        graph.Map(("first.0",), "use", ("early.1",), HERE),
-        graph.Map(("second.0",), "use", ("late.1",), HERE),
+        graph.MapStage(("first.0",), "use", ("early.1",), HERE),
+        graph.MapStage(("second.0",), "use", ("late.1",), HERE),
         outputs=("first.0", "second.0"),
     )
     given = tree(w=(4,))
@@ -90,7 +90,7 @@ def test_the_chain_agrees_with_the_data() -> None:
     maker.phase(
         "step",
         graph.Reduce("x.1", x, ("data",), graph.Reduction("max"), HERE),
-        graph.Map(("v.0",), "scale", ("w.0", "x.1"), HERE),
+        graph.MapStage(("v.0",), "scale", ("w.0", "x.1"), HERE),
         graph.Gather("w.1", "v.0", ("data",), HERE),
         outputs=("w.1",),
     )
@@ -123,8 +123,8 @@ def test_an_op_that_needs_no_sum_in_flight_runs_before_those_that_do() -> None:
     maker.phase(
         "step",
         *reductions,
-        graph.Map(("first.2",), "grow", ("first.1",), HERE),
-        graph.Map(("other.1",), "grow", (other,), HERE),
+        graph.MapStage(("first.2",), "grow", ("first.1",), HERE),
+        graph.MapStage(("other.1",), "grow", (other,), HERE),
         outputs=("first.2", "second.1", "other.1"),
     )
     leaves = tree(a=(4,))

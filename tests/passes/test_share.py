@@ -87,9 +87,9 @@ def pipeline(
             "raw.0", "images", batch, "exactly_once", 1, HERE, per=("member",) if per_load else (),
             clock="member" if clock else None,
         ),
-        graph.Map(("small.0",), "decode", ("raw.0",), HERE, per_record=True),
-        graph.Map(("wide.0",), "widen", ("small.0",), HERE, per_record=True),
-        graph.Map(("mine.0",), "jitter", ("wide.0",), HERE, ("member",), per_record=True),
+        graph.MapStage(("small.0",), "decode", ("raw.0",), HERE, per_record=True),
+        graph.MapStage(("wide.0",), "widen", ("small.0",), HERE, per_record=True),
+        graph.MapStage(("mine.0",), "jitter", ("wide.0",), HERE, ("member",), per_record=True),
         outputs=outputs,
     )  # fmt: skip
     return maker.plan()
@@ -148,7 +148,7 @@ def test_reading_alone_is_not_worth_a_slot() -> None:
     maker.phase(
         "step",
         graph.Load("raw.0", "images", (4,), "exactly_once", 1, HERE),
-        graph.Map(("mine.0",), "decode", ("raw.0",), HERE, ("member",), per_record=True),
+        graph.MapStage(("mine.0",), "decode", ("raw.0",), HERE, ("member",), per_record=True),
         outputs=("mine.0",),
     )
     schedule = compiled(maker.plan(), "share")

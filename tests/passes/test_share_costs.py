@@ -154,7 +154,7 @@ def test_a_cache_is_proposed_before_random_functions_and_once() -> None:
     (phase,) = plan.phases
     ops = [
         msgspec.structs.replace(op, hints=Hints(cache=Cache(1 << 20)))
-        if isinstance(op, graph.Map) and op.fn == "decode"
+        if isinstance(op, graph.MapStage) and op.fn == "decode"
         else op
         for op in phase.stages
     ]
@@ -207,9 +207,9 @@ def chain(shape: tuple[int, ...] = (4,), dtype: DType = DType.F32, outputs: str 
     maker.phase(
         "step",
         graph.Load("raw.0", "images", (8,), "exactly_once", 1, HERE),
-        graph.Map(("small.0",), "decode", ("raw.0",), HERE, per_record=True),
-        graph.Map(("wide.0",), "widen", ("small.0",), HERE, per_record=True),
-        graph.Map(("mine.0",), "augment", ("wide.0",), HERE, ("member",), per_record=True),
+        graph.MapStage(("small.0",), "decode", ("raw.0",), HERE, per_record=True),
+        graph.MapStage(("wide.0",), "widen", ("small.0",), HERE, per_record=True),
+        graph.MapStage(("mine.0",), "augment", ("wide.0",), HERE, ("member",), per_record=True),
         outputs=(outputs,),
     )
     return maker.plan("ensemble")

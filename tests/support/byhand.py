@@ -107,15 +107,15 @@ def sharded_plan(ranks: int = 4) -> graph.Plan:
     maker.value("params.1")
     maker.phase(
         "start",
-        graph.Slice("shard.0", params, ("data",), HERE),
-        graph.Map(("adam.1",), "adam_init", ("shard.0",), HERE),
+        graph.SliceStage("shard.0", params, ("data",), HERE),
+        graph.MapStage(("adam.1",), "adam_init", ("shard.0",), HERE),
         updates=("adam.1",),
     )
     maker.phase(
         "step",
-        graph.Slice("shard.1", params, ("data",), HERE),
+        graph.SliceStage("shard.1", params, ("data",), HERE),
         graph.Scatter("grads.1", grads, ("data",), graph.Reduction("mean"), HERE),
-        graph.Map(("shard.2", "adam.2"), "adam_update", ("shard.1", "grads.1", adam), HERE),
+        graph.MapStage(("shard.2", "adam.2"), "adam_update", ("shard.1", "grads.1", adam), HERE),
         graph.Gather("params.1", "shard.2", ("data",), HERE),
         outputs=("params.1",),
         updates=("adam.2",),
@@ -136,13 +136,13 @@ def ensemble_plan(members: int = 4, via: graph.Algorithm | None = None) -> graph
     maker.value("batch.0", RecordsType((8,), image), per="member")
     stages: list[graph.Stage] = [
         graph.Load("raw.0", "images", (8,), "exactly_once", 17, HERE),
-        graph.Map(("pixels.0",), "decode", ("raw.0",), HERE, per_record=True),
+        graph.MapStage(("pixels.0",), "decode", ("raw.0",), HERE, per_record=True),
     ]
     decoded = "pixels.0"
     if via is not None:
         decoded = maker.value("pixels.1", RecordsType((8,), image))
-        stages.append(graph.Share("pixels.1", "pixels.0", ("member",), via, HERE))
-    stages.append(graph.Map(("batch.0",), "augment", (decoded,), HERE, ("member",), per_record=True))
+        stages.append(graph.ShareStage("pixels.1", "pixels.0", ("member",), via, HERE))
+    stages.append(graph.MapStage(("batch.0",), "augment", (decoded,), HERE, ("member",), per_record=True))
     maker.phase("step", *stages, outputs=("batch.0",))
     return maker.plan("ensemble")
 

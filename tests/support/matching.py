@@ -16,7 +16,7 @@ import numpy as np
 from commplan.collectives.program import Ints
 from commplan.verify.programs.counterexample import Counterexample
 from commplan.verify.programs.proof import unfit
-from commplan.verify.programs.symbolic_execution import Units, follow
+from commplan.verify.programs.symbolic_execution import ChunkMessages, follow
 
 from .projection import Posts, Projection
 
@@ -51,7 +51,7 @@ def prove(projection: Projection) -> tuple[Counterexample, ...]:
     return () if wrong is None else (wrong,)
 
 
-def _units(projection: Projection, messages: Messages) -> Units:
+def _units(projection: Projection, messages: Messages) -> ChunkMessages:
     order = np.argsort(messages.write, kind="stable")
     messages = Messages(*(column[order] for column in messages))
     sends, receives = projection.sends.take(messages.send), projection.receives.take(messages.receive)
@@ -60,7 +60,7 @@ def _units(projection: Projection, messages: Messages) -> Units:
     within = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int64) - np.repeat(ends - many, many)
     chunk = np.repeat(sends.chunk, many) + within
     k = projection.chunks
-    return Units(
+    return ChunkMessages(
         np.repeat(sends.rank, many) * k + chunk,
         np.repeat(receives.rank, many) * k + chunk,
         np.repeat(receives.reduce, many),

@@ -80,7 +80,7 @@ class Judge:
 
     def stage(self, stage: graph.Stage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
         match stage:
-            case graph.Map():
+            case graph.MapStage():
                 return dict(zip(stage.results, self._map(stage, env), strict=True))
             case graph.Broadcast():
                 return {stage.result: self._broadcast(env[stage.operand], stage.axes, stage.root)}
@@ -93,7 +93,7 @@ class Judge:
                 (dim,) = self._dims(stage.axes)
                 value = env[stage.operand]
                 return {stage.result: value.with_leaves([self._swapped(leaf, dim) for leaf in value.leaves])}
-            case graph.Share() | graph.Slice() | graph.Gather():
+            case graph.ShareStage() | graph.SliceStage() | graph.Gather():
                 return {stage.result: env[stage.operand]}
             case graph.Reduce():
                 return {
@@ -103,7 +103,7 @@ class Judge:
                 return {
                     stage.result: self._reduce(env, stage.operand, stage.axes, stage.op, stage.hints.integers)
                 }
-            case graph.Elastic():
+            case graph.ElasticStage():
                 return self._elastic(stage, env)
             case _:
                 raise NotImplementedError(f"{type(stage).__name__} has no synchronous meaning")
@@ -160,7 +160,7 @@ class Judge:
             leaves = [self._all(np.take(leaf, [int(place)], dim)) for leaf in leaves]
         return value.with_leaves(leaves)
 
-    def _elastic(self, stage: graph.Elastic, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    def _elastic(self, stage: graph.ElasticStage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
         if stage.mode != "sync":
             raise NotImplementedError(f"elastic by {stage.mode} has no synchronous meaning")
         own, center = env[stage.operand], env[stage.center]
@@ -178,7 +178,7 @@ class Judge:
         ]
         return {stage.pull: own.with_leaves(pulls), stage.result: center.with_leaves(moved)}
 
-    def _map(self, stage: graph.Map, env: Mapping[str, Meaning]) -> list[Meaning]:
+    def _map(self, stage: graph.MapStage, env: Mapping[str, Meaning]) -> list[Meaning]:
         """The function on every rank's whole values."""
         operands = [env[ref] for ref in stage.operands]
         answers: dict[tuple[int, ...], list[Tree]] = {}

@@ -34,7 +34,7 @@ class TermJudge(Judge):
     exchange is a mean and a map: what comes of it where workers keep the states."""
 
     def stage(self, stage: graph.Stage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
-        if not isinstance(stage, graph.Exchange):
+        if not isinstance(stage, graph.ExchangeStage):
             return super().stage(stage, env)
         total = self._reduce(env, stage.gradient, stage.axes, stage.op)
         columns = list(zip(*(env[ref].leaves for ref in stage.states), total.leaves, strict=True))

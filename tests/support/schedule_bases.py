@@ -135,7 +135,7 @@ def _compiled(name: str, text: str, rng: random.Random, passes: str | None = Non
 
 def made(name: str, schedule: ir.Schedule, text: str, plan: graph.Plan) -> Base:
     verbs = {
-        (stage.span.line, stage.span.column): type(stage).__name__.lower()
+        (stage.span.line, stage.span.column): str(stage.__struct_config__.tag)
         for phase in plan.phases
         for stage in phase.stages
     }

@@ -13,7 +13,7 @@ from support.server_models.one_server import Desk, Event, explore_server, legs, 
 from support.server_models.plain import explore_plainly
 from support.server_models.together import explore_together
 
-from commplan.protocol.server import Cell, Effect, Machine, Unit
+from commplan.protocol.server import Effect, GroupState, Machine, ServedUnit
 from commplan.protocol.sites import LEAVE, sends
 
 KINDS = (
@@ -67,12 +67,12 @@ def test_deaths_of_which_servers_hear_apart_break_no_more_than_deaths_at_once(
 ASYNC = Model("elastic", "async", units=2)
 
 
-def _two_at_once(self: Machine, cell: Cell, unit: Unit) -> list[int]:
+def _two_at_once(self: Machine, cell: GroupState, unit: ServedUnit) -> list[int]:
     """An update that does not wait for the last worker."""
     return [w for w in cell.members if w not in unit.added and w not in self.gone][:-1]
 
 
-def _no_turn(self: Machine, cell: Cell, unit: Unit) -> int | None:
+def _no_turn(self: Machine, cell: GroupState, unit: ServedUnit) -> int | None:
     """Whoever comes first, on each unit for itself."""
     return next((worker for worker in cell.members if unit.queue[worker]), None)
 

@@ -17,7 +17,7 @@ from commplan.compiler import compile_plan
 from commplan.ir.plan import Hints
 from commplan.ir.schedule import Elastic, Exchange, Get, Put, Schedule, results
 from commplan.protocol.build_sites import sites
-from commplan.protocol.units import Unit
+from commplan.protocol.units import StateUnit
 from commplan.verify import verify
 from commplan.verify.memory import memory
 from commplan.verify.ownership import owned_states, ownership_error, server_memory
@@ -104,12 +104,12 @@ def units(change: Any) -> Any:
     return msgspec.structs.replace(made, units=tuple(change(list(made.units))))
 
 
-def moved(found: list[Unit], index: int, **changes: int) -> list[Unit]:
+def moved(found: list[StateUnit], index: int, **changes: int) -> list[StateUnit]:
     found[index] = msgspec.structs.replace(found[index], **changes)
     return found
 
 
-WRONG: list[tuple[Callable[[list[Unit]], list[Unit]], str]] = [
+WRONG: list[tuple[Callable[[list[StateUnit]], list[StateUnit]], str]] = [
     (lambda u: u[:-1], "is owned by nobody"),
     (lambda u: u[1:], "is owned by nobody"),
     (lambda u: [*u, u[0]], "is owned twice"),

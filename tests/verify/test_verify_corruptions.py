@@ -30,7 +30,7 @@ def elastic_plan(mode: Any = "sync") -> graph.Plan:
     params, center, eta = maker.input("params", per="worker"), maker.state("center"), maker.input("eta", F32)
     maker.value("pull.0", per="worker")
     maker.value("center.1")
-    stage = graph.Elastic("pull.0", "center.1", params, center, ("worker",), mode, eta, 0.1, HERE)
+    stage = graph.ElasticStage("pull.0", "center.1", params, center, ("worker",), mode, eta, 0.1, HERE)
     maker.phase("step", stage, outputs=("pull.0",), updates=("center.1",))
     return maker.plan()
 
@@ -40,7 +40,7 @@ def exchange_plan() -> graph.Plan:
     grads, weights = maker.input("grads", partial="worker"), maker.state("weights")
     maker.fn("sgd", (TREE, TREE), (TREE,), "device", elementwise=True)
     maker.value("weights.1")
-    stage = graph.Exchange(
+    stage = graph.ExchangeStage(
         ("weights.1",), grads, (weights,), "sgd", ("worker",), graph.Reduction("mean"), HERE
     )
     maker.phase("step", stage, outputs=("weights.1",), updates=("weights.1",))

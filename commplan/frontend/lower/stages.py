@@ -89,14 +89,14 @@ class Lowering(PhaseBuilder):
         )
         return bind_sources(lowered)
 
-    def map(self, stage: graph.Map) -> None:
+    def map(self, stage: graph.MapStage) -> None:
         fn = self.plan.fn(stage.fn)
         lane = "host_compute" if fn.where == "host" else "device"
         self.streams[fn.name] += fn.random
         stream = self.streams[fn.name]
         self.ops.append(assemble(sched.Map, stage, random=fn.random, stream=stream, lane=lane))
 
-    def share(self, stage: graph.Share) -> None:
+    def share(self, stage: graph.ShareStage) -> None:
         count = stage.via.get("readers")
         readers = int(count) if count is not None else None
         op = assemble(sched.Share, stage, design=stage.via.name, readers=readers, pinned=True)
@@ -107,7 +107,7 @@ class Lowering(PhaseBuilder):
         kind, root = cast("sched.CollectiveKind", stage.COLLECTIVE), stage.rank(self.types.ranks)
         self.collective(kind, stage.result, stage.operand, stage.axes, stage, root=root)
 
-    def elastic(self, stage: graph.Elastic) -> None:
+    def elastic(self, stage: graph.ElasticStage) -> None:
         """sync --> pull, sum, and update of the center; other modes --> one op for the exchange."""
         if stage.mode != "sync":
             self.ops.append(assemble(sched.Elastic, stage, lane="network"))
@@ -117,7 +117,7 @@ class Lowering(PhaseBuilder):
         self.collective("all_reduce", total, stage.pull, stage.axes, stage, op="sum")
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
 
-    def exchange(self, stage: graph.Exchange) -> None:
+    def exchange(self, stage: graph.ExchangeStage) -> None:
         name = "mean" if stage.op.name == "mean" else "sum"
         op = assemble(sched.Exchange, stage, op=name, weight=stage.op.weight, algorithm=stage.via)
         self.ops.append(op)
@@ -125,11 +125,11 @@ class Lowering(PhaseBuilder):
 
 _STAGES: dict[type, Callable[[Lowering, Any], None]] = {
     graph.Load: lambda builder, stage: builder.ops.append(assemble(sched.Read, stage)),
-    graph.Map: Lowering.map,
-    graph.Share: Lowering.share,
+    graph.MapStage: Lowering.map,
+    graph.ShareStage: Lowering.share,
     graph.Reduce: lambda builder, stage: reduction(builder, "all_reduce", stage),
     graph.Scatter: lambda builder, stage: reduction(builder, "reduce_scatter", stage),
-    graph.Slice: lambda builder, stage: builder.ops.append(assemble(sched.Slice, stage)),
-    graph.Elastic: Lowering.elastic,
-    graph.Exchange: Lowering.exchange,
+    graph.SliceStage: lambda builder, stage: builder.ops.append(assemble(sched.Slice, stage)),
+    graph.ElasticStage: Lowering.elastic,
+    graph.ExchangeStage: Lowering.exchange,
 }

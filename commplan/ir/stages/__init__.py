@@ -5,19 +5,32 @@ from typing import get_args
 from commplan.ir.refs import Ref, getter
 from commplan.ir.stages.base import StageOverAxes as StageOverAxes
 from commplan.ir.stages.broadcast import Broadcast as Broadcast
-from commplan.ir.stages.elastic import Elastic as Elastic
-from commplan.ir.stages.exchange import Exchange as Exchange
+from commplan.ir.stages.elastic import ElasticStage as ElasticStage
+from commplan.ir.stages.exchange import ExchangeStage as ExchangeStage
 from commplan.ir.stages.gather import Gather as Gather
 from commplan.ir.stages.load import Load as Load
-from commplan.ir.stages.map import Map as Map
+from commplan.ir.stages.map import MapStage as MapStage
 from commplan.ir.stages.reduce import Reduce as Reduce
 from commplan.ir.stages.scatter import Scatter as Scatter
-from commplan.ir.stages.share import Share as Share
+from commplan.ir.stages.share import ShareStage as ShareStage
 from commplan.ir.stages.shift import Shift as Shift
-from commplan.ir.stages.slice import Slice as Slice
+from commplan.ir.stages.slice import SliceStage as SliceStage
 from commplan.ir.stages.swap import Swap as Swap
 
-Stage = Load | Map | Broadcast | Share | Reduce | Scatter | Slice | Gather | Shift | Swap | Exchange | Elastic
+Stage = (
+    Load
+    | MapStage
+    | Broadcast
+    | ShareStage
+    | Reduce
+    | Scatter
+    | SliceStage
+    | Gather
+    | Shift
+    | Swap
+    | ExchangeStage
+    | ElasticStage
+)
 
 VERBS: dict[str, type[Stage]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Stage)}
 OVER_AXES = {verb: kind for verb, kind in VERBS.items() if issubclass(kind, StageOverAxes)}

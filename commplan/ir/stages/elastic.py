@@ -10,7 +10,7 @@ from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Over
 
 
-class Elastic(BaseStage, frozen=True, tag="elastic"):
+class ElasticStage(BaseStage, frozen=True, tag="elastic"):
     """Elastic averaging of `operand` with `center`. `eta` and `rho` are numbers or scalar values."""
 
     FORM = "d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)"

@@ -56,7 +56,7 @@ def few_owners(via: Algorithm | None) -> Algorithm | None:
     return via if via is not None and via.get("owners") is not None else None
 
 
-class Exchange(ExchangeFields, BaseStage, frozen=True, tag="exchange"):
+class ExchangeStage(ExchangeFields, BaseStage, frozen=True, tag="exchange"):
     """A parameter server: `results = fn(states, reduced gradient)`, one result per state."""
 
     FORM = "w [, m] = exchange g into w [, m] with FN over AXES by OP [via ALGORITHM]"

@@ -55,7 +55,7 @@ class MapFields(msgspec.Struct, frozen=True):
         env.call(fn, operands, self.results, marks, by_record=by_record, random_arguments=random_arguments)
 
 
-class Map(MapFields, BaseStage, frozen=True, tag="map"):
+class MapStage(MapFields, BaseStage, frozen=True, tag="map"):
     """`results = map fn(operands) [per MEMBER]`."""
 
     FORM = "y, ... = map FN(x, ...) [per MEMBER]"

@@ -6,7 +6,7 @@ from commplan.ir.stages.rules import Ranks, Violation, chosen
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
-class Share(StageOverAxes, frozen=True, tag="share"):
+class ShareStage(StageOverAxes, frozen=True, tag="share"):
     """same -> same: chooses how processes obtain a value that is the same over the axes."""
 
     FORM = "y = share x over MEMBER via DESIGN"

@@ -4,7 +4,7 @@ from commplan.ir.stages.base import StageOverAxes
 from commplan.ir.symbolic.deferred import Interpretation
 
 
-class Slice(StageOverAxes, frozen=True, tag="slice"):
+class SliceStage(StageOverAxes, frozen=True, tag="slice"):
     """same -> split, without communication."""
 
     FORM = "y = slice x over AXIS"

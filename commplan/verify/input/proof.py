@@ -23,7 +23,7 @@ from commplan.verify.input.visitation import (
     prove_rates,
     survivors,
 )
-from commplan.verify.scope import PhaseScope
+from commplan.verify.scope import OpScope
 
 _GROUP = 16  # most processes that are simulated, see `prove_share`
 
@@ -85,7 +85,7 @@ class InputMemory(NamedTuple):
     in_files: int = 0
 
 
-def check_input(scope: PhaseScope) -> None:
+def check_input(scope: OpScope) -> None:
     """Report loads that violate their contract, shares that omit rows, and caches of changing results."""
     ahead = prefetch(scope.phase.ops)
     for op in scope.phase.ops:
@@ -109,7 +109,7 @@ def _load_wrong(op: Read, ahead: int) -> Broken | None:
     return wrong
 
 
-def _share_wrong(scope: PhaseScope, op: Share) -> Broken | None:
+def _share_wrong(scope: OpScope, op: Share) -> Broken | None:
     value = scope.values[op.result]
     rows = value.leaves[0].shape[0] if value.leaves and value.leaves[0].shape else 1
     return prove_share(op.design, op.readers, scope.ranks(op.axes), rows)

@@ -68,7 +68,7 @@ class TransferColumns(NamedTuple):
         return TransferColumns(*(column[order] for column in cast("tuple[Any, ...]", self)))
 
 
-class Units(NamedTuple):
+class ChunkMessages(NamedTuple):
     """Messages split into single chunks, sorted by `write`.
 
     Attributes:
@@ -145,12 +145,12 @@ def interpret(program: ChunkProgram, transfers: TransferColumns, few: int) -> Co
     return follow(program, _units(program, transfers), few)
 
 
-def follow(program: ChunkProgram, units: Units, few: int) -> Counterexample | None:
+def follow(program: ChunkProgram, units: ChunkMessages, few: int) -> Counterexample | None:
     """Find the first failure in the representative chunks 0 to `few` - 1."""
     if few < program.chunks:
         (source, chunk), (target, _) = (divmod(slot, program.chunks) for slot in (units.source, units.target))
         renumbered = units._replace(source=source * few + chunk, target=target * few + chunk)
-        units = Units(*(column[chunk < few] for column in cast("tuple[Any, ...]", renumbered)))
+        units = ChunkMessages(*(column[chunk < few] for column in cast("tuple[Any, ...]", renumbered)))
     race = _race(units, few)
     if race is not None:
         return race
@@ -200,15 +200,15 @@ def _rotates_promise(program: ChunkProgram) -> bool:
     return not unlike and program.ranks > 1 and program.chunks % program.ranks == 0
 
 
-def _units(program: ChunkProgram, transfers: TransferColumns) -> Units:
+def _units(program: ChunkProgram, transfers: TransferColumns) -> ChunkMessages:
     transfers = transfers.take(np.lexsort((transfers.dst, transfers.src, transfers.round)))
     k, sizes = program.chunks, transfers.size
     src, dst, chunk = expand_runs(Send(*transfers[:4], reduce=False))
     reduce, time = np.repeat(transfers.reduce, sizes), np.repeat(transfers.round, sizes)
-    return Units(src * k + chunk, dst * k + chunk, reduce, time, time + 1, time, time)
+    return ChunkMessages(src * k + chunk, dst * k + chunk, reduce, time, time + 1, time, time)
 
 
-def _race(units: Units, chunks: int) -> Counterexample | None:
+def _race(units: ChunkMessages, chunks: int) -> Counterexample | None:
     """Find two messages that one rank receives in one slot in one round.
 
     Args:
@@ -238,7 +238,7 @@ def _race(units: Units, chunks: int) -> Counterexample | None:
 class _Run:
     """A symbolic execution: forward for contents of slots, backward for messages that affect results."""
 
-    def __init__(self, program: ChunkProgram, units: Units, few: int) -> None:
+    def __init__(self, program: ChunkProgram, units: ChunkMessages, few: int) -> None:
         self.program, self.units, self.chunks, self.alike = program, units, few, program.chunks // few
         self.sums = SumTable(program.ranks)
         starts, ends = postcondition(program.kind, program.ranks, program.chunks, program.root, few=few)

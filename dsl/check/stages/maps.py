@@ -13,7 +13,7 @@ from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.context import CheckContext, is_scalar
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import PhaseScope
-from commplan.ir.plan import AxisKind, Fn, Load, Map, Value
+from commplan.ir.plan import AxisKind, Fn, Load, MapStage, Value
 from commplan.ir.plan import operands as operands_of
 from commplan.ir.plan import results as results_of
 from commplan.ir.stages import rules
@@ -22,7 +22,7 @@ from commplan.ir.types import ArrayType, Placement, RecordsType, TreeType, Type
 
 def check_map(
     ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.MapExpr
-) -> Map | None:
+) -> MapStage | None:
     """`y, ... = map FN(x, ...) [per MEMBER]`."""
     operands = scope.operands(expr.operands)
     per = resolve_axes(ctx, expr.per, (AxisKind.ENSEMBLE,), "an ensemble")
@@ -59,7 +59,7 @@ def check_map(
         )
         if ctx.refuse("CP0615", kept, span or statement.span, fn):
             options = replace(options, cache=None)
-    return Map(results, fn.name, refs, statement.span, members, per_record=bool(loaded), hints=options)
+    return MapStage(results, fn.name, refs, statement.span, members, per_record=bool(loaded), hints=options)
 
 
 def _made_of(
@@ -72,7 +72,7 @@ def _made_of(
         if missing.isdisjoint(results_of(stage)):
             continue
         missing.update(operands_of(stage))
-        if isinstance(stage, Map):
+        if isinstance(stage, MapStage):
             names.append(stage.fn)
         elif isinstance(stage, Load):
             sources.append(stage.source)

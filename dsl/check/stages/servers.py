@@ -18,7 +18,7 @@ from commplan.dsl.check.numbers import written
 from commplan.dsl.check.placements import Status, status
 from commplan.dsl.check.scope import PhaseScope
 from commplan.dsl.check.stages.maps import check_call, find_fn
-from commplan.ir.plan import Elastic, Exchange, Fn, Ref, Value
+from commplan.ir.plan import ElasticStage, ExchangeStage, Fn, Ref, Value
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType, Placement
 
@@ -29,7 +29,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 def check_exchange(
     ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.ExchangeExpr
-) -> Exchange | None:
+) -> ExchangeStage | None:
     """`w [, m] = exchange g into w [, m] with FN over AXES by OP`."""
     gradient = scope.operand(expr.gradient)
     states = _states(ctx, scope, expr.states)
@@ -62,7 +62,9 @@ def check_exchange(
         per = ctx.ordered((*reduced.per, *(axis for s in states for axis in s.placement.per)))
         results.append(scope.bind(name, state.type, Placement(per, server=server)))
     refs, span = tuple(state.id for state in states), statement.span
-    return Exchange(tuple(results), gradient.id, refs, fn.name, over, by.op, span, via=via, hints=options)
+    return ExchangeStage(
+        tuple(results), gradient.id, refs, fn.name, over, by.op, span, via=via, hints=options
+    )
 
 
 def _states(ctx: CheckContext, scope: PhaseScope, names: Sequence[ast.Name]) -> tuple[Value, ...] | None:
@@ -163,7 +165,7 @@ class Coefficient(msgspec.Struct, frozen=True):
 
 def check_elastic(
     ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, expr: ast.ElasticExpr
-) -> Elastic | None:
+) -> ElasticStage | None:
     """`d, c = elastic w with c over AXES by MODE(eta = .., rho = ..)`."""
     operand = scope.operand(expr.operand)
     centers = _states(ctx, scope, (expr.center,))
@@ -197,7 +199,9 @@ def check_elastic(
     pull = scope.bind(statement.targets[0], operand.type, operand.placement)
     result = scope.bind(statement.targets[1], center.type, center.placement)
     eta, rho = (coefficient.argument for coefficient in coefficients)
-    return Elastic(pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, options)
+    return ElasticStage(
+        pull, result, operand.id, center.id, over, mode, eta, rho, statement.span, via, options
+    )
 
 
 def _check_pull_and_center(ctx: CheckContext, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:

@@ -27,7 +27,7 @@ from commplan.runtime.input.layout import Array, Bools, read_only
 from commplan.runtime.input.observe.accounting import Cpu, thread_cpu
 from commplan.runtime.input.program import Coords, Flow, HostOp, HostProgram
 from commplan.runtime.input.sources import pipelines
-from commplan.runtime.input.sources.adapters import Column as AdaptedColumn
+from commplan.runtime.input.sources.adapters import ColumnSource as AdaptedColumn
 from commplan.runtime.input.sources.adapters import Serial, Source
 from commplan.runtime.input.sources.folders import Files
 from commplan.runtime.input.stages.chained import Chained

@@ -161,7 +161,7 @@ class Rows:
         ]
 
 
-class Column:
+class ColumnSource:
     """One column of a data set's records. See `column`."""
 
     def __init__(self, dataset: Source, keys: tuple[Key, ...], rows: Rows | None = None) -> None:
@@ -191,14 +191,14 @@ class Column:
         return row
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Column, (self.dataset, self.keys, self.rows)
+        return ColumnSource, (self.dataset, self.keys, self.rows)
 
     def __repr__(self) -> str:
         return f"Column({self.dataset!r}, {', '.join(map(repr, self.keys))})"
 
 
 @ends_at_caller
-def column(dataset: Source, key: Key, *more: Key) -> Column:
+def column(dataset: Source, key: Key, *more: Key) -> ColumnSource:
     """A source: one column of the records of `dataset`.
 
     dataset: anything with `len(dataset)` and `dataset[i]` whose records are mappings or tuples: a Hugging
@@ -214,7 +214,7 @@ def column(dataset: Source, key: Key, *more: Key) -> Column:
     names = column_names(dataset)
     if names is not None and key not in names:
         fail("CP0950", f"the data set has no column {key!r}", f"its columns: {', '.join(names)}")
-    return Column(dataset, (key, *more))
+    return ColumnSource(dataset, (key, *more))
 
 
 def column_names(dataset: object) -> list[str] | None:
@@ -226,7 +226,7 @@ def column_names(dataset: object) -> list[str] | None:
     return None
 
 
-def narrowed(source: Column) -> Column:
+def narrowed(source: ColumnSource) -> ColumnSource:
     """The column of a data set cut down to it, where the data set can do that (Hugging Face's
     `select_columns`): what is not asked for is then neither read nor decoded. A transform of the user's may
     need all columns."""
@@ -238,7 +238,7 @@ def narrowed(source: Column) -> Column:
         return source
     if names == [key]:
         return source
-    return Column(cast("Source", select([key])), source.keys)
+    return ColumnSource(cast("Source", select([key])), source.keys)
 
 
 def arranged(sources: Mapping[str, Source]) -> dict[str, Source]:
@@ -250,7 +250,7 @@ def arranged(sources: Mapping[str, Source]) -> dict[str, Source]:
     """
     chosen: dict[str, Source] = {}
     for name, source in sources.items():
-        chosen[name] = narrowed(source) if isinstance(source, Column) else _named(name, source)
+        chosen[name] = narrowed(source) if isinstance(source, ColumnSource) else _named(name, source)
     by_dataset: dict[int, list[str]] = {}
     for name, source in chosen.items():
         by_dataset.setdefault(id(_base(source)), []).append(name)
@@ -260,8 +260,8 @@ def arranged(sources: Mapping[str, Source]) -> dict[str, Source]:
         rows = Rows(_base(chosen[names[0]]), len(names))
         for name in names:
             source = chosen[name]
-            keys = source.keys if isinstance(source, Column) else ()
-            chosen[name] = Column(rows.dataset, keys, rows)
+            keys = source.keys if isinstance(source, ColumnSource) else ()
+            chosen[name] = ColumnSource(rows.dataset, keys, rows)
     return chosen
 
 
@@ -269,13 +269,13 @@ def together(sources: Mapping[str, object]) -> list[tuple[str, ...]]:
     """The names of sources that fetch records together, as `arranged` made them."""
     groups: dict[int, list[str]] = {}
     for name, source in sources.items():
-        if isinstance(source, Column) and source.rows.columns > 1:
+        if isinstance(source, ColumnSource) and source.rows.columns > 1:
             groups.setdefault(id(source.rows), []).append(name)
     return [tuple(names) for names in groups.values()]
 
 
 def _base(source: Source) -> Source:
-    return source.dataset if isinstance(source, Column) else source
+    return source.dataset if isinstance(source, ColumnSource) else source
 
 
 def _holds_rows(source: Source) -> bool:
@@ -294,7 +294,7 @@ def _named(name: str, source: Source) -> Source:
             f"its columns: {', '.join(names)}",
             f"name one: sources={{{name!r}: commplan.column(dataset, {names[0]!r})}}",
         )
-    return narrowed(Column(source, (name if name in names else names[0],)))
+    return narrowed(ColumnSource(source, (name if name in names else names[0],)))
 
 
 # --- array_record files ---

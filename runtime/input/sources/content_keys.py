@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from types import CodeType
+from collections.abc import Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
 from commplan.diagnostics import fail, text_of
@@ -35,8 +37,8 @@ def source_key(name: str, source: object) -> str:
 
 
 def source_digest(function: object) -> str:
-    """A digest of the source text of `function`, else of its code, and of the arguments that a partial
-    fixes.
+    """A digest of the source text of `function`, else of its code; of the arguments that a partial fixes; and
+    of the numbers and texts among its defaults and the values that it captures.
 
     It is equal under other versions of Python and of packages, which members of a feed may have. The digests
     of `cache` depend on these, and on all that the code reads.
@@ -44,16 +46,30 @@ def source_digest(function: object) -> str:
     if isinstance(function, functools.partial):
         fixed = repr((function.args, sorted(function.keywords.items())))
         return _digest(source_digest(function.func), fixed)
-    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    unwrapped = inspect.unwrap(function) if callable(function) else function
+    code, captured = getattr(unwrapped, "__code__", None), list(_captured(unwrapped))
     subject: Any = function if code is not None or inspect.isbuiltin(function) else type(function)
     try:
-        return _digest(inspect.getsource(subject))
+        return _digest(inspect.getsource(subject), *captured)
     except (OSError, TypeError):
         pass
     if isinstance(code, CodeType):
-        return _digest(code.co_code.hex(), repr([c for c in code.co_consts if not isinstance(c, CodeType)]))
+        constants = [constant for constant in code.co_consts if not isinstance(constant, CodeType)]
+        return _digest(code.co_code.hex(), repr(constants), *captured)
     names = [getattr(subject, attribute, "") for attribute in ("__module__", "__qualname__")]
     return _digest(*(str(name) for name in names))
+
+
+def _captured(function: object) -> Iterator[str]:
+    """The numbers and texts among the defaults of `function` and the values that it captures."""
+    if not isinstance(function, FunctionType):
+        return
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not set yet
+            values.append(cell.cell_contents)
+    for value in values:
+        yield repr(value) if isinstance(value, bool | int | float | str | bytes | None) else ""
 
 
 def _digest(*texts: str) -> str:
