@@ -333,7 +333,7 @@ class Bound(ShardedWeights):
 
         Raises:
             CommplanError: CP0803 for a source that is not bound; CP0817 for an unknown phase; CP0818 for an
-                unknown member; CP0927 for a group without values to share; and others from CP0900 to CP0999.
+                unknown member; CP0927 for a group without values to share; and other CP09xx errors.
         """
         if member is not None:
             part = self.member(member)
