@@ -380,7 +380,7 @@ _JSON = ("json",)
 # For each verb: summary, further help, further output formats, and a function that adds arguments.
 _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     "check": (
-        "report what is wrong with plans, and what is hardly meant",
+        "check plans for errors and likely mistakes",
         (
             "Errors come first: a plan without any gets its warnings. Some need to know more: --shapes and"
             " --topology tell what buckets and pins cost, and what does not compile for them is an error."
