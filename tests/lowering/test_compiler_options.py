@@ -144,7 +144,7 @@ def test_explain_lists_the_options(tmp_path: Any, capsys: pytest.CaptureFixture[
     assert main(["explain", str(plan), "--target", "gpu"]) == 0
     said = capsys.readouterr().out
     assert "options of the compiler for gpu, which run.jit passes" in said
-    assert f"  {REDUCE} = 16384: the arrays of a bucket" in said
+    assert f"  {REDUCE} = 16384: a bucket is one all-reduce" in said
     assert main(["explain", str(plan)]) == 0
     assert "options of the compiler" not in capsys.readouterr().out
 

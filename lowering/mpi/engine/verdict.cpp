@@ -152,7 +152,7 @@ void Watch::conclude() {
     for (size_t i = 0; i < std::min<size_t>(late.size(), 4); ++i) text += described(late[i], *reports_[late[i]]);
     std::string limit = seconds(busy_);
     if (mine.idle < busy_) {
-      if (waiting.front() == own_ && noticed_ != active_.front().number) {
+      if (waiting.front() == rank_ && noticed_ != active_.front().number) {
         noticed_ = active_.front().number;
         text += "\nnote: " + mine.where + " waits for it";
         std::fprintf(stderr, "commplan: %s\nnote: it ends after %s: put longer work into `with run.late():`, or %s\n",

@@ -208,7 +208,7 @@ def test_what_is_answered_before_it_is_kept_is_refused(tmp_path: Path):
                 made.deliver(1, server)
         assert (made.answered(1, site) is not None) == bool(staleness)
     check_prompt(job(tmp_path).sites, "")
-    with pytest.raises(CommplanError, match="leave `staleness` out") as error:
+    with pytest.raises(CommplanError, match="remove `staleness`") as error:
         check_prompt(made.sites, "")
     assert error.value.diagnostics[0].code == "CP0980"
     assert error.value.diagnostics[0].span == site.span
@@ -264,7 +264,7 @@ def test_names_of_states_may_take_more_than_a_page(tmp_path: Path):
         assert keep.found and keep.load()
         assert all(one.version == 1 for _, one in keep.store)
         keep.close()
-    with pytest.raises(CommplanError, match=r"CP0973(.|\n)*it holds moment, weights_of"):
+    with pytest.raises(CommplanError, match=r"CP0973(.|\n)*it contains moment, weights_of"):
         keeping(job(tmp_path), tmp_path / "kept")
 
 

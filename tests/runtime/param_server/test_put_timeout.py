@@ -37,7 +37,7 @@ def test_workers_that_do_not_come_are_named(tmp_path: Path):
             job.ask(worker, job.site("put", phase), values)
             while job.wires[worker, 0]:
                 job.deliver(worker, 0)
-    with pytest.raises(CommplanError, match="worker 2 did not come") as error:
+    with pytest.raises(CommplanError, match="worker 2 did not reach that line") as error:
         awaited.message()
     assert error.value.diagnostics[0].code == "CP0981"
     driver.lost(2)
