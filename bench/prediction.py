@@ -27,6 +27,7 @@ import msgspec
 from bench.harness.figures import read, size_text, table, time_text
 from bench.harness.plans import schedule
 from bench.harness.stage import Figure, Surroundings
+from commplan.compile_options import RankPlaces
 from commplan.cost import Calibration, Predictor, load_calibration, predict
 from commplan.diagnostics import CommplanError
 from commplan.topology import Topology, parse_topology, places_of_hosts
@@ -86,7 +87,7 @@ def seconds(
         len(where.hosts),
         topology=topology,
         calibration=calibration,
-        places=None if in_order else tuple(places),
+        ranks=RankPlaces(None if in_order else tuple(places)),
     )
     predictor = Predictor(
         topology, compiled.axes, calibration=calibration, backend="mpi", places=None if in_order else places

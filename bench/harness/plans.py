@@ -45,10 +45,10 @@ def program(work: Work, comm: Any, **more: Any) -> commplan.Program:
     return commplan.Program(in_form(compiled.schedule, work), compiled.structures)
 
 
-def schedule(work: Work, ranks: int, **more: Any) -> Schedule:
+def schedule(work: Work, count: int, **more: Any) -> Schedule:
     """The same where nothing runs; `more` goes to `compiler.compile_plan`."""
     shapes = {"x": shapes_of(_leaves(work))}
-    compiled = compile_plan(plan_of(work, ranks).graph, shapes, axes={"data": ranks}, backend="mpi", **more)
+    compiled = compile_plan(plan_of(work, count).graph, shapes, axes={"data": count}, backend="mpi", **more)
     return in_form(compiled, work)
 
 

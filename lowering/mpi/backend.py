@@ -92,7 +92,7 @@ class MpiBackend:
         """False: collectives run one after the other, in the same order on all ranks."""
         return False
 
-    def apart(self, key: str) -> contextlib.AbstractContextManager[None]:
+    def combiner_scope(self, key: str) -> contextlib.AbstractContextManager[None]:
         """No effect: the engine does not combine collectives."""
         del key
         return contextlib.nullcontext()
@@ -145,7 +145,7 @@ class MpiBackend:
 
         return finish
 
-    def behind(
+    def ordered_after(
         self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
     ) -> tuple[list[Array], list[Array]]:
         tied = list(xs)

@@ -41,7 +41,7 @@ def test_a_tap_has_collectives_of_its_own(
 ) -> None:
     monkeypatch.setattr(LaxBackend, "asynchronous", True)
     monkeypatch.setattr(LaxBackend, "variadic", False)
-    monkeypatch.setattr(LaxBackend, "apart", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(LaxBackend, "combiner_scope", lambda *_: contextlib.nullcontext())
     mesh = jax.make_mesh((2, 2), ("node", "gpu"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     text = PLAN.replace("VIA", f"via {via}")
     program = commplan.loads(text).compile(mesh, shapes={"params": LAYER, "grads": LAYER})

@@ -156,7 +156,7 @@ def test_a_tiny_step() -> None:
 
 
 def test_the_programs_for_mocked_gpus_train_alike(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "_processes", lambda mesh: tuple(range(mock.GPUS)))  # which do not exist
+    monkeypatch.setattr(machines, "processes_of", lambda mesh: tuple(range(mock.GPUS)))  # which do not exist
     monkeypatch.setattr(jax, "process_count", lambda: mock.GPUS)
     mesh, model = mock.mesh_of(devices(2)), models.Transformer(1, 128, 1, 32)
     weights: dict[str, Any] = {}

@@ -89,7 +89,7 @@ def started(
 def test_another_number_of_ranks_is_told_by_roles() -> None:
     plan = commplan.loads(PLAN).compile(backend="mpi", axes={"worker": 2})
     with pytest.raises(
-        commplan.CommplanError, match=r"workers: 2 \(worker = 2\)\n.* after them: 1 \(hub = 1\)"
+        commplan.CommplanError, match=r"workers: 2 \(worker = 2\)\n.* after the workers: 1 \(hub = 1\)"
     ):
         check_size(plan.schedule, SimpleNamespace(Get_size=lambda: 5))
 

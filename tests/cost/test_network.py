@@ -211,7 +211,7 @@ def test_one_rank_stands_for_all_where_all_are_alike(kind: Kind, name: str, slic
 def test_what_is_extrapolated_is_what_is_followed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     laid = pattern(name, "all_reduce", IN_ORDER)
     told = step_model.seconds(laid, NETWORK, 8e6, 150, blocking=False)
-    monkeypatch.setattr(step_model, "FOLLOWED", 1000)
+    monkeypatch.setattr(step_model, "SIMULATED_SLICES", 1000)
     assert told == pytest.approx(step_model.seconds(laid, NETWORK, 8e6, 150, blocking=False), rel=0.01)
 
 

@@ -144,7 +144,7 @@ def test_a_tap_refuses_a_dtype_that_the_plan_has_no_wire_for(dtype: str):
     with pytest.raises(CommplanError) as error:
         tapped_gradients(jnp.ones((3,), dtype))
     assert code_of(error) == "CP0815"
-    assert f"a leaf of {dtype}" in str(error.value)
+    assert f"a leaf of the parameters is {dtype}" in str(error.value)
     assert "compiled for float32" in str(error.value)
 
 

@@ -91,7 +91,7 @@ def ready_too_early(patch: pytest.MonkeyPatch) -> None:
         patch,
         lambda made: dataclasses.replace(
             made,
-            last=tuple(i for i, row in enumerate(made.code) if row.dst == 1 and row.what == 2)[:1],
+            last=tuple(i for i, row in enumerate(made.code) if row.dst == 1 and row.kind == 2)[:1],
             late=(),
         ),
     )
@@ -99,7 +99,7 @@ def ready_too_early(patch: pytest.MonkeyPatch) -> None:
 
 def copied_for_summed(patch: pytest.MonkeyPatch) -> None:
     def copied(made: Any) -> Any:
-        rows = [row._replace(what=1) if row.what == 2 else row for row in made.code]
+        rows = [row._replace(kind=1) if row.kind == 2 else row for row in made.code]
         return dataclasses.replace(made, code=tuple(rows))
 
     _rows(patch, copied)

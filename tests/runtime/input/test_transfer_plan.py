@@ -36,7 +36,7 @@ class _Host:
         assert len(self.receives) == len(receives)
 
     def rows(self, *kinds: int) -> list[tuple[int, Any]]:
-        return [(i, row) for i, row in enumerate(self.made.code) if row.what in kinds]
+        return [(i, row) for i, row in enumerate(self.made.code) if row.kind in kinds]
 
     def at(self, buffer: int, offset: int, nbytes: int) -> np.ndarray:
         return {OUTPUT: self.slot, SCRATCH: self.scratch}[buffer][offset : offset + nbytes]
@@ -48,7 +48,7 @@ class _Host:
         ready: list[int] = []
         for later in self.waiters[i]:
             self.missing[later].remove(i)
-            if not self.missing[later] and self.made.code[later].what != RECEIVE:
+            if not self.missing[later] and self.made.code[later].kind != RECEIVE:
                 ready.append(later)
         return ready
 
@@ -66,7 +66,7 @@ def carried_out(lists: dict[int, Instructions], slots: dict[int, np.ndarray], se
         at = hosts[host]
         row = at.made.code[i]
         source = at.at(row.src, row.src_offset, row.nbytes)
-        if row.what == COPY:
+        if row.kind == COPY:
             at.at(row.dst, row.dst_offset, row.nbytes)[:] = source
         else:
             to = at.made.peers[row.peer]
@@ -83,7 +83,7 @@ def carried_out(lists: dict[int, Instructions], slots: dict[int, np.ndarray], se
 
 
 def nbytes(made: Instructions, what: int) -> int:
-    return sum(row.nbytes for row in made.code if row.what == what)
+    return sum(row.nbytes for row in made.code if row.kind == what)
 
 
 def carry(found: Division, forms: list[Form], piece: int, seed: int, alive: list[int] | None = None) -> int:
@@ -193,14 +193,14 @@ def test_short_arrays_share_messages_and_long_ones_stay_in_place():
     small = in_a_row([Form(1, 32, 4, bounds), Form(1, 32, 1, bounds), Form(1, 2, 1024, (0, 1, 2))])
     assert messages(transfer_list(chosen, 0, small)) == 2
     large = transfer_list(chosen, 0, in_a_row([*small, Form(1, 32, 150_528, bounds)]))
-    scattered = [row for row in large.code if row.what != COPY and SCRATCH in (row.src, row.dst)]
+    scattered = [row for row in large.code if row.kind != COPY and SCRATCH in (row.src, row.dst)]
     assert len(scattered) == 2
     assert large.scratch == sum(row.nbytes for row in scattered)
     assert messages(large) >= 18
 
 
 def messages(made: Instructions) -> int:
-    return sum(row.what != COPY for row in made.code)
+    return sum(row.kind != COPY for row in made.code)
 
 
 def test_a_block_is_cut_into_few_pieces_however_long():
