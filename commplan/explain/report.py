@@ -255,7 +255,7 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
 
 def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> OpSummary:
     # States on servers stay there; only the values that a worker gets are counted.
-    moved = worker_operands(op) or ir.results(op) if op.uses_servers(values) else ir.operands(op)
+    moved = worker_operands(op, values) or (ir.results(op) if op.uses_servers(values) else ())
     moved = ir.results(op) if isinstance(op, ir.Pack) else moved
     nbytes = sum(values[ref].nbytes for ref in moved)
     step = OpSummary(op.title, ir.results(op)[0], op.detail(values), op.lane, nbytes)

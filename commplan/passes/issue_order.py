@@ -74,13 +74,14 @@ def delay_readers(ops: Sequence[Op], values: Mapping[Ref, Value]) -> list[Op]:
     makers = {ref: index for index, op in enumerate(ops) for ref in results_of(op)}
     requests = [index for index, op in enumerate(ops) if op.uses_servers(values)]
     next_request = dict(pairwise(requests))
+    followers = frozenset(next_request.values())
     readers: list[list[int]] = [[] for _ in ops]
     missing = [0] * len(ops)
     for index, op in enumerate(ops):
-        sources = {makers[ref] for ref in worker_operands(op) if ref in makers}
+        sources = {makers[ref] for ref in worker_operands(op, values) if ref in makers}
         for source in sources:
             readers[source].append(index)
-        missing[index] = len(sources) + (index in requests[1:])
+        missing[index] = len(sources) + (index in followers)
     start = [0] * len(ops)  # the number of completions before the op may start
     ready = [(0, index) for index, count in enumerate(missing) if not count]
     completions, issued = 0, list[Op]()

@@ -59,7 +59,7 @@ class _Survey:
     def _ops(self) -> Iterator[tuple[Phase, ServerOp, dict[Ref, Value]]]:
         for phase in self.schedule.phases:
             values = self.entry | {value.id: value for value in phase.values}
-            self.read[phase.name] = {ref for op in phase.ops for ref in worker_operands(op)}
+            self.read[phase.name] = {ref for op in phase.ops for ref in worker_operands(op, values)}
             self.read[phase.name] |= {binding.value for binding in phase.outputs}
             for op in phase.ops:
                 asking = server_op(op, values)
@@ -68,7 +68,7 @@ class _Survey:
 
     def _lay(self, op: Exchange | Elastic, values: dict[Ref, Value]) -> None:
         """The layouts of the states of an op: the first one is cut, a second one with it."""
-        (center, *others), met = server_operands(op), worker_operands(op)[0]
+        (center, *others), met = server_operands(op), worker_operands(op, values)[0]
         how = "exchange" if isinstance(op, Exchange) else f"elastic {op.mode}"
         self._use(name_of(center), how, op.span)
         leaves = values[center].leaves
@@ -131,7 +131,7 @@ class _Survey:
 
     def _meeting(self, phase: Phase, op: Exchange | Elastic, values: dict[Ref, Value]) -> _Request:
         """Workers send a gradient, or their weights, and get the state as their servers then have it."""
-        (operand, *scalars), answer = worker_operands(op), results(op)[0]
+        (operand, *scalars), answer = worker_operands(op, values), results(op)[0]
         states, wire = tuple(values[ref] for ref in server_operands(op)), op.hints.wire
         self._check_apart(op, states[0])
         layout, leaves = self._layout(states[0]), values[operand].leaves

@@ -189,7 +189,7 @@ def check_served(scope: OpScope) -> None:
         if (request := server_op(op, values)) is not None:
             unread.update(server_results(request))
             served.update(results(op))
-        for ref in worker_operands(op):
+        for ref in worker_operands(op, values):
             if ref in unread:
                 report.add("CP0764", f"`{results(op)[0]}` reads `{ref}`, {_NEEDS_GET}", op.span)
     for binding in phase.outputs:

@@ -146,7 +146,7 @@ class Lowered:
 
         for op in sequence:
             if in_flight:
-                complete(worker_operands(op))
+                complete(worker_operands(op, self.values))
             with self.scope(op):
                 finish = elision.begin(op, env) or self._begin(op, env)
                 if finish is None:
@@ -202,7 +202,7 @@ class Lowered:
         if value.kind != "tree":
             return LEAF
         paths = [leaf.path for leaf in value.leaves]
-        for operand in worker_operands(op):
+        for operand in worker_operands(op, self.values):
             if [leaf.path for leaf in self.values[operand].leaves] == paths:
                 return env[operand].structure
         return structure_by(paths, self.structures)

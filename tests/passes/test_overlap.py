@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from support.byhand import F32, HERE, TREE, Maker, compiled, reduce_plan, tree
 
+import commplan
 from commplan.compiler import compile_plan
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Collective, Map, Op, Pack, Schedule, results
@@ -144,3 +145,26 @@ def test_a_sum_of_the_buffer_of_another_needs_no_order() -> None:
         grads=tree(a=(4,)),
     )
     assert [op.after for op in collectives(step(schedule))] == [(), (), ()]
+
+
+ELASTIC = """plan pulled
+axis worker = 4
+input own : tree per worker
+input other : tree per worker
+state center : tree
+at start { center = broadcast own over worker from 0 }
+each step {
+    center = reduce other over worker by sum { overlap = backward }
+    pull, center = elastic own with center over worker by sync(eta = 0.25, rho = 0.5)
+    output pull
+}
+"""
+
+
+def test_a_centre_in_flight_is_there_before_the_pull_towards_it() -> None:
+    tree_shapes = {"w": {"shape": [4], "dtype": "f32"}}
+    shapes: dict[str, object] = {"own": tree_shapes, "other": tree_shapes}
+    schedule = commplan.loads(ELASTIC).compile(shapes=shapes, backend="mpi").schedule
+    assert any(op.is_split for op in step(schedule))
+    order = [ref for op in step(schedule) for ref in results(op)]
+    assert order.index("center.2") < order.index("pull.0")

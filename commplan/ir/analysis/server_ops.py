@@ -17,8 +17,10 @@ def server_op(op: Op, values: Mapping[Ref, Value]) -> ServerOp | None:
     return cast("ServerOp", op) if op.uses_servers(values) else None
 
 
-def worker_operands(op: Op) -> tuple[Ref, ...]:
-    """The operands of `op` that workers hold, which excludes states on servers."""
+def worker_operands(op: Op, values: Mapping[Ref, Value]) -> tuple[Ref, ...]:
+    """The operands of `op` that workers hold: all of them, except states on servers if it uses servers."""
+    if not op.uses_servers(values):
+        return operands(op)
     return tuple(ref for ref in operands(op) if ref not in server_operands(op))
 
 
