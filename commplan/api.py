@@ -103,7 +103,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         undescribed = topology is None and self.graph.topology is None
         sizes, passes = dict(options.axes or {}), options.passes
         if is_communicator(mesh):
-            from commplan.runtime.machines.ranks import sizes_of  # noqa: PLC0415  MPI is loaded already
+            from commplan.runtime.machines.communicator import sizes_of  # noqa: PLC0415  MPI is loaded already
 
             sizes = sizes_of(self.graph, mesh, sizes)
         elif mesh is not None:

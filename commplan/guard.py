@@ -6,6 +6,7 @@ train = commplan.guard.jit(step, comm=comm)    # under MPI, with collectives of 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
@@ -45,11 +46,18 @@ def jit(
         CommplanError: CP0849 if a process does not come, CP0857 for invalid arguments, and from calls CP0854
             and CP0855 if steps differ or a process does not come to a comparison.
     """
+    watched: dict[str, Any] = {
+        "mesh": mesh,
+        "comm": comm,
+        "watchdog_s": watchdog_s,
+        "busy_s": busy_s,
+        "timeout": timeout,
+    }
+    if function is None:
+        return functools.partial(jit, **watched, **options)
     from commplan.runtime.guarded import jit as guarded  # noqa: PLC0415  jax is loaded only here
 
-    return guarded(
-        function, mesh=mesh, comm=comm, watchdog_s=watchdog_s, busy_s=busy_s, timeout=timeout, **options
-    )
+    return guarded(function, options, **watched)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from commplan.runtime.spmd import placement_of
 from commplan.tracebacks import public_face
 
 if TYPE_CHECKING:
-    from commplan.runtime.run import Bound
+    from commplan.runtime.bound import Bound
 
 ocp: Any = _checkpoint
 FORMAT, SCHEMA = "commplan checkpoint", 1

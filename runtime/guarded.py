@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -25,7 +24,7 @@ from commplan.runtime.machines.mesh import MeshMachine, processes_of
 from commplan.runtime.observe import preflight, watchdog
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
-from commplan.wait import BUSY_S, check_seconds
+from commplan.wait import check_seconds
 
 _PORT = 9  # to which nothing is sent: it tells the address with which a rank reaches the first one
 
@@ -76,7 +75,8 @@ def machine_of(
 
 def _ranks(comm: Any, name: str, watchdog_s: float | None, busy_s: float, timeout_s: float) -> Machine:
     from commplan.lowering.mpi.job.rendezvous import Rendezvous  # noqa: PLC0415  MPI only if it is used
-    from commplan.runtime.machines.ranks import Ranks, check_communicator  # noqa: PLC0415
+    from commplan.runtime.machines.communicator import check_communicator  # noqa: PLC0415
+    from commplan.runtime.machines.ranks import Ranks  # noqa: PLC0415
 
     check_communicator(comm, "")
     meet = Rendezvous(comm, f"guard `{name}`", timeout_s, option="guard.jit(.., timeout=SECONDS)", file="")
@@ -113,19 +113,16 @@ def _ranks(comm: Any, name: str, watchdog_s: float | None, busy_s: float, timeou
 
 
 def jit(
-    function: Callable[..., Any] | None = None,
+    function: Callable[..., Any],
+    options: dict[str, Any],
     *,
-    mesh: Any = None,
-    comm: Any = None,
-    watchdog_s: float | None = 10.0,
-    busy_s: float = BUSY_S,
-    timeout: float = preflight.TIMEOUT_S,
-    **options: Any,
+    mesh: Any,
+    comm: Any,
+    watchdog_s: float | None,
+    busy_s: float,
+    timeout: float,
 ) -> Any:
-    """See `commplan.guard.jit`."""
-    if function is None:
-        words = {"mesh": mesh, "comm": comm, "watchdog_s": watchdog_s, "busy_s": busy_s, "timeout": timeout}
-        return functools.partial(jit, **words, **options)
+    """See `commplan.guard.jit`. `options` are those of `jax.jit`."""
     if mesh is not None and (comm is not None or is_communicator(mesh)):
         fail(
             "CP0857",
@@ -135,7 +132,11 @@ def jit(
     check_seconds("CP0857", "watchdog_s", watchdog_s, file="", also_allowed=(None,))
     check_seconds("CP0857", "busy_s", busy_s, file="")
     check_seconds("CP0857", "timeout", timeout, file="")
-    machine = machine_of(mesh, comm, function.__name__, watchdog_s, busy_s, timeout)
+    if not callable(function):
+        message = f"guard.jit is given a {type(function).__name__}: the function of a step was expected"
+        fail("CP0857", message, "guard.jit(step, mesh=..)")
+    name = getattr(function, "__name__", type(function).__name__)
+    machine = machine_of(mesh, comm, name, watchdog_s, busy_s, timeout)
     if len(machine.participants()) == 1:
         return jax.jit(function, **options)
     return preflight.jit(machine, function, "", timeout, options, lambda: None, check_same=False)

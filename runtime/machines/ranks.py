@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import secrets
 import socket
@@ -21,7 +20,6 @@ import numpy as np
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.work_partition import Division
 from commplan.ir import schedule as ir
-from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
 from commplan.lowering.jax.typing_shim import jax, jnp
@@ -37,6 +35,7 @@ from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES
+from commplan.runtime.machines.communicator import check_communicator, check_size
 from commplan.runtime.machines.machine import (
     BindRequest,
     Host,
@@ -391,111 +390,3 @@ def death(comm: Any, error: Any, file: str = "") -> Diagnostic | None:
     who = " and ".join(f"rank {rank} of {comm.Get_size()}" for rank in sorted(dead)) or "another rank"
     notes = (Note("the program needs all ranks of the communicator"), Note(f"MPI says: {error}"))
     return Diagnostic("CP0834", f"{who} has died", None, notes, file=file)
-
-
-def check_communicator(comm: Any, file: str) -> None:
-    """Raise CP0843 for a communicator that cannot be used, and CP0844 for too few MPI threads."""
-    expected = "expected a communicator such as mpi4py.MPI.COMM_WORLD"
-    if MPI.Is_finalized() or not MPI.Is_initialized():
-        state = "has been finalized" if MPI.Is_finalized() else "is not initialized"
-        fail("CP0843", f"MPI {state}", "bind programs after MPI_Init and before MPI_Finalize", file=file)
-    if comm == MPI.COMM_NULL:
-        fail("CP0843", "the communicator is null: it was freed, or never created", expected, file=file)
-    if comm.Is_inter():
-        fail("CP0843", "an inter-communicator has two groups of ranks", expected, file=file)
-    level = MPI.Query_thread()
-    if level < MPI.THREAD_MULTIPLE:
-        names = {
-            MPI.THREAD_SINGLE: "SINGLE",
-            MPI.THREAD_FUNNELED: "FUNNELED",
-            MPI.THREAD_SERIALIZED: "SERIALIZED",
-        }
-        fail(
-            "CP0844",
-            f"MPI was initialized for MPI_THREAD_{names[level]}, but phases call it from JAX's threads",
-            "mpi4py requests MPI_THREAD_MULTIPLE by default: set mpi4py.rc.thread_level to `multiple`",
-            file=file,
-        )
-
-
-def check_size(schedule: ir.Schedule, comm: Any) -> None:
-    """Raise CP0840 if `comm` has another number of ranks than the plan's axes and servers need."""
-    sizes, actual = schedule.mesh_sizes, comm.Get_size()
-    servers = {axis.name: axis.size for axis in schedule.axes if axis.kind is AxisKind.SERVER}
-    expected = math.prod(sizes.values()) + sum(servers.values())
-    if expected == actual:
-        return
-    workers = str(math.prod(sizes.values()))
-    fail(
-        "CP0840",
-        f"the plan has {expected} ranks, but the communicator has {actual}",
-        *_made_of(workers, sizes, servers, "no axes"),
-        f"start it with mpirun -n {expected}, or split the communicator",
-        file=schedule.file,
-    )
-
-
-def _made_of(
-    workers: str, sizes: Mapping[str, int], servers: Mapping[str, int], none: str
-) -> tuple[str, ...]:
-    """Notes that list the ranks of a plan."""
-    axes = " x ".join(f"{name} = {size}" for name, size in sizes.items()) or none
-    if not servers:
-        return (f"its axes: {axes}",)
-    named = ", ".join(f"{name} = {size}" for name, size in servers.items())
-    after = f"ranks for its servers, after the workers: {sum(servers.values())} ({named})"
-    return f"ranks for its workers: {workers} ({axes})", after
-
-
-def sizes_of(plan: Plan, comm: Any, passed: Mapping[str, int]) -> dict[str, int]:
-    """Add the size of the one axis that is declared `?` to the sizes of a plan.
-
-    The axis gets the ranks that remain. Servers have their own ranks, after all others.
-
-    Args:
-        plan: The plan.
-        comm: An mpi4py communicator.
-        passed: The sizes that the user passes.
-
-    Returns:
-        The sizes. If several are missing or wrong, they are as passed, and the compiler reports them.
-
-    Raises:
-        CommplanError: CP0840 if the sizes do not fit the ranks of `comm`; CP0843 or CP0844 if the
-            communicator cannot be used.
-    """
-    check_communicator(comm, plan.file)
-    count = int(comm.Get_size())
-    sizes = dict(passed)
-    fixed: dict[str, int] = {}
-    unknown: list[str] = []
-    servers: dict[str, int] = {}
-    for axis in plan.axes:
-        size = sizes.get(axis.name, axis.size)
-        if axis.kind is AxisKind.SERVER:
-            # The compiler reports a wrong size.
-            servers[axis.name] = size if type(size) is int and size > 0 else 1
-            continue
-        if size is None:
-            unknown.append(axis.name)
-        else:
-            fixed[axis.name] = size
-    whole = all(type(size) is int and size > 0 for size in fixed.values())
-    if len(unknown) > 1 or not whole:
-        return sizes  # The compiler reports each of them.
-    product, serving = math.prod(fixed.values()), sum(servers.values())
-    workers = count - serving
-    if unknown and workers > 0 and workers % product == 0:
-        return sizes | {unknown[0]: workers // product}
-    if product != workers or unknown:
-        more = f" and {serving} for servers" if serving and unknown else ""
-        needed = f"a multiple of {product}" if unknown else str(product + serving)
-        many = f"a multiple of {product}" if unknown else f"{product}"
-        fail(
-            "CP0840",
-            f"the plan needs {needed} ranks{more}, but the communicator has {count}",
-            *_made_of(many, fixed, servers, "no axes of known size"),
-            f"start {needed}{more}: mpirun -n {product + serving}; or split the communicator",
-            file=plan.file,
-        )
-    return sizes

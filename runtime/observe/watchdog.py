@@ -45,7 +45,7 @@ from commplan.runtime.observe.calls import Calls, key_of
 from commplan.runtime.observe.interruption import Place, is_interruptible
 from commplan.runtime.observe.joint_calls import SETTLE_S, JointReport
 from commplan.runtime.observe.peers import DOWN, Endpoint, Message, Peer
-from commplan.sidecar import attend, leave
+from commplan.sidecar import attend
 from commplan.wait import Wait as TimedWait
 from commplan.wait import until
 
@@ -58,12 +58,12 @@ _STACK = 2048  # characters of the main thread's stack
 _SHOWN = 4  # processes that a line names
 _STACKS = 4  # processes that are asked for theirs at once
 _ABORTED = "was aborted by its runtime: its own output says why"
+# States of the kernel that are conditions of a process, too.
 _CONDITIONS: Mapping[str, Condition] = {
     "dead": "dead",
     "stopped": "stopped",
     "stuck in the kernel": "stuck in the kernel",
 }
-Exchange = Callable[[Peer], Mapping[int, Peer]]
 
 
 class Watchdog:
@@ -167,7 +167,7 @@ class Watchdog:
         if self._status and not self._verdict and self.own == 0:
             time.sleep(_GRACE_S)  # JAX aborts the others when it loses the coordinator: they print why before
         if self._verdict or self._status:
-            _exit(EXIT_STATUS if self._verdict else self._status)
+            interruption.end_process(EXIT_STATUS if self._verdict else self._status)
         self._leave("")
 
     # The thread.
@@ -203,7 +203,7 @@ class Watchdog:
         text = f"{waits.current()} has not ended for {time.monotonic() - waits.began():.1f} s: {awaited}"
         self._leave("KeyboardInterrupt")
         print(f"commplan: interrupted: {text}", file=sys.stderr, flush=True)
-        _exit(interruption.STATUS)
+        interruption.end_process(interruption.STATUS)
 
     def _moved(self) -> float:
         return max(calls.moved for calls in self._calls.values())
@@ -394,11 +394,11 @@ class Watchdog:
             if self.own == 0:  # JAX ends the others without a word of ours when it loses the coordinator
                 time.sleep(2 * _TICK_S)
             if self._waits() or self._failure or self._left is not None or not is_interruptible():
-                _exit(EXIT_STATUS)
+                interruption.end_process(EXIT_STATUS)
             self._deadline, self._place = now + _UNWIND_S, place
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         elif now > self._deadline - (_UNWIND_S - _SETTLE_S if place == self._place else 0.0):
-            _exit(EXIT_STATUS)
+            interruption.end_process(EXIT_STATUS)
 
     def _say(self) -> None:
         if not self._is_said:
@@ -498,11 +498,3 @@ def expected_late() -> Generator[None]:
 
 def _timed_out(waited: float) -> NoReturn:
     raise TimeoutError(waited)
-
-
-def _exit(status: int) -> NoReturn:
-    leave()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(status)

@@ -14,7 +14,8 @@ from commplan.ir.plan import Plan
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.mpi_group import goes_on
-from commplan.runtime.machines.ranks import death, deaths, sizes_of
+from commplan.runtime.machines.communicator import sizes_of
+from commplan.runtime.machines.ranks import death, deaths
 from commplan.runtime.observe.abort_hook import exempt
 from commplan.sidecar import leave
 

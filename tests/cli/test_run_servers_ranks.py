@@ -14,7 +14,7 @@ from support import interpreter, mpirun
 import commplan
 
 mpirun.needs_mpi()
-from commplan.runtime.machines.ranks import check_size  # noqa: E402  it needs MPI
+from commplan.runtime.machines.communicator import check_size  # noqa: E402  it needs MPI
 
 PLAN = """plan served
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -112,6 +113,15 @@ def test_one_process_gets_jits_own_function():
 def test_wrong_arguments_are_refused(options: dict[str, Any]):
     with pytest.raises(CommplanError) as caught:
         commplan.guard.jit(lambda x: x, **options)
+    assert caught.value.diagnostics[0].code == "CP0857"
+
+
+def test_a_step_may_be_a_partial_function_and_must_be_a_function():
+    assert commplan.guard.jit(functools.partial(jnp.add, 1))(jnp.ones(3))[0] == 2
+    assert commplan.guard.jit(donate_argnums=0)(lambda x: x + 1)(jnp.ones(3))[0] == 2
+    step: Any = 3
+    with pytest.raises(CommplanError) as caught:
+        commplan.guard.jit(step)
     assert caught.value.diagnostics[0].code == "CP0857"
 
 

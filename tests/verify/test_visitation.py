@@ -33,7 +33,6 @@ from commplan.verify.input.visitation import (
     prove_rates,
     survivors,
 )
-from commplan.verify.programs.polynomial import UndecidedError, symbol
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 VISITS = ("exactly_once", "at_least_once", "at_most_once")
@@ -437,49 +436,6 @@ def test_verify_lists_the_proofs(capsys: pytest.CaptureFixture[str]) -> None:
     assert (visit["round"], visit["bound"], visit["lag"], visit["round_steps"]) == (64, 192, 32, [2, 2, 1])
     assert data["shares"] == []
     assert data["input_memory"][0]["records"] == 5 * 64
-
-
-# --- numbers that are not known ---
-
-
-def test_symbols_are_numbers_that_are_zero_or_more() -> None:
-    n, m = symbol("n"), symbol("m")
-    assert n + 1 > n
-    assert (n + 2) * (n + 3) == n * n + 5 * n + 6
-    assert ((n + 1) * (m + 1) + n) // (n + 1) == m + 1
-    assert -(-((n + 2) * m + 1) // (n + 2)) == m + 1
-    assert max(0, min(n + 4, n + 4 + m)) == n + 4
-    assert not n - n
-    for asked in (lambda: n > m, lambda: n == 3, lambda: n // m, lambda: bool(n)):
-        with pytest.raises(UndecidedError):
-            asked()
-
-
-@pytest.mark.parametrize("values", list(itertools.product((0, 1, 2, 5), repeat=3)))
-def test_what_is_decided_of_symbols_holds_for_numbers(values: tuple[int, int, int]) -> None:
-    """The same expressions over symbols and over numbers."""
-    named = dict(zip(map(symbol, "abc"), values, strict=True))
-
-    def over(a: Any, b: Any, c: Any) -> list[Any]:
-        asked = (
-            lambda: (a + b + 1) * (c + 2) // (c + 2) - a,
-            lambda: ((a + 1) * (b + 2) + c) >= b + 2,
-            lambda: (a * (b + c + 1) + c) // (b + c + 1),
-            lambda: -(a * (b + 1)) // (b + 1),
-            lambda: (a + b) * c < a * c,
-            lambda: (a * b + c) // (c + 1) <= (a * b + 2 * c + 1) // (c + 1),
-        )
-        return [ask() for ask in asked]
-
-    for by_symbols, by_numbers in zip(over(*named), over(*values), strict=True):
-        if isinstance(by_symbols, bool):
-            assert by_symbols == by_numbers
-        else:
-            assert _value(by_symbols, dict(zip("abc", values, strict=True))) == by_numbers
-
-
-def _value(term: Any, values: dict[str, int]) -> int:
-    return int(eval(str(term).replace("[", "(").replace("]", ")"), {}, values))
 
 
 def test_caches_are_counted_and_checked(capsys: pytest.CaptureFixture[str]) -> None:

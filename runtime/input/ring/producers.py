@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input.observe.wait_log import LOG, ClosedError
-from commplan.runtime.input.ring.ring import Claim, Ring
+from commplan.runtime.input.ring.claims import Claim
+from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.units import Units
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.futex import LOOK_S

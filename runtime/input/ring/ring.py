@@ -11,11 +11,11 @@ processes in turn, so that each makes as many as the others, and places are neve
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
 
 from commplan.diagnostics import fail
 from commplan.input.work_partition import dealt
 from commplan.runtime.input import this_process
+from commplan.runtime.input.ring.claims import Blocker, Claim
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.memory import ring as ring_bell
 from commplan.runtime.input.ring.words import (
@@ -46,25 +46,6 @@ from commplan.runtime.input.shm.futex import fence
 
 # If more than this share of the time is waited, making waits. Threads that wait for each other count as well.
 _WAITS = 0.33
-
-
-class Claim(NamedTuple):
-    """A part of a unit that this process makes."""
-
-    unit: int
-    part: int
-
-
-class Blocker(NamedTuple):
-    """The reason why a unit is not made yet.
-
-    kind: a process holds the lock and does not run; a process makes a part of it; a cursor has not passed
-    the unit in its slot; no process has begun it. pid: of that process, 0 for `none`. cursor: -1 for others.
-    """
-
-    kind: Literal["lock", "maker", "cursor", "none"]
-    pid: int = 0
-    cursor: int = -1
 
 
 class Ring:

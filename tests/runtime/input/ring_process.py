@@ -15,10 +15,11 @@ from typing import Any, NoReturn, cast
 
 from commplan import io
 from commplan.runtime.input.ring import cursor as cursors
+from commplan.runtime.input.ring.claims import Claim
 from commplan.runtime.input.ring.cursor import Cursor
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.producers import Producers, Recording
-from commplan.runtime.input.ring.ring import Claim, Ring
+from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.units import Made, Units
 from commplan.runtime.input.ring.words import DONE, Shape
 

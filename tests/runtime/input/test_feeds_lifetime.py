@@ -24,7 +24,8 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input.feeds import attachment, status
 from commplan.runtime.input.feeds.feed import Feed
 from commplan.runtime.input.ring import meeting, producers
-from commplan.runtime.input.ring.ring import Claim, Ring
+from commplan.runtime.input.ring.claims import Claim
+from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.shm.slots import Slots
 
 

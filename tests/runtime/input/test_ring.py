@@ -23,8 +23,9 @@ from commplan.diagnostics import CommplanError
 from commplan.recorder.processes import process_state
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring import memory as ring_memory
+from commplan.runtime.input.ring.claims import Blocker, Claim
 from commplan.runtime.input.ring.memory import SharedMemory
-from commplan.runtime.input.ring.ring import Blocker, Claim, Ring
+from commplan.runtime.input.ring.ring import Ring
 
 # pyright: reportPrivateUsage=false
 UNITS = 60
