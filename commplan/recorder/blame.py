@@ -54,7 +54,7 @@ class Activity(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What the records of one rank tell.
+    """The progress of one rank, from its records.
 
     state: `alive`, `stopped`, `stuck in the kernel`, `dead`, `ended` if it left by itself, or `unknown` of
     another machine. last: the last collective that it finished; waits: the first of those that it has begun
@@ -127,7 +127,7 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
 
 
 def ranks_of(records: Sequence[Record]) -> tuple[Rank, ...]:
-    """What the records tell of each rank, in order."""
+    """The progress of each rank, in rank order, from the records."""
     ordered = sorted(records, key=lambda record: (record.rank, record.lane))
     return tuple(_rank(list(own)) for _, own in groupby(ordered, lambda record: record.rank))
 
@@ -247,7 +247,7 @@ def _condition(state: str) -> Condition:
 
 
 def _waits(rank: Rank, recorded: Sequence[int], when: float) -> Iterator[Wait]:
-    """The collective that a rank waits in, and what it waits for beside it. recorded: see `_members`."""
+    """The collective that a rank waits in, and its other waits. recorded: see `_members`."""
     if rank.waits is not None:
         event, progress = rank.waits, rank.progress
         is_rooted = event.details is not None and event.details.kind in ROOTED
@@ -272,7 +272,7 @@ def _members(rank: Rank, event: Event, recorded: Sequence[int]) -> Sequence[int]
 
 
 def _owed(activity: Activity, event: Event) -> str:
-    """What the awaited rank has not done."""
+    """The missing action of the awaited rank."""
     if activity.lane == "input":
         return f"made its part of {described(event)}"
     return f"{'answered' if activity.lane == 'requests' else 'come to'} {described(event)}"

@@ -11,7 +11,7 @@ from commplan.recorder import verdict
 from commplan.recorder.blame import Rank, described, first_death, ranks_of, states_of
 from commplan.recorder.file import FAILED, VERDICT, Record, read_records
 
-_SHOWN = 4  # deaths beside the first
+_SHOWN = 4  # deaths that are listed after the first
 _FAILED = "has ended with "  # see `file.Recording.remove`
 
 
@@ -46,7 +46,7 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
         text, *notes = [f"the program has ended on {who} {left.rank}: {reason}", text, *notes]
     states = states_of(ranks, first.gone_s, {})
     judgement = verdict.blame(states)
-    if judgement.kind == "order":  # the communication library aborts processes that send what does not fit
+    if judgement.kind == "order":  # the communication library aborts processes whose messages do not match
         text, *notes = [
             *verdict.described(judgement, states, who, first.rank).split("\nnote: "),
             text,

@@ -41,7 +41,7 @@ class Wait(NamedTuple):
 
 
 class RankState(NamedTuple):
-    """What is known of a rank.
+    """The known state of a rank.
 
     how, notes: its condition in words, if it is not alive. waits: its unfinished operations, a collective
     first. begun: by sequence of calls, how many it has begun. recent: by sequence whose order is the same on

@@ -32,7 +32,7 @@ def test_each_record_is_taken_once_whatever_happens(seed: int, count: int, tmp_p
 
 
 def written(tmp_path: Path, *lives: list[tuple[int, int, list[int]]], **orders: Any) -> list[str]:
-    """What is wrong with the batches (epoch, step, records) of a member that has ended."""
+    """Errors in the batches (epoch, step, records) of a member that has ended."""
     parts: list[lifecycle.Life] = []
     for number, batches in enumerate(lives):
         first = {"epoch": batches[0][0], "step": batches[0][1]}

@@ -1,4 +1,4 @@
-"""The NumPy backend: it agrees with the oracle on random plans, and refuses what it does not run."""
+"""The NumPy backend: it agrees with the oracle on random plans, and rejects other ops."""
 
 from __future__ import annotations
 

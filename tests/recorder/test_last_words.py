@@ -120,7 +120,7 @@ def test_a_failure_that_a_rank_has_recorded_is_not_reported_again(kind: int) -> 
 
 @pytest.mark.usefixtures("place")
 def test_processes_that_were_aborted_for_another_order_are_explained() -> None:
-    """A communication library aborts processes that send what does not fit."""
+    """A communication library aborts processes whose messages do not match."""
     paths: list[Path] = []
     for rank, step in enumerate(("train", "look", "train")):
         recording = Recording("job", "steps", rank, 3)

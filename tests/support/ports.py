@@ -37,7 +37,7 @@ PORTS, _LOCK = own_ports(), threading.Lock()
 
 
 def free_port() -> int:
-    """A port that nobody listens at, and that no other call gives, in any thread."""
+    """A free port that no other call returns, in any thread."""
     with _LOCK:
         for port in PORTS:
             with socket.socket() as place, contextlib.suppress(OSError):

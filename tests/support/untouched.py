@@ -32,7 +32,7 @@ _SIGACTION = 152  # bytes of a `struct sigaction`, of which the handler is the f
 
 
 def settings() -> dict[str, Any]:
-    """What a library could replace or install for the whole process."""
+    """State of the process that a library could replace or install."""
     libc, found = ctypes.CDLL(None), dict[str, Any]()
     for number in range(1, signal.SIGRTMAX + 1):
         action = ctypes.create_string_buffer(_SIGACTION)

@@ -1,4 +1,4 @@
-"""What the passes make of a phase with a table of choices, and what that is predicted to expose."""
+"""Compile a phase with a table of choices, and predict its exposed time."""
 
 from __future__ import annotations
 

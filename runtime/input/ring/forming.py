@@ -118,8 +118,7 @@ def form(
 
 
 def _proved(group: Group, program: HostProgram, place: int, share: Share) -> Division:
-    """The division of a flow among the processes. What was proved when the plan was compiled was proved of
-    layouts of hosts; this is the real one."""
+    """The division of a flow among the processes, proved for the real layout of hosts."""
     readers = share.readers if group.readers is None else group.readers
     chosen = group.carrier.division if group.carrier else division(share.design, group.hosts, readers)
     broken = prove_division(chosen, program.flows[place].batch)
