@@ -151,7 +151,7 @@ struct World {
       channels[rank] = open_channel(comms[rank], true);
       int64_t capacity = 8192;
       std::memcpy(records[rank].data() + kCapacity, &capacity, sizeof capacity);
-      channels[rank]->watch(bound, 2 * bound, records[rank].data());
+      channels[rank]->watch(bound, 2 * bound, 0, records[rank].data());
     });
   }
 
