@@ -75,6 +75,7 @@ class Attachment:
     idle: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     record_lock: threading.Lock = field(default_factory=threading.Lock)
     _forgotten: deque[tuple[int, Slots]] = field(default_factory=deque[tuple[int, Slots]])
+    _leaving: threading.RLock = field(default_factory=threading.RLock)  # held while collected members leave
 
     def __post_init__(self) -> None:
         slots, name = self.ring.memory.mapped_slots(), f"commplan-{self.name}"
@@ -90,21 +91,23 @@ class Attachment:
             ring_bell(self.ring.memory.bell("changed"))
 
     def leave_forgotten(self) -> None:
-        """Let members that were collected leave."""
-        while True:
-            try:
+        """Let members that were collected leave; when it returns, they have left."""
+        with self._leaving:
+            while self._forgotten:
                 member, slots = self._forgotten.popleft()
-            except IndexError:
-                return
-            try:
-                slots.close()
-            except CommplanError as error:
-                title, reason = self.ring.memory.title, error.diagnostics[0].message
-                LOG.warning("arrays that are kept of %s may change: %s", title, reason)
-            self.leave(member)
+                try:
+                    slots.close()
+                except CommplanError as error:
+                    title, reason = self.ring.memory.title, error.diagnostics[0].message
+                    LOG.warning("arrays that are kept of %s may change: %s", title, reason)
+                self.leave(member)
 
     def _look_after(self) -> None:
-        self.leave_forgotten()
+        if self._leaving.acquire(blocking=False):  # else another thread lets them leave, and may join this one
+            try:
+                self.leave_forgotten()
+            finally:
+                self._leaving.release()
         for look in list(self.idle.values()):
             look()
 
