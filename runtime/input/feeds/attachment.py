@@ -103,7 +103,7 @@ class Attachment:
                 self.leave(member)
 
     def _look_after(self) -> None:
-        if self._leaving.acquire(blocking=False):  # else another thread lets them leave, and may join this one
+        if self._leaving.acquire(blocking=False):  # else another thread does it
             try:
                 self.leave_forgotten()
             finally:
