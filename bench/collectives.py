@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from bench.harness.figures import Results, heading, plot, size_text, table, time_text, write
+from bench.harness.figures import Results, heading, size_text, table, time_text, write
 from bench.harness.judge import PEERS, SMALL, judge
 from bench.harness.stage import Entry, Figure, Stage, Surroundings
 from bench.harness.work import KINDS, Work, count_of
@@ -61,8 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     if options.out:
         write(options.out, results)
-        if not plot(options.out.with_suffix(".png"), results):
-            print("no plot: matplotlib is not installed", file=sys.stderr)
     return 0
 
 
@@ -164,7 +162,7 @@ def lab_flags(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="what `commplan calibrate` wrote; measured first where there is no such file",
     )
-    parser.add_argument("--out", type=Path, default=None, help="JSON file; a plot is written beside it")
+    parser.add_argument("--out", type=Path, default=None, metavar="FILE.json", help="every repetition")
 
 
 def parser() -> argparse.ArgumentParser:

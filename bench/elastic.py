@@ -30,7 +30,7 @@ import numpy as np
 
 from bench.collectives import lab_flags
 from bench.exchange import network, ranks
-from bench.harness.figures import heading, plots, table
+from bench.harness.figures import heading, table
 from bench.harness.stage import Stage, Surroundings, run_ranks
 from bench.netlab import Shape
 from commplan.diagnostics import CommplanError
@@ -90,8 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("\n" + "\n".join(verdict(results)))
     if options.out:
         options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-        if not plot(results, options.out.with_suffix(".png")):
-            print("no plot: matplotlib is not installed", file=sys.stderr)
     return 0
 
 
@@ -153,29 +151,6 @@ def verdict(results: Results) -> list[str]:
             f"{faster:.2f} times faster per step"
         )
     return lines
-
-
-def plot(results: Results, path: Path) -> bool:
-    """Loss against wall time, one curve for each way; False where matplotlib is not installed."""
-    pyplot = plots()
-    if pyplot is None:
-        return False
-    figure, axes = pyplot.subplots(figsize=(8, 5))
-    for trained in results.trained:
-        if trained.way.mode == "alone":
-            continue
-        window = min(9, len(trained.losses))
-        smooth = np.convolve(trained.losses, np.ones(window) / window, mode="valid")
-        axes.plot(trained.at_s[window - 1 :], smooth, label=trained.way.name)
-    axes.set_xscale("log")
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("loss, mean over workers")
-    axes.set_title(f"eight workers, {results.nbytes / 1e3:.0f} KB, links {results.surroundings.shape.rate}")
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-    return True
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -72,11 +72,11 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=512, help=f"a multiple of {BATCH}")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--systems", type=_words, default=list(cells.SYSTEMS))
-    parser.add_argument("--peer-python", default=sys.executable, help="an interpreter that has the peers")
+    parser.add_argument("--peer-python", default=sys.executable, help="an interpreter that has Grain")
     parser.add_argument(
         "--timeout", type=float, default=120.0, help="seconds until a silent system is given up"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE.json", help="every round; FILE.png beside it")
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="every round")
     parser.add_argument("--quick", action="store_true", help="members 1 and 4, two rounds of 128 records")
     options = parser.parse_args(argv)
     if options.quick:

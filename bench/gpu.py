@@ -14,8 +14,8 @@ Each part is a module of `bench.on_gpu` and a process of its own, so that one th
 - `dispatch`: microseconds of the host for a call of a tiny step.
 - `mock`: the step of one of 32 GPUs, compiled and timed on one GPU with mocked collectives.
 - `calibration`: links and collectives between several devices, as `commplan calibrate` measures them.
-- `ensemble`: 1 to 8 members as processes on one device, with shared input, an input each, and TensorSocket
-  if it is installed; with as many numbers of members as there is time for.
+- `ensemble`: 1 to 8 members as processes on one device, with shared input and an input each; with as many
+  numbers of members as there is time for.
 
 Besides JAX commplan needs msgspec. If a machine has neither it nor a network, put its wheel into the folder
 that --wheels names (`wheels` by default): it is unpacked for the time of this run.

@@ -1,12 +1,10 @@
-"""Figures as tables, JSON and plots."""
+"""Figures as tables and JSON."""
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -67,47 +65,3 @@ def write(path: Path, results: Results) -> None:
 
 def read(path: Path) -> Results:
     return msgspec.json.decode(path.read_bytes(), type=Results)
-
-
-def plots() -> Any:
-    """matplotlib's pyplot, which needs no screen here; None where it is not installed."""
-    try:
-        matplotlib: Any = importlib.import_module("matplotlib")
-    except ImportError:
-        return None
-    matplotlib.use("Agg")
-    return importlib.import_module("matplotlib.pyplot")
-
-
-def plot(path: Path, results: Results) -> bool:
-    """Bus bandwidth as a share of the line rate over size, a panel for each collective; False where
-    matplotlib is not installed."""
-    pyplot = plots()
-    if pyplot is None:
-        return False
-    kinds = list(dict.fromkeys(figure.work.kind for figure in results.figures))
-    drawn, panels = pyplot.subplots(
-        2, len(kinds), figsize=(5 * len(kinds), 8), squeeze=False, layout="constrained"
-    )
-    line = results.surroundings.line
-    for column, kind in enumerate(kinds):
-        own = [figure for figure in results.figures if figure.work.kind == kind and figure.seconds]
-        for label in dict.fromkeys(figure.label for figure in own):
-            mine = [figure for figure in own if figure.label == label]
-            sizes = [figure.work.nbytes for figure in mine]
-            style = {"marker": "o", "markersize": 3, "linewidth": 2.2 if "commplan" in label else 1.0}
-            panels[0][column].plot(sizes, [figure.time * 1e3 for figure in mine], label=label, **style)
-            panels[1][column].plot(sizes, [figure.bus / line for figure in mine], label=label, **style)
-        for row, (quantity, scale) in enumerate(
-            (("milliseconds", "log"), ("share of the line rate", "linear"))
-        ):
-            panel = panels[row][column]
-            panel.set(
-                xscale="log", yscale=scale, xlabel="bytes", ylabel=quantity, title=kind.replace("_", "-")
-            )
-            panel.grid(alpha=0.3)
-        panels[0][column].legend(fontsize=7)
-    drawn.suptitle(heading(results.surroundings), fontsize=9)
-    drawn.savefig(path, dpi=110)
-    pyplot.close(drawn)
-    return True

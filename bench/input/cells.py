@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import statistics
 import sys
 import uuid
@@ -17,17 +16,14 @@ from bench.input.members import DESIGNS
 from bench.input.team import Block, StalledError, Team
 
 OURS = (*DESIGNS, "one_process")
-PEERS = ("grain", "tf_service", "tensorsocket")
-SYSTEMS = (*OURS, "plain", *PEERS)
+SYSTEMS = (*OURS, "plain", "grain")
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
 LIMITS = ("decoding", "decoding_apart", "consuming")
-SERVED = ("tf_service", "tensorsocket")
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What to measure. cores: the numbers of those that all processes may use. environment: theirs.
-    stepping: the peers whose members run a step, too; the others only look at ids."""
+    """A cell to measure. cores: the numbers of those that all processes may use. environment: theirs."""
 
     members: int
     cores: tuple[int, ...]
@@ -35,7 +31,6 @@ class Asked:
     rounds: int
     systems: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=lambda: QUIET)
-    stepping: Sequence[str] = ()
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -95,18 +90,14 @@ class Cell(msgspec.Struct, frozen=True):
 
 
 def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout: float) -> Cell:
-    """Start everything, then take turns; each round begins with another system. Systems with servers
-    follow.
-    """
+    """Start everything, then take turns; each round begins with another system."""
     where = folder / f"{asked.consumer}-{asked.members}-{len(asked.cores)}"
     teams: dict[str, Team] = {}
     failed: dict[str, str] = {}
     blocks: dict[str, list[Block]] = {}
     memory: dict[str, tuple[int, int]] = {}
-    idle = () if asked.consumer == "ids" else set(PEERS) - set(asked.stepping)
-    systems = [system for system in asked.systems if system not in idle]
     try:
-        for name in (*LIMITS, *(system for system in systems if system not in SERVED)):
+        for name in (*LIMITS, *asked.systems):
             try:
                 teams[name] = team(name, asked, records, where / name, peer_python, timeout)
             except StalledError as error:
@@ -128,14 +119,6 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
     finally:
         for running in teams.values():
             running.close()
-    for name in systems:
-        if name in SERVED:
-            try:
-                blocks[name], memory[name], failed[name] = _stretch(
-                    name, asked, records, where / name, peer_python, timeout
-                )
-            except StalledError as error:
-                failed[name] = str(error)
     alone = (memory_without_input[0] // asked.members, memory_without_input[1] // asked.members)
     figures = [
         _figure(
@@ -145,7 +128,7 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
             alone if name == "one_process" else memory_without_input,
             failed.get(name, ""),
         )
-        for name in systems
+        for name in asked.systems
     ]
     return Cell(
         asked.members,
@@ -156,25 +139,6 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
         figures,
         [block.cpu_per_record for block in blocks["decoding_apart"]],
     )
-
-
-def _stretch(
-    name: str, asked: Asked, records: Path, where: Path, peer_python: str, timeout: float
-) -> tuple[list[Block], tuple[int, int], str]:
-    """The rounds of a system with a server, one after another: it would work ahead in the turns of others. An
-    epoch counts until the server has filled again what it keeps."""
-    blocks: list[Block] = []
-    memory, failed = (0, 0), ""
-    running = team(name, asked, records, where, peer_python, timeout)
-    try:
-        for _ in range(asked.rounds):
-            blocks.append(running.refilled())
-            memory = running.memory()
-    except StalledError as error:
-        failed = f"after {len(blocks)} epochs: {error}"
-    finally:
-        running.close()
-    return blocks, memory, failed
 
 
 def _figure(
@@ -209,23 +173,8 @@ def team(name: str, asked: Asked, records: Path, where: Path, peer_python: str, 
         count, threads = len(asked.cores), 1
     common = ["--records", str(records), "--members", str(asked.members), "--threads", str(threads)]
     common += ["--consumer", asked.consumer]
-    servers: list[list[str]] = []
-    if name in PEERS:
-        module = [peer_python, "-m", "bench.input.peers", name]
-        common += ["--port", str(_port())]
-        if name in SERVED:
-            servers = [[*module, "server", *common]]
-        members = [[*module, "member", *common, "--place", str(place)] for place in range(count)]
-    else:
-        common += ["--run-id", f"bench-{os.getpid()}-{uuid.uuid4().hex[:8]}"]
-        module = [sys.executable, "-m", "bench.input.members", name]
-        members = [[*module, *common, "--place", str(place)] for place in range(count)]
-    return Team(
-        servers, members, cores=asked.cores, folder=where, timeout=timeout, environment=asked.environment
-    )
-
-
-def _port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        return int(free.getsockname()[1])
+    common += ["--run-id", f"bench-{os.getpid()}-{uuid.uuid4().hex[:8]}"]
+    python = peer_python if name == "grain" else sys.executable
+    module = [python, "-m", "bench.input.members", name]
+    members = [[*module, *common, "--place", str(place)] for place in range(count)]
+    return Team([], members, cores=asked.cores, folder=where, timeout=timeout, environment=asked.environment)

@@ -1,4 +1,4 @@
-"""One member's process, of commplan or of plain Python, or one of those that measure the parts of the limit.
+"""One member's process, of commplan, of plain Python or of Grain, or one that measures a part of the limit.
 
 python -m bench.input.members SYSTEM --records FILE --members N --place I --run-id ID --threads T --consumer
 KIND"""
@@ -6,7 +6,8 @@ KIND"""
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
+import itertools
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 
 from bench.input.consumers import Batch, Consumer
 from bench.input.records import SHAPE, Packed, decode
-from bench.input.team import answer
+from bench.input.team import answer, cannot
 
 BATCH = 64
 DESIGNS = {
@@ -114,6 +115,29 @@ def plain(options: Any, records: Packed) -> None:
     answer(epoch)
 
 
+def grain(options: Any, records: Packed) -> None:
+    """Grain's MapDataset with a thread for each core: every member reads and decodes for itself.
+
+    https://google-grain.readthedocs.io advises threads for Pillow, which releases the interpreter's lock.
+    """
+    if importlib.util.find_spec("grain") is None:
+        cannot("grain is not installed")
+        return
+    library: Any = importlib.import_module("grain")
+    consumer = Consumer(options.consumer, BATCH)
+    reading = library.ReadOptions(num_threads=options.threads, prefetch_buffer_size=2 * BATCH)
+    seeds = itertools.count(17)
+
+    def epoch() -> dict[str, Any]:
+        data = library.MapDataset.source(records).seed(next(seeds)).shuffle().map(decode)
+        for batch in data.to_iter_dataset(reading).batch(BATCH):
+            consumer(batch)
+        return consumer.epoch(len(records))
+
+    epoch()
+    answer(epoch)
+
+
 def consuming(options: Any, records: Packed) -> None:
     """The consumer alone, on batches that lie in memory; before its first epoch it has none: what the
     process takes then is what members take without any input."""
@@ -160,6 +184,7 @@ def decoding(options: Any, records: Packed) -> None:
 SYSTEMS: dict[str, Callable[[Any, Packed], None]] = {
     **dict.fromkeys((*DESIGNS, "one_process"), commplan),
     "plain": plain,
+    "grain": grain,
     "consuming": consuming,
     "decoding": decoding,
     "decoding_apart": decoding,

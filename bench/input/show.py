@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -20,8 +18,6 @@ NAMES = {
     "one_process": "commplan, one process",
     "plain": "plain Python, duplicated",
     "grain": "Grain, duplicated",
-    "tf_service": "tf.data service, shared",
-    "tensorsocket": "TensorSocket, shared",
 }
 COLUMNS = (
     ("CPU ms", 9), ("+-", 6), ("x limit", 9), ("records/s", 11), ("KB made", 9), ("memory", 9), ("own", 9),
@@ -127,31 +123,5 @@ def _against(measured: Cell, shared: Figure, duplicated: Figure) -> list[str]:
 
 
 def write(results: Results, path: Path) -> None:
-    """The JSON file, and a plot beside it where matplotlib is installed."""
+    """The JSON file."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
-    if importlib.util.find_spec("matplotlib") is None:
-        return
-    plots: Any = importlib.import_module("matplotlib.pyplot")
-    kinds = list(dict.fromkeys((measured.consumer, measured.cores) for measured in results.cells))
-    figure, panels = plots.subplots(1, len(kinds), figsize=(5 * len(kinds), 4), squeeze=False)
-    for panel, (consumer, cores) in zip(panels[0], kinds, strict=True):
-        chosen = [
-            measured for measured in results.cells if (measured.consumer, measured.cores) == (consumer, cores)
-        ]
-        for system, name in NAMES.items():
-            points = [(measured.members, f.cpu * 1e3) for measured in chosen if (f := measured.of(system))]
-            if points:
-                panel.plot(*zip(*points, strict=True), "o-", label=name, markersize=3, linewidth=1)
-        limits = [(measured.members, measured.limit * 1e3) for measured in chosen]
-        panel.plot(*zip(*limits, strict=True), "k--", label="limit", linewidth=1)
-        panel.set(
-            xscale="log",
-            yscale="log",
-            xlabel="members",
-            title=f"{consumer}, {cores} core{'s' if cores > 1 else ''}",
-        )
-    panels[0][0].set_ylabel("CPU ms per record and member")
-    panels[0][-1].legend(fontsize=6)
-    figure.tight_layout()
-    figure.savefig(path.with_suffix(".png"), dpi=150)
-    plots.close(figure)

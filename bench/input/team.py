@@ -24,7 +24,6 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@"
 END_S = 10.0  # for members to end by themselves
-_QUIET_S, _IDLE = 0.5, 0.05  # at rest: so long with less than this share of a core
 # glibc's own thresholds cost Pillow hundreds of page faults a record, in some runs and not in others:
 # everything is measured under one setting.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
@@ -138,34 +137,6 @@ class Team:
         if "cannot" in line:
             raise StalledError(str(line["cannot"]))
         return line
-
-    def settle(self, most: float = 15.0) -> float | None:
-        """Wait until the processes do next to nothing: a server has filled what it keeps. When that was;
-        None where they are still busy after `most` seconds.
-        """
-        pids = self._pids()
-        cpu, since = cpu_s(pids), time.perf_counter()
-        until = since + most
-        while (now := time.perf_counter()) < until:
-            if now - since >= _QUIET_S:
-                return since
-            time.sleep(_QUIET_S / 10)
-            spent = cpu_s(pids)
-            if spent - cpu > _IDLE * _QUIET_S:
-                cpu, since = spent, time.perf_counter()
-        return None
-
-    def refilled(self) -> Block:
-        """One epoch of a system that works ahead: from one moment when it has filled all that it keeps to the
-        next, so that what it gave is what it made. Of one that never comes to rest just the epoch."""
-        at_rest = self.settle() is not None
-        pids = self._pids()
-        before, start = cpu_s(pids), time.perf_counter()
-        block = self.block()
-        ended = self.settle() if at_rest else None
-        if ended is None:
-            return block
-        return Block(cpu_s(pids) - before, max(block.wall_s, ended - start), block.answers)
 
     def block(self) -> Block:
         """One epoch. Raises StalledError."""

@@ -1,4 +1,4 @@
-"""Members of an ensemble as processes on one device: with shared input, one input each, and TensorSocket.
+"""Members of an ensemble as processes on one device: with shared input, and with one input each.
 
 The cells of `bench.ensemble_input`, in which JPEGs are decoded on the host, with members that put their
 batches on the device and run a jitted step there.
@@ -17,7 +17,7 @@ from bench.input.records import pack
 from bench.on_gpu.findings import Findings, missing
 from bench.on_gpu.scale import Scale
 
-SYSTEMS = ("all_shared", "plain", "tensorsocket")
+SYSTEMS = ("all_shared", "plain")
 PICTURES = {"PIL": "Pillow", "sklearn": "scikit-learn", "skimage": "scikit-image"}
 
 
@@ -41,9 +41,7 @@ def of_members(scale: Scale, counts: tuple[int, ...], findings: Findings) -> Non
         records = Path(folder) / "records.bin"
         pack(records, scale.pick(128, 1024))
         for members in counts:
-            asked = cells.Asked(
-                members, cores, "step", scale.pick(1, 3), SYSTEMS, environment, ("tensorsocket",)
-            )
+            asked = cells.Asked(members, cores, "step", scale.pick(1, 3), SYSTEMS, environment)
             cell = cells.measure(asked, records, Path(folder), sys.executable, 120.0)
             for figure in cell.figures:
                 rows[f"{figure.system} {members}"] = {"rate": figure.rate, "cpu_s": figure.cpu_s}

@@ -138,7 +138,7 @@ def cell(members: int, *, shared: float, memory: int = 10, missing: int = 0) -> 
     figures = [
         Figure("all_shared", [shared] * 3, [1000.0] * 3, 150_528.0, missing, 0, memory, memory),
         Figure("plain", [2e-3, 2.1e-3, 1.9e-3], [90.0] * 3),
-        Figure("tf_service", failed="tensorflow is not installed"),
+        Figure("grain", failed="grain is not installed"),
     ]
     return Cell(members, 1, "ids", [1.92e-3] * 3, [1e-6] * 3, figures)
 
@@ -154,7 +154,7 @@ def test_the_verdict_says_what_is_missed(tmp_path: Path):
         "missing or given twice",
     ):
         assert said in bad, bad
-    assert "tensorflow is not installed" in show.cell(good.cells[0])
+    assert "grain is not installed" in show.cell(good.cells[0])
     show.write(good, tmp_path / "found.json")
     assert msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=show.Results) == good
 
