@@ -119,10 +119,11 @@ class Audit(msgspec.Struct, frozen=True):
         if self.estimate is None or self.machine is None:
             return []
         machine, seconds = self.machine, self.estimate
-        waits = f"the compiled order waits {timed(seconds.exposed)} for {timed(seconds.communication)}"
+        waits = f"the compiled order waits {timed(seconds.exposed)} for collectives"
         until = seconds.computation - seconds.after
         after = f" and {timed(seconds.after)} after it" if seconds.after else ""
-        waits += f" of communication, beside {timed(until)} of computation{after}"
+        waits += f" that take {timed(seconds.communication)} one by one, beside"
+        waits += f" {timed(until)} of computation{after}"
         return ["", f"{waits}: a step of {timed(seconds.total)}", f"estimated for {machine}"]
 
     def _profiled(self) -> list[str]:

@@ -314,7 +314,7 @@ def test_exposed_communication_is_estimated(schedule: Schedule) -> None:
     report = audit(schedule, text(ASKED), text(ASKED), machine=rates)
     (row,) = report.rows
     assert row.seconds == row.exposed == pytest.approx(1.048)
-    assert "the compiled order waits 1.05 s for 1.05 s of communication" in str(report)
+    assert "the compiled order waits 1.05 s for collectives that take 1.05 s one by one" in str(report)
 
 
 def test_targets_know_their_rates() -> None:

@@ -141,6 +141,9 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
         ),
         pytest.param(170, "hierarchical(gpu, node)", "", id="few leaves, divided evenly"),
         pytest.param(1761, "", "bucket = 16 MiB", id="sizes near the usual one"),
+        pytest.param(
+            192, "hierarchical(gpu = ring, node = native)", "", id="a hierarchy in several collectives"
+        ),
     ],
 )
 def test_what_a_pin_brings_is_found_without_it(seed: int, via: str, option: str) -> None:

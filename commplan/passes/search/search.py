@@ -239,6 +239,9 @@ def _name(choice: StageChoice) -> str:
 
 
 def _kind(choice: StageChoice) -> str:
-    """The kind of its algorithm: the backend's own, a hierarchy, a chunk program, or each its own."""
+    """The kind of its algorithm: the backend's own, a hierarchy, one with a native level, a chunk program, or
+    each its own."""
     name = _name(choice)
+    if choice.algorithm is not None and any(arg.key is not None for arg in choice.algorithm.args):
+        return "native level"
     return name if name in ("", "native", "hierarchical") else "program"
