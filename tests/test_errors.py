@@ -28,7 +28,7 @@ def _page(code: str) -> str:
 
 
 def _example(page: str, heading: str) -> str:
-    """The indented block under `Wrong:` or `Mended:`."""
+    """The indented block under `Wrong:` or `Fixed:`."""
     block = re.search(rf"^{heading}:\n\n((?:    .*\n?|\n)+)", page, re.MULTILINE)
     assert block, f"no example under {heading}:"
     return textwrap.dedent(block[1])
@@ -64,14 +64,14 @@ def test_pages_on_syntax_show_what_they_explain(code: str) -> None:
         assert "commplan check" in wrong
         return
     assert code in {diagnostic.code for diagnostic in load(wrong, "wrong.plan")[1]}
-    assert load(_example(_page(code), "Mended"), "mended.plan")[1] == ()
+    assert load(_example(_page(code), "Fixed"), "fixed.plan")[1] == ()
 
 
 @_codes("CP01", "CP02", "CP03", "CP04", "CP05", "CP06")
-def test_pages_on_plans_show_a_wrong_plan_and_a_mended_one(code: str) -> None:
+def test_pages_on_plans_show_a_wrong_plan_and_a_fixed_one(code: str) -> None:
     plan, diagnostics = load(_example(_page(code), "Wrong"), "wrong.plan")
     assert plan is None and [diagnostic.code for diagnostic in diagnostics] == [code]
-    plan, diagnostics = load(_example(_page(code), "Mended"), "mended.plan")
+    plan, diagnostics = load(_example(_page(code), "Fixed"), "fixed.plan")
     assert plan is not None and not diagnostics, "\n".join(map(str, diagnostics))
 
 
@@ -81,7 +81,7 @@ def test_pages_on_warnings_show_one_and_how_it_goes(code: str) -> None:
     known = {"CP1206": LintInputs(records={"images": 100})}
     if code == "CP1204":
         known[code] = LintInputs(topology=load_topology(machine), options={"backend": "mpi"})
-    for heading, expected in (("Wrong", [code]), ("Mended", [])):
+    for heading, expected in (("Wrong", [code]), ("Fixed", [])):
         analysis = analyse(_example(_page(code), heading), "example.plan")
         warnings = lint(analysis, known.get(code, LintInputs()))
         assert not analysis.diagnostics and [warning.code for warning in warnings] == expected
@@ -89,7 +89,7 @@ def test_pages_on_warnings_show_one_and_how_it_goes(code: str) -> None:
 
 @_codes("CP09")
 def test_pages_on_input_show_the_mistake_and_its_repair(code: str) -> None:
-    pattern = r"^(Wrong|Mended):\n\n```(?:python)?\n(.+?)\n```$"
+    pattern = r"^(Wrong|Fixed):\n\n```(?:python)?\n(.+?)\n```$"
     blocks = re.findall(pattern, _page(code), re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in blocks] == ["Wrong", "Mended"]
+    assert [name for name, _ in blocks] == ["Wrong", "Fixed"]
     assert blocks[0][1] != blocks[1][1]

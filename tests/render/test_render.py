@@ -161,7 +161,7 @@ def test_sarif_names_rules_and_quotes_paths() -> None:
     run = json.loads(render((one, _one(code="CP9999", file="/abs/b.plan")), {}, "sarif"))["runs"][0]
     rules = run["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == ["CP0009", "CP9999"]
-    assert rules[0]["shortDescription"]["text"] == "a statement is not written as it should be"
+    assert rules[0]["shortDescription"]["text"] == "a statement is malformed"
     first, second = run["results"]
     place = first["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "my%20plans/a.plan"

@@ -31,7 +31,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 class _Server(http.server.ThreadingHTTPServer):
     def handle_error(self, request: object, client_address: object) -> None:
-        """A page that is left lets go of what it was loading; all else is said."""
+        """Ignore connections that a closed page drops; report all other errors."""
         if not isinstance(sys.exception(), ConnectionError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -96,7 +96,7 @@ ASKED = f"(document.querySelector('.md-search__input').dispatchEvent(new Event('
     ("words", "page"),
     [
         ("CP0834", "errors/CP0834/"),
-        ("it is already the same", "errors/CP0301/"),
+        ("the value is already the same", "errors/CP0301/"),
         ("calibrate", "command/"),
         ("--oversubscribe", "command/"),
     ],
@@ -129,7 +129,7 @@ def playground(address: str, tab: Browser) -> Browser:
 
 
 def typed(tab: Browser, text: str) -> str:
-    """What the playground says of `text`."""
+    """The playground's output for `text`."""
     tab.click(".editor-text")
     tab.run("document.querySelector('.editor-text').select()")
     tab.call("Input.insertText", text=text)
