@@ -342,7 +342,7 @@ class Program(Generic[RunT]):
         if topology is not None:
             if estimated is None:
                 note = 'add machine="h100:4x8", or its rates'
-                fail("CP1150", "topology= prices the collectives of a machine, and no machine is given", note)
+                fail("CP1150", "topology= prices the collectives of a machine: machine= is missing", note)
             from commplan.explain.links import links_of  # noqa: PLC0415
 
             network = load_topology(topology) if isinstance(topology, str | Path) else topology

@@ -74,8 +74,8 @@ def compile_plan(
     elif mapping:
         fail(
             "CP0714",
-            "axes are mapped to levels, but no topology is given",
-            'give --topology FILE, or write `topology "FILE"` in the plan',
+            "axes are mapped to levels, but there is no topology",
+            'pass --topology FILE, or write `topology "FILE"` in the plan',
         )
     measured = _measured(options.calibration, machine, backend)
     start = time.perf_counter()
@@ -123,8 +123,8 @@ def _measured(
     if content.links is None:  # input costs do not depend on topology or backend
         return content
     if topology is None and content.input is None:
-        message = "a calibration is given, but no topology"
-        note = "it measures the levels of a machine: give the topology that it was made with"
+        message = "a calibration without a topology"
+        note = "it measures the levels of a machine: pass the topology that it was made with"
         fail("CP0727", message, note)
     if topology is not None:
         content.check_backend(backend, str(calibration) if isinstance(calibration, str | Path) else "")
@@ -142,8 +142,8 @@ def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:
     for name, paths in order.items():
         listed = not isinstance(paths, str) and isinstance(paths, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not listed or not all(isinstance(path, str) for path in paths):  # pyright: ignore[reportUnnecessaryIsInstance]
-            message = f"the order given for `{name}` is {paths!r}: a list of paths was expected"
+            message = f"the order for `{name}` is {paths!r}: a list of paths was expected"
             fail("CP0711", message, f'such as order={{{name!r}: ["b", "w"]}}', file=plan.file)
         if name not in names:
-            message = f"an order is given for `{name}`, which plan `{plan.name}` does not have"
+            message = f"an order for `{name}`, which plan `{plan.name}` does not have"
             fail("CP0711", message, file=plan.file)

@@ -83,7 +83,7 @@ def join(
         if not isinstance(mapping, Mapping):
             fail(
                 code,
-                f"{kind} are given by the plan's names, not as a {type(mapping).__name__}",
+                f"{kind} are passed by the plan's names, not as a {type(mapping).__name__}",
                 f"{kind}={{NAME: ..}}",
             )
 
@@ -117,7 +117,7 @@ def _clock_plan(schedule: Schedule, phase: str) -> ClockPlan:
         fail(
             "CP0930",
             f"phase `{phase}` shares nothing between members",
-            "a feed shares what is the same for all members of an ensemble: `ensemble member = ?`",
+            "a feed shares values that are the same for all members of an ensemble: `ensemble member = ?`",
             span=shared.span,
             file=schedule.file,
         )

@@ -138,10 +138,10 @@ def _elastic_phase(run: Run, name: str) -> tuple[Any, int, str]:
                 continue
             output = next((binding.name for binding in phase.outputs if binding.value == op.pull), None)
             if output is None or phase.kind not in ("every", "step"):
-                why = f"phase `{phase.name}` does not put out the pull of `{name}` every so many steps"
+                why = f"phase `{phase.name}` does not output the pull of `{name}` every so many steps"
                 fail("CP0823", why, "write `output` with it", span=op.span, file=file)
             if run.context.machine.layout != "local":
-                why = "the run is bound to a mesh, where an optimiser's state has no place for a centre"
+                why = "the run is bound to a mesh, and an optimiser's state on a mesh cannot hold a centre"
                 fail("CP0823", why, f"call run.{phase.name} in the step, and take the pull off", file=file)
             start = run.phases.get("start")
             if start is None or set(start.lowered.arguments) != {name}:
@@ -197,7 +197,7 @@ def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
         fail(
             "CP0822",
             f"the optimiser cannot update a tree: {type(error).__name__}: {error}",
-            "it is called as update(gradients, state, weights), with nothing else, on a tree of its own: the"
+            "it is called as update(gradients, state, weights) on a test tree with the"
             " leaves `matrix`, `vector` and `small`; masks and labels may not name leaves",
         )
     if mismatch is not None:
@@ -212,7 +212,7 @@ def _check_stateless(state: Any) -> None:
         path = jax.tree_util.keystr(leaves[0][0])
         fail(
             "CP0822",
-            f"the optimiser keeps a state beside the weights (`{path}`), and the"
+            f"the optimiser keeps a state (`{path}`), and the"
             " exchange has none: it would begin anew at every step",
             "declare `state moment : tree` and `fn NAME(tree, tree, tree) -> tree, tree on device"
             " elementwise`, set it at start by commplan.optax.init, and exchange into both",

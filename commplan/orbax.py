@@ -86,7 +86,7 @@ class Checkpoint:
             self.context.fail(
                 "CP0872",
                 "the run is bound to a communicator: Orbax would take each rank for the only process",
-                "gather what is to be kept, and save it on one rank; or bind to a mesh of jax.distributed",
+                "gather the values, and save them on one rank; or bind to a mesh of jax.distributed",
             )
         for name in _RESERVED:
             if name in values:
@@ -194,7 +194,7 @@ class Checkpoint:
             if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
                 location = f" at `{path}`" if path else ""
                 message = f"`{name}`{location} is a {type(leaf).__name__}: arrays and numbers are kept"
-                self.context.fail("CP0811", message, "keep it beside, with orbax.checkpoint.args.JsonSave")
+                self.context.fail("CP0811", message, "save it separately: orbax.checkpoint.args.JsonSave")
 
     def _state(self, name: str, paths: Sequence[str], tree: Tree) -> SavedValue:
         if name == CALLS:

@@ -70,7 +70,7 @@ def stubs(plans: Sequence[graph.Plan], module: str) -> str:
     """
     names = [_class_of(plan.name) for plan in plans]
     if (duplicate := _repeated(names)) is not None:
-        fail("CP1126", f"two plans would have the face `{duplicate}`", "write them into files of their own")
+        fail("CP1126", f"two plans would have the class `{duplicate}`", "write them to separate files")
     faces = [_plan_class(name, plan) for name, plan in zip(names, plans, strict=True)]
     if (
         duplicate := _repeated(re.findall(r"^(?:class )?(\w+)(?=[:(]| = )", "".join(faces), re.M))

@@ -256,7 +256,7 @@ class _TopologyReader:
         names = cast("list[Any]", self.want(table, "names", list, "[host]")) if "names" in table else []
         for index, name in enumerate(names):
             if not isinstance(name, str) or not name or not name.isprintable() or name in names[:index]:
-                self.fail(f"{name!r} in `names` of [host] is no name of its own", "a text for each host")
+                self.fail(f"{name!r} in `names` of [host] is not a unique name", "a text for each host")
         return cores, tuple(names)
 
     def backend(self, content: dict[str, Any]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class _Spliced(list[Any]):
 
 
 class Automaton:
-    """A parser of one `start` symbol. Its values are tokens, and what `builders` make of rules by name."""
+    """A parser of one `start` symbol. Its values are tokens, and results of `builders` for named rules."""
 
     def __init__(self, start: str, builders: Builders) -> None:
         self._builders, self._tables = builders, _tables()

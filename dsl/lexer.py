@@ -172,5 +172,5 @@ def number_mistake(text: str) -> tuple[str, str | None]:
     if len(digits) > _LONGEST_NUMBER:
         return f"a number has at most {_LONGEST_NUMBER} characters", None
     if not _WELL_FORMED.fullmatch(digits):
-        return "`_` and `.` stand between digits only", None
+        return "`_` and `.` are allowed between digits only", None
     return "the number is too large", None

@@ -121,7 +121,7 @@ class _PlanParser:
         if first == "OUTPUT" or (targets and not is_declaration_like(tokens)):
             self.outside = True
             subject = "a stage" if targets else "`output`"
-            self._error("CP0012", f"{subject} must stand inside a phase", ast.span_of(tokens), Note(PHASES))
+            self._error("CP0012", f"{subject} must be inside a phase", ast.span_of(tokens), Note(PHASES))
             return
         self._report(unknown_statement(tokens, inside=False))
 
@@ -133,7 +133,7 @@ class _PlanParser:
             return
         self.header_seen = True
         if self.items and node:
-            self._error("CP0005", "`plan NAME` must stand before all else", ast.span_of(statement.tokens))
+            self._error("CP0005", "`plan NAME` must be the first statement", ast.span_of(statement.tokens))
         if isinstance(node, ast.Name):
             self.name = node
 

@@ -39,7 +39,7 @@ class Statement(NamedTuple):
 
 
 class PhaseOpen(NamedTuple):
-    """A phase header. `brace` is None if the `{` is missing; the phase is parsed all the same."""
+    """A phase header. `brace` is None if the `{` is missing; the phase is still parsed."""
 
     tokens: tuple[Token, ...]
     brace: Token | None

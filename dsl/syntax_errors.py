@@ -96,7 +96,7 @@ def _guessing(code: str, message: str, span: Span, suggestion: str | None, *note
 
 PHASES = "phases are `at start { }`, `each step { }`, `every N steps { }`, `phase NAME { }`"
 _KNOWN_OUTSIDE = (
-    "outside a phase stand axis, ensemble, server, source, fn, input, state, topology and the phases: "
+    "allowed outside a phase: axis, ensemble, server, source, fn, input, state, topology and the phases: "
     "at start, each step, every N steps, phase NAME"
 )
 _KNOWN_INSIDE = f"the stages are {', '.join(stages.VERBS)}"
@@ -217,7 +217,8 @@ def is_keyword(text: str) -> bool:
 
 
 def is_declaration_like(tokens: Sequence[Token]) -> bool:
-    """Whether `axes data = 8` was meant as a declaration: two words, the first close to a keyword."""
+    """Whether tokens such as `axes data = 8` look like a declaration: two words, the first close to a
+    keyword."""
     if len(tokens) < 2 or not tokens[1].is_word:
         return False
     return bool(near_names(tokens[0].text, sorted(word.lower() for word in DECLARES)))

@@ -121,7 +121,7 @@ def together(where: Any, params: Any, batches: list[tuple[Any, Any]]) -> tuple[A
 
 
 def alone(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
-    """The same on one device, in plain JAX; replica 0's parameters are where both begin."""
+    """Train on one device, in plain JAX, from the initial parameters of replica 0."""
     params = convnet.init(jax.random.split(jax.random.key(seed), REPLICAS)[0])
     optimizer = _optimizer()
     opt = optimizer.init(params)

@@ -32,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def row(record: bytes) -> tuple[Bytes, np.int32, np.int32]:
-    """A photograph's JPEG in a row, its length, and its label. Raises ValueError where it does not fit."""
+    """Return a photograph's JPEG in a row, its length, and its label. ValueError if it does not fit."""
     jpeg = np.frombuffer(record, np.uint8)[1:]
     if jpeg.size > ROW:
         raise ValueError(f"the JPEG has {jpeg.size} bytes and the plan's rows {ROW}: write a larger `u8[..]`")
@@ -56,9 +56,10 @@ class Decoder:
         self._decoder = codec.Decoder(**place)
 
     def __call__(self, jpegs: Sequence[Bytes]) -> jax.Array:
-        """The pixels, u8[n, height, width, 3], of `jpegs` that are all of one size.
+        """Decode JPEGs of one size to pixels, u8[n, height, width, 3].
 
-        Raises ValueError for what cannot be decoded.
+        Raises:
+            ValueError: for a record that cannot be decoded.
         """
         images: list[Any] = self._decoder.decode(list(jpegs))
         if bad := [number for number, image in enumerate(images) if image is None]:

@@ -22,11 +22,12 @@ def add_option_of_ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def choose(device: str | None, count: int) -> list[Any]:
-    """Return `count` devices. To be called before anything else uses JAX, if there are several.
+    """Return `count` devices. Call it before anything else uses JAX if `count` is above 1.
 
     Args:
-        device: `cpu`, `gpu`, or None: the devices that JAX finds by itself if there are `count` of them, else
-            CPU devices, on which arrays without a device are then made, too.
+        device: `cpu`, `gpu`, or None: JAX's default devices if there are `count` of them, otherwise CPU
+            devices, which are then also the default for new arrays.
+        count: the number of devices.
     """
     if device == "cpu":
         jax.config.update("jax_platforms", "cpu")

@@ -1,13 +1,13 @@
-"""Elastic averaging under MPI: workers train networks of their own, and are pulled towards a common centre.
+"""Elastic averaging under MPI: workers train separate networks, which are pulled towards a common centre.
 
-The plans are plans/easgd_*.plan. In `sync` the workers keep the centre among them; in `async`, `round_robin`
-and `hogwild` one more rank, the last one, serves it: the same program runs there, and `run.serve()` works.
+The plans are plans/easgd_*.plan. In `sync` the workers keep the centre; in `async`, `round_robin` and
+`hogwild` one more rank, the last one, serves it: it runs the same program and serves in `run.serve()`.
 
     mpirun -n 5 python -m mpi4py examples/elastic_mpi.py --mode async [--steps 120] [--json RESULTS.json]
     mpirun -n 8 python -m mpi4py examples/elastic_mpi.py --mode sync
 
 A worker's step is W <- W - eta g - pull, with pull = eta rho (W - C) of the weights before the step, so the
-exchange can run while gradients are computed.
+exchange can overlap the computation of gradients.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The ensemble under MPI: every replica of every member is a rank with one device.
 
-The plan and the step are those of ensemble_training.py, bound to a communicator in place of a mesh: outside
-of `run.spmd`, too, arrays are this rank's own. Ranks of one host share what they decode through memory, so
-each decodes one eighth of the records.
+The plan and the step are those of ensemble_training.py, bound to a communicator instead of a mesh: arrays are
+local to their rank, also outside `run.spmd`. Ranks of one host share decoded records through memory, so each
+decodes one eighth of them.
 
     mpirun -n 8 python -m mpi4py examples/ensemble_mpi.py [--epochs 12] [--seed 0] [--json RESULTS.json]
 
-`-m mpi4py` ends all ranks when one of them fails, which would otherwise be waited for.
+`-m mpi4py` ends all ranks if one of them fails; otherwise they would wait for it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The ensemble under jax.distributed: one process per member, decoded pixels shared between them.
 
-The same plan as in ensemble_training.py, with the members in processes of their own, as they would be on a
-cluster. Processes of one host share what they decode through memory: each decodes its part, all read the
-whole. For comparison the same training runs again with every process decoding everything.
-Started without arguments this file launches the processes, on the loopback interface, and ends them.
+The plan is that of ensemble_training.py, with one process per member, as on a cluster. Processes of one host
+share decoded records through memory: each decodes its part, and all read the whole. For comparison the same
+training runs again with every process decoding everything. Without arguments this file launches the
+processes, on the loopback interface, and ends them.
 
     python examples/ensemble_processes.py [--epochs 2] [--records 512] [--json RESULTS.json]
 """
@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def launch(options: Any) -> list[dict[str, Any]]:
-    """Run every member in a process of its own; what each found. If one fails, the others are ended."""
+    """Run every member in a separate process and return their results. If one fails, end the others."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
@@ -167,7 +167,7 @@ def train(run: Any, mesh: Any, options: Any) -> tuple[list[float], Any]:
 
 
 def _until_all_end(started: list[subprocess.Popen[str]], gone: threading.Event) -> None:
-    """Wait for all processes; stop at the first that fails, and when nobody reads what they print."""
+    """Wait for all processes; stop at the first failure, or when `gone` is set: the output is closed."""
     waiting = list(enumerate(started))
     while waiting:
         if gone.is_set():
@@ -183,7 +183,7 @@ def _until_all_end(started: list[subprocess.Popen[str]], gone: threading.Event) 
 
 
 def _relay(number: int, lines: IO[str] | None, result: dict[str, Any], gone: threading.Event) -> None:
-    """Print a member's lines under its number; keep its result. gone: set when nobody reads any more."""
+    """Print a member's lines with its number, and keep its result. Sets `gone` when the output is closed."""
     try:
         for line in lines or ():
             if line.startswith(RESULT):

@@ -1,8 +1,8 @@
-"""Three members with batches of different sizes, each in a thread of its own, fed from one stream.
+"""Three members with batches of different sizes, one thread each, fed from one stream.
 
 The plan is plans/ensemble_rates.plan: members 0 and 1 take 32 records a step, member 2 takes 64. Every record
-is read and decoded once for all three, and whoever is fast waits for the slowest, within the bound that the
-compiler found. Member 1 is slowed down on purpose. Each member learns the mean image of what it is shown.
+is read and decoded once for all three. Fast members wait for the slowest, within the bound that the compiler
+found. Member 1 is slowed down on purpose. Each member computes the mean image of its records.
 
     python examples/ensemble_rates.py [--records 512] [--epochs 2] [--pause 0.01]
 """

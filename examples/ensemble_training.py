@@ -1,8 +1,8 @@
 """Train an ensemble of two data-parallel networks on one shared input pipeline.
 
-The plan is plans/ensemble_training.plan: two members, each data-parallel over four CPU devices, eight
-devices in all, in one process. Records are read and decoded once for both members; each member augments
-them for itself. At the end a table says what the plan saved and what communicating cost.
+The plan is plans/ensemble_training.plan: two members, each data-parallel over four CPU devices, eight devices
+in all, in one process. Records are read and decoded once for both members; each member augments them
+separately. A final table shows the savings of the plan and the cost of communication.
 
     python examples/ensemble_training.py [--epochs 12] [--seed 0] [--json RESULTS.json]
 """

@@ -1,4 +1,4 @@
-"""What the examples measure: input work by design, collectives of a program, the share of communication."""
+"""Measurements of the examples: input work by design, collectives, the share of communication."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def inputs(
     sources: Mapping[str, Any],
     functions: Mapping[str, Callable[..., Any]],
 ) -> dict[str, dict[str, float]]:
-    """CPU milliseconds per record and member of both designs, with nothing else running.
+    """CPU milliseconds per record and member of both designs, on an otherwise idle machine.
 
-    The plan is compiled once with what the members have in common shared, and once with every member doing
-    everything. The batches of one epoch are made and dropped. The time is user and system time of the
-    threads that read, decode and augment, as the runtime counts it.
+    The plan is compiled twice: with shared input work, and with every member doing all of it. The batches of
+    one epoch are made and dropped. The time is the user and system time of the threads that read, decode and
+    augment, as counted by the runtime.
     """
     found: dict[str, dict[str, float]] = {}
     for design, how in (("shared", "all_shared"), ("duplicated", "duplicate")):
@@ -64,9 +64,18 @@ def communication(
 ) -> dict[str, float]:
     """The share of a step spent communicating, from two timings taken in turn.
 
-    step: the compiled training step, called with `arguments`. The plan's `step` phase is timed by itself, on
-    gradients of the size of `params`, with all replicas starting together: what a replica waits in
-    the real step because another is late counts as computing here. Milliseconds, medians of `rounds`.
+    The plan's `step` phase is timed separately, on gradients of the size of `params`, with all replicas
+    starting together. So time that a replica waits for a late one in the real step counts as computing.
+
+    Args:
+        run: the bound plan.
+        step: the compiled training step.
+        arguments: its arguments.
+        params: the parameters.
+        rounds: timings of each kind.
+
+    Returns:
+        Medians in milliseconds, and their ratio.
     """
 
     @jax.jit

@@ -65,14 +65,17 @@ def init(seed: int) -> dict[str, Any]:
 
 
 def batch(seed: int, step: int) -> tuple[Any, Any]:
-    """Tokens, and what is to be made of them: f32[EXPERTS, TOKENS, WIDTH] each, a row for each rank."""
+    """Random tokens and their targets, f32[EXPERTS, TOKENS, WIDTH] each, one row for each rank."""
     x = jax.random.normal(jax.random.key(1000 * seed + step + 1), (EXPERTS, TOKENS, WIDTH))
     return x, jnp.where(x[..., :1] > 0, jnp.sin(x), jnp.cos(x))
 
 
 def route(router: Any, x: Any, room: int) -> tuple[Any, Any]:
-    """Of one rank's tokens, f32[TOKENS, WIDTH], where each goes, bool[TOKENS, EXPERTS, room], and with what
-    weight, f32[TOKENS]: nowhere, where its expert has no room left."""
+    """Choose an expert for each token of one rank, x: f32[TOKENS, WIDTH].
+
+    Returns the assignment, bool[TOKENS, EXPERTS, room], and the gate of each token, f32[TOKENS]. A token
+    whose expert is full is not assigned.
+    """
     odds = jax.nn.softmax(x @ router)
     best = jax.nn.one_hot(jnp.argmax(odds, axis=1), EXPERTS)
     place = (jnp.cumsum(best, axis=0) - 1.0) * best  # how many tokens before it chose the same expert
@@ -92,7 +95,7 @@ def error(answers: Any, x: Any, target: Any, gate: Any) -> Any:
 def on_devices(
     chosen: list[Any], weights: Any, batches: list[tuple[Any, Any]], room: int
 ) -> tuple[Any, float]:
-    """Final weights and the last loss, every expert on a device of its own."""
+    """Final weights and the last loss, with one expert per device."""
     mesh = jax.make_mesh((EXPERTS,), ("expert",), devices=chosen)
     block = jax.ShapeDtypeStruct((EXPERTS * room, WIDTH), jnp.float32)
     router = jax.ShapeDtypeStruct((WIDTH, EXPERTS), jnp.float32)

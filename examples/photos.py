@@ -48,10 +48,13 @@ Pixels = npt.NDArray[np.uint8]
 
 
 class Crops(Sequence[bytes]):
-    """`count` records, the same for the same arguments. held_out: from the cells that training never sees.
+    """`count` noisy crops, deterministic for equal arguments.
 
-    noise: standard deviation of what is added to each pixel and channel, of 255. tint: each channel is
-    multiplied by a factor from 1 - tint to 1 + tint.
+    Args:
+        count: number of records.
+        held_out: whether crops come from the cells that are not used for training.
+        noise: standard deviation of the noise added to each pixel and channel, of 255.
+        tint: each channel is multiplied by a factor from 1 - tint to 1 + tint.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ def _photograph(package: str, path: str) -> Pixels:
 
 
 def _crop(photograph: Pixels, rng: np.random.Generator, held_out: bool) -> Pixels:
-    """A crop that lies in one cell and shows something."""
+    """A crop inside one cell that is not uniform."""
     rows, columns = photograph.shape[0] // _CELL, photograph.shape[1] // _CELL
     while True:
         row, column = int(rng.integers(rows)), int(rng.integers(columns))

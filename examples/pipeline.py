@@ -60,7 +60,7 @@ def init(seed: int) -> Any:
 
 
 def batch(seed: int, step: int) -> tuple[Any, Any]:
-    """Inputs, and what the network is to make of them: f32[BATCH, WIDTH] each."""
+    """Random inputs and the targets of the network, f32[BATCH, WIDTH] each."""
     x = jax.random.normal(jax.random.key(1000 * seed + step + 1), (BATCH, WIDTH))
     return x, jnp.sin(jnp.roll(x, 1, axis=1))
 

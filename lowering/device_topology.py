@@ -56,7 +56,7 @@ def topology_of_mesh(mesh: Any, axes: Sequence[str]) -> AssumedTopology | None:
         described = f"{count} x {per_host} {name.upper()} with the links of data sheets ({links})"
     else:
         return None
-    text = f"no topology is given; assumed from the mesh: {described}, not measured; {FIX}"
+    text = f"no topology; assumed from the mesh: {described}, not measured; {FIX}"
     return AssumedTopology(topology, places_of_hosts(topology, hosts), text)
 
 

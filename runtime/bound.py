@@ -285,7 +285,7 @@ class Bound(ShardedWeights):
                 where = f" at `{path}`" if path else ""
                 self.context.fail(
                     "CP0815",
-                    f"run.tap was given parameters{where} that vary over {', '.join(again)} already",
+                    f"run.tap takes parameters{where} that vary over {', '.join(again)} already",
                     "tap the parameters before run.varying: run.tap makes them varying itself",
                 )
         return tap.tap(recipe, tree)

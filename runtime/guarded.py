@@ -133,7 +133,7 @@ def jit(
     check_seconds("CP0857", "busy_s", busy_s, file="")
     check_seconds("CP0857", "timeout", timeout, file="")
     if not callable(function):
-        message = f"guard.jit is given a {type(function).__name__}: the function of a step was expected"
+        message = f"guard.jit takes the function of a step, not a {type(function).__name__}"
         fail("CP0857", message, "guard.jit(step, mesh=..)")
     name = getattr(function, "__name__", type(function).__name__)
     machine = machine_of(mesh, comm, name, watchdog_s, busy_s, timeout)

@@ -157,7 +157,7 @@ def _check_leaf(
         return
     if not is_resized(saved, leaf, before, now):
         remedy = "compile the plan with its shapes, or name a value of the plan with the same placement"
-        fail("CP0871", f"the shape of {subject} before it was cut is not known", lay, remedy, file=file)
+        fail("CP0871", f"the shape of {subject} before sharding is unknown", lay, remedy, file=file)
     at = len(now.per)
     ways, ways_now = (math.prod(layout.split.values()) for layout in (before, now))
     fits = _overlap((saved.shape[at], ways), (leaf.shape[at], ways_now))

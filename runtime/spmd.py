@@ -67,7 +67,7 @@ def refuse_unnamed(context: Context, values: Sequence[object]) -> NoReturn:
     if callable(values[0]):
         message = "run.spmd is written without parentheses"
     else:
-        message = f"run.spmd was given {values[0]!r} without the name of a parameter"
+        message = f"run.spmd has {values[0]!r} without the name of a parameter"
     notes = (
         "declare each parameter after the state with a value of the plan that has its placement",
         'such as @run.spmd(params="params", batch="batch"); @run.spmd() if the state is the only parameter',

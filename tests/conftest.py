@@ -1,4 +1,4 @@
-"""What all tests share: eight CPU devices, no accelerator whatever the machine has, and no haste."""
+"""Set-up of all tests: eight CPU devices, no accelerator, and long time limits."""
 
 import gc
 import os

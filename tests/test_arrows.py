@@ -1,4 +1,4 @@
-"""The arrows between rooms: who may import whom, read from the sources, and what is really loaded."""
+"""The arrows between rooms: allowed imports, checked in the sources and by loaded modules."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def below(name: str, prefix: str) -> bool:
 
 
 def room_of(name: str) -> str | None:
-    """The longest prefix of `name` that has arrows of its own; None for the public face and the command."""
+    """The longest prefix of `name` with arrows; None for the public interface and the command."""
     found = [prefix for prefix in ALLOWED if below(name, prefix)]
     return max(found, key=len) if found else None
 

@@ -1,4 +1,4 @@
-"""What is done last when a process ends."""
+"""The last actions of an ending process."""
 
 from __future__ import annotations
 

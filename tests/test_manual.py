@@ -63,7 +63,7 @@ def test_programs_of_the_manual_run(page: Path):
 
 
 def test_processes_of_a_cluster_have_all_their_gpus(monkeypatch: pytest.MonkeyPatch):
-    """JAX shows a process that Slurm started one GPU, unless it is told which are its own."""
+    """JAX shows a process that Slurm started one GPU, unless its devices are specified."""
     starts = [t for t in fences(DOCS / "recipes" / "cluster.md", "text") if "distributed.initialize" in t]
     names = {"COORDINATOR": "a:1", "PROCESSES": "4", "JOB_COMPLETION_INDEX": "0", "SLURM_GPUS_ON_NODE": "8"}
     for name, value in names.items():
@@ -122,7 +122,7 @@ def test_drawings_are_balanced(page: Path):
 
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the modules lie that make pages of the site; they can be imported."""
+    """Add the folder of the modules that build pages of the site to the path."""
     monkeypatch.syspath_prepend(str(DOCS / "tools"))
     return DOCS / "tools"
 
@@ -144,7 +144,7 @@ def test_every_table_of_the_reference_is_made(tools: Path):
 
 
 def test_code_of_error_pages_stays_one_block(tools: Path):
-    """Also where it has an apostrophe of Markdown in it: `prefetch` in a comment."""
+    """This includes code with a Markdown apostrophe: `prefetch` in a comment."""
     error_pages = importlib.import_module("error_pages")
     for name, text in error_pages.pages().items():
         blocks = re.findall(r"^```\w+\n(.*?)^```$", text, re.M | re.S)

@@ -1,4 +1,4 @@
-"""Names of variables and parameters say what the value is: none is a word of grammar."""
+"""Names of variables and parameters describe the value: none is a word of grammar."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ USED = (signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGCHLD, signal.SI
 
 
 def session(ignored: tuple[int, ...], blocked: tuple[int, ...]) -> list[str]:
-    """What a child inherits before conftest.py is imported; then the state of the session and of a child."""
+    """The settings that a child inherits before conftest.py is imported; then the state of the session and of
+    a child."""
     words = [repr(tuple(map(int, numbers))) for numbers in (ignored, blocked)]
     done = subprocess.run(
         [sys.executable, "-c", SESSION, *words], cwd=Path(__file__).parent,

@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
 
 
 class LateError(Exception):
-    """What a wait raises here past its bound."""
+    """Raised by a wait past its bound."""
 
 
 def late(waited: float) -> NoReturn:

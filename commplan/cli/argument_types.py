@@ -115,5 +115,5 @@ def once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
     bindings: dict[str, Any] = {}
     for name, value in pairs:
         if bindings.setdefault(name, value) != value:
-            fail("CP1104", f"{flag} {name} is given twice: {bindings[name]} and {value}")
+            fail("CP1104", f"{flag} {name} is repeated: {bindings[name]} and {value}")
     return bindings

@@ -86,7 +86,7 @@ def parser(verb: str = "") -> argparse.ArgumentParser:
     root = _SuggestingParser(
         prog="commplan",
         description="Compile communication plans for training.",
-        epilog="Exit codes: 0 all is well, 1 problems with what was given, 2 usage or internal failure.",
+        epilog="Exit codes: 0 success, 1 errors in the input, 2 wrong usage or internal error.",
         allow_abbrev=False,
     )
     root.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
@@ -130,12 +130,12 @@ def _files(verb: Any) -> None:
 
 def _check(verb: Any) -> None:
     _files(verb)
-    _switch(verb, "--fix", "put right what is certain; - reads stdin and writes stdout")
-    _switch(verb, "--diff", "print what --fix would change, and change nothing")
+    _switch(verb, "--fix", "apply safe fixes; - reads stdin and writes stdout")
+    _switch(verb, "--diff", "print the changes of --fix without writing them")
     _switch(verb, "--watch", "check again whenever a file changes, until Ctrl-C")
     _switch(verb, "--strict", "exit with 1 for warnings too")
-    _lengths(verb, "what `tail drop` loses")
-    program = "a program that runs the plans: for outputs that it does not take (repeatable)"
+    _lengths(verb, "the loss of `tail drop`")
+    program = "a program that runs the plans, searched for unused outputs (repeatable)"
     _repeatable(verb, "--program", "TRAIN.py", program, str)
     _binding(verb)
 
@@ -149,7 +149,7 @@ def _fmt(verb: Any) -> None:
 
 def _binding(verb: Any, topologies: str = "") -> None:
     """Add the flags that describe the machine. `topologies`: help text if several are allowed."""
-    group = verb.add_argument_group("what the plan is compiled for")
+    group = verb.add_argument_group("target of the compilation")
     shapes = (
         'shapes of trees: a JSON file, name -> nested objects with leaves {"shape": [..], "dtype": ".."};'
     )
@@ -160,30 +160,30 @@ def _binding(verb: Any, topologies: str = "") -> None:
     else:
         _flag(group, "--topology", "T.toml", "the machine, as levels")
     _repeatable(group, "--axis", "NAME=N", "the size of an axis (repeatable)", argument_types.size)
-    level = "the level of the topology that an axis lies on (repeatable)"
+    level = "the level of the topology for an axis (repeatable)"
     _repeatable(group, "--map", "AXIS=LEVEL", level, argument_types.pair)
     _switch(group, "--oversubscribe", "allow more ranks than the topology has places")
-    summary = "whose collectives the plan uses: XLA's own (NCCL, Gloo), or MPI (default: jax)"
+    summary = "the collectives to use: jax (NCCL, Gloo) or mpi (default: jax)"
     _choice(group, "--backend", BACKENDS, summary)
-    measured = "what was measured on the machine of --topology: times are taken from it"
+    measured = "measured times of the machine of --topology"
     _flag(group, "--calibration", "C.toml", measured)
     _flag(group, "--passes", "PIPELINE", 'such as "share,bucket{max=25MiB},overlap"')
 
 
 def _compile(verb: Any) -> None:
     verb.add_argument("file", metavar="FILE", help=_PLAN)
-    output = "write here; NAME.schedule.json is what programs load"
+    output = "the output file; programs load NAME.schedule.json"
     verb.add_argument("-o", "--output", metavar="OUT", help=output)
     _choice(verb, "--emit", EMITS, "what to write (default: schedule)")
     _functions(verb, "a function of the plan, for jaxpr and hlo (repeatable)")
     _binding(verb)
-    look = verb.add_argument_group("looking inside")
+    look = verb.add_argument_group("inspection")
     _flag(look, "--dump-passes", "DIR", "write the schedule after every pass")
-    _switch(look, "--time-passes", "say how long every pass took")
+    _switch(look, "--time-passes", "print the time of every pass")
 
 
 def _lengths(verb: Any, purpose: str) -> None:
-    records = f"how many records a source has: for {purpose} (repeatable)"
+    records = f"the number of records of a source, for {purpose} (repeatable)"
     _repeatable(verb, "--records", "NAME=N", records, argument_types.size)
 
 
@@ -191,19 +191,19 @@ def _explain(verb: Any) -> None:
     subject = "a .plan file or a saved schedule, or -; a code such as CP0412; or CP04, a list"
     verb.add_argument("what", metavar="FILE|CODE", help=subject).completer = _codes
     _binding(verb)
-    looks = "gpu, or one such as h100:4x8: also what XLA is told to compile for it as planned"
+    looks = "gpu, or a kind such as h100:4x8: also print the XLA options for it"
     _flag(verb, "--target", "T", looks)
     _step(verb)
-    _lengths(verb, "the rows that only fill a batch")
+    _lengths(verb, "the padding of batches")
 
 
 def _verify(verb: Any) -> None:
-    verb.add_argument("file", nargs="?", metavar="FILE|SCHEDULE", help=f"{_PLAN}; or what `compile -o` wrote")
+    verb.add_argument("file", nargs="?", metavar="FILE|SCHEDULE", help=f"{_PLAN}; or output of `compile -o`")
     group = verb.add_argument_group("one algorithm instead of a file")
     _flag(group, "--algorithm", "NAME", 'such as ring, or "hierarchical(gpu = ring, node = chain)"')
     _flag(group, "--collective", "KIND", "such as all_reduce or broadcast")
-    _flag(group, "--ranks", "N|LEVEL=N,..", "how many ranks, or how many at each level", argument_types.ranks)
-    _flag(group, "--root", "R", "the rank that has or gets all", argument_types.place)
+    _flag(group, "--ranks", "N|LEVEL=N,..", "number of ranks, in all or at each level", argument_types.ranks)
+    _flag(group, "--root", "R", "the root rank", argument_types.place)
     _flag(group, "--slices", "N", "parts of every chunk, pipelined (default: 1)", argument_types.count, 1)
     _binding(verb)
 
@@ -213,7 +213,7 @@ def _simulated(verb: Any, topologies: str = "") -> None:
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
     ranks = "resize the first axis of the plan to N ranks, and the outermost level if they do not fit"
     _flag(verb, "--ranks", "N", ranks, argument_types.count)
-    cost = "what one call of a function or one read of a source takes, such as decode=3ms (repeatable)"
+    cost = "the time of one call of a function or one read of a source, such as decode=3ms (repeatable)"
     _repeatable(verb, "--cost", "NAME=TIME", cost, argument_types.named_seconds)
     scale = "multiply the bandwidth of a level, such as node=1/4 or node=2.5 (repeatable)"
     _repeatable(verb, "--scale", "LEVEL=FACTOR", scale, argument_types.scale)
@@ -225,19 +225,19 @@ def _simulated(verb: Any, topologies: str = "") -> None:
 def _step(verb: Any) -> None:
     """Add the flags for the computation that a plan overlaps with."""
     group = verb.add_mutually_exclusive_group()
-    step = "of a mesh: it gives a training step and a tuple of its arguments; estimated for --target"
+    step = "a function of a mesh that returns a training step and its arguments; estimated for --target"
     _flag(group, "--step", "MODULE:FUNCTION", step)
     _profile(group)
 
 
 def _profile(group: Any) -> None:
-    profile = "what `commplan calibrate --step` measured: plans are compiled for it, and predicted beside it"
+    profile = "the profile of `commplan calibrate --step`, for compiling and predicting"
     _flag(group, "--step-profile", "S.toml", profile)
 
 
 def _report(verb: Any) -> None:
     _simulated(verb)
-    recorded = "what the ranks of a run recorded, files *.rec or folders: shown below the prediction"
+    recorded = "flight records of a run, files *.rec or folders: shown below the prediction"
     run = verb.add_mutually_exclusive_group()
     run.add_argument("--records", nargs="+", metavar="REC", help=recorded)
     traced = "instead, a recorded run in Chrome's trace format"
@@ -246,24 +246,24 @@ def _report(verb: Any) -> None:
 
 
 def _simulate(verb: Any) -> None:
-    _simulated(verb, "machines side by side")
-    step = "what a training step takes without communication, such as 120ms: for elastic averaging's share"
+    _simulated(verb, "to compare machines")
+    step = "the time of a training step without communication, such as 120ms: for elastic averaging's share"
     _flag(verb, "--step-seconds", "TIME", step, argument_types.duration)
     _flag(verb, "--trace", "OUT.json", "write a trace that Perfetto opens")
 
 
 def _audit(verb: Any) -> None:
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
-    step = "of a mesh: it gives a training step and a tuple of its arguments (default: each phase alone)"
+    step = "a function of a mesh that returns a training step and its arguments (default: each phase alone)"
     _flag(verb, "--step", "MODULE:FUNCTION", step)
     _profile(verb)
     target = "GPUs to compile for, which need not be there, such as h100:4x8 (default: this machine's CPUs)"
     _flag(verb, "--target", "NAME:HOSTSxDEVICES", target)
     _switch(
-        verb, "--pgle", "compile once more with a profile of the estimated times, and say what XLA then moves"
+        verb, "--pgle", "compile again with a profile of the estimated times, and report what XLA moves then"
     )
     _repeatable(verb, "--phase", "NAME", "a phase to look for (repeatable; default: those that run)", str)
-    _switch(verb, "--allow-extra", "what the step's own code communicates beside the plan is no difference")
+    _switch(verb, "--allow-extra", "accept collectives of the step that are not in the plan")
     _functions(verb, "a function of the plan, without --step (repeatable)")
     _binding(verb)
 
@@ -272,7 +272,7 @@ def _diff(verb: Any) -> None:
     verb.add_argument("a", metavar="A", help="a .plan file or a saved schedule, or - for stdin")
     second = "the file to compare with A (default: A, on the second --topology)"
     verb.add_argument("b", nargs="?", metavar="B", help=second)
-    limit = "exit with 1 where B is worse by more: slower, bytes, memory or rounds (repeatable)"
+    limit = "exit with 1 if B is worse by more: slower, bytes, memory or rounds (repeatable)"
     _repeatable(verb, "--fail-on", "MEASURE:N%", limit, argument_types.limit)
     _profile(verb)
     _binding(verb, "the second is that of B")
@@ -282,7 +282,7 @@ def _calibrate(verb: Any) -> None:
     verb.add_argument("file", nargs="?", metavar="FILE", help="the plan whose input or step is measured")
     output = "write here: NAME.calibration.toml, or with --step NAME.step.toml"
     verb.add_argument("-o", "--output", metavar="OUT", required=True, help=output)
-    step = "measure this instead: of a mesh, it gives a training step of the plan and a tuple of arguments"
+    step = "measure a step instead: a function of a mesh that returns a training step and its arguments"
     _flag(verb, "--step", "MODULE:FUNCTION", step)
     _flag(verb, "--topology", "T.toml", "the machine, as levels (default: hosts and ranks)")
     racks = "under mpirun: find racks from the bandwidth between hosts, and write a topology to OUT instead"
@@ -306,20 +306,20 @@ def _calibrate(verb: Any) -> None:
     step = input_group.add_mutually_exclusive_group()
     consumer = "a jitted step: it is called with one batch of a member, {name: array}, and timed"
     _flag(step, "--consumer", "MODULE:FUNCTION", consumer)
-    seconds = "what a step takes without its input, such as 12ms, where it is known"
+    seconds = "the time of a step without its input, such as 12ms, if known"
     _flag(step, "--step-seconds", "TIME", seconds, argument_types.duration)
 
 
 def _run(verb: Any) -> None:
     verb.add_argument("file", metavar="FILE", help=_PLAN)
-    source = "a source: a folder (its files are the records) or a .npy file (its rows are; repeatable)"
+    source = "a source: a folder (its files are the records) or a .npy file (its rows; repeatable)"
     _repeatable(verb, "--source", "NAME=PATH", source, argument_types.pair)
     _functions(verb, "a function of the plan (repeatable)")
     _flag(verb, "--steps", "N", "steps to run (default: 10)", argument_types.count, 10)
     _flag(verb, "--seed", "N", "of the random inputs (default: 0)", int, 0)
     device = "the devices of the ranks (default: GPUs, if JAX finds one for each rank; else CPU devices)"
     verb.add_argument("--device", choices=("cpu", "gpu"), help=device)
-    metrics = "keep what the input costs here, in the text format of Prometheus: `{rank}` is the rank"
+    metrics = "write input costs to this file, in the text format of Prometheus: `{rank}` is the rank"
     _flag(verb, "--metrics", "FILE", metrics)
     _binding(verb)
 
@@ -361,7 +361,7 @@ def _completion(verb: Any) -> None:
 
 
 def _records(verb: Any) -> None:
-    files = "files *.rec or folders of them (default: those of this host's runs that live, or of the last)"
+    files = "files *.rec or folders of them (default: the live runs of this host, or the last one)"
     verb.add_argument("records", nargs="*", metavar="REC", help=files)
 
 
@@ -382,8 +382,8 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     "check": (
         "check plans for errors and likely mistakes",
         (
-            "Errors come first: a plan without any gets its warnings. Some need to know more: --shapes and"
-            " --topology tell what buckets and pins cost, and what does not compile for them is an error."
+            "Warnings are printed for plans without errors. Some checks need more: --shapes and"
+            " --topology for the cost of buckets and pins, and for errors of compilation."
         ),
         ("concise", "json", "github", "sarif"),
         _check,
@@ -395,15 +395,15 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _fmt,
     ),
     "compile": ("compile a plan to a schedule", "", _JSON, _compile),
-    "explain": ("say what a plan became and why, or what an error code means", "", _JSON, _explain),
+    "explain": ("explain a compiled plan, or an error code", "", _JSON, _explain),
     "verify": (
-        "prove that collectives do what they promise and no rank waits for ever",
+        "prove that collectives are correct and free of deadlock",
         "Proves a plan, a saved schedule, or one algorithm; gives counter-examples.",
         _JSON,
         _verify,
     ),
     "simulate": (
-        "say how long a plan takes on a topology, and why",
+        "predict the time of a plan on a topology",
         (
             "FILE may also be a saved schedule. With several --topology, or with --scale, a table compares"
             " the machines; a plan is compiled for each of them."
@@ -413,7 +413,7 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     ),
     "report": (
         "show a plan on one HTML page: its graph, timeline, choices, proofs and links",
-        "The page stands alone and needs no network. Times and links need --topology.",
+        "The page is self-contained. Times and links need --topology.",
         _JSON,
         _report,
     ),
@@ -428,16 +428,16 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     ),
     "audit": (
         "compare a compiled training step with its plan",
-        "Nothing runs. What XLA merged, split, moved or added is named, and what is exposed estimated.",
+        "Nothing runs. Reports what XLA merged, split, moved or added, and estimates the exposed time.",
         _JSON,
         _audit,
     ),
     "calibrate": (
-        "measure what messages and collectives, or the input or a step of a plan, cost on this machine",
+        "measure messages and collectives, or the input or a step of a plan, on this machine",
         (
             "Start it like the training: under mpirun, or in every process of a JAX job. With a plan and its"
-            " sources the input is measured instead, in one process. What OUT holds of the other kind stays."
-            " With --step one device computes until the gradients are made; OUT is then a step profile."
+            " sources the input is measured instead, in one process. Other measurements in OUT are kept."
+            " With --step one device computes the gradients; OUT is then a step profile."
         ),
         _JSON,
         _calibrate,
@@ -445,27 +445,27 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     "run": (
         "rehearse a plan on real input, on this machine's devices",
         (
-            "Inputs and states are filled with random numbers of their shapes. Under mpirun every rank has a"
-            " process of its own, and the first one reports for all."
+            "Inputs and states are random numbers. Under mpirun every rank is a separate"
+            " process, and the first one reports for all."
         ),
         _JSON,
         _run,
     ),
     "blame": (
-        "say which rank held the others, from what the ranks of a run recorded",
-        "Works while the run hangs and after it has died.",
+        "find the rank that blocked the others, from flight records",
+        "Works while the run hangs and after it has failed.",
         _JSON,
         _records,
     ),
     "trace": (
-        "show what the ranks of a run recorded, as a trace that Perfetto opens",
-        "`commplan trace summarise REC...` says instead what each plan line took, and who came last.",
+        "convert flight records to a trace for Perfetto",
+        "`commplan trace summarise REC...` prints the time of each plan line, and the last rank.",
         _JSON,
         _trace,
     ),
     "passes": ("list the compiler's passes and their options", "", _JSON, lambda verb: None),
     "new": (
-        "begin a plan and a training program from a template",
+        "create a plan and a training program from a template",
         "Without a template, lists them. Nothing is ever overwritten.",
         _JSON,
         _new,
@@ -477,7 +477,7 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         lambda verb: None,
     ),
     "stubs": (
-        "write typed faces of plans, for editors and type checkers",
+        "write type stubs of plans, for editors and type checkers",
         "A program says `plan: commplan.Plan[plans.Linear] = commplan.load(..)` of `plan linear`.",
         (),
         _stubs,

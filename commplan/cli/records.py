@@ -30,7 +30,7 @@ def runs(paths: list[str]) -> list[list[Record]]:
         fail(
             "CP1114",
             f"there are no records in {', '.join(places)}",
-            "each process of a job keeps one while it lives, and where it ended badly: commplan-*.rec",
+            "each process keeps a file commplan-*.rec while it runs, and after a failure",
         )
     if paths:
         return list(jobs.values())

@@ -48,7 +48,7 @@ def bounds(kind: Kind, ranks: int, chunks: int, size: int) -> Ints:
         return np.arange(chunks + 1, dtype=np.int64) * size // chunks
     if size % ranks or chunks % ranks:
         message = f"{kind} over {ranks} ranks cannot cut {size} elements into {chunks} chunks"
-        note = f"every rank has a block of its own: both numbers must be multiples of {ranks}"
+        note = f"every rank has one block: both numbers must be multiples of {ranks}"
         fail("CP0738", message, note)
     parts, block = chunks // ranks, size // ranks
     chunk = np.arange(chunks + 1, dtype=np.int64)

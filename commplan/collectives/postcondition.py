@@ -29,8 +29,8 @@ class Holders(enum.Enum):
     ALL = "all places"
     OWN = "the place whose part it is"
     ROOT = "the place of the root"
-    FOR = "each place what it has for the others"
-    FROM = "each place what the others had for it"
+    FOR = "each place its blocks for the others"
+    FROM = "each place the blocks of the others for it"
 
 
 # The holders of a chunk before and after a collective.

@@ -82,7 +82,7 @@ def computations_text(before: Prediction, after: Prediction) -> str:
         for phase in before.phases
     ]
     return ", ".join(
-        f"phase {a.name} beside {timed(a.computation)} and {timed(b.computation)}"
+        f"phase {a.name} next to {timed(a.computation)} and {timed(b.computation)}"
         for a, b in pairs
         if a.computation != b.computation
     )

@@ -1,10 +1,11 @@
 """Explains each line of a plan: its ops, its traffic, the choices and the rejected alternatives.
 
-Bytes on the wire are lower bounds for any algorithm: what a rank must send (in a broadcast: receive). For n
-ranks with an operand of S bytes each, that is 2(n-1)/n S for an all-reduce, (n-1)/n S for a reduce-scatter
-and an all-to-all, (n-1) S for an all-gather, and S for a broadcast. These are the bandwidth bounds of Chan,
-Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and experience" (2007);
-the bus bandwidths of nccl-tests use the same factors. A hierarchy is charged level by level.
+Bytes on the wire are lower bounds for any algorithm: the bytes that a rank sends (in a broadcast: receives).
+For n ranks with an operand of S bytes each, that is 2(n-1)/n S for an all-reduce, (n-1)/n S for a
+reduce-scatter and an all-to-all, (n-1) S for an all-gather, and S for a broadcast. These are the bandwidth
+bounds of Chan, Heimlich, Purkayastha and van de Geijn, "Collective communication: theory, practice, and
+experience" (2007); the bus bandwidths of nccl-tests use the same factors. A hierarchy is charged level by
+level.
 """
 
 from __future__ import annotations

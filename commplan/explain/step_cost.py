@@ -115,7 +115,7 @@ def _advice(stage: graph.Stage, schedule: ir.Schedule, time: PhaseTime) -> Itera
     if time.distance <= NEAR_BOUND:
         yield (
             f"alone it takes {time.distance:.2f} times its lower bound: fewer bytes or faster links help,"
-            " other algorithms hardly do"
+            " other algorithms help little"
         )
     ops = [op for op in schedule.phase(time.name).ops if op.span == stage.span]
     packed = {graph.name_of(part.value) for op in ops if isinstance(op, ir.Pack) for part in op.parts}

@@ -23,7 +23,7 @@ def phase_times(phase: PhaseTime) -> list[str]:
     if phase.computation:
         after = f" and {timed(phase.after)} after it" if phase.after else ""
         computation = (
-            f"exposed {timed(phase.exposed)}, beside {timed(phase.computation)} of computation{after}"
+            f"exposed {timed(phase.exposed)}, next to {timed(phase.computation)} of computation{after}"
         )
         lines.insert(0, computation)
     return lines

@@ -46,9 +46,9 @@ class ShapeReport:
             return []
         names = [f"`{name}`" for name in self._missing]
         (value, kind), *further = self._missing.values()
-        message = f"no shapes are given for {names[0]}, {kind} of type tree".replace(",,", ",")
+        message = f"no shapes for {names[0]}, {kind} of type tree".replace(",,", ",")
         if further:
-            message = f"no shapes are given for {len(names)} trees: {', '.join(names)}"
+            message = f"no shapes for {len(names)} trees: {', '.join(names)}"
         notes = [Note(f"`{other.name}` is {role.rstrip(',')}", other.span) for other, role in further]
         example = ", ".join(f'"{name}": tree' for name in self._missing)
         how = f"pass shapes={{{example}}}, pytrees whose leaves have shape and dtype; to the command"
@@ -73,7 +73,7 @@ def check_names(plan: graph.Plan, shapes: Shapes, report: ShapeReport) -> None:
         if name in names:
             continue
         hint = did_you_mean(name, names, "its values are:")
-        report.add("CP0702", name, f"shapes are given for `{name}`, which the plan does not have", hint)
+        report.add("CP0702", name, f"shapes for `{name}`, which the plan does not have", hint)
 
 
 def check_agreement(
@@ -147,7 +147,7 @@ def check_leaves(
                 for label in (
                     leaf.label(value.id) for value in cut for leaf in value.leaves if not leaf.shape
                 ):
-                    message = f"{label} is a scalar, of which each part of what is cut would draw its own"
+                    message = f"{label} is a scalar, but each part of the split value would draw another one"
                     problems.append(Diagnostic("CP0758", message, stage.span, file=plan.file))
                 continue
             case _:

@@ -1,6 +1,6 @@
 """Members with different batch sizes that read one stream of records: units, buffer sizes and lags.
 
-All members visit the records of an epoch in the same order, each in batches of its own size. The stream is
+All members visit the records of an epoch in the same order, in batches of different sizes. The stream is
 divided into units of g records, with g the greatest common divisor of the batch sizes; a step of a member
 takes a number of whole units. After a round, the least common multiple of the batch sizes, all members have
 taken the same records.

@@ -198,7 +198,7 @@ def check(tally: EpochTally, expected: RecordSums, context: EpochContext, length
         f"expected {_words(expected)}",
         f"found {_words(tally.sums)}" + (f", {tally.skipped} of them skipped" if tally.skipped else ""),
         *_culprit(tally.sums, expected, length),
-        "what was trained on is not what the plan promises",
+        "the training did not visit the records as the plan promises",
         "the length and the records of a source must not change while it is read",
     )
     raise CommplanError(
@@ -219,15 +219,15 @@ def _culprit(actual: RecordSums, expected: RecordSums, length: int) -> tuple[str
     if actual.high >= length:
         return (f"record {actual.high} does not exist: the source has {length}",)
     if more == 1 and 0 <= gap < length and sums(np.array([gap])).total == mixed:
-        return (f"record {gap} was given once too often",)
+        return (f"record {gap} was visited once too often",)
     if more == -1 and 0 <= -gap < length and -sums(np.array([-gap])).total & _MASK == mixed:
         return (f"record {-gap} is missing",)
     if more:
         return (f"{abs(more)} records {'too many' if more > 0 else 'are missing'}, at least",)
     swapped = _swapped(gap, mixed, length)
     if swapped is None:
-        return ("some records are missing, and as many were given too often",)
-    return (f"record {swapped} is missing, and record {swapped + gap} was given in its place",)
+        return ("some records are missing, and as many were visited too often",)
+    return (f"record {swapped} is missing, and record {swapped + gap} was visited instead",)
 
 
 def _swapped(gap: int, mixed: int, length: int) -> int | None:

@@ -31,7 +31,7 @@ def large_buckets(subject: Subject) -> Iterator[Diagnostic]:
                 continue
             for stage in stages:
                 name = subject.plan.value(stage.operand).name
-                whole = f"`{name}`" + f" and the {len(stages) - 1} beside it" * (len(stages) > 1)
+                whole = f"`{name}`" + f" and the {len(stages) - 1} in the same buckets" * (len(stages) > 1)
                 message = f"a bucket of {sized(bucket)} is larger than all of {whole}, {sized(total)}"
                 note = "everything is sent at once, when the last leaf is made"
                 more = "make the bucket smaller, or leave it out and the compiler chooses"
@@ -109,8 +109,8 @@ def _costly_pin(subject: Subject, pinned: Prediction, phase: str, stage: Stage) 
         if before - after <= PIN_MARGIN * _line_seconds(pinned, phase, stage.span.line):
             continue
         message = f"{pin} leaves {timed(before)} of the phase exposed; without it {timed(after)}"
-        note = f"without it: {_chosen(schedule, stage.span) or 'what the compiler chooses'}"
-        yield subject.warning("CP1204", message, stage.span, note, "leave it out, or pin what is faster")
+        note = f"without it: {_chosen(schedule, stage.span) or 'the choice of the compiler'}"
+        yield subject.warning("CP1204", message, stage.span, note, "leave it out, or pin the faster one")
 
 
 def _unpinned(stage: Stage) -> Iterator[tuple[str, Stage]]:
@@ -166,7 +166,7 @@ def _costly_design(subject: Subject, stage: ShareStage) -> Iterator[Diagnostic]:
     actual, best = costs[True][0], min(costs[False], key=lambda cost: cost.wall)
     if actual.wall - best.wall <= PIN_MARGIN * actual.wall:
         return
-    times = f"{timed(actual.wall)}, where it could take {timed(best.wall)}"
+    times = f"{timed(actual.wall)}instead of {timed(best.wall)}"
     message = f"`via {actual.design}` makes a step take {times}"
     note = f"by `{best.design}`, which waits for {best.waits_for}"
     yield subject.warning("CP1204", message, stage.span, note, "pin that one, or leave the `share` out")

@@ -85,7 +85,7 @@ def _codes(
         warnings = [title for title in titles() if title.startswith(RANGE) and title not in ABOUT_COMMENTS]
         if any(code == other for other, _ in codes):
             fix = _removal(comment, match, span)
-            wrong.append(_mistake(f"{code} stands twice in this comment", span, file, fix=fix))
+            wrong.append(_mistake(f"{code} is repeated in this comment", span, file, fix=fix))
         elif code in warnings:
             codes.append((code, span))
         elif code in titles() and code not in ABOUT_COMMENTS:

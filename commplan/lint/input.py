@@ -23,8 +23,8 @@ def shared_draws(subject: Subject) -> Iterator[Diagnostic]:
         if not sharing_members:
             continue
         message = f"all members of {listed(sharing_members)} get the same random numbers of `{stage.fn}`"
-        note = f"write `per {', '.join(sharing_members)}` behind the call, and each member draws its own"
-        meant = "where one draw for all is meant, ignore this: `# commplan: ignore CP1205`"
+        note = f"write `per {', '.join(sharing_members)}` after the call for different numbers in each member"
+        meant = "if one draw for all is intended, ignore this: `# commplan: ignore CP1205`"
         yield subject.warning("CP1205", message, stage.span, note, meant)
 
 
@@ -65,9 +65,9 @@ def _unlike(subject: Subject, stage: MapStage, loads: Collection[Load]) -> Diagn
     and_others = f"and `{other.source}` in different orders"
     if first.source == other.source:
         and_others = f"in different orders, and of {listed(sources)}"
-    message = f"`{stage.fn}` is given records of `{first.source}` {and_others}"
+    message = f"`{stage.fn}` takes records of `{first.source}` {and_others}"
     differ = Note(f"this load and that of `{first.source}` differ in {' and '.join(names)}", other.span)
-    note = "an image meets its own label if both loads have the same seed, visit, batch and tail"
+    note = "images and labels correspond if both loads have the same seed, visit, batch and tail"
     meant = "if any record may meet any other, ignore this: `# commplan: ignore CP1210`"
     return subject.warning("CP1210", message, stage.span, differ, note, meant)
 

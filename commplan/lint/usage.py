@@ -11,7 +11,7 @@ from commplan.ir.plan import ExchangeStage, Load, MapStage, Phase, operands, res
 from commplan.ir.types import AxisKind
 from commplan.lint.subject import Subject
 
-MEANT = "a name that begins with `_` says that this is meant"
+MEANT = "begin the name with `_` if this is intended"
 
 
 def unused_values(subject: Subject) -> Iterator[Diagnostic]:
@@ -22,7 +22,7 @@ def unused_values(subject: Subject) -> Iterator[Diagnostic]:
         value = plan.value(ref)
         if ref not in used and not value.name.startswith("_"):
             message = f"the input `{value.name}` is never used"
-            note = "whoever calls the plan has to give it all the same: leave it out"
+            note = "every caller of the plan has to pass it: leave it out"
             yield subject.warning("CP1201", message, value.span, note)
     for phase in plan.phases:
         for stage in phase.stages:
@@ -76,11 +76,11 @@ def idle_outputs(subject: Subject) -> Iterator[Diagnostic]:
         for output in phase.outputs:
             span = subject.output_span(number, output.name)
             if output.value in plan.inputs:
-                message = f"the output `{output.name}` is the input of that name as it came in"
-                note = "the program has it already: leave it out, or bind the name to what should be given"
+                message = f"the output `{output.name}` is the unchanged input of that name"
+                note = "the program has it already: leave it out, or bind the name to the value to return"
                 yield subject.warning("CP1202", message, span, note)
             elif inputs.programs and output.name not in used_names:
-                message = f"nobody takes the output `{output.name}`"
+                message = f"the output `{output.name}` is never used"
                 note = f"no attribute, argument or key of that name is in {listed(inputs.programs)}"
                 yield subject.warning("CP1202", message, span, note)
 
@@ -109,7 +109,7 @@ def unused_declarations(subject: Subject) -> Iterator[Diagnostic]:
     called_fns = {stage.fn for stage in subject.stages if isinstance(stage, MapStage | ExchangeStage)}
     servers = {value.placement.server for value in plan.values}
     axes = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]
-    bound = "who binds the plan has to give it all the same"
+    bound = "every program that binds the plan has to pass it"
     unused = [("source", item.name, item.span, bound) for item in plan.sources if item.name not in loaded]
     unused += [("fn", item.name, item.span, bound) for item in plan.fns if item.name not in called_fns]
     idle = "its processes would wait for nothing"

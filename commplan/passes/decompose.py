@@ -110,7 +110,7 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
 def _chosen(op: Collective, single: Candidate, layered: Candidate, written: Algorithm) -> Choice:
     levels = ", ".join(key for key, _ in written.levels)
     text = f"`{op.result}`: level by level ({levels})"
-    why = "each level moves only what the one inside has not settled"
+    why = "each level moves only the data that the inner level did not reduce"
     name = f"one {op.kind} over {', '.join(op.axes)}, via {single.algorithm}"
     alternative = Alternative(name, rounded(single.seconds))
     return Choice(

@@ -1,4 +1,4 @@
-"""select: which algorithm carries out each collective, in messages of which size, in which form."""
+"""select: chooses the algorithm, the message size and the form of each collective."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from commplan.select.options import NATIVE
 
 
 class SelectPass(Pass, frozen=True):
-    """Takes the algorithm that is predicted to be fastest for each collective and message size.
+    """Chooses the algorithm and message size of each collective with the least predicted time.
 
-    What the plan pins stays. Without a topology JAX's own collectives are taken, and under MPI a table
-    decides by size (`commplan.select.size_thresholds`).
+    Pinned choices are kept. Without a topology, JAX's collectives are used, and under MPI a table decides by
+    size (`commplan.select.size_thresholds`).
 
-    split: under MPI, start collectives that may run under computation and finish them where they are read.
+    Attributes:
+        split: under MPI, start collectives that may overlap computation early, and complete them at their
+            readers.
     """
 
     name: ClassVar[str] = "select"
@@ -71,7 +73,7 @@ class SelectPass(Pass, frozen=True):
 
 
 def _choice(alike: list[tuple[Collective, Decision]]) -> Choice:
-    """What was decided alike for several collectives of a stage; the times are those of the largest."""
+    """The common choice for several collectives of a stage; the times are those of the largest."""
     op, decision = max(alike, key=lambda pair: pair[0].nbytes)
     sizes = {pair.nbytes for pair, _ in alike}
     count = f"{len(alike)} x " if len(alike) > 1 else ""

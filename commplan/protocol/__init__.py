@@ -1,6 +1,5 @@
-"""What workers and servers say to each other, and in which order: pure Python, read by everything.
+"""The protocol between workers and servers, in pure Python.
 
-`units` cuts states into what servers own, `sites` says which messages a worker sends for an op of a plan, and
-`server` what a server does with what arrives. The verifier explores these, the
-runtime runs them.
+`units` divides states among servers, `sites` lists the messages of a worker for each op of a plan, and
+`server` is the state machine of a server. The verifier explores them, and the runtime executes them.
 """

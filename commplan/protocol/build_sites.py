@@ -1,4 +1,4 @@
-"""From a schedule to its sites: which states lie where, and what each op sends and gets."""
+"""Build the sites of a schedule: the layout of each state, and the messages of each op."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _Request = tuple[tuple[Value, ...], tuple[Buffer, ...], tuple[Buffer, ...]]
 
 
 def sites(schedule: Schedule) -> Sites:
-    """The sites of `schedule`; none where no state lives on a server.
+    """The sites of `schedule`; none if no state is on a server.
 
-    Raises CP0726 for a state beside the weights that cannot be divided, CP0767 for a state that is used in
-    two ways, CP0729 where workers neither meet in an op nor have a state of their own.
+    Raises:
+        CommplanError: CP0726 for an auxiliary state that cannot be divided. CP0767 for a state with two kinds
+            of update. CP0729 if workers neither reduce over an axis nor have separate states along it.
     """
     return _Survey(schedule).sites()
 
@@ -78,7 +79,7 @@ class _Survey:
             self.layouts[name_of(center)] = weights(leaves, keys, servers, op.hints.chunk)
         for state in others:
             like = self.layouts[name_of(center)]
-            self._use(name_of(state), f"{how} beside {name_of(center)}", op.span)
+            self._use(name_of(state), f"{how} with {name_of(center)}", op.span)
             kept_leaves, file = values[state].leaves, self.schedule.file
             self.layouts[name_of(state)] = beside(kept_leaves, leaves, like, op.span, file)
 
@@ -86,7 +87,7 @@ class _Survey:
         before, place = self.used.setdefault(name, (how, span))
         if before != how:
             message = f"the state `{name}` is used by `{how}` here, and by `{before}` on line {place.line}"
-            fix = "what servers do with a state is one thing: give each of the two a state of its own"
+            fix = "servers update a state in one way: declare two states"
             fail("CP0767", message, fix, span=span, file=self.schedule.file)
 
     def _count(self, value: Value) -> int:

@@ -12,7 +12,7 @@ FOR_EACH = 8  # chunks for every owner, so that they stream and balance
 
 
 def usual(nbytes: int, owners: int) -> int:
-    """Bytes of a chunk where the plan does not say: some chunks for each owner, none tiny or huge."""
+    """The default chunk size in bytes: several chunks for each owner, neither tiny nor huge."""
     return min(MOST, max(LEAST, -(-nbytes // (owners * FOR_EACH))))
 
 

@@ -1,19 +1,19 @@
-"""What a server does with what arrives: a state machine without arrays, clocks or messages of its own.
+"""The state machine of a server, without arrays, clocks or messages.
 
-Whoever drives it keeps the payloads: those of one worker under one tag, first come first. It says what has
-arrived, and carries out the effects that are returned, in their order:
+The driver stores the payloads, first in first out for each worker and tag. It reports arrivals, and carries
+out the returned effects in order:
 
-    set     the payload of `tag` becomes what it is a part of
-    add     the worker's oldest payload of `unit` joins the sum
+    set     store the payload of `tag` as its part of the state
+    add     add the worker's oldest payload of `unit` to the sum
     apply   w [, m] <- FN(w [, m], the sum or mean over `workers`)
-    pull    d = eta * rho * (W - C), C <- C + d, and d is the answer (Zhang et al. 2015)
-    answer  the unit as it is now; with unit -1 all of the server's state (get), or the token
-    fail    nothing more can be served, for the reason in `text`
+    pull    d = eta * rho * (W - C), C <- C + d, answer d (Zhang et al. 2015)
+    answer  the current unit; for unit -1 the server's whole state (get), or the token
+    fail    stop serving, for the reason in `text`
 
-A worker's messages are looked at in the order in which they came. The units of a state are served apart, each
-in the order that the site asks for: updates of an exchange term by term in rank order, so that sums are the
-same bits every time; `round_robin` in rank order; `async` in the order in which requests began; `hogwild` as
-things come. Since updates are elementwise, unit by unit gives what whole by whole would.
+Messages of a worker are processed in the order of arrival. The units of a state are served independently,
+each in the order that the site requires: terms of an exchange in rank order, so that sums are bitwise
+reproducible; `round_robin` in rank order; `async` in the order in which requests began; `hogwild` in the
+order of arrival. Updates are elementwise, so the result equals an update of the whole state.
 """
 
 from __future__ import annotations
@@ -42,7 +42,15 @@ class Effect(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a tag stands for on this server. messages: how many the request has here; last: of them."""
+    """The meaning of a tag on this server.
+
+    Attributes:
+        site: the site of the message.
+        unit: the unit.
+        data: whether the message carries data.
+        first: whether it is the first message of its request on this server.
+        last: whether it is the last one.
+    """
 
     site: Site
     unit: int
@@ -96,7 +104,7 @@ class GroupState:
         return GroupState(self.members, units, marks, done, self.puts, tickets, dict(self.answered))
 
     def key(self, gone: set[int]) -> tuple[object, ...]:
-        """Without what is counted of members that are gone, which nobody asks for any more."""
+        """A key of the state, without counts of members that have left, which no longer matter."""
         units = tuple(unit.key() for unit in self.units.values())
         counts = tuple((w, self.marks[w], self.done[w]) for w in self.members if w not in gone)
         answered = tuple(sorted(item for item in self.answered.items() if item[0][1] not in gone))
@@ -118,9 +126,7 @@ class GroupState:
 
 
 class Machine:
-    """Server `server` of a plan. What it does follows from the order in which messages come, and from nothing
-    else: the same order again gives the same effects.
-    """
+    """The state machine of server `server` of a plan. Its effects depend only on the order of messages."""
 
     def __init__(self, sites: Sites, server: int) -> None:
         self.sites, self.server = sites, server
@@ -184,7 +190,7 @@ class Machine:
         return list(self._go_on([worker]))
 
     def lost(self, worker: int) -> list[Effect]:
-        """A worker has died, and is left out from now on. What it has sent counts if it was told so."""
+        """Remove a dead worker. Its messages count if they were acknowledged, or are terms of an exchange."""
         if worker in self.gone or self.failed:
             return []
         for cell in self.cells.values():
@@ -237,7 +243,7 @@ class Machine:
         return [worker for worker in cell.members if worker not in self.gone]
 
     def _may(self, worker: int, place: Place) -> bool:
-        """Whether the next message of a worker may be looked at: else it, and what follows it, waits."""
+        """Whether the next message of a worker may be processed; otherwise it waits, with all later ones."""
         site = place.site
         cell = self._cell(worker, site)
         if site.kind == "put":
@@ -249,7 +255,8 @@ class Machine:
         return cell.done[worker] - min(cell.done[w] for w in self._living(cell)) <= site.staleness
 
     def _may_put(self, worker: int, place: Place, cell: GroupState) -> bool:
-        """A mark waits for its put; a put but the first one waits until everybody has come to its mark."""
+        """A mark waits for its put. A put other than the first waits until all members have reached their
+        mark."""
         number = cell.marks[worker] + place.first
         if worker != cell.members[0]:
             return cell.puts >= number
@@ -269,8 +276,8 @@ class Machine:
         return None
 
     def held(self) -> tuple[list[int], list[int]]:
-        """The workers whose messages or answers wait for something, and the living ones of which nothing
-        does: whoever is waited for is one of these."""
+        """Workers whose messages or answers wait, and the live workers without any: one of these blocks the
+        others."""
         waiting = {worker for worker, tags in self.backlog.items() if tags}
         for cell in self.cells.values():
             for unit in cell.units.values():
@@ -288,12 +295,12 @@ class Machine:
         return [worker for worker in others if not self._at_mark(worker, site, cell, number)]
 
     def _following(self, worker: int) -> Place | None:
-        """What the next message of a worker is for; None where there is none, or it leaves."""
+        """The meaning of a worker's next message; None if there is none, or if it is a leave message."""
         tags = self.backlog[worker]
         return self.places.get(tags[0]) if tags else None
 
     def _at_mark(self, worker: int, site: Site, cell: GroupState, number: int) -> bool:
-        """Whether what a worker has sent next is its mark of put `number` to the state of `site`."""
+        """Whether a worker's next message is its mark of put `number` to the state of `site`."""
         place = self._following(worker)
         if place is None or cell.marks[worker] != number - 1:
             return False
@@ -349,7 +356,7 @@ class Machine:
         ]
 
     def _next(self, cell: GroupState, unit: ServedUnit) -> int | None:
-        """Whose turn it is, if what it has sent for this unit is there."""
+        """The worker to serve next, if its message for this unit has arrived."""
         waiting = [worker for worker in cell.members if unit.queue[worker]]
         if not waiting:
             return None
@@ -408,7 +415,8 @@ class Machine:
             yield Effect("answer", site, -1, worker, request)
 
     def _stuck(self) -> Iterator[Effect]:
-        """What can never go on: a put whose sender is gone, or waits for what only its put will bring."""
+        """Report a deadlock: a put whose sender has left, or waits for a message that only its put would
+        release."""
         for (name, _), cell in self.cells.items():
             first = cell.members[0]
             lives = first not in self.gone

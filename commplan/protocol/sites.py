@@ -1,8 +1,8 @@
-"""Sites: the ops of a schedule that talk with servers, and the messages of each.
+"""Sites: the ops of a schedule that communicate with servers, and the messages of each.
 
-A *request* is one worker at one site: its messages to the servers go out in the order of their tags, then
-what the servers answer comes in. Each message has a tag of its own, the same for every worker and every time,
-so both sides know from the schedule alone what arrives. Tags below `FIRST_TAG` are for control.
+A *request* is one worker at one site: it sends its messages to the servers in the order of their tags, then
+receives the answers. Each message has a unique tag, the same for every worker and every step, so the schedule
+determines the messages on both sides. Tags below `FIRST_TAG` are for control.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def nbytes_of(buffers: Iterable[Buffer], server: int | None = None) -> int:
 
 
 class Held(msgspec.Struct, frozen=True):
-    """How a state lies on its servers. nbytes: of each server; balance: the largest over the mean."""
+    """The distribution of a state over its servers: bytes of each server, and the largest over the mean."""
 
     state: str
     units: int
@@ -81,13 +81,18 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Site(msgspec.Struct, frozen=True):
-    """One op of a phase that talks with servers.
+    """One op of a phase that communicates with servers.
 
-    result: the first result of the op. server: the declaration's name; `servers` of it, of which the first is
-    server `first` of the plan. per: the axes along which workers have states of their own there (their
-    group). states: the names of what it is about; the first one's units are what is dealt out; `layouts` of
-    each. up, down: the buffers of every worker's request. Of a `put` only the first worker of a group sends
-    `up`, the others `token`.
+    Attributes:
+        result: the first result of the op.
+        server: the name of the server declaration.
+        servers: the number of its servers.
+        first: the number of its first server in the plan.
+        per: the axes along which workers have separate states on the server (their group).
+        states: the names of the states; the units of the first one are distributed.
+        layouts: the layout of each state.
+        up, down: the buffers of a worker's request and of the answer.
+        token: the buffers that members other than the first send for a `put`.
     """
 
     number: int
@@ -114,12 +119,12 @@ class Site(msgspec.Struct, frozen=True):
 
     @property
     def layout(self) -> StateLayout:
-        """Where the units of its first state lie."""
+        """The layout of its first state."""
         return self.layouts[0]
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """How its states lie on its servers."""
+        """The distribution of each of its states."""
         named = zip(self.states, self.layouts, strict=True)
         return tuple(Held(name, len(layout.units), layout.stored) for name, layout in named)
 
@@ -165,7 +170,8 @@ class SiteMessage(NamedTuple):
 
 
 def sent(site: Site, *, first: bool) -> tuple[Buffer, ...]:
-    """What a worker sends. first: whether it is the first of its group, which alone sends what is put."""
+    """The buffers that a worker sends. `first`: whether it is the first of its group, which alone sends a
+    put."""
     return site.up if first or site.kind != "put" else site.token
 
 

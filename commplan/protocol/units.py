@@ -1,9 +1,9 @@
-"""What of a state lies where on its servers.
+"""The layout of a state on its servers.
 
-Leaves of one dtype are flattened and joined to a flat *part*; parts are cut into *units*, each with one
-owner. What an optimiser keeps beside the weights is cut with them: its leaves that look like the weights'
-(the same shape, at a path that ends alike) form *slots* with the units of the weights; scalar leaves, such as
-the count of steps, are kept with every unit.
+Leaves of one dtype are flattened and joined to a flat *part*. Parts are cut into *units*, each with one
+owner. The state of an optimiser is cut in the same way: its leaves that match leaves of the weights (the same
+shape, and a path with the same end) form *slots* with the units of the weights. Scalar leaves, such as the
+step count, are stored with every unit.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ class StateUnit(msgspec.Struct, frozen=True):
 
 
 class StateLayout(msgspec.Struct, frozen=True):
-    """How a state lies on `servers` servers.
+    """The layout of a state on `servers` servers.
 
-    slots: of each copy of the weights' structure in it its flat parts; one for the weights themselves.
-    scalars: the places of leaves that are kept with every unit. units: those of the weights.
+    Attributes:
+        servers: the number of servers.
+        slots: the flat parts of each copy of the weights' structure; one copy for the weights themselves.
+        scalars: the indices of leaves that are stored with every unit.
+        units: the units of the weights.
     """
 
     servers: int
@@ -80,9 +83,13 @@ class StateLayout(msgspec.Struct, frozen=True):
 
 
 def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk: int | None) -> StateLayout:
-    """The layout of weights. keys: of each leaf its dtype, and that of what it meets; equal ones are joined.
+    """The layout of weights.
 
-    chunk: bytes of a unit at most, rounded down to elements; the usual size if None.
+    Args:
+        leaves: the leaves.
+        keys: for each leaf its dtype and that of its gradient; leaves with equal keys are joined.
+        servers: the number of servers.
+        chunk: the largest unit in bytes, rounded down to elements; the default size if None.
     """
     groups: dict[object, Flat] = {}  # in the order of first appearance
     for place, (leaf, key) in enumerate(zip(leaves, keys, strict=True)):
@@ -106,9 +113,10 @@ def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk:
 def beside(
     kept: Sequence[Leaf], leaves: Sequence[Leaf], like: StateLayout, span: Span, file: str
 ) -> StateLayout:
-    """The layout of what is kept beside weights of `leaves`, which lie as `like` says.
+    """The layout of an auxiliary state `kept` of weights with `leaves` and the layout `like`.
 
-    Raises CP0726 for a leaf that is neither a scalar nor belongs to a whole copy of the weights.
+    Raises:
+        CommplanError: CP0726 for a leaf that is neither a scalar nor part of a whole copy of the weights.
     """
     copies: dict[str, dict[int, int]] = {}
     scalars: list[int] = []
@@ -141,7 +149,7 @@ def _slot(
         places = tuple(own[place] for place in part.leaves)
         dtypes = {kept[place].dtype for place in places}
         if len(dtypes) > 1:
-            why = "its copy of the weights mixes dtypes where the weights do not"
+            why = "its copy of the weights mixes dtypes, unlike the weights"
             _refuse(kept[places[0]], why, span, file)
         flats.append(Flat(dtypes.pop(), places, part.size))
     return tuple(flats)
@@ -155,7 +163,7 @@ def _refuse(leaf: Leaf, why: str, span: Span, file: str) -> None:
             f"the leaf {where}({leaf.dtype}{list(leaf.shape)}) cannot be divided among owners: {why}",
             span,
             (
-                Note("beside the weights there may be scalars and whole copies of the weights' structure"),
+                Note("a state may hold scalars and whole copies of the weights' structure"),
                 Note("an optimiser that needs a view of the whole tree updates after `reduce` instead"),
             ),
             file=file,

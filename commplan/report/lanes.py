@@ -27,7 +27,7 @@ def condensed(lanes: Sequence[EventLane], shown: int = SHOWN) -> tuple[tuple[Eve
     if total > shown:
         size = math.ceil(total / shown)
         selected = [_replaced(lane, _grouped(lane.events, size)) for lane in selected]
-        remarks.append(f"{total:,} events stand together in groups of up to {size:,} neighbours")
+        remarks.append(f"{total:,} events are combined in groups of up to {size:,} neighbours")
         grouped = sum(len(lane.events) for lane in selected)
         if grouped > shown:
             longest = sorted((e.seconds for lane in selected for e in lane.events), reverse=True)[shown - 1]

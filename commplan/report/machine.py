@@ -35,7 +35,7 @@ def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) ->
     picture = _Picture(network, loads if len(loads) == len(counted) else [], predictor.workers, servers)
     remarks: list[str] = []
     if picture.hides:
-        remarks.append(f"{network.places:,} places: members that are alike stand together")
+        remarks.append(f"{network.places:,} places: identical members are combined")
     if len(loads) < len(counted):
         remarks.append("too many to count link by link: every link is drawn as the busiest of its level")
     return MachineLoad(

@@ -61,7 +61,7 @@ def flat(kind: CollectiveKind, ranks: int) -> tuple[Algorithm, ...]:
 def crossed_levels(op: Collective, schedule: Schedule, topology: Topology | None) -> tuple[CrossedLevel, ...]:
     """The levels that `op` crosses, innermost first; none if it is on one level, or does not fill its levels.
 
-    With several axes, each must be on a level of its own, and is a level. A single axis has one level for
+    With several axes, each must map to a different level, and is a level. A single axis has one level for
     each level that it fills.
     """
     axes = [axis for axis in schedule.axes if axis.name in op.axes and axis.size > 1]

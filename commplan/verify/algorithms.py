@@ -89,7 +89,7 @@ def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
     level_names = [spread.level for spread in axis.levels]
     # The levels of an axis are not necessarily ordered from innermost to outermost.
     if sorted(names) != sorted(level_names) or len(set(level_names)) < len(level_names):
-        lies = f"lies on {', '.join(level_names)}" if level_names else "has no levels without a topology"
+        lies = f"is on {', '.join(level_names)}" if level_names else "has no levels without a topology"
         lists = f"does not list the axes {', '.join(op.axes)}"
         fail("CP0735", f"{op.algorithm} {lists}, nor their levels: `{axis.name}` {lies}")
     counts = [spread.count for spread in axis.levels]

@@ -63,7 +63,7 @@ def _believed(schedule: Schedule) -> Iterator[str]:
             yield f"{word} as declared: {names}"
     random = ", ".join(f"`{fn.name}`" for fn in called_fns if fn.random)
     if random:
-        yield f"random functions draw from the key that they are given alone: {random}"
+        yield f"random functions draw only from the key that they receive: {random}"
     cached = dict.fromkeys(f"`{op.fn}`" for op in ops if isinstance(op, Map) and op.hints.cache)
     if cached:
         yield f"functions with a cache return the same for a record each time: {', '.join(cached)}"

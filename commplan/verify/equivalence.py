@@ -229,7 +229,7 @@ def _check_head(schedule: Schedule, reference: Reference, report: DiagnosticRepo
         return
     shards = {shard.state: shard.ownership for shard in schedule.state_shards}
     if len(shards) < len(schedule.state_shards) or not set(shards) <= set(schedule.states):
-        report.add("CP0766", "the schedule says of a state twice who keeps it, or of what is no state")
+        report.add("CP0766", "the schedule names owners of a state twice, or of another value")
         return
     types = ValueTypes(schedule.axes, {})
     for state, ownership in shards.items():

@@ -115,13 +115,13 @@ def ownership_error(layout: StateLayout) -> str:
         end = 0
         for unit in sorted((u for u in layout.units if u.part == number), key=lambda u: u.start):
             if unit.start != end or unit.size < 1:
-                reason = "is owned twice" if unit.start < end else "is owned by nobody"
+                reason = "is owned twice" if unit.start < end else "has no owner"
                 return f"element {min(unit.start, end)} of its part {number} ({part.dtype}) {reason}"
             if not 0 <= unit.server < layout.servers:
                 return f"unit {unit.number} belongs to server {unit.server} of {layout.servers}"
             end += unit.size
         if end != part.size:
-            return f"element {min(end, part.size)} of its part {number} ({part.dtype}) is owned by nobody"
+            return f"element {min(end, part.size)} of its part {number} ({part.dtype}) has no owner"
     if len({unit.number for unit in layout.units}) != len(layout.units):
         return "two of its units have one number"
     mean = sum(layout.loads) / layout.servers
@@ -151,7 +151,7 @@ def _messages(site: Site, report: DiagnosticReport) -> None:
         moved = [(c.unit, b.part, c.start, c.size, c.server) for b in data for c in b.chunks]
         if data and (len(moved) != len(units) or set(moved) != units):
             state = site.states[0]
-            report.add("CP0764", f"what is {verb} of `{state}` is not each of its units once", site.span)
+            report.add("CP0764", f"the units {verb} of `{state}` are not each of its units once", site.span)
 
 
 # Single ops.
@@ -207,12 +207,12 @@ def _on_server(scope: OpScope, op: Op, ref: str, action: str) -> None:
     state = scope.values.get(scope.axes.states.get(name_of(ref).partition("/")[0], ""))
     server = scope.values[ref].placement.server
     if server is None:
-        scope.report.add("CP0735", f"`{ref}` lies on no server", op.span)
+        scope.report.add("CP0735", f"`{ref}` is not on a server", op.span)
     elif state is None:
         scope.report.add("CP0730", f"`{ref}` is {action} server `{server}`, but is no state", op.span)
     elif state.placement.server != server:
         home = state.placement.server or "no server"
-        scope.report.add("CP0734", f"`{ref}` is {action} `{server}`, but its state lies on {home}", op.span)
+        scope.report.add("CP0734", f"`{ref}` is {action} `{server}`, but its state is on {home}", op.span)
 
 
 def _exchange(scope: OpScope, op: Exchange) -> None:
@@ -230,7 +230,7 @@ def _exchange(scope: OpScope, op: Exchange) -> None:
         "CP0735", rules.summable(op.op, values[op.gradient].leaves, op.gradient, op.hints), op.span
     )
     if values[op.gradient].placement.server is not None:
-        scope.report.add("CP0734", f"`{op.gradient}` lies on a server, and workers send it", op.span)
+        scope.report.add("CP0734", f"`{op.gradient}` is on a server, but workers send it", op.span)
     fn = scope.axes.fns.get(op.fn)
     if fn is None:
         return  # already reported
@@ -247,7 +247,7 @@ def _elastic(scope: OpScope, op: Elastic) -> None:
     if op.result is not None and op.mode != "sync":
         result = scope.values[op.result]
         if result.placement.server != home:
-            scope.report.add("CP0734", f"`{op.result}` lies elsewhere than its centre", op.span)
+            scope.report.add("CP0734", f"`{op.result}` is not where its centre is", op.span)
     leaves = scope.values[op.operand].leaves
     scope.report.refuse("CP0735", rules.summable("elastic", leaves, op.operand, op.hints), op.span)
     broken = rules.coefficients(op.eta, op.rho) or rules.stable(op.mode, op.eta, op.rho, op.axes, scope.ranks)

@@ -40,7 +40,7 @@ def check_plan(plan: Plan, types: ValueTypes, report: DiagnosticReport) -> None:
             defined.update(results(stage))
         for binding in (*phase.outputs, *phase.updates):
             if binding.value not in readable:
-                message = f"`{binding.name}` stands for `{binding.value}`, which the phase does not have"
+                message = f"`{binding.name}` is bound to `{binding.value}`, which the phase does not have"
                 report.add("CP0730", f"in the schedule's plan {message}", phase.span)
 
 

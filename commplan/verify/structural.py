@@ -196,9 +196,9 @@ def _clocks(scope: OpScope) -> None:
         return
     for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
         for axis in (axis for axis in op.axes if axis in clocks):
-            clocks_own = f"by clocks of their own (line {clocks[axis].span.line})"
+            clocks_own = f"with independent clocks (line {clocks[axis].span.line})"
             members = f"`{axis}`, whose members run phase `{scope.phase.name}` {clocks_own}"
-            message = f"`{op.result}` meets all of {members}: who has more steps waits for ever"
+            message = f"`{op.result}` meets all of {members}: a member with more steps waits for ever"
             scope.report.add("CP0747", message, op.span)
 
 
@@ -254,7 +254,7 @@ def _bindings(scope: OpScope) -> None:
     inside = {value.id for value in phase.values} | {*phase.inputs, *phase.states}
     for binding in (*phase.outputs, *phase.updates, *phase.takes):
         if binding.value not in inside:
-            message = f"`{binding.name}` stands for `{binding.value}`, which the phase does not have"
+            message = f"`{binding.name}` is bound to `{binding.value}`, which the phase does not have"
             report.add("CP0730", message, phase.span)
     for binding in phase.outputs:
         value = scope.values.get(binding.value)
@@ -307,11 +307,11 @@ def _check_placement(value: Value, kinds: Mapping[str, AxisKind], report: Diagno
     placement, before = value.placement, len(report.diagnostics)
     for axis in placement.varying:
         if axis not in kinds:
-            report.add("CP0734", f"`{value.id}` lies over axis `{axis}`, which the plan does not have")
+            report.add("CP0734", f"`{value.id}` is placed over axis `{axis}`, which the plan does not have")
         elif kinds[axis] is AxisKind.SERVER:
-            report.add("CP0734", f"`{value.id}` lies over `{axis}`, which is a server and no axis")
+            report.add("CP0734", f"`{value.id}` is placed over `{axis}`, which is a server and not an axis")
     if len(set(placement.varying)) != len(placement.varying):
         report.add("CP0734", f"`{value.id}` names an axis twice: {placement}")
     if placement.server is not None and kinds.get(placement.server) is not AxisKind.SERVER:
-        report.add("CP0734", f"`{value.id}` lies on `{placement.server}`, which is no server")
+        report.add("CP0734", f"`{value.id}` is placed on `{placement.server}`, which is not a server")
     return len(report.diagnostics) > before

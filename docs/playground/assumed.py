@@ -1,4 +1,4 @@
-"""What the playground makes up where nothing is given: sizes of axes and shapes of trees."""
+"""Default values of the playground: sizes of axes and shapes of trees."""
 
 from __future__ import annotations
 

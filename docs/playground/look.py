@@ -1,4 +1,4 @@
-"""What the playground asks of commplan, in the browser: a text in, all that can be said of it out."""
+"""The playground's entry point in the browser: takes the text of a plan, returns everything to show."""
 
 from __future__ import annotations
 
@@ -28,12 +28,16 @@ SCHEDULE = 200_000  # characters that are shown
 
 
 def look(request: str) -> str:
-    """request: JSON of `text`, `axes` (sizes by name) and `shapes` (trees by name), the latter two if given;
-    `sample`: shapes for those trees that the plan has.
+    """Compile a plan for the playground.
 
-    Gives JSON: `diagnostics`, `formatted` (None where the text does not parse), `assumed` (what was made up:
-    sizes and trees by name), `document` (that of the report, None where the plan does not compile),
-    `explanation` and `schedule` as text, and `seconds` that it took.
+    Args:
+        request: JSON of `text`, optionally `axes` (sizes by name) and `shapes` (trees by name), and `sample`:
+            shapes for the trees that the plan has.
+
+    Returns:
+        JSON of `diagnostics`, `formatted` (None if the text does not parse), `assumed` (default sizes and
+        trees by name), `document` (that of the report, None if the plan does not compile), `explanation` and
+        `schedule` as text, and `seconds` of computation.
     """
     begin = time.perf_counter()
     asked = msgspec.json.decode(request)

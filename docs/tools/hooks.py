@@ -45,7 +45,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    """Puts the libraries of the pages beside them, and lets none be loaded from elsewhere."""
+    """Copy the libraries of the pages into the site, and remove references to other hosts."""
     site = Path(config.site_dir)
     vendor.keep_theme_here(site)
     playground.install(site)

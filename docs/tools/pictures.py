@@ -1,6 +1,7 @@
-"""Drawings for the pages, as SVG inside of them, in colours that `assets/site.css` gives for light and dark.
+"""Draw pictures for the pages as inline SVG, in the light and dark colours of `assets/site.css`.
 
-A page asks for one by a comment of its own line, such as `<!-- picture: collective all_reduce ring 4 -->`.
+A page requests a picture by a comment on a separate line, such as `<!-- picture: collective all_reduce ring 4
+-->`.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Canvas:
         self.width, self.height = max(self.width, x), max(self.height, y)
 
     def figure(self, title: str, caption: str) -> str:
-        """The drawing as HTML. title: what a reader who cannot see it is told."""
+        """The drawing as HTML. `title` is the text for screen readers."""
         size = f'viewBox="0 0 {self.width + 8:.0f} {self.height + 8:.0f}" width="{self.width + 8:.0f}"'
         label = f'role="img" aria-label="{escape(title)}"'
         shapes = "".join(self.shapes)
@@ -82,7 +83,7 @@ CELL, GAP, LEFT = 15.0, 34.0, 64.0
 
 
 def collective(kind: Kind, name: str, ranks: str) -> str:
-    """A chunk program: what each rank holds before each round, and what is sent in it."""
+    """A chunk program: the chunks of each rank before each round, and the messages of the round."""
     program = registry.program(name, kind, int(ranks))
     canvas, held = Canvas(), _before(program)
     wide = max(program.chunks * CELL, 44.0)
@@ -125,7 +126,7 @@ def _legend(kind: Kind) -> str:
 
 
 def _before(program: ChunkProgram) -> Held:
-    """What slots hold at first."""
+    """The initial contents of slots."""
     n, chunks = program.ranks, program.chunks
     held = dict[tuple[int, int], frozenset[int]]()
     for rank in range(n):

@@ -1,4 +1,4 @@
-"""What the playground serves beside its own files: Python, commplan, samples, the report's scripts."""
+"""The files that the playground serves: Python, commplan, samples, the report's scripts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def install(site: Path) -> None:
 
 
 def _sources(archive: Path, own: Path) -> None:
-    """commplan without the parts that need JAX or MPI, what the page asks of it, what stands for NumPy."""
+    """Archive commplan without the parts for JAX and MPI, the playground's code and the stub for NumPy."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for room in ("", "dsl/", "lowering/"):
             folder = (ROOT / "commplan" / room).resolve()
@@ -104,7 +104,7 @@ def _block(text: str, head: str) -> str:
 
 
 def _sample(sample: Sample) -> dict[str, Any]:
-    """The text, what it is compiled with, and its timeline on a machine."""
+    """The text of a sample, its options, and its timeline on a machine."""
     text = (ROOT / "examples" / "plans" / f"{sample.name}.plan").read_text(encoding="utf-8")
     plan = commplan.loads(text, f"{sample.name}.plan")
     shapes = assumed.shapes(plan.graph)

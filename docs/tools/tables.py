@@ -1,6 +1,6 @@
-"""Tables of the reference, made of the definitions that the checker, the compiler and the command read.
+"""Tables of the reference, generated from the definitions of the checker, the compiler and the command.
 
-A page asks for one by a comment of its own line, such as `<!-- table: verbs -->`.
+A page requests a table by a comment on a separate line, such as `<!-- table: verbs -->`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def _rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def cell(text: str) -> str:
-    """`text` where a bar would end the cell. In code a bar ends none, and a backslash would be shown."""
+    """Escape bars in `text` outside code. In code a bar does not end the cell, and a backslash would be
+    shown."""
     return CODE_OR_BAR.sub(lambda part: "\\|" if part[0] == "|" else part[0], text)
 
 

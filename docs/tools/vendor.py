@@ -59,9 +59,10 @@ FLAGS = {
 
 
 def keep_theme_here(site: Path) -> None:
-    """Points the theme's script at what the site serves, and lets the search find flags.
+    """Point the theme's script at files of the site, and let the search find flags.
 
-    Raises SystemExit where the theme has changed.
+    Raises:
+        SystemExit: if the theme has changed.
     """
     copy(MERMAID, site / "assets" / "vendor")
     scripts = site / "assets" / "javascripts"
@@ -82,9 +83,10 @@ def _replace(folder: Path, pattern: str, changes: Mapping[str, str]) -> None:
 
 
 def copy(package: Package, place: Path) -> None:
-    """Puts the files of `package` into `place`, fetched with npm the first time.
+    """Copy the files of `package` into `place`; npm fetches them the first time.
 
-    Raises SystemExit where they are not to be had, or are not those that were pinned.
+    Raises:
+        SystemExit: if they cannot be fetched, or differ from the pinned digests.
     """
     place.mkdir(parents=True, exist_ok=True)
     folder = CACHE / f"{package.name}-{package.version}"

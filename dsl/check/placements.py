@@ -93,12 +93,12 @@ def declared_placement(
                 valid = False
                 message = f"a value cannot be {item.kind} over the ensemble `{axis}`"
                 note = "a value is the same for all of them, or `per` member"
-                ctx.error("CP0312", message, name.span, f"members are networks of their own: {note}")
+                ctx.error("CP0312", message, name.span, f"members are independent networks: {note}")
             placed[axis] = item.kind
     bare = next((item for item in items if item.kind == "same" and not item.axes), None)
     if bare is not None and len(items) > 1:
         note = "`same` is the default of every axis that is not named: leave it out"
-        ctx.error("CP0310", "`same` stands beside another placement", bare.span, note)
+        ctx.error("CP0310", "`same` is combined with another placement", bare.span, note)
         valid = False
     if not valid:
         return None

@@ -61,7 +61,8 @@ def declare_fn(ctx: CheckContext, decl: ast.FnDecl) -> Fn | None:
 def _where(ctx: CheckContext, decl: ast.FnDecl) -> Place | None:
     if decl.where is None:
         note = "end its declaration with `on host` or `on device`"
-        return ctx.error("CP0203", f"`fn {decl.name.text}` does not say where it runs", decl.name.span, note)
+        message = f"`fn {decl.name.text}` lacks `on host` or `on device`"
+        return ctx.error("CP0203", message, decl.name.span, note)
     message = f"a fn runs on `host` or on `device`, found `{decl.where.text}`"
     return ctx.choose(decl.where, PLACES, "CP0203", message)
 
@@ -74,7 +75,7 @@ def _flags(ctx: CheckContext, decl: ast.FnDecl) -> tuple[bool, bool, bool] | Non
         if ctx.choose(flag, FLAGS, "CP0204", message) is None:
             valid = False
         elif flag.text in names:
-            ctx.error("CP0204", f"`{flag.text}` is said twice", flag.span)
+            ctx.error("CP0204", f"`{flag.text}` is repeated", flag.span)
         names.add(flag.text)
     return ("elementwise" in names, "linear" in names, "random" in names) if valid else None
 
@@ -85,7 +86,7 @@ def _bytes_stay_on_host(ctx: CheckContext, decl: ast.FnDecl, fn: Fn) -> bool:
     pairs = zip((*decl.operands, *decl.results), (*fn.operands, *fn.results), strict=True)
     for expr, type_ in pairs:
         if isinstance(type_, BytesType):
-            message = f"`{fn.name}` runs on the device, where there are no `bytes`"
+            message = f"`{fn.name}` runs on the device, which has no `bytes`"
             note = "a record of variable length has no shape: turn it into an array with a fn on the host"
             ctx.error("CP0206", message, expr.span, note)
             return False

@@ -1,8 +1,7 @@
-"""A TextMate grammar of plans, for VS Code, GitHub and whatever else reads such.
+"""A TextMate grammar of plans, for VS Code, GitHub and other tools with TextMate grammars.
 
-Each rule is local, as the format has it: a word means something by what stands before it on its line, or by
-the brackets that it is in. What `categories` says of a plan, the grammar says too where the plan is laid out
-by `commplan fmt`.
+The format has local rules only: the class of a word depends on the text before it on its line, or on the
+brackets around it. For plans in the layout of `commplan fmt` the grammar agrees with `categories`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ _COPIED = "the step asks for it once, and XLA issues it again: it unrolled or pe
 _RECOMPILED = "the step asks for others here: its program was compiled {}"
 _SHAPES = "for other shapes, such as those of one layer under `run.tap`"
 _AUTODIFF = (
-    "summed by autodiff: {}: what is differentiated is the same on all ranks, so its gradient is a sum over"
+    "summed by autodiff: {}: the parameter is the same on all ranks, so its gradient is a sum over"
     " them; differentiate with respect to `run.varying(params)`"
 )
 _PARTITIONER = "inserted by XLA's partitioner for {}: its operands are sharded otherwise than its result"
@@ -99,7 +99,7 @@ class Causes:
         traced = len(self.traced[expected.scope])
         if not traced:
             call = f"the step does not ask for it: phase `{expected.phase}` is not called"
-            return "absent", f"{call}, or nothing uses what it puts out"
+            return "absent", f"{call}, or nothing uses its outputs"
         otherwise = traced < self.planned_counts[expected.scope] or not self._requests(expected)
         return ("recompiled", self.recompiled) if otherwise else ("folded", _FOLDED)
 
@@ -139,7 +139,7 @@ class Causes:
         fields = {name: after for name, _, after in changed(expected, actual)}
         name = next((name for name in ("dtype", "groups") if name in fields), "")
         words = {
-            "dtype": f"XLA moves {', '.join(actual.dtypes)} where the plan moves {expected.dtype}",
+            "dtype": f"XLA moves {', '.join(actual.dtypes)}, the plan moves {expected.dtype}",
             "groups": "XLA has other ranks take part",
         }
         return _FIELDS.get(name, "replaced"), words.get(name, f"XLA made {actual} of it")

@@ -122,7 +122,7 @@ class Audit(msgspec.Struct, frozen=True):
         waits = f"the compiled order waits {timed(seconds.exposed)} for collectives"
         until = seconds.computation - seconds.after
         after = f" and {timed(seconds.after)} after it" if seconds.after else ""
-        waits += f" that take {timed(seconds.communication)} one by one, beside"
+        waits += f" that take {timed(seconds.communication)} one by one, next to"
         waits += f" {timed(until)} of computation{after}"
         return ["", f"{waits}: a step of {timed(seconds.total)}", f"estimated for {machine}"]
 

@@ -56,7 +56,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         results = f"{sized(self.outputs)} of results"
-        results += f" ({sized(self.donated)} of them where arguments lay)" if self.donated else ""
+        results += f" ({sized(self.donated)} of them reuse arguments)" if self.donated else ""
         parts = f"{sized(self.arguments)} of arguments, {results}, {sized(self.temporary)} temporary"
         return f"memory of a device: {sized(self.total)}: {parts}"
 

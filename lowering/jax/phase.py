@@ -212,7 +212,8 @@ class Lowered:
         return ops.unshard(moved, target) if op.kind == "all_gather" else moved
 
     def _at_root(self, op: ir.Collective, moved: Any) -> Any:
-        """The result of a reduction to one rank; zeros except on the root, where it is undefined."""
+        """The result of a reduction to one rank. On other ranks, which the plan leaves undefined, it is
+        zeros."""
         if op.kind != "reduce":
             return moved
         return ops.mask_to_root(moved, self.backend.index(op.axes) == op.root)

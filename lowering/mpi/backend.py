@@ -34,7 +34,7 @@ class TokenOrder:
 
     Each operation depends on the previous one through its token, across phases too. Every rank therefore runs
     the operations of a program in the same order. Programs that are called one after the other run in the
-    order of the calls. A loop body is a function of its own; its operands and results order it with the
+    order of the calls. A loop body is a separate function; its operands and results order it with the
     operations around it.
     """
 

@@ -202,7 +202,7 @@ class ServerCheckpoint:
             os.close(lock)
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise
-            self._refuse("is in use by another run", "give every run a folder of its own")
+            self._refuse("is in use by another run", "use a separate folder for each run")
         self._locked = lock
 
     def _check(self) -> None:

@@ -1,4 +1,4 @@
-"""The public face: loading plans, compiling, saving and loading programs, refusing what does not fit."""
+"""The public interface: loading plans, compiling, saving and loading programs, and errors."""
 
 from __future__ import annotations
 

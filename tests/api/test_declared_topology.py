@@ -1,4 +1,4 @@
-"""`topology "FILE"` in a plan: the machine that it is compiled for, unless another one is given."""
+"""`topology "FILE"` in a plan: the default machine of the compilation."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ each step {
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
-    """A plan beside a folder of two machines, one of which is too small."""
+    """A plan next to a folder of two machines, one of them too small."""
     (tmp_path / "machines").mkdir()
     for name, count in (("cluster", 4), ("small", 2)):
         (tmp_path / "machines" / f"{name}.toml").write_text(MACHINE.format(name=name, count=count))
@@ -53,7 +53,7 @@ def plan(tmp_path: Path) -> Path:
 
 
 def problem(plan: Path, **given: Any) -> Diagnostic:
-    """What is wrong with the plan once it is compiled; a check and the language server find the same."""
+    """The error of the compiled plan; the checker and the language server report the same."""
     with pytest.raises(CommplanError) as caught:
         commplan.load(plan).compile(**given)
     (found,) = caught.value.diagnostics

@@ -64,7 +64,7 @@ def test_gpus_lie_on_nodes_by_their_domain_of_nvlink() -> None:
 
 
 def test_more_gpus_than_a_domain_holds_are_grouped_by_process() -> None:
-    """The domain is the same for all: it was not told."""
+    """The domain is the same for all if it is not specified."""
     mesh = mesh_of(lambda index: {**gpus(8)(index), "slice_index": 0, "process_index": index // 8}, data=16)
     assert derived(mesh, "data").name == "h100_2x8"
     mesh = mesh_of(lambda index: {**gpus(8)(index), "slice_index": 0}, data=4)
@@ -130,7 +130,7 @@ def test_what_is_assumed_is_logged_once_by_the_first_process(caplog: pytest.LogC
         plan.compile(mesh_of(gpus(8), data=32))
     (record,) = caplog.records
     text = record.getMessage()
-    assert text.startswith("commplan: plan `logged`: no topology is given; assumed from the mesh: 4 x 8 H100")
+    assert text.startswith("commplan: plan `logged`: no topology; assumed from the mesh: 4 x 8 H100")
     assert 'or with `topology "FILE"` in the plan' in text
     explained = explain_plan(plan.graph, program.schedule).text()
     assert f"  topology: h100_4x8\n    assumed: {text.partition('`: ')[2]}" in explained

@@ -88,7 +88,7 @@ def test_quantities_are_seconds_and_bytes() -> None:
         ("count = 4", "count = 16777216", "has 16777216 x 2 places"),
         ("cores = 4", f"cores = {10**20}", "the cores of [host] is 1e+20"),
         ('name = "node"', r'name = "\u001b[31m"', "`name` of level 2 is '\\x1b[31m'"),
-        ("cores = 4", r'names = ["\u001b[31m"]', "in `names` of [host] is no name"),
+        ("cores = 4", r'names = ["\u001b[31m"]', "in `names` of [host] is not a unique name"),
         ("count = 4", "count = true", "`count` of level `gpu` must be of type int, not True"),
         ("count = 4", "", "level `gpu` has no `count`"),
         ('latency = "3us"', "latency = 3", "`latency` of level `gpu` must be of type str, not 3"),

@@ -110,7 +110,7 @@ def test_the_users_step_is_shown(jit: Any):
     ids=["joint", "recorded"],
 )
 def test_steps_that_processes_call_together_are_called_by_the_last_line(counted: Any):
-    """What is wrong before a step runs is said at the line that calls it."""
+    """An error before a step runs is reported at the line that calls it."""
 
     def train() -> None:
         fail("CP0854", "rank 1 calls another step")

@@ -54,7 +54,8 @@ def bound(mesh: Any, **compiling: Any) -> Any:
 
 
 def stepped(run: Any, mesh: Any, *, varying: bool = True, own: bool = False, calls: int = 1) -> Any:
-    """A training step. varying: whether ranks have gradients of their own; own: whether it communicates."""
+    """A training step. `varying`: whether gradients differ between ranks; `own`: whether it has another
+    collective."""
 
     @jax.jit
     @run.spmd(params="same", x="split data")

@@ -1,4 +1,5 @@
-"""What no order of a step's instructions could hide: by hand, and never more than a schedule exposes."""
+"""The exposed time that no order of instructions can hide: by hand, and never more than a schedule
+exposes."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def test_a_loop_hides_what_is_in_its_body_and_what_is_beside_it() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_no_order_exposes_less(seed: int) -> None:
-    """Random steps in random orders, each operation asynchronous where it moves."""
+    """Random steps in random orders, with every collective asynchronous."""
     rng = random.Random(seed)
     ops: list[tuple[str, str, bool]] = []
     for number in range(12):

@@ -249,7 +249,7 @@ LOSS = f'%l = f32[] all-reduce(%z), {SUM}, metadata={{op_name="psum" stack_frame
         (text(), text(ASKED), "folded", "XLA removed it"),
         (text(), text(), "absent", "phase `step` is not called"),
         (text(SCATTERED, GATHERED), text(ASKED), "split", "XLA made reduce_scatter, all_gather of it"),
-        (text(NARROW, BF16), text(ASKED), "retyped", "XLA moves bf16 where the plan moves f32"),
+        (text(NARROW, BF16), text(ASKED), "retyped", "XLA moves bf16, the plan moves f32"),
         (text(NARROW, BF16), text(NARROW, BF16), "recompiled", "was compiled from another plan"),
         (text(HALF), text(ASKED), "regrouped", "XLA has other ranks take part"),
         (LOOPED, text(ASKED), "loop", "XLA moved it into a loop"),

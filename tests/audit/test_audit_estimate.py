@@ -1,4 +1,4 @@
-"""The estimate plays a schedule: what overlaps, what waits, how often loops go round."""
+"""The estimate simulates a schedule: overlap, waits and loop counts."""
 
 from __future__ import annotations
 

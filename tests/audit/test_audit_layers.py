@@ -1,4 +1,4 @@
-"""The audit of steps that run layers on sharded weights: what is gathered and scattered is planned."""
+"""The audit of steps that run layers on sharded weights: their gathers and scatters are planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a compiled step takes of a device's memory, as the audit says it."""
+"""The device memory of a compiled step, as reported by the audit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ def test_results_that_lie_where_arguments_lay_count_once() -> None:
 
 def test_the_audit_says_what_is_donated() -> None:
     report = Audit("p", (), (), (), (), memory=Memory(4 * KIB, 3 * KIB, 2 * KIB, KIB))
-    line = (
-        "memory of a device: 6 KiB: 4 KiB of arguments, 3 KiB of results (2 KiB of them where arguments lay)"
-    )
+    line = "memory of a device: 6 KiB: 4 KiB of arguments, 3 KiB of results (2 KiB of them reuse arguments)"
     assert f"\n{line}, 1 KiB temporary" in str(report)
     assert str(report.memory) == f"{line}, 1 KiB temporary"
     assert report.data()["memory"] == {"arguments": 4096, "outputs": 3072, "donated": 2048, "temporary": 1024}

@@ -1,4 +1,4 @@
-"""The profile that XLA's scheduler is given, and what is said of what it moves."""
+"""The profile for XLA's scheduler, and the report of the ops that it moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taps of large and small leaves, as GPUs reduce them: each large one by itself, beside what is computed."""
+"""Taps of large and small leaves, as GPUs reduce them: each large one separately, overlapping computation."""
 
 from __future__ import annotations
 

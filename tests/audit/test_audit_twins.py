@@ -1,7 +1,7 @@
-"""What is lowered is what an expert writes: compiled steps against hand-written twins, on CPU devices.
+"""The lowering equals an expert's program: compiled steps against hand-written twins, on CPU devices.
 
-The tolerance is zero: the same collectives in the same order, and the same number of operations of
-each kind, within fusions and without.
+The tolerance is zero: the same collectives in the same order, and the same number of operations of each kind,
+inside and outside fusions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = ("data_parallel", "data_parallel_wire", "two_level", "sharded_update")
 
 
 def of_32_devices(name: str, directory: Path) -> twins.Pair:
-    """The pair `name`, made in a process of its own with 32 devices."""
+    """The pair `name`, compiled in a separate process with 32 devices."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "32"}
     subprocess.run(
         [*interpreter.words(environment), twins.__file__, name, str(directory)], check=True, env=environment

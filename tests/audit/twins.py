@@ -127,7 +127,7 @@ def unpack(flat: Any, like: Sequence[Any], chosen: Sequence[int], out: list[Any]
 
 
 def data_parallel(devices: Any) -> Pair:
-    """Buckets of at most 20 KiB, of two dtypes, in the order in which the backward pass makes them."""
+    """Buckets of at most 20 KiB, of two dtypes, in backward order."""
 
     def reduce(flat: Any, previous: Any) -> tuple[Any, Any]:
         total = lax.psum(after(flat, previous, "data"), "data")

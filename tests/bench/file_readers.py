@@ -1,6 +1,6 @@
-"""Readers of files that go right and wrong. `bench.files` forks, so they run in a process of their own.
+"""Correct and faulty readers of files. `bench.files` forks, so they run in a separate process.
 
-python file_readers.py FOLDER   # prints what the campaign says of each, as JSON
+python file_readers.py FOLDER   # prints the campaign's verdict on each, as JSON
 """
 
 from __future__ import annotations

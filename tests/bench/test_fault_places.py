@@ -1,4 +1,4 @@
-"""The campaign of faults: what is drawn, and what of a job's words counts as right."""
+"""The fault campaign: the drawn cases, and the words of a job that count as correct."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_server_is_not_blamed_for_a_worker():
 
 
 def test_plans_have_the_lines_that_are_looked_for():
-    """What is called right hangs on these numbers."""
+    """The verdicts depend on these line numbers."""
     lines = mpi.PLAN.splitlines()
     assert [lines[line - 1].split()[0] for line in mpi.LINES.values()] == ["grads", "loss"]
     for via, plan in (("sync", servers.SYNC), ("async", servers.ASYNC)):

@@ -1,4 +1,4 @@
-"""A slice of the campaign of damaged files, and that the campaign finds what is wrong."""
+"""A slice of the campaign of damaged files, and a check that the campaign finds faulty readers."""
 
 from __future__ import annotations
 

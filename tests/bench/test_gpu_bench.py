@@ -1,4 +1,4 @@
-"""`bench.gpu` on a machine without a GPU: parts in processes of their own, and the findings that are kept."""
+"""`bench.gpu` on a machine without a GPU: parts in separate processes, and the stored findings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benches share: data that shows mistakes, figures, verdicts, and processes that are watched."""
+"""The shared code of the benches: test data that reveals mistakes, figures, verdicts, watched processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the bench of input across hosts makes of its measurements."""
+"""The results that the bench of input across hosts computes from its measurements."""
 
 from __future__ import annotations
 

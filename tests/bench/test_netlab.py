@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def reason_against() -> str:
-    """Why no lab can be built here; empty where one can."""
+    """The reason why no lab can be built here; empty if one can."""
     if os.geteuid() != 0:
         return "needs root"
     if not (shutil.which("ip") and shutil.which("tc")):

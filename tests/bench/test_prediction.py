@@ -1,4 +1,4 @@
-"""The tables of bench.prediction, from figures whose times are known."""
+"""The tables of bench.prediction, from figures with known times."""
 
 from __future__ import annotations
 

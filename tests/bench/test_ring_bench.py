@@ -1,5 +1,5 @@
-"""The bench of shared input beside a ring written by hand: contents are compared, and the table says who
-differs."""
+"""The bench of shared input against a hand-written ring: contents are compared, and the table names
+differences."""
 
 from __future__ import annotations
 

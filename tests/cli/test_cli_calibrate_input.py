@@ -1,4 +1,4 @@
-"""`commplan calibrate PLAN --source --fn`: what it measures, what it writes, and what it refuses."""
+"""`commplan calibrate PLAN --source --fn`: its measurements, its output and its errors."""
 
 from __future__ import annotations
 

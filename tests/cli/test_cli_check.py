@@ -163,7 +163,7 @@ def _put(path: Path, text: str) -> None:
 
 
 def _until(stream: Any, word: str) -> str:
-    """What stands on a stream up to the line that begins with `word`."""
+    """The text of a stream up to the line that begins with `word`."""
     lines = ""
     for line in stream:
         if line.startswith(word):

@@ -1,4 +1,4 @@
-"""Completion: what a shell is told about verbs, flags, templates, codes and files."""
+"""Completion in shells: verbs, flags, templates, codes and files."""
 
 from __future__ import annotations
 

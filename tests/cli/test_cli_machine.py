@@ -1,4 +1,4 @@
-"""What a plan is compiled for, said on the command line: topology, backend, calibration."""
+"""The target of a compilation on the command line: topology, backend, calibration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`new`, and what is written to files: whole, or not at all."""
+"""`new`, and files that are written whole or not at all."""
 
 from __future__ import annotations
 

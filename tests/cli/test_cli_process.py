@@ -1,4 +1,4 @@
-"""The command as a process of its own: exit codes, streams that close, signals, what it loads."""
+"""The command as a process: exit codes, closed streams, signals, imported modules."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture(name="small")
 def _small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The arguments that rehearse the small plan, in a folder of its own."""
+    """The arguments that rehearse the small plan, in a temporary folder."""
     (tmp_path / "small.plan").write_text(PLAN)
     (tmp_path / "small_functions.py").write_text(FUNCTIONS)
     (tmp_path / "shapes.json").write_text(
@@ -295,7 +295,7 @@ class Accelerator:
 
 
 def devices_of(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    """JAX finds `gpus` GPUs, and prefers them, beside its CPU devices."""
+    """Pretend that JAX finds `gpus` GPUs, and prefers them to its CPU devices."""
     cpus, found = jax.devices("cpu"), [Accelerator()] * gpus
 
     def devices(platform: str | None = None) -> list[Any]:

@@ -23,7 +23,7 @@ each step {
 
 @pytest.fixture(name="files")
 def _files(tmp_path: Path) -> tuple[str, str, str]:
-    """A plan, its shapes, and what it was compiled to."""
+    """A plan, its shapes, and its compiled schedule."""
     plan, shapes, saved = (str(tmp_path / name) for name in ("p.plan", "shapes.json", "p.schedule.json"))
     Path(plan).write_text(PLAN)
     Path(shapes).write_text(json.dumps({"grads": {"w": {"shape": [4, 3], "dtype": "f32"}}}))

@@ -99,7 +99,7 @@ def test_the_order_of_leaves_is_that_of_the_pytree(capsys: Capture, folder: Path
         ("takes_one", "CP1103", "missing 1 required positional argument: 'key'"),
         ("twice", "CP0720", "two leaves have the path `a/b`"),
         ("absent", "CP1109", "has no `absent`"),
-        ("unknown", "CP0702", "shapes are given for `weights`, which the plan does not have"),
+        ("unknown", "CP0702", "shapes for `weights`, which the plan does not have"),
     ],
 )
 def test_functions_that_give_no_shapes(

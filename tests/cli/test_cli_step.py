@@ -1,4 +1,4 @@
-"""A step measured by `commplan calibrate`, and what `explain` and `simulate` say of the plan beside it."""
+"""A step profile from `commplan calibrate`, and its use by `explain` and `simulate`."""
 
 from __future__ import annotations
 

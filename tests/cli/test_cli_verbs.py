@@ -1,4 +1,4 @@
-"""The verbs of the command, in this process: what they write where, and their exit codes."""
+"""The verbs of the command, in this process: their output and their exit codes."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_explain_of_unknown_codes(capsys: Capture) -> None:
 def test_explain_lists_codes(capsys: Capture) -> None:
     assert main(["explain", "cp03"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["CP03  placements", "  CP0301  it is already the same"]
+    assert lines[:2] == ["CP03  placements", "  CP0301  the value is already the same"]
     assert main(["explain", "CP", "--format", "json"]) == 0
     codes = document(capsys)["codes"]
     assert codes["CP0006"] == "a bracket is never closed" and len(codes) > 300

@@ -1,4 +1,4 @@
-"""`commplan verify`: what it proves, what it says, and its exit codes."""
+"""`commplan verify`: its proofs, its output and its exit codes."""
 
 from __future__ import annotations
 

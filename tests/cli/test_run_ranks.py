@@ -1,4 +1,4 @@
-"""`mpirun -n N commplan run`: every rank rehearses its part, the first one speaks, none is left waiting."""
+"""`mpirun -n N commplan run`: every rank rehearses its part, the first one reports, and none hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mpirun -n N commplan run` with servers: roles by rank, one report, and an end for all whoever dies."""
+"""`mpirun -n N commplan run` with servers: roles by rank, one report, and all ranks end if one dies."""
 
 from __future__ import annotations
 

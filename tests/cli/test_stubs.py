@@ -56,7 +56,7 @@ def test_two_phases_of_one_class(first: str, second: str):
 
 
 def test_a_face_says_what_its_run_does():
-    """Of every example: the phases, what they take and what they return."""
+    """For every example: the phases, their arguments and their results."""
     for path in EXAMPLES:
         plan = commplan.load(path)
         tree = ast.parse(stubs([plan.graph], "plans"))

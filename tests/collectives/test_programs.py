@@ -59,7 +59,7 @@ def test_keeps_its_promise(name: str, kind: Kind):
 
 
 def contributions(made: ChunkProgram) -> None:
-    """Fails where a transfer brings nothing new, brings noise, clashes with another, or matters to nobody."""
+    """Fail if a transfer is redundant, sends undefined data, races, or affects no result."""
     starts, ends = postcondition(made.kind, made.ranks, made.chunks, made.root)
     holds = [[{r} if starts[r, c] else set[int]() for c in range(made.chunks)] for r in range(made.ranks)]
     for each in made.rounds:

@@ -1,4 +1,4 @@
-"""Chunk programs of any numbers: drawn, carried out, and compared with what is promised."""
+"""Random chunk programs: executed and compared with their postconditions."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_hierarchies(made: ChunkProgram, size: int):
 @settings(max_examples=60)
 @given(programs(), st.data())
 def test_places_are_names_alone(made: ChunkProgram, data: st.DataObject):
-    """Renamed and named back, a program is what it was."""
+    """Permuting the ranks of a program and permuting them back gives the same program."""
     places = np.array(data.draw(st.permutations(range(made.ranks))), np.int64)
     back = permute_ranks(permute_ranks(made, places), np.argsort(places))
     assert back.root == made.root

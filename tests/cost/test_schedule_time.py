@@ -177,7 +177,7 @@ def test_three_levels_of_65536_ranks() -> None:
 
 
 def traced(data: bytes) -> list[dict[str, Any]]:
-    """The events, after checking what the format demands of each."""
+    """The events, after checking each against the format."""
     document = json.loads(data)
     assert set(document) == {"traceEvents", "displayTimeUnit", "otherData"}
     named: set[tuple[int, int]] = set()

@@ -1,4 +1,4 @@
-"""Servers in time: who sends what to whom, over which links, and what bounds it."""
+"""Server traffic over time: messages between workers and servers, their links, and the bottleneck."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The computation beside a phase: when leaves are ready, and what is exposed behind it."""
+"""The computation of a phase: when leaves are ready, and the exposed time after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Step profiles: the file, and what is refused."""
+"""Step profiles: the file, and invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Right plans check clean, and their graphs say what the plans mean."""
+"""Correct plans pass the check, and their graphs have the meaning of the plans."""
 
 from __future__ import annotations
 

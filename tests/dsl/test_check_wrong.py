@@ -1,6 +1,6 @@
 """Every wrong program gets exactly its errors, each at its line and column.
 
-Each file of `tests/plans/wrong` says at its end what is expected of it: `#! CODE LINE:COLUMN`.
+Each file of `tests/plans/wrong` lists its expected errors at the end: `#! CODE LINE:COLUMN`.
 """
 
 from __future__ import annotations

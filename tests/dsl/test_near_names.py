@@ -1,4 +1,4 @@
-"""Misspelt names: what they were meant to be, in one definition for every place where names are looked up."""
+"""Misspelt names: one definition suggests corrections for every kind of name."""
 
 from __future__ import annotations
 

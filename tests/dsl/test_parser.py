@@ -1,4 +1,4 @@
-"""What the parser makes of well-formed text: the nodes, their spans, the newline rule, soft words."""
+"""The parse of well-formed text: nodes, spans, the newline rule, soft words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example that decodes on the device, on the CPU: by nvImageCodec where that is there, and by Pillow."""
+"""The example that decodes on the device, on the CPU: by nvImageCodec if installed, and by Pillow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opened(jpeg: bytes) -> np.ndarray:
 
 
 class PillowDecoder:
-    """What the example uses of nvImageCodec's decoder: None stands for what is no image."""
+    """The part of nvImageCodec's decoder that the example uses; None for a file that is not an image."""
 
     def __init__(self, **place):
         assert place["backends"] == ["cpu"]

@@ -1,4 +1,4 @@
-"""Examples whose output nobody reads to the end, as with `| head`."""
+"""Examples whose output is closed early, as with `| head`."""
 
 from __future__ import annotations
 

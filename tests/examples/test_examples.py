@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def start(name: str, *options: str) -> str:
-    """Run an example to its end; what it printed."""
+    """Run an example to its end and return its output."""
     command = [*interpreter.words(), str(EXAMPLES / name), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

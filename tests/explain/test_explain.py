@@ -1,4 +1,4 @@
-"""Explanations: every plan line, what it became, what it moves."""
+"""Explanations: the ops and the traffic of every plan line."""
 
 from __future__ import annotations
 

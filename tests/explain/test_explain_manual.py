@@ -1,4 +1,4 @@
-"""The example in the manual is what the command prints."""
+"""The example in the manual equals the output of the command."""
 
 from __future__ import annotations
 

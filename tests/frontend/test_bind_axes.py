@@ -241,7 +241,7 @@ at start {
     ],
 )
 def test_checker_and_compiler_say_the_same(code: str, stage: str) -> None:
-    """A rule that needs sizes is asked by the checker where they are written, else by the compiler."""
+    """A rule that needs sizes is checked by the checker if they are written, otherwise by the compiler."""
     text = f"{PLAN}{STATE * (' c ' in stage)}each step {{\n    {stage}\n    output {stage[0]}\n}}\n"
     plan, (checked,) = load(text, "p.plan")
     assert (plan, checked.code) == (None, code)

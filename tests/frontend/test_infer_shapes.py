@@ -1,4 +1,4 @@
-"""Shapes: what is given, what follows, what is cut, and every way in which they can be wrong."""
+"""Shapes: passed, inferred and split ones, and every kind of error in them."""
 
 from __future__ import annotations
 
@@ -141,11 +141,11 @@ def test_an_empty_tree_is_a_tree() -> None:
 def test_all_missing_shapes_are_one_error() -> None:
     (problem,) = refusals(sharded_plan())
     assert (problem.code, problem.span) == ("CP0701", HERE)
-    assert problem.message == "no shapes are given for 2 trees: `params`, `grads`"
+    assert problem.message == "no shapes for 2 trees: `params`, `grads`"
     assert problem.notes[0].text == "`grads` is an input"
     assert 'shapes={"params": tree, "grads": tree}' in problem.notes[1].text
     (problem,) = refusals(sharded_plan(), params=tree(w=(16,)))
-    assert problem.message == "no shapes are given for `grads`, an input of type tree"
+    assert problem.message == "no shapes for `grads`, an input of type tree"
 
 
 def test_a_state_that_nothing_implies() -> None:
@@ -158,7 +158,7 @@ def test_a_state_that_nothing_implies() -> None:
     maker.phase("step", outputs=(state,))
     problems = refusals(maker.plan())
     assert [(p.code, p.message) for p in problems] == [
-        ("CP0701", "no shapes are given for `acc`, a state of type tree")
+        ("CP0701", "no shapes for `acc`, a state of type tree")
     ]
     schedule = compile_plan(maker.plan(), {"acc": tree(w=(2,))}, passes="")
     assert leaves(schedule, "acc.1") == {"w": (2,)}

@@ -1,4 +1,4 @@
-"""`via native` and leaves that are wider than what travels: refused as soon as their types are known."""
+"""`via native` and leaves wider than the wire type: refused as soon as their types are known."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_narrow_wire_with_wide_leaves() -> None:
 
 
 def test_a_wide_accumulator_with_narrow_leaves() -> None:
-    """The checker does not know what the leaves of a tree are."""
+    """The checker has no types for the leaves of a tree."""
     (problem,) = refused("mean via native { accumulate = f32 }", DType.BF16)
     assert problem.message == "`native` adds in the wire type bf16, but f32 is asked for"
 

@@ -1,4 +1,4 @@
-"""The grammars of editors: they are what the lists of the language give, and colour plans as they should."""
+"""The grammars of editors: they match the lists of the language, and colour plans correctly."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_unit_has_a_scope_of_its_own():
 
 
 def vim() -> str:
-    """A Vim with syntax. Skips where there is none: the tiny one of Debian has none."""
+    """A Vim with syntax support. Skips the test if there is none: Debian's vim-tiny has none."""
     program = shutil.which("vim")
     version = (
         subprocess.run([program, "--version"], capture_output=True, text=True, check=True)

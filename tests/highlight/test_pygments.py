@@ -1,4 +1,4 @@
-"""What each token of a plan is, and the lexer for Pygments that is made of it."""
+"""The class of each token of a plan, and the lexer for Pygments that uses it."""
 
 from __future__ import annotations
 

@@ -120,8 +120,8 @@ def test_units_put_together_are_what_each_member_visits(
 @settings(max_examples=100)
 @given(batches=batches, seed=st.integers(0, 2**32), held=st.integers(0, 1))
 def test_nothing_locks_within_the_bound(batches: tuple[int, ...], seed: int, held: int) -> None:
-    """Members that take steps in any order, with or without looking at the last batch while they ask for the
-    next: whoever is behind can always go on, and none gets further ahead of another than its lead."""
+    """Members step in any order, with or without a view of the last batch during the next call: the last one
+    can always go on, and no lead exceeds its bound."""
     found, rng = rates(batches, prefetch=1), np.random.default_rng(seed)
     given_now = [0] * len(batches)
     for _ in range(200):

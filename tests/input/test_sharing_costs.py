@@ -1,4 +1,4 @@
-"""The cost model of sharing: against a count row by row, in its limits, and what it takes."""
+"""The cost model of sharing: against a row-by-row count, in its limits, and its choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run-time check of a visit: what was promised passes, mistakes are found, and named where possible."""
+"""The run-time check of a visit: correct epochs pass, mistakes are found, and named if possible."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ def test_one_missing_record_is_named() -> None:
 
 
 def test_one_double_record_is_named() -> None:
-    assert "record 0 was given once too often" in refusal([*range(100), 0])
+    assert "record 0 was visited once too often" in refusal([*range(100), 0])
 
 
 def test_one_record_in_place_of_another_is_named() -> None:
-    assert "record 12 is missing, and record 80 was given in its place" in refusal(
+    assert "record 12 is missing, and record 80 was visited instead" in refusal(
         [80 if i == 12 else i for i in range(100)]
     )
-    assert "record 80 is missing, and record 12 was given in its place" in refusal(
+    assert "record 80 is missing, and record 12 was visited instead" in refusal(
         [12 if i == 80 else i for i in range(100)]
     )
 
@@ -122,7 +122,7 @@ def test_a_record_that_does_not_exist_is_named() -> None:
 def test_many_mistakes_are_counted() -> None:
     assert "40 records are missing" in refusal(list(range(60)))
     assert "2 records too many" in refusal([*range(100), 3, 4])
-    assert "as many were given too often" in refusal([*range(97), 1, 2, 3])
+    assert "as many were visited too often" in refusal([*range(97), 1, 2, 3])
     assert "found no records" in refusal([])
 
 
@@ -134,7 +134,7 @@ def test_skipped_records_are_told() -> None:
 
 
 def test_a_large_epoch_is_summed_in_blocks() -> None:
-    """More records than a block, with a dropped tail that lies in the middle of the numbers."""
+    """More records than a block, with a dropped tail in the middle of the numbers."""
     order = Order(200_003, 1000, 9, "at_most_once", "drop")
     tally = EpochTally()
     for step in range(order.steps):

@@ -1,4 +1,5 @@
-"""Who makes which rows: every part once, whoever dies; after the moves every host has every part, once."""
+"""The producers of rows: every part once, also after deaths; after the moves every host has every part
+once."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ DESIGNS: tuple[Design, ...] = ("duplicate", "all_shared", "single_broadcast", "m
 
 
 def layouts(most: int) -> Iterator[tuple[int, ...]]:
-    """Every way in which up to `most` processes lie on hosts, hosts numbered as they first appear."""
+    """Every assignment of up to `most` processes to hosts, with hosts numbered by first appearance."""
     for count in range(1, most + 1):
         for hosts in itertools.product(range(count), repeat=count):
             if tuple(dict.fromkeys(hosts)) == tuple(range(max(hosts) + 1)):

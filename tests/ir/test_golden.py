@@ -1,4 +1,4 @@
-"""The schedules of the example plans, as text: a change of what the compiler makes shows here."""
+"""The schedules of the example plans, as text: changes of the compiler's output appear here."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def reads(path: Path, name: str) -> Iterator[list[ast.AST]]:
 
 
 def is_key(around: list[ast.AST]) -> bool:
-    """Whether what is read is compared, sorted or looked up by; what a call is given is not followed."""
+    """Whether the value is compared, sorted or used as a key; arguments of calls are not followed."""
     for inner, outer in itertools.pairwise(around):
         if isinstance(outer, KEYS) or (isinstance(outer, ast.DictComp) and inner is outer.key):
             return True

@@ -1,4 +1,4 @@
-"""The text form of both graphs: what it looks like, and that it reads back to the same."""
+"""The text form of both graphs: its appearance, and a round trip."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ TEXT = print_schedule(compiled(reduce_plan("mean"), "bucket", grads=GIVEN))
         ("axes=[data]", "axes=[data", "`,` was expected, found `dtype`"),
         ("placement=<partial data>", "placement=<partial data", "`;` was expected"),
         ('"b": f32[2]', '"b": 3', "the type of a leaf was expected"),
-        ("pipeline =", "pipeline ? =", "`?` cannot stand here"),
+        ("pipeline =", "pipeline ? =", "`?` is not allowed here"),
         ("  file = made.plan\n", "  file = made.plan\n}", "a word was expected, found `}`"),
         ("phases {", "phases [", "`=` was expected"),
     ],

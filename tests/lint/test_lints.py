@@ -1,4 +1,4 @@
-"""Warnings: what each of them sees and what it leaves alone, and comments that take them back."""
+"""Warnings: their triggers and exceptions, and comments that disable them."""
 
 from __future__ import annotations
 
@@ -70,10 +70,7 @@ def test_outputs_that_nobody_takes():
     programs = {"train.py": "out = run.step(x=1)\nprint(out.a)\n"}
     analysis = dsl.analyse(text, "p.plan")
     messages = [warning.message for warning in lint(analysis, LintInputs(programs=programs))]
-    assert messages == [
-        "nobody takes the output `b`",
-        "the output `y` is the input of that name as it came in",
-    ]
+    assert messages == ["the output `b` is never used", "the output `y` is the unchanged input of that name"]
     programs["eval.py"] = "print(out['b'])"
     assert len(lint(analysis, LintInputs(programs=programs))) == 1
 
@@ -252,4 +249,4 @@ def test_two_orders_of_a_source_beside_another_name_both_sources():
     loads = (load.format("a", "images", 0), load.format("b", "labels", 0), load.format("c", "images", 1))
     text = step(*loads, "d = map mix(a, b, c)", "output d", head=head)
     (warning,) = lint(dsl.analyse(text, "p.plan"), LintInputs())
-    assert warning.message == "`mix` is given records of `images` in different orders, and of `labels`"
+    assert warning.message == "`mix` takes records of `images` in different orders, and of `labels`"

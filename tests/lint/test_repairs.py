@@ -1,4 +1,4 @@
-"""Repairs: edits that change what they say and nothing else."""
+"""Repairs: each edit changes only what its description says."""
 
 from __future__ import annotations
 

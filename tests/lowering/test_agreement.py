@@ -1,4 +1,4 @@
-"""Random plans: what they mean, the oracle and JAX agree. Bit by bit for integers.
+"""Random plans: their meaning, the oracle and JAX agree, bitwise for integers.
 
 `python -m bench.agreement` runs many more of them.
 """
@@ -57,7 +57,7 @@ def test_cases_depend_on_their_seed_alone():
 
 
 def test_a_wrong_schedule_is_noticed():
-    """The judge is no yes-man: a maximum in place of a sum, a wrong root and a wrong divisor are seen."""
+    """The judge detects errors: a maximum instead of a sum, a wrong root and a wrong divisor."""
     text = """
 plan judged
 axis a = 3

@@ -1,4 +1,4 @@
-"""The example plans: what they mean, the oracle and JAX agree."""
+"""The example plans: their meaning, the oracle and JAX agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What XLA is told to compile a plan as it stands, and what of XLA_FLAGS would undo it."""
+"""The XLA options for compiling a plan unchanged, and the flags in XLA_FLAGS that would undo it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the prover counts as exact is so on devices."""
+"""Operations that the prover treats as exact are exact on devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives of schedules under JAX: bit by bit where that is promised, and typed as the same."""
+"""Collectives of schedules under JAX: bitwise equal if promised, and typed as replicated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands on private parts of JAX: types of values inside shard_map, on every supported version."""
+"""Uses of private parts of JAX: types of values inside shard_map, on every supported version."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_gathered_value_is_the_same_and_its_gradient_is_a_slice():
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_empty_arguments_come_back(check_vma: bool):
-    """JAX 0.11.2 crashes where one comes back as it is."""
+    """JAX 0.11.2 crashes if a function returns an empty argument unchanged."""
 
     def body(*given: Any) -> Any:
         return {"given": given, "number": 1}

@@ -1,4 +1,4 @@
-"""Differentiated phases: what is carried as integers has the derivative of the floats it stands for."""
+"""Differentiated phases: values carried as integers have the derivative of the floats that they encode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions that users bind: keys of random ones, and results that are not what the plan declares."""
+"""Functions bound by users: keys of random ones, and results that differ from their declarations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer keeps for its backward pass: nothing that its weights alone make."""
+"""The residuals of a layer's backward pass: no value that depends on its weights alone."""
 
 from __future__ import annotations
 

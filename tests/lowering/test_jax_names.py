@@ -1,7 +1,7 @@
-"""Every name of JAX that the sources take is there, in the version that is installed.
+"""Every name of JAX used in the sources exists in the installed version.
 
-What runs on GPUs alone, or between hosts, is run by no test: a name that a version moved shows here.
-`make oldest` and `make newest` ask other versions.
+Code that runs on GPUs only, or between hosts, has no test that runs it: a moved name is reported here. `make
+oldest` and `make newest` check other versions.
 """
 
 from __future__ import annotations

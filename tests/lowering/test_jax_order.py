@@ -123,7 +123,7 @@ def test_a_tap_sends_in_the_wire_type(options: str):
 
 
 def tapped_gradients(leaf: Any) -> Any:
-    """What a tap of a plan for f32 gives beside an empty leaf and `leaf`."""
+    """The gradients of an empty leaf and of `leaf`, from a tap of a plan for f32."""
     tree = {"w": jnp.zeros((7,), jnp.float32)}
     text = REDUCE.format(braces="{ wire = bf16, accumulate = f32 }")
     run = bind(text, mesh_of(data=4), {"params": tree, "grads": tree})

@@ -1,4 +1,4 @@
-"""Every chunk program under JAX: bit by bit what the oracle gives, floats included."""
+"""Every chunk program under JAX equals the oracle bitwise, floats included."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def collective(kind: ir.CollectiveKind, algorithm: Algorithm, axes: tuple[str, .
 
 
 def on_ranks(sizes: dict[str, int], backend: LaxBackend, do: Callable[[Any], Any]) -> Any:
-    """`do` on each rank's row of an array [ranks, ...], rows of results beside each other."""
+    """Apply `do` on each rank to its row of an array [ranks, ...]; returns the stacked results."""
     axes = tuple(sizes)
     mapped = jax.shard_map(
         lambda x: backend.varying(do(x[0]), axes)[None],

@@ -1,4 +1,4 @@
-"""Permutes between processes give bit by bit what the oracle gives."""
+"""Permutes between processes equal the oracle bitwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means are finite where the true mean is, and a term of weight zero is left out, on both backends."""
+"""Means are finite if the true mean is, and a term of weight zero is left out, on both backends."""
 
 from __future__ import annotations
 

@@ -20,13 +20,13 @@ MOST = 16
 
 
 def entering(kind: Kind, ranks: int, size: int, numbers: np.random.Generator) -> list[Array]:
-    """What each rank holds before; `size` elements, or blocks of that size."""
+    """The initial buffer of each rank: `size` elements, or blocks of that size."""
     length = ranks * size if kind in ("reduce_scatter", "scatter", "swap") else size
     return list(numbers.integers(-(2**31), 2**31, (ranks, length)).astype(np.int32))
 
 
 def leaving(kind: Kind, held: Sequence[Array], root: int, op: Op) -> list[Array | None]:
-    """What each rank must hold after; None where nothing is promised."""
+    """The expected final buffer of each rank; None if the postcondition is undefined there."""
     ranks, fold = len(held), {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
     total = fold.reduce(held, dtype=np.int32)
     match kind:

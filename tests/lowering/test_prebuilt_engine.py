@@ -1,4 +1,4 @@
-"""When an engine that came with the package is used: where all is as it was compiled for."""
+"""Use of an engine shipped with the package: only if everything matches its build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a phase becomes under JAX is what its plan means: its jaxpr, read element by element, not run."""
+"""A lowered phase under JAX means the same as its plan: its jaxpr is interpreted element by element."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_no_example_is_left_out():
 
 
 def test_a_mean_and_its_roundings_are_told_apart():
-    """What a wrong lowering is compared with: the elements in words."""
+    """The expected terms of a wrong lowering: the elements in words."""
     plan = InTerms(case_of("total = reduce grads over a, b by mean { wire = bf16, accumulate = f32 }"))
     assert check_jax(plan) == 11
     leaf = plan.meaning["step"][0]["total"].leaves[0][0, 0, 0]

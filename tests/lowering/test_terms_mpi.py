@@ -86,7 +86,7 @@ def offsets_shifted(patch: pytest.MonkeyPatch) -> None:
 
 
 def ready_too_early(patch: pytest.MonkeyPatch) -> None:
-    """Parts of a result are said to be final when they are first written."""
+    """Mark parts of a result as final when they are first written."""
     _rows(
         patch,
         lambda made: dataclasses.replace(

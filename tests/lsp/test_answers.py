@@ -1,4 +1,4 @@
-"""What the language server answers, without a protocol: completion, hovers, renaming, hints, repairs."""
+"""The answers of the language server, without a protocol: completion, hovers, renaming, hints, repairs."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ SUMS = "native ring recursive_doubling halving_doubling binomial_tree double_tre
 
 
 def place(marked: str) -> tuple[str, int, int]:
-    """The text without its `|`, and where that stood."""
+    """The text without its `|`, and its position."""
     line = next(number for number, each in enumerate(marked.splitlines(), 1) if "|" in each)
     column = marked.splitlines()[line - 1].index("|") + 1
     return marked.replace("|", ""), line, column
 
 
 def at(before: str, after: str = "") -> tuple[PlanDocument, int, int]:
-    """The plan cut behind `before`, which stands in it once, and the place behind it; `after` in place of the
-    rest of its line."""
+    """The plan cut after `before`, which occurs once, and that position; `after` replaces the rest of the
+    line."""
     assert PLAN.count(before) == 1, before
     end = PLAN.index(before) + len(before)
     rest = PLAN[end:].partition("\n")[2]
@@ -285,7 +285,7 @@ def test_all_that_is_certain_at_once():
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_damaged_plans_are_answered(seed: int):
-    """Nothing raises, wherever it is asked, but for names that cannot be renamed."""
+    """No request raises at any position, except for names that cannot be renamed."""
     rng = random.Random(seed)
     texts = [plan.read_text("utf-8") for plan in rng.sample(PLANS, 2)]
     words = [token.text for text in texts for token in tokenize(text)]

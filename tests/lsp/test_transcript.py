@@ -68,7 +68,7 @@ async def _asked(client: Client) -> None:
 
 
 async def _edited(client: Client) -> None:
-    """Keystrokes, of which the last counts; a name; the layout."""
+    """Key strokes, of which the last counts; a rename; formatting."""
     server = client.client
     start = client.text.index("mean # ")
     for before, after in (("m", ""), ("", "m"), ("m", "q")):

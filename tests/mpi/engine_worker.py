@@ -2,7 +2,7 @@
 
     mpirun -n N python engine_worker.py PART...
 
-Rank 0 prints {"cases": how many, "wrong": [what was wrong on which rank]}.
+Rank 0 prints {"cases": count, "wrong": [descriptions of errors, with ranks]}.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def operand(case: Case, rank: int) -> Any:
 
 
 def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
-    """What each rank must hold; None for native sums of floats, which MPI adds in an order of its own."""
+    """The expected result of each rank; None for native sums of floats, whose order of additions MPI
+    chooses."""
     spec, ranks = case.spec, len(xs)
     rows = np.stack(xs)
     if spec.kind == "shift":
@@ -102,7 +103,7 @@ def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
 
 
 def kinds(ranks: int) -> Iterator[tuple[Any, int, int]]:
-    """Kind, root, and what the size of its operand is a multiple of."""
+    """Kind, root, and the divisor of the operand's size."""
     for kind in KINDS:
         yield kind, (ranks - 1 if kind in (*ROOTED, "shift") else 0), (ranks if kind in CUT else 1)
 
@@ -185,12 +186,12 @@ def joined(parts: Any, rows: int) -> Any:
 
 
 def without_gaps(x: Any, case: Case) -> Any:
-    """A buffer of rows without what is in no array."""
+    """A buffer of rows without the elements that belong to no array."""
     return x.reshape(-1, sum(case.cuts) + case.gap)[:, : sum(case.cuts)].reshape(-1)
 
 
 def wrong(channel: Channel, cases: list[Case]) -> list[str]:
-    """All of `cases` in one program, one after the other; what came out otherwise than it must."""
+    """Run all of `cases` in one program, in order, and return the descriptions of wrong results."""
     given = [jnp.asarray(operand(case, RANK)) for case in cases]
 
     def run(xs: list[Any], token: Any) -> tuple[list[Any], Any]:
@@ -252,7 +253,7 @@ def grid() -> tuple[Channel, list[Case]]:
 
 
 def uncountable(channel: Channel) -> list[str]:
-    """What is wrong in how blocks are carried out that MPI's own collectives cannot count in 32 bits."""
+    """Errors in blocks that exceed the 32-bit counts of MPI's collectives."""
     found: list[str] = []
     for kind in ("reduce_scatter", "all_gather", "scatter", "gather"):
         spec = Spec(kind, axes=("ranks",), root=RANKS - 1 if kind in ROOTED else 0)

@@ -1,8 +1,8 @@
-"""Run on every rank by test_faults.py, under an MPI that outlives its dead: someone dies while others wait.
+"""Run on every rank by test_faults.py, under a fault-tolerant MPI: a rank dies while others wait.
 
     mpirun -n N --with-ft ulfm python faults_worker.py CASE
 
-Every survivor prints one line "CASE: what it was told" for each thing that it waited for.
+Every survivor prints one line "CASE: MESSAGE" for each wait.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def told(what: str, call: Callable[[], Any]) -> None:
 
 
 def collectives() -> None:
-    """All forms at once, each on channels of its own; a plan's own step besides."""
+    """All forms at once, each on separate channels, and a step of a plan."""
     waiting: dict[str, Callable[[], Any]] = {}
     for name in ("native", "ring"):
         for form in ("call", "split"):
@@ -145,7 +145,7 @@ def server_dies() -> None:
 
 
 def put_waits() -> None:
-    """A state is set again while a worker stands by for longer than the watchdog's bounds."""
+    """A state is set again while a worker is idle for longer than the watchdog's bounds."""
     run = commplan.loads(ELASTIC, "asks.plan").compile(comm).bind(comm, watchdog_s=0.5)
     if run.serve():
         return

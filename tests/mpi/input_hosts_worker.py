@@ -68,8 +68,8 @@ def failing(hosts: list[str], words: dict[str, Any]) -> dict[str, Any]:
 
 
 def survived(hosts: list[str], words: dict[str, Any]) -> dict[str, Any]:
-    """The labels of every batch, of a rank that dies when it is told to: before it takes a batch, or as it
-    decodes one."""
+    """The labels of every batch. This rank dies on request: before it takes a batch, or while it decodes
+    one."""
     die = words.get("die", {}).get(str(HERE.rank), {})
     decoded: list[int] = []
 

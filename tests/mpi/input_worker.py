@@ -1,8 +1,9 @@
-"""One rank that plays a process of a ring: it fills the parts of its host, and carries batch after batch.
+"""One rank that acts as a process of a ring: it fills the parts of its host, and transfers batch after batch.
 
     input_worker.py FOLDER '{"design": "all_shared", "hosts": [0, 1, 1], "batches": 5, ...}'
- Hosts are what the words say: messages go over MPI between ranks of one machine as they do between
-machines. Prints, as JSON, what every rank saw.
+
+The hosts are those of the argument: messages go over MPI between ranks of one machine as between machines.
+Prints the observations of every rank as JSON.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""A rank of two, of which rank 1 stays away for ever, and rank 0 is to be interrupted: interrupted_worker.py
-WHERE."""
+"""A rank of two: rank 1 never arrives, and rank 0 is interrupted: interrupted_worker.py WHERE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank of three, of which rank 1 stays away: rendezvous_worker.py WHERE HOW."""
+"""A rank of three, of which rank 1 never arrives: rendezvous_worker.py WHERE HOW."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ signal.alarm(LIFE_S)  # a stopped rank may outlive its job, and waits on once it
 
 
 def stay_away() -> None:
-    """What rank 1 does instead of coming; where it stops, the others come once it has."""
+    """The behaviour of rank 1 instead of arriving; if it stops, the others arrive after that."""
     if comm.rank != 1:
         while how == "stop" and process_state(ABSENT) != "stopped":
             time.sleep(0.05)

@@ -183,7 +183,7 @@ def elastic(mode: str, servers: int, eta: str = "0.25", hints: str = "", late: b
 
 
 def roles() -> None:
-    """Each rank is told what is not for it."""
+    """Each rank receives the error for its role."""
     text = ELASTIC.format(servers=1, mode="async", eta="eta", hints="")
     run = commplan.loads(text).compile(comm, shapes={"params": TREE, "center": TREE}).bind(comm)
     if run.role == "server":

@@ -1,8 +1,8 @@
-"""Run on every rank by test_serving.py: servers that record, replay, keep what they have, or are killed.
+"""Run on every rank by test_serving.py: servers that record, replay, checkpoint, or are killed.
 
     mpirun -n N python serving_worker.py CASE FOLDER WORDS...
 
-Server ranks print "served: ..." as JSON, workers what their case says.
+Server ranks print "served: ..." as JSON, workers the result of their case.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def averaging(folder: Path, mode: str, how: str, steps: str = "6") -> None:
 
 
 def pushing(folder: Path, first: str, count: str, victim: str = "", hints: str = "") -> None:
-    """Exchanges `first` and those after it; what each worker was answered stands in a file.
+    """Exchanges from number `first` on; a file holds the answers of each worker.
 
-    victim: a server that kills itself somewhere after the third one.
+    `victim` is a server that kills itself after the third exchange.
     """
     if victim and int(victim) == RANK:
         threading.Thread(target=kill_when, args=(folder,), daemon=True).start()

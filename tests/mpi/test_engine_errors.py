@@ -1,4 +1,4 @@
-"""What cannot be done ends in a diagnostic on every rank, and without a compiler there is another way."""
+"""Operations that cannot be done raise a diagnostic on every rank, and there is a path without a compiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instruction lists, executed in random order as far as their waits allow, give what the oracle gives."""
+"""Instruction lists, executed in any order that respects their waits, give the result of the oracle."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ITEM = 4  # bytes of a float32
 
 
 class Rank:
-    """One rank: what it holds and what it has done. Receives take messages in any order."""
+    """One rank: its buffers and its progress. Receives take messages in any order."""
 
     def __init__(self, made: Instructions, given: Floats, result: int) -> None:
         self.made = made

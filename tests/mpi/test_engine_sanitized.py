@@ -1,5 +1,8 @@
-"""The engine under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer: ranks are threads of one
-process, over a transport of their own (`engine_ranks`), since no MPI knows of sanitizers."""
+"""The engine under AddressSanitizer, UndefinedBehaviorSanitizer and ThreadSanitizer.
+
+Ranks are threads of one process, over a separate transport (`engine_ranks`), since no MPI supports
+sanitizers.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Under an MPI that outlives its dead, whoever waits for one is told who it was, and at which line."""
+"""Under a fault-tolerant MPI, every waiting rank reports the dead rank and the line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def played(ranks: int, case: str) -> tuple[dict[str, list[str]], subprocess.CompletedProcess[str]]:
-    """What survivors said they were told, by what they waited for."""
+    """The error messages of the survivors, by their waits."""
     command = mpirun.command(ranks, WORKER, case)
     done = mpirun.started([command[0], *ULFM, *command[1:]])
     said: dict[str, list[str]] = {}
@@ -36,7 +36,7 @@ def played(ranks: int, case: str) -> tuple[dict[str, list[str]], subprocess.Comp
 
 
 def test_every_survivor_of_a_collective_is_told_who_died_and_where():
-    """Also those who wait for ranks that live, and wait for the dead themselves."""
+    """This includes ranks that wait for live ranks that wait for the dead one."""
     said, done = played(4, "collectives")
     for what in ("native call", "native split", "ring call", "ring split"):
         assert len(said[what]) == 3, done.stderr
@@ -62,7 +62,7 @@ def test_workers_of_a_dead_server_are_told_which():
 
 
 def test_a_state_that_is_set_again_waits_with_the_patience_of_its_server():
-    """Which has a bound of its own for that, half an hour."""
+    """The server bounds this wait by half an hour."""
     said, done = played(3, "put_waits")
     assert said["put 0"] == said["put 1"] == ["nothing", "nothing"], done.stderr
 
@@ -81,7 +81,7 @@ def test_a_server_learns_why_a_worker_ends():
 
 @pytest.mark.parametrize(("culprit", "via"), parameters([(0, "sync")], [(1, "async"), (2, "async")]))
 def test_who_is_stopped_is_named_at_servers(culprit: int, via: str):
-    """The server (2), a worker that the server waits for, and one that nobody waits for but at the end.
+    """The server (2), a worker that the server waits for, and one that blocks others only at the end.
 
     A server that is stopped while all workers wait for it: `test_recorded_servers`.
     """
@@ -91,6 +91,6 @@ def test_who_is_stopped_is_named_at_servers(culprit: int, via: str):
 
 @pytest.mark.parametrize(("culprit", "via"), parameters([(2, "sync"), (0, "async")], [(0, "sync")]))
 def test_a_server_or_worker_that_does_something_else_is_named(culprit: int, via: str):
-    """A worker that sleeps holds the others where the server waits for it; else nobody, and all finish."""
+    """A sleeping worker blocks the others if the server waits for it; otherwise all of them finish."""
     outcome = servers.judged(Fault("servers", "sleep", culprit, 12, 1000, via))
     assert outcome.ended and outcome.right, outcome.text

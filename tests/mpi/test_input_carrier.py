@@ -1,5 +1,4 @@
-"""The carrier under real `mpirun`: rows arrive, deaths are told or survived, nothing is waited for in
-vain."""
+"""The transport under real `mpirun`: rows arrive, deaths are reported or survived, and no wait hangs."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 def played(
     folder: Path, words: dict[str, Any], *options: str, timeout: float = 120
 ) -> tuple[dict[int, dict[str, Any]], subprocess.CompletedProcess[str]]:
-    """What each rank that came to its end had to say."""
+    """The output of each rank that ended normally."""
     words = {"batches": 5, "rows": 24, "last": 7, **words}
     command = mpirun.command(len(words["hosts"]), WORKER, folder, json.dumps(words))
     done = mpirun.started([command[0], *options, *command[1:]], timeout)
@@ -83,7 +82,7 @@ def test_who_leaves_is_named(tmp_path: Path):
 
 
 def test_who_is_silent_is_named(tmp_path: Path):
-    """By all others, whoever finds it first; and by who is silent itself, when he comes."""
+    """All other ranks name it, whichever detects it first, and so does the silent rank when it arrives."""
     words = {"design": "all_shared", "hosts": (0, 1, 2), "pause": {"1": 6.0}, "timeout": {"0": 1.0}}
     said, _ = played(tmp_path, words)
     assert set(said) == {0, 1, 2}
@@ -100,7 +99,8 @@ def test_who_waits_for_another_one_in_turn_is_not_blamed(tmp_path: Path):
 
 
 def test_a_thread_that_carries_does_not_outlive_the_interpreter():
-    """Nobody has joined it, and it would wait for the interpreter's lock, and MPI at its end for it."""
+    """The thread was never joined, and would wait for the interpreter's lock while MPI waits for it at
+    exit."""
     done = mpirun.started(mpirun.command(2, WORKER.with_name("carrier_exit_worker.py")), 60)
     assert (done.returncode, sorted(done.stdout.split("\n"))) == (0, ["", "rank 0 ends", "rank 1 ends"])
 

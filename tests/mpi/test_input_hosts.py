@@ -1,4 +1,4 @@
-"""Input shared between hosts under `mpirun`: the same bits by every design, and the contract whoever dies."""
+"""Input shared between hosts under `mpirun`: the same bits by every design, and the contract after deaths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARED = Path("/dev/shm")
 def run(
     folder: Path, hosts: str, *options: str, well: bool = True, **words: Any
 ) -> dict[int, dict[str, Any]]:
-    """What the ranks say that come to their end."""
+    """The output of the ranks that end normally."""
     command = mpirun.command(len(hosts.split(",")), WORKER, folder, hosts, json.dumps(words))
     done = mpirun.started([command[0], *options, *command[1:]])
     assert not well or done.returncode == 0, done.stderr

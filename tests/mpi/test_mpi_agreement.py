@@ -1,4 +1,4 @@
-"""Random plans on ranks give what the oracle gives, bit by bit for integers, in every form of collectives."""
+"""Random plans on ranks equal the oracle, bitwise for integers, in every form of collectives."""
 
 from __future__ import annotations
 

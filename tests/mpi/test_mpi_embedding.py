@@ -1,4 +1,4 @@
-"""The embedding on the ranks of a communicator gives what it gives on a mesh of devices, rank by rank."""
+"""The embedding on the ranks of a communicator equals that on a mesh of devices, rank by rank."""
 
 from __future__ import annotations
 

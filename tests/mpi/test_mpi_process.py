@@ -1,4 +1,4 @@
-"""What a process may do around its collectives: no jit, results unused, forks, and after MPI's end."""
+"""Uses of a process around its collectives: no jit, unused results, forks, and the end of MPI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of every kind mean on the ranks of a communicator what they mean on a mesh of devices."""
+"""Values of every kind mean the same on ranks of a communicator as on a mesh of devices."""
 
 from __future__ import annotations
 

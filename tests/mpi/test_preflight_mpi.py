@@ -1,4 +1,4 @@
-"""`run.jit` on real ranks: what fits runs, and what does not is refused on all of them before it runs."""
+"""`run.jit` on real ranks: matching steps run, and others are refused on all ranks before they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The input of a run under MPI in its records: who waits for whom, and what does not return."""
+"""The input of a run under MPI in its records: waits between ranks, and calls that do not return."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ for batch in run.batches(timeout=4):
 
 @pytest.fixture(scope="module")
 def stuck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The records of three ranks, of which rank 1 makes the eighth batch for ever, and what they said."""
+    """The records and the output of three ranks; rank 1 does not finish the eighth batch."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "fed.plan").write_text(PLAN)
     with mock.patch.dict(os.environ, COMMPLAN_RECORDS=str(folder)):

@@ -1,4 +1,4 @@
-"""What a run under MPI records: each collective with its step and algorithm, kept where that is asked for."""
+"""The records of a run under MPI: each collective with its step and algorithm, stored on request."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ for number in range(6):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The records of four ranks, and the plan, its shapes and a machine beside them."""
+    """The records of four ranks, with the plan, its shapes and a machine."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "recorded.plan").write_text(PLAN)
     (folder / "shapes.json").write_text(json.dumps(SHAPES))

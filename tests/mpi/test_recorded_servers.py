@@ -1,4 +1,4 @@
-"""Requests to servers in the records of a run: asked, served, answered, and who is waited for."""
+"""Requests to servers in the records of a run: sent, served, answered, and the rank that blocks."""
 
 from __future__ import annotations
 

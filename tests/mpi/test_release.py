@@ -1,5 +1,5 @@
-"""Runs that nothing refers to any more give their communicators, records and threads back, whenever each rank
-collects them; what was compiled for a run keeps it."""
+"""Unreferenced runs return their communicators, records and threads, whenever each rank collects them; a
+function compiled for a run keeps it alive."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ PURPOSES = {
 
 
 def job(where: str, how: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Ranks that sleep are forked: they have no environment of their own, by which others would find them."""
+    """Sleeping ranks are forked: they inherit the environment, so others cannot find them by it."""
     command = mpirun.command(3, WORKER, where, how, forked=how in ("sleep", "late"))
     return mpirun.started([command[0], *options, *command[1:]])
 

@@ -1,4 +1,4 @@
-"""Workers and servers under real `mpirun`: what NumPy says, to the last bit where the order is fixed."""
+"""Workers and servers under real `mpirun` equal NumPy, bitwise if the order is fixed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers under mpirun: what was recorded is replayed to the same bits, what was answered outlives them."""
+"""Servers under mpirun: a recording replays bitwise, and acknowledged updates survive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that fails ends the others, which wait for it: in a collective, or for what it loads."""
+"""A failing rank ends the others, which wait for it in a collective or for its input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine could not carry out, taken from the text of an exception of JAX."""
+"""Errors of the engine, recovered from the text of a JAX exception."""
 
 from __future__ import annotations
 

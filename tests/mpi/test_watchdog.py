@@ -1,4 +1,4 @@
-"""A rank that holds the others is named, with its line and what it does, instead of a hang."""
+"""A rank that blocks the others is named, with its line and its activity, instead of a hang."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def told(done: subprocess.CompletedProcess[str], rank: int) -> str:
 
 @pytest.fixture(name="slept", scope="module")
 def _slept(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """A job in which rank 2 sleeps, and the folder of its records."""
+    """A job with a sleeping rank 2, and the folder of its records."""
     records = tmp_path_factory.mktemp("records")
     return job("sleep", records), records
 

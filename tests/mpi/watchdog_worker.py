@@ -1,4 +1,4 @@
-"""A rank of a job in which one rank does something wrong in its sixth step: see `test_watchdog.py`."""
+"""A rank of a job with a fault in the sixth step of one rank: see `test_watchdog.py`."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def keep_the_lock() -> None:
 
 
 def starve(seconds: float) -> None:
-    """The thread that answers stands still, and a thread of its name could run all the time."""
+    """The answering thread is blocked, while another thread of the same name could run all the time."""
     libc, ended = ctypes.CDLL(None), threading.Event()
     names = list(Path("/proc/self/task").glob("*/comm"))
     [name] = [path for path in names if path.read_text() == f"{WATCH_THREAD}\n"]

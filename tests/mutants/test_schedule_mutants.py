@@ -1,4 +1,4 @@
-"""A slice of the campaign of broken schedules; its judge tells apart what differs and nothing else."""
+"""A slice of the campaign of broken schedules; its judge detects exactly the differences."""
 
 from __future__ import annotations
 

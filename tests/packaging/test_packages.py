@@ -71,9 +71,9 @@ def test_the_sdist_holds_every_file_and_no_link(built: tuple[Path, Path]):
 
 
 def installed(package: Path, home: Path) -> tuple[Path, Path]:
-    """Python of a new environment that has the package, and the folder where it lies.
+    """Python of a new environment that has the package, and the folder of the package.
 
-    Our dependencies are lent by path: no network is needed; `make packages` installs them, too.
+    Our dependencies are added by path, without a network; `make packages` installs them, too.
     """
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True, timeout=120)
     site = sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)})
@@ -146,7 +146,7 @@ if MPI.COMM_WORLD.rank == 0:
 
 @pytest.mark.campaign
 def test_a_wheel_with_the_engine_needs_no_compiler(built: tuple[Path, Path], tmp_path: Path):
-    """Where there is no compiler, ranks run with the engine that came with the package."""
+    """Without a compiler, ranks run with the engine shipped with the package."""
     mpirun.needs_mpi()
     command = [sys.executable, "-m", "commplan.lowering.mpi.prebuilt.wheel", str(built[0])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

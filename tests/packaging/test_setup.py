@@ -1,4 +1,4 @@
-"""What the set-up says when something is missing, and that it leaves what it did not make alone."""
+"""The messages of the set-up if something is missing; it leaves other files alone."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def example(name: str, *trees: str) -> Case:
 
 
 def repeated(declared: str, start: str, stages: str, head: str = HEAD) -> Case:
-    """What is in braces is written once for each number."""
+    """Expand the text in braces once for each number."""
 
     def case(count: int) -> tuple[str, dict[str, Any]]:
         def times(text: str) -> str:

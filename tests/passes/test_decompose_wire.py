@@ -248,7 +248,7 @@ def test_the_types_of_wire_and_sum(
 
 
 def answer(schedule: Schedule, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """What the oracle gives for numbers that differ between ranks."""
+    """The oracle's result for numbers that differ between ranks."""
     shape = (*ranks, 11)
     numbers = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
     grads = {"b": numbers[..., :2], "w": numbers[..., 2:].reshape((*ranks, 3, 3))}

@@ -74,5 +74,5 @@ def test_a_sum_for_one_rank_goes_by_levels_whose_algorithms_are_named() -> None:
 
 @pytest.mark.parametrize("seed", [479, 3094])
 def test_axes_of_one_rank_are_no_levels(seed: int) -> None:
-    """What is sent over two axes, one of them of one rank, is not sent over the levels of the other."""
+    """A collective over two axes, one of them of one rank, is not sent over the levels of the other."""
     assert verify(compile_case(make_case(seed), "mpi").schedule) == ()

@@ -98,7 +98,7 @@ def test_spaces_and_units_do_not_matter() -> None:
         ("wire{x=1}", "CP0716", "known: none"),
         ("bucket{max=lots}", "CP0716", "Expected `int`"),
         ("bucket{max=0}", "CP0716", "Expected `int` >= 1"),
-        ("bucket{max=1,max=2}", "CP0716", "given twice"),
+        ("bucket{max=1,max=2}", "CP0716", "is repeated"),
         ("share{design=maybe}", "CP0716", "Invalid enum value"),
         ("bucket{max}", "CP0717", "name=value"),
         ("bucket max", "CP0717", "a pass is written"),

@@ -45,7 +45,7 @@ def test_each_bucket_is_packed_just_before_it_is_sent() -> None:
 
 
 def gathers() -> Schedule:
-    """Two gathers, written in the order opposite to that in which their results are needed."""
+    """Two gathers, written in the reverse order of their readers."""
     maker = Maker(data=2)
     for name in ("late", "early"):
         maker.input(name, split="data")

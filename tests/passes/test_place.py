@@ -74,7 +74,7 @@ def test_parts_are_under_way_at_once_where_that_is_asked_for_or_links_would_be_i
 
 
 def test_large_gradients_travel_in_two_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over MPI, of which one is updated while the other is under way."""
+    """Over MPI: one half is updated while the other is sent."""
     large = {f"w{number}": {"shape": [128, 512], "dtype": "f32"} for number in range(8)}
     text, axes = plan_text({"worker": 4}, OWNED), {"worker": 4}
 
@@ -98,7 +98,7 @@ def test_large_gradients_travel_in_two_halves(monkeypatch: pytest.MonkeyPatch) -
      ((800_000,), 1), ((10, 900_000, 20), 1)],
 )  # fmt: skip
 def test_halves_are_two_however_the_leaves_are(sizes: tuple[int, ...], parts: int) -> None:
-    """And there is one part, of which nothing is said to be hidden, where one leaf is nearly everything."""
+    """There is one part, without hidden time, if one leaf is nearly everything."""
     large = {f"w{number}": {"shape": [size], "dtype": "f32"} for number, size in enumerate(sizes)}
     text = plan_text({"worker": 4}, OWNED, by="mean(weight = n)")
     schedule = compiled(text, backend="mpi", params=large, grads=large)

@@ -1,4 +1,4 @@
-"""rates: the round, what is kept and the lag are worked out, recorded with the load's line, and printed."""
+"""rates: the round, the buffer and the lag are computed, stored with the load's line, and printed."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_the_remark_says_what_else_was_tried_and_what_that_would_expose() -> Non
     schedule = compiled(many(64, 8 * MIB), NODES, "jax", graph.NO_HINTS, node=4, gpu=8)
     told = remark(schedule)
     assert told.what.startswith("hierarchical(gpu, node) in buckets of up to ")
-    assert "beside the assumed computation of" in told.why
+    assert "next to the assumed computation of" in told.why
     assert "schedules tried, not all there are" in told.why
     assert told.seconds == pytest.approx(exposed(schedule, NODES), rel=1e-3)
     seconds = [other.seconds or 0.0 for other in told.alternatives]

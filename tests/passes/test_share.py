@@ -1,4 +1,4 @@
-"""share: where member-independent work ends, how it is shared, what is pushed behind the move."""
+"""share: the end of member-independent work, the design, and the functions moved after the share."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_members_with_their_own_clocks_take_units_and_it_is_said() -> None:
     schedule = compiled(pipeline(outputs=("mine.0",), clock=True), "share")
     assert shares(schedule) == []
     assert schedule.choices[0].what == "`raw`: shared in units of 4 records"
-    assert "read by their own clocks" in schedule.choices[0].why
+    assert "have independent clocks" in schedule.choices[0].why
 
 
 def test_reading_alone_is_not_worth_a_slot() -> None:

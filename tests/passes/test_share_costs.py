@@ -1,4 +1,4 @@
-"""share with measured costs: what it takes, where members part, what it tells, when it keeps to its rule."""
+"""share with measured costs: its choice, the cut, the explanation, and when it keeps the default."""
 
 from __future__ import annotations
 

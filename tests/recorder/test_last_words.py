@@ -1,4 +1,4 @@
-"""The message about a job of which no process is left."""
+"""The message for a job without any live process."""
 
 from __future__ import annotations
 

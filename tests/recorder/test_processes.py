@@ -1,4 +1,4 @@
-"""What the kernel says of processes of this machine."""
+"""The kernel's information about processes of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of ranks: the file, who held whom, and the trace."""
+"""Records of ranks: the file, the blocking ranks, and the trace."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def test_the_command_says_what_another_host_alone_knows(
         elsewhere.setattr(sys.modules["commplan.recorder.blame"], "machine", lambda: "another")
         assert main(["blame", str(place)]) == 0
     host = read_records([str(recording.path)])[0].host
-    assert f"whether processes on {host} live or are stopped is told there alone" in capsys.readouterr().out
+    assert f"to see whether processes on {host} run, use commplan blame there" in capsys.readouterr().out
     assert main(["blame", str(place)]) == 0
     assert "told there alone" not in capsys.readouterr().out
 
@@ -331,13 +331,14 @@ def lane(rank: int, name: str, *events: Event, call: Call | None = None) -> Reco
 
 
 def task(kind: str, runs: int, operation: int, awaits: int | None = None) -> tuple[Event, ...]:
-    """What has begun at 5 s, and waits for a rank since 6 s."""
+    """A task that began at 5 s and has waited for a rank since 6 s."""
     begun = Event(5, BEGIN, "line 9", operation, runs, 0, Details(kind, "run", 0, "-", 0, "", ()))
     return (begun,) if awaits is None else (begun, begun._replace(seconds=6, kind=ROUND, nbytes=2 * awaits))
 
 
 def test_who_waits_for_a_batch_or_a_server_is_not_to_blame():
-    """Ranks 0 and 1 wait in a collective for 2, that for a batch, and what makes it for an answer."""
+    """Ranks 0 and 1 wait in a collective for 2, rank 2 for a batch, and the producer of the batch for an
+    answer."""
     collective = run("line 6", 1, None, 1)
     first = [record(0, *collective), record(1, *collective), record(2), record(3)]
     waits = lane(2, "input", *task("wait", 4, 1, awaits=3))

@@ -1,4 +1,4 @@
-"""What a process does in Python, asked from outside by a signal."""
+"""The Python stack of a process, requested from outside by a signal."""
 
 from __future__ import annotations
 

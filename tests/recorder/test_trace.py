@@ -1,4 +1,4 @@
-"""Records of a run put together: one time scale, who came last, the trace as viewers take it, the summary."""
+"""Merged records of a run: one time scale, the last rank, the trace in the format of viewers, the summary."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_processes_of_one_machine_have_its_clock() -> None:
 
 
 def holders(kind: str, root: int = 0, axes: str = "node,data") -> list[tuple[int | None, float]]:
-    """Whom each of four ranks waits for, of which rank 2 comes a second late and rank 3 two."""
+    """The ranks that each of four ranks waits for; rank 2 is one second late and rank 3 two."""
     known = details(kind, root, axes)
     late = (0.0, 0.0, 1.0, 2.0)
     run = read_run([record(rank, *once(1, 10 + late[rank], 13, known)) for rank in range(4)])
@@ -185,7 +185,7 @@ def valid(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def overlapping() -> Run:
-    """Two collectives at once on rank 0, of which the program waits for one; the other fails."""
+    """Two collectives at once on rank 0: the program waits for one, and the other fails."""
     events = [*once(1, 1.0, 4.0, details(), wait=0.25), *once(2, 2.0, 3.0, details(), 9, wait=0.0)]
     failed = Event(8.0, FAILED, "line 9 of x.plan", 3, 3, 0)
     begun = Event(5.0, BEGIN, "line 9 of x.plan", 3, 3, 64)

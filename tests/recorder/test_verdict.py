@@ -138,10 +138,10 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass
 class Job:
-    """Ranks on a grid that carry out the same program until none can go on.
+    """Ranks on a grid that run the same program until none can continue.
 
-    fault: `late` or `dead`: the culprit does nothing from call `at` on. `inside`: it dies in that call.
-    `order`: it exchanges that call and the next one. `skip`: it leaves it out.
+    Faults of the culprit at call `at`: `late` or `dead`: it stops before the call. `inside`: it dies in the
+    call. `order`: it exchanges the call with the next one. `skip`: it leaves the call out.
     """
 
     rows: int

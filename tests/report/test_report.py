@@ -1,4 +1,4 @@
-"""`commplan report`: what its document holds, what it leaves out, and what it refuses."""
+"""`commplan report`: the contents of its document, its omissions and its errors."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_large_machines_are_drawn_in_part(tmp_path: Path) -> None:
 def test_many_leaves_make_a_small_page(tmp_path: Path) -> None:
     page = report(tmp_path, many_leaves(tmp_path, "1 KiB"), shapes={"grads": leaves(800)})
     (phase,) = document(page)["phases"]
-    assert "stand together" in phase["left_out"]
+    assert "combined in groups" in phase["left_out"]
     assert sum(len(lane["events"]) for lane in phase["lanes"]) <= 3000
     assert page.stat().st_size < 5_000_000
 
@@ -174,7 +174,7 @@ def test_neighbours_stand_together_and_nothing_is_lost() -> None:
     assert len(shown.events) == 100 and sum(event.count for event in shown.events) == 1000
     assert sum(event.busy for event in shown.events) == 500
     assert shown.events[1].start == 10 and shown.events[1].seconds == 9.5
-    assert "1,000 events stand together in groups of up to 10 neighbours" in remark
+    assert "1,000 events are combined in groups of up to 10 neighbours" in remark
 
 
 def test_what_cannot_stand_together_is_cut_and_said() -> None:
@@ -279,7 +279,7 @@ def test_programs_are_told_where_the_page_is(tmp_path: Path, capsys: pytest.Capt
 
 
 class Tags(HTMLParser):
-    """The scripts of a page and whatever would be asked for elsewhere."""
+    """The scripts of a page, and all its references to other files."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -28,7 +28,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Generator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the ensemble, beside a run that began late and took longer."""
+    """The page of the ensemble, with a recorded run that began late and took longer."""
     folder = tmp_path_factory.mktemp("report")
     run = folder / "run.json"
     late = COMPLETE | {"ts": 1e6 + 100, "args": {"line": 26}, "dur": 400.0}
@@ -45,7 +45,7 @@ def opened(tab: Browser, page: Path) -> Generator[Browser]:
 
 
 def active(tab: Browser) -> dict[str, Any]:
-    """What is marked: lines of the text, boxes of the graph, events, by number."""
+    """The marked items: lines of the text, boxes of the graph, events, by number."""
     return tab.run(
         "({line: [...document.querySelectorAll('.code-line.active')].map((e) => Number(e.dataset.line)),"
         " nodes: document.querySelectorAll('.node.active:not(.kind-value)').length,"

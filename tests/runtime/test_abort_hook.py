@@ -1,4 +1,4 @@
-"""What a process does before it ends its job."""
+"""The actions of a process before it ends its job."""
 
 from __future__ import annotations
 

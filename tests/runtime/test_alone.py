@@ -1,4 +1,4 @@
-"""A process alone records its steps where that is asked for, and says which one does not end."""
+"""A single process records its steps on request, and reports the step that does not end."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ Call = Callable[[], None]
 
 
 class Made:
-    """A fabric on which nothing moves. It keeps what was asked of it."""
+    """A fabric without traffic. It records the requests."""
 
     backend: Backend = "mpi"
     forms: tuple[Form, ...] = ("call",)

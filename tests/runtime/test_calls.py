@@ -1,4 +1,4 @@
-"""Steps are counted and recorded as they are called, and what they return is not kept for long."""
+"""Steps are counted and recorded as they are called, and their results are not kept for long."""
 
 from __future__ import annotations
 

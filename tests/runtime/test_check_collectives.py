@@ -1,4 +1,4 @@
-"""Collectives on known data: what backends make of them is right, and what is broken is found."""
+"""Collectives on known data: the results of backends are correct, and faults are found."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ def test_collectives_of_random_plans_give_what_they_should(seeds: tuple[int, ...
 
 
 def culprit(backend: Any, op: Any) -> Any:
-    """Whether this is the rank that sends to all, or else the last one."""
+    """Whether this is the rank that sends to all, or otherwise the last one."""
     return jnp.asarray(backend.index(op.axes)) == (op.root or backend.ways(op.axes) - 1)
 
 
 def lost(backend: Any, x: Any, op: Any, move: Callable[..., Any]) -> Any:
-    """What one rank gives does not arrive."""
+    """The data of one rank is lost."""
     return move(backend, jnp.where(culprit(backend, op), 0, x).astype(x.dtype), op)
 
 
 def shifted(backend: Any, x: Any, op: Any, move: Callable[..., Any]) -> Any:
-    """What one rank gives is off by an element."""
+    """The data of one rank is shifted by an element."""
     return move(backend, jnp.where(culprit(backend, op), jnp.roll(x, 1), x), op)
 
 

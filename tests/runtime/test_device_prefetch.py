@@ -105,7 +105,7 @@ def test_an_epoch_may_be_left_while_the_next_ones_batches_are_not_taken():
 
 
 def test_copies_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPatch):
-    """Two batches beside the caller's are on the devices while the source gives nothing any more."""
+    """Two batches ahead of the caller's are on the devices while the source blocks."""
     gate, reads = threading.Event(), list[int]()
     counting = threading.Lock()
 

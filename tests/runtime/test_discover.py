@@ -68,7 +68,7 @@ def test_every_pair_meets_once_in_rounds_without_a_host_twice(count: int) -> Non
 @pytest.mark.parametrize(("racks", "hosts"), [(2, 2), (2, 3), (2, 4), (3, 3), (4, 8)])
 @pytest.mark.parametrize("uplink", [6e6, 24e6])
 def test_racks_are_found(racks: int, hosts: int, uplink: float) -> None:
-    """Also where one pair alone gets as much across an uplink as within a rack."""
+    """This includes the case that a single pair gets the same bandwidth across an uplink as within a rack."""
     network = Racks(dealt(racks, hosts), uplink=uplink)
     expected = [{f"node{n}" for n in range(k, racks * hosts, racks)} for k in range(racks)]
     assert found_racks(network) == expected

@@ -1,4 +1,4 @@
-"""Ctrl-C while a step waits: who takes it and goes on is left alone."""
+"""Ctrl-C while a step waits: a program that catches it and continues is left alone."""
 
 from __future__ import annotations
 

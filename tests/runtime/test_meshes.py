@@ -1,4 +1,4 @@
-"""The meshes that people have: types of axes, sub-meshes, axes beside the plan, with and without jit."""
+"""Typical meshes: types of axes, sub-meshes, axes that the plan does not name, with and without jit."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_what_goes_in_may_be_donated(kind: AxisType):
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
 def test_shardings_of_jit_in_place_of_spmd(kind: AxisType):
-    """The batch of a member lies on its devices: phases take global arrays under a jit of one's own."""
+    """The batch of a member is on its devices: phases take global arrays under a user's jit."""
     mesh = jax.make_mesh((8,), ("data",), (kind,))
     run = commplan.loads(TOTAL).compile(mesh).bind(mesh)
     own, same = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())

@@ -83,7 +83,7 @@ FUNCTIONS = {"zeros": lambda tree: jax.tree.map(jnp.zeros_like, tree), "sgd": sg
 
 
 class Training:
-    """A run of `TRAINING`, with an optimiser of the step's own beside the plan."""
+    """A run of `TRAINING`, with an optimiser outside the plan."""
 
     def __init__(self, workers: int, seed: int = 5) -> None:
         jitter = lambda key, x: x + jnp.round(8 * jax.random.normal(key, x.shape))  # noqa: E731
@@ -110,7 +110,7 @@ class Training:
         self.step = step
 
     def train(self, steps: int) -> list[Any]:
-        """What the random function made, step by step."""
+        """The results of the random function, step by step."""
         noisy: list[Any] = []
         for _ in range(steps):
             batch = next(self.batches, None) or next(iter(self.batches))  # of the next epoch
@@ -179,7 +179,7 @@ def owned(via: str, mesh: Any, over: str = "worker") -> Any:
 
 
 def trained(run: Any) -> dict[str, Any]:
-    """A state in which no element is like another."""
+    """A state in which all elements differ."""
     sizes = tuple(run.mesh.shape.values())
     params = {name: np.broadcast_to(leaf, (*sizes, *leaf.shape)) for name, leaf in BEGIN.items()}
     _, state = run.start(run.init(), params=params)
@@ -272,7 +272,7 @@ each step {
 
 
 def test_weights_in_shards_of_layers_are_cut_again(folder: Folder):
-    """Beside the plan: values that lie as a placement says, of one axis, whose whole shapes nobody knows."""
+    """Values outside the plan: placed over one axis by a written placement, with unknown whole shapes."""
 
     def sharded(devices: int) -> tuple[Any, Any]:
         text = "plan p\naxis data = ?\ninput x : tree partial data\neach step {\n"

@@ -58,7 +58,7 @@ REFUSED = {
 
 
 def ended(cases: str, flags: tuple[str, str] = ("", "")) -> list[tuple[tuple[str, str], int]]:
-    """How two processes end: what they print, and their statuses."""
+    """The output and exit status of two processes."""
     port = str(free_port())
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     program = [preflight_steps.__file__, "jax", cases, port]

@@ -1,4 +1,4 @@
-"""Batches reach CPU devices without a copy where they can, and what devices see is never overwritten."""
+"""Batches reach CPU devices without a copy if possible, and arrays on devices are never overwritten."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def test_peers_stand_in_the_order_of_what_they_hold():
 
 
 class Machine:
-    """A machine that has found `peers`, and notes what it is asked for."""
+    """A machine with `peers`; it records requests."""
 
     def __init__(self, peers: Peers | None) -> None:
         self.found, self.asked, self.divisions = peers, [], []

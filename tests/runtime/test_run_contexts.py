@@ -57,7 +57,7 @@ def mesh_of(kind: AxisType, devices: Any = None) -> Any:
 
 
 class Program:
-    """What a program does with a run: its state, steps under run.jit and alone, and a member's."""
+    """A program that uses a run: its state, steps under run.jit and without, and a member's."""
 
     def __init__(self, kind: AxisType) -> None:
         self.run = bind(

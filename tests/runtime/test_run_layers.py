@@ -421,8 +421,8 @@ def test_a_phase_must_gather_and_scatter(old: str, new: str):
 
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_the_derivative_of_a_phase_that_gathers(check_vma: bool):
-    """Where JAX types values it is an all-reduce, which is said; else a reduce-scatter. The numbers are right
-    in both."""
+    """If JAX types values it is an all-reduce, which is reported; otherwise a reduce-scatter. The numbers are
+    correct in both cases."""
     run = bind(plan() + FORWARD, mesh_of(data=8), {"weights": LAYER, "grads": LAYER})
     layer, x = drawn(1)[0], batches()[0]
 

@@ -1,4 +1,4 @@
-"""Phases as callables: outside of a shard_map, inside of one, and what is refused."""
+"""Phases as callables: outside a shard_map, inside one, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run over several processes gives what one process gives, and each record is decoded once per host."""
+"""A run over several processes equals one in a single process, and each record is decoded once per host."""
 
 from __future__ import annotations
 

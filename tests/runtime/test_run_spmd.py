@@ -1,4 +1,4 @@
-"""`run.spmd`: a training step with specs from the plan, and what it refuses."""
+"""`run.spmd`: a training step with specs from the plan, and its errors."""
 
 from __future__ import annotations
 

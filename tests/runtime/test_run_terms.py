@@ -155,7 +155,7 @@ def test_without_types_a_value_that_comes_back_is_still_found(run: Any) -> None:
 
 
 def test_the_search_for_marked_values_ends_at_the_first_other_one() -> None:
-    """It is made for every leaf of a gradient, each of which may be made of the whole model."""
+    """It runs for every leaf of a gradient, each of which may depend on the whole model."""
     visited: list[Any] = []
 
     def is_marked(value: Any) -> bool:

@@ -38,7 +38,7 @@ BOTH = (0, 1)
 
 
 def refused(*copies: list[Copies]) -> str:
-    """What the processes with these copies raise, all alike; empty if they do not."""
+    """The error of the processes with these copies, equal on all; empty if there is none."""
     barrier, answers = threading.Barrier(len(copies)), dict[int, Any]()
 
     def exchange(number: int, mine: Any) -> dict[int, Any]:

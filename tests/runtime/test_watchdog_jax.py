@@ -91,7 +91,7 @@ def test_a_stopped_process_is_named_and_the_others_end(culprit: int, tmp_path: P
 
 
 def test_a_process_that_keeps_the_lock_is_named_with_its_python(tmp_path: Path):
-    """No thread of it can answer; who waits for it has it asked by a signal."""
+    """None of its threads can answer; a waiting process requests its stack by a signal."""
     words = [watched_processes.__file__, "{port}", "{index}", "lock"]
     ends = ended(words, tmp_path, stopped=1)
     for index in (0, 2):

@@ -1,4 +1,4 @@
-"""decompose and select: what is taken when times are known, and what when they are not."""
+"""decompose and select: the choice if times are known, and if they are not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def context(topology: Topology, costs: Any) -> PassContext:
 
 
 class Told:
-    """Costs that are told: seconds of what is asked for, None where it cannot be."""
+    """Given costs: seconds for each query, None if it is impossible."""
 
     def __init__(self, seconds: Callable[[Work], float | None], *, measured: bool = False) -> None:
         self.seconds, self.measured = seconds, measured
@@ -196,7 +196,7 @@ def test_under_jax_a_program_is_taken_if_it_is_faster(ring: float, expected: str
 
 
 def by_the_model(topology: Topology, size: int) -> Choice:
-    """What `select` says of an all-reduce of f32[size] over 64 GPUs, by the model of `topology`."""
+    """The choice of `select` for an all-reduce of f32[size] over 64 GPUs, by the model of `topology`."""
     plan = reduce_plan("sum", data=64)
     schedule = compile_plan(plan, {"grads": tree(w=(size,))}, topology=topology, backend="jax")
     return next(choice for choice in schedule.choices if choice.by == "select")

@@ -1,4 +1,4 @@
-"""Processes that die without a word, and what the sidecar of their host says of them."""
+"""Processes that die silently, and the report of the sidecar of their host."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ Process = subprocess.Popen[str]
 
 @pytest.fixture(name="place")
 def _place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder for records and for a sidecar of its own, with a name that a socket may have."""
+    """A folder for records and a separate sidecar, short enough for the path of a socket."""
     place = Path(tempfile.mkdtemp(dir="/tmp"))
     monkeypatch.setenv("COMMPLAN_RECORDS", str(place))
     monkeypatch.setenv("COMMPLAN_SIDECAR", str(place / "s"))
@@ -59,7 +59,7 @@ def process(rank: int, code: str) -> Process:
 
 
 def ended(started: Process, word: str = "\n") -> str:
-    """Let it go on; what it, or the sidecar in its place, said before its standard error was closed."""
+    """Resume it; returns its output, or the sidecar's, up to the close of its standard error."""
     return started.communicate(word, timeout=60)[1]
 
 

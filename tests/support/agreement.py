@@ -37,7 +37,7 @@ def compile_case(case: Case, backend: Literal["jax", "mpi"] | None = None) -> An
 
 
 def lay_out(leaf: Array, judge: Judge, value: ir.Value, own: Sequence[str]) -> tuple[Array, Array]:
-    """A leaf over all ranks (see `meaning`) in the global layout, and where it is no padding.
+    """A leaf over all ranks (see `meaning`) in the global layout, and a mask without padding.
 
     `own`: the axes with a leading dimension, in plan order.
     """
@@ -111,7 +111,7 @@ def values_of(schedule: ir.Schedule, phase: str) -> dict[str, ir.Value]:
 
 
 def inputs_of(schedule: ir.Schedule, phase: str, inputs: Mapping[str, Tree]) -> dict[str, Tree]:
-    """What `phase` is called with: inputs of the plan, and the loaded values that it takes."""
+    """The arguments of `phase`: inputs of the plan, and the loaded values that it takes."""
     compiled = schedule.phase(phase)
     names = [*(ref.rpartition(".")[0] for ref in compiled.inputs), *(b.name for b in compiled.takes)]
     return {name: inputs[name] for name in names}
@@ -160,7 +160,7 @@ class Ways:
         return answers
 
     def check_oracle(self) -> dict[str, tuple[dict[str, Tree], dict[str, Tree]]]:
-        """The oracle's answers, which agree with what the plan means."""
+        """The oracle's results, after checking them against the meaning of the plan."""
         answers, meant, epsilon = self.oracle(), self.meaning(), precision(self.schedule)
         for phase in self.phases:
             values = values_of(self.schedule, phase)
@@ -186,7 +186,7 @@ class Ways:
             )
 
     def check_jax(self, answers: Mapping[str, tuple[dict[str, Tree], dict[str, Tree]]]) -> None:
-        """JAX gives what the oracle gave, phase by phase, each from the oracle's states."""
+        """JAX equals the oracle, phase by phase, each from the oracle's states."""
         from .under_jax import UnderJax  # noqa: PLC0415 - JAX is loaded only where it is compared
 
         runner = UnderJax(self.program, self.case.sizes, self.case.functions)
@@ -219,7 +219,7 @@ class Ways:
 def check(case: Case, *, jax: bool, machines: bool = False) -> None:
     """Raise `DisagreementError` (or whatever a bug raises) unless all ways through `case` agree.
 
-    machines: the oracle runs what was compiled for a machine as well, for each backend.
+    `machines`: the oracle also runs the schedules for a machine, for each backend.
     """
     ways = Ways(case)
     answers = ways.check_oracle()

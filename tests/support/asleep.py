@@ -9,8 +9,8 @@ LOOKS, APART_S = 5, 0.01
 
 
 def until_asleep(pid: int) -> None:
-    """Return once the main thread of `pid` is seen asleep several times running: it waits for something, and
-    does not merely stand still for a moment."""
+    """Return once the main thread of `pid` was asleep several times in a row: it waits, and does not just
+    pause."""
     until, seen = time.monotonic() + 120, 0
     while seen < LOOKS:
         assert time.monotonic() < until, f"process {pid} never waits"

@@ -1,4 +1,4 @@
-"""Plan graphs made by hand: what the tests of the compiler compile, independent of the parser."""
+"""Hand-made plan graphs: inputs of the compiler's tests, independent of the parser."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def agreed(self) -> tuple[object, ...]:
-        """What must be the same on all ranks that meet in it."""
+        """The properties that must agree on all ranks of a call."""
         return (self.axes, self.kind, self.dtype, self.nbytes, self.op, self.root, self.algorithm)
 
     def __str__(self) -> str:
@@ -46,15 +46,15 @@ class Call(msgspec.Struct, frozen=True, gc=False):
 
 
 class RankCalls(msgspec.Struct, frozen=True):
-    """What one rank does with communicators: creates them, along which axes, then calls them."""
+    """One rank's use of communicators: it creates them, with their axes, then calls them."""
 
     created: tuple[tuple[str, ...], ...]
     calls: tuple[Call, ...]
 
 
 def communicators(phases: Sequence[Phase]) -> tuple[tuple[str, ...], ...]:
-    """The groups of axes that collectives run over, in the order in which all ranks create communicators
-    for them: of their first use."""
+    """The groups of axes of collectives, in the order of first use, which is the order of creation on all
+    ranks."""
     used = (op.axes for phase in phases for op in phase.ops if isinstance(op, Collective))
     return tuple(dict.fromkeys(used))
 
@@ -171,7 +171,7 @@ def _unlike(ranks: Sequence[RankCalls], at: list[int], one: int, other: int) -> 
 
 
 def _stuck(mesh: Mesh, ranks: Sequence[RankCalls], at: list[int], rank: int) -> Counterexample:
-    """Follow who waits for whom, to a circle or to a rank that has no calls left."""
+    """Follow the waits to a cycle or to a rank without further calls."""
     path: list[int] = []
     while rank not in path:
         path.append(rank)

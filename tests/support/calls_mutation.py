@@ -1,4 +1,4 @@
-"""Ranks that do not issue the same collectives: one mistake in what one of them does with communicators."""
+"""Ranks that issue different collectives: one mistake in one rank's use of communicators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ AXES = ("pod", "node", "gpu")
 
 
 class CallMutant(NamedTuple):
-    """A mesh, what each rank does, and what was changed."""
+    """A mesh, the calls of each rank, and the change."""
 
     kind: str
     what: str

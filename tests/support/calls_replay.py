@@ -13,7 +13,7 @@ from tests.support.calls import Call, Mesh, RankCalls
 
 
 class Meeting(NamedTuple):
-    """All ranks of a communicator have come to it: rank -> which of its calls, and what it issues."""
+    """All ranks of a communicator have reached it: rank -> the index of its call, and the collective."""
 
     calls: dict[int, tuple[int, Call]]
 
@@ -23,7 +23,7 @@ class Meeting(NamedTuple):
 
 
 def execute_calls(sizes: Mapping[str, int], ranks: Sequence[RankCalls]) -> tuple[list[Meeting], list[int]]:
-    """Every meeting, in an order in which they can happen; and how many calls each rank gets through."""
+    """Every rendezvous, in a possible order; and the number of calls that each rank completes."""
     mesh, done = Mesh(sizes), [0] * len(ranks)
     entered = [-1] * len(ranks)
     rooms: dict[tuple[tuple[str, ...], tuple[int, ...]], dict[int, tuple[int, Call]]] = {}
@@ -54,7 +54,7 @@ def correct_calls(sizes: Mapping[str, int], ranks: Sequence[RankCalls]) -> bool:
 
 
 def replay_calls(sizes: Mapping[str, int], ranks: Sequence[RankCalls], claim: Counterexample) -> bool:
-    """Whether what `claim` says really happens."""
+    """Whether the situation described by `claim` really occurs."""
     if claim.failure == "creation":
         created = [ranks[rank].created[claim.rounds[0] : claim.rounds[0] + 1] for rank in claim.ranks]
         said = [f"over {', '.join(groups[0])}" if groups else "none" for groups in created]

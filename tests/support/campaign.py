@@ -1,4 +1,4 @@
-"""Parameters of tests of which `make test` takes a few; `make test-all` takes all."""
+"""Parameters of tests: `make test` takes a few of them, `make test-all` all."""
 
 from __future__ import annotations
 

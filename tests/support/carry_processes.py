@@ -56,7 +56,7 @@ def batch(found: Division, number: int, rows: int) -> list[RowSlices]:
 
 
 def own(found: Division, index: int, whole: list[RowSlices]) -> list[RowSlices]:
-    """What the process's host has of it: its parts, and nothing else."""
+    """The parts of the process's host, and nothing else."""
     low, high = found.part_range(found.hosts[index])
     parcels = []
     for parcel in whole:
@@ -90,7 +90,7 @@ def everything(index: int) -> dict[str, object]:
 
 
 def lost(index: int) -> dict[str, object]:
-    """Process 1 dies, or is silent: the others are told."""
+    """Process 1 dies, or is silent: the others report it."""
     found = division("all_shared", tuple(range(jax.process_count())))
     mover = carrier(found, index)
     whole = batch(found, 0, ROWS)

@@ -30,7 +30,7 @@ WAIT_S = 60.0
 
 
 def needs_chromium() -> str:
-    """The program. Skips the test where there is none, unless COMMPLAN_CHROMIUM=1: then it fails."""
+    """The program. Skips the test if there is none, unless COMMPLAN_CHROMIUM=1: then it fails."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         if os.environ.get("COMMPLAN_CHROMIUM") == "1":
@@ -79,7 +79,7 @@ class Browser:
         os.waitpid(self.process, 0)
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """What `method` answers; events that come meanwhile are kept."""
+        """The answer to `method`; events that arrive before it are stored."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -151,7 +151,7 @@ class Browser:
         return answer["result"].get("value")
 
     def centre(self, selector: str) -> tuple[float, float]:
-        """Where the first element that `selector` matches is, scrolled into view."""
+        """The centre of the first element that matches `selector`, scrolled into view."""
         place = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;"
             " e.scrollIntoView({block: 'center', inline: 'nearest'}); const r = e.getBoundingClientRect();"

@@ -1,7 +1,7 @@
-"""Ranks with a member each, which share: each compares what it gets with what a member alone gets.
+"""Ranks with a member each, which share: each compares its batches with those of a single member.
 
-Words: how many hosts the ranks believe to stand on, and the batch of each member, or one for all; prints, per
-rank, the records that it read.
+Arguments: the number of pretended hosts, and the batch of each member, or one for all. Prints, per rank, the
+records that it read.
 """
 
 from __future__ import annotations

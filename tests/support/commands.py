@@ -1,4 +1,4 @@
-"""What the command has printed, for tests that run it in their own process."""
+"""The output of the command, for tests that run it in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def document(capsys: pytest.CaptureFixture[str]) -> Any:
-    """The one JSON document on stdout; nothing stands on stderr."""
+    """The one JSON document on stdout; stderr must be empty."""
     out, err = capsys.readouterr()
     assert err == ""
     return json.loads(out)

@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Registrar:
-    """What is registered now, by address; refuses what the runtime of a GPU refuses."""
+    """The current registrations, by address; refuses the same calls as the runtime of a GPU."""
 
     def __init__(self) -> None:
         self.ranges: dict[int, int] = {}
@@ -22,6 +22,6 @@ class Registrar:
         del self.ranges[address]
 
     def holds(self, array: Any) -> bool:
-        """Whether a device could read all of `array` where it lies."""
+        """Whether a device could read all of `array` in place."""
         low = array.__array_interface__["data"][0]
         return any(start <= low and low + array.nbytes <= start + size for start, size in self.ranges.items())

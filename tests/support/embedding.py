@@ -25,7 +25,7 @@ def mesh_of(**axes: int) -> Any:
 
 
 def bind(text: str, mesh: Any, shapes: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """The plan `text` (or the example so called) compiled for `mesh` and bound to it."""
+    """The plan `text` (or the example of that name) compiled for `mesh` and bound to it."""
     if "\n" not in text:
         text = (PLANS / f"{text}.plan").read_text(encoding="utf-8")
     passes = options.pop("passes", None)

@@ -1,8 +1,8 @@
-"""The engine of a small MPI world, in terms: what ranks hand to it, read as it reads it, and nothing run.
+"""The engine of a small MPI world, on terms: checks the tables of all ranks without running the engine.
 
-Each rank lowers a phase for itself, with a channel whose library is `Library`: it keeps the tables that the
-engine would be given, and the ranks then carry out each other's lists of instructions in some order that
-their waits allow. Messages in flight are not counted; MPI's own collectives do what MPI says.
+Each rank lowers a phase separately, with a channel whose library is `Library`. It stores the tables for the
+engine, and the ranks then execute each other's instruction lists in some order that respects their waits.
+Messages in flight are not bounded; MPI's collectives have their standard meaning.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Native:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """The collective `number` on arrays that lie in its buffers: their bytes, and rows of `Run`s."""
+    """The collective `number` on arrays inside its buffers: their bytes, and rows of `Run`s."""
 
     number: int
     taken: Array
@@ -193,7 +193,7 @@ def _unset(count: int, what: str, dtype: str) -> Array:
 
 @dataclasses.dataclass
 class _Part:
-    """One rank's part in a collective: its buffers, in elements of `dtype`, and what it has done."""
+    """One rank's part of a collective: its buffers, in elements of `dtype`, and its progress."""
 
     what: List | Native
     dtype: str
@@ -218,7 +218,7 @@ class World:
         self.count = 0
 
     def together(self, requests: list[Request]) -> list[Values]:
-        """What each rank gets of the engine's door that all of them come to."""
+        """The result of each rank from an entry point of the engine that all of them call."""
         names = {eqn.primitive.name for eqn, _ in requests}
         if len(names) != 1:
             raise AssertionError(f"ranks come to {sorted(names)} at one time")

@@ -66,7 +66,7 @@ def on_leaves(function: Any, *trees: Any) -> Any:
 
 
 def example(name: str, sizes: Mapping[str, int] | None = None) -> Case:
-    """The plan as it stands in examples/plans; its inputs are for `sizes`, where those are given."""
+    """The plan in examples/plans, with inputs for `sizes` if given."""
     import ml_dtypes  # noqa: PLC0415 - it comes with jax
 
     sizes, varying = sizes or AXES[name], VARYING[name]

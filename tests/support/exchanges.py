@@ -1,4 +1,4 @@
-"""Plans of parameter exchanges between workers, and what they mean: the equations in NumPy."""
+"""Plans of parameter exchanges between workers, and their meaning: the equations in NumPy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPES: dict[str, tuple[int, ...]] = {"a": (5, 3), "b": (7,), "c": (1, 2, 2), "s
 def plan_text(
     axes: Mapping[str, int], via: str = "", options: str = "", by: str = "mean", states: int = 2
 ) -> str:
-    """A plan that exchanges over all of `axes`; with `n` where the mean is weighted."""
+    """A plan that exchanges over all of `axes`; with `n` for a weighted mean."""
     over = ", ".join(axes)
     both = "weights, moment" if states == 2 else "weights"
     trees = ", ".join(["tree"] * states)
@@ -39,7 +39,7 @@ def zeros(weights: Tree) -> Tree:
 
 
 def momentum(weights: Tree, moment: Tree, gradient: Tree) -> tuple[Tree, Tree]:
-    """Half of what was before and the gradient; a quarter of that is taken from the weights."""
+    """Half of the previous moment plus the gradient; a quarter of that is subtracted from the weights."""
     new = {key: moment[key] * moment[key].dtype.type(0.5) + gradient[key] for key in weights}
     return {key: weights[key] - new[key] * new[key].dtype.type(0.25) for key in weights}, new
 

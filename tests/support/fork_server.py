@@ -1,15 +1,15 @@
-"""Python processes of tests that need not import commplan or JAX again: they are forked from one that has.
+"""Python processes of tests that skip importing commplan or JAX: they are forked from one that has.
 
 Imports take two thirds of the processor time of a job of three ranks, and more without JAX.
 `interpreter.words` begins a command that replaces `python -W error`: a small client, which lives as long as
-the process that a server forks for it. It hands on its descriptors, its working directory and its
-environment, then signals, and it ends as that process ends. The servers end with the process that runs the
+the process that a server forks for it. It passes on its descriptors, its working directory, its environment
+and signals, and it ends with the status of that process. The servers end with the process that runs the
 tests.
 
 The modules are imported and the grammar of plans is built, but JAX has no backend yet, and MPI, which starts
-when it is imported, is not there. There are two servers with hashes of their own, or all ranks of a job would
-go through sets in the same order. In another environment than that of its server (variables of JAX, XLA or
-Python; a library to be loaded first) the client becomes the interpreter itself.
+when it is imported, is not loaded. There are two servers with different hash seeds; otherwise all ranks of a
+job would iterate over sets in the same order. If the environment differs from that of its server (variables
+of JAX, XLA or Python; a preloaded library) the client becomes the interpreter itself.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def end_as(status: int) -> NoReturn:
 def serve(path: str, settings: bytes) -> list[str]:
     """Fork a process for each client, until the standard input closes; returns in those, with their program.
 
-    settings: what this server has read at import, as JSON.
+    `settings`: the environment that this server has read at import, as JSON.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
@@ -161,7 +161,7 @@ def serve(path: str, settings: bytes) -> list[str]:
 
 
 def _request(client: socket.socket) -> tuple[bytes, list[int]]:
-    """What a client asks for, and its descriptors; nothing if it is gone."""
+    """A client's request, and its descriptors; empty if it is gone."""
     try:
         words, descriptors, _, _ = socket.recv_fds(client, MOST, 3)
     except OSError:
@@ -174,7 +174,7 @@ def _wake(_number: int, _frame: FrameType | None) -> None:
 
 
 def _reap(clients: dict[int, socket.socket], waiting: selectors.BaseSelector) -> None:
-    """Say how processes have ended to those for whom they ran."""
+    """Send the exit status of processes to their clients."""
     with contextlib.suppress(ChildProcessError):
         while True:
             process, status = os.waitpid(-1, os.WNOHANG)

@@ -1,9 +1,9 @@
-"""A program of plain JAX under `commplan.guard`, in which the last process does something wrong.
+"""A program of plain JAX under `commplan.guard`, with a fault in the last process.
 
     python guarded.py PROGRAM FAULT PORT INDEX
 
 PROGRAM: `jit` with shardings, `shard_map` with `psum`, or `split`, which calls two steps in turn. FAULT:
-`none`, or what the culprit does before its fourth step: `stop`, `kill`, `sleep`, `skip`, `shape`, `late`.
+`none`, or the fault before the fourth step: `stop`, `kill`, `sleep`, `skip`, `shape`, `late`.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def noisy(x: Any, rng: Any) -> Any:
 
 
 def bound(design: str, members: int, mesh: Any, bad: int | None = None) -> tuple[Any, list[int]]:
-    """A run whose decode fails on the record that begins with `bad`; and what it has decoded."""
+    """A run whose decode fails on the record that begins with `bad`; and the list of decoded records."""
     decoded: list[int] = []
 
     def decode(record: Any) -> Any:
@@ -68,7 +68,7 @@ def bound(design: str, members: int, mesh: Any, bad: int | None = None) -> tuple
 
 
 def seen(run: Any, epochs: int, **options: Any) -> list[dict[str, tuple[tuple[int, ...], int]]]:
-    """Shape and checksum of what this process's first device holds of every value of every batch."""
+    """Shape and checksum of every value of every batch on this process's first device."""
     items: list[dict[str, tuple[tuple[int, ...], int]]] = []
     with run.batches(**options) as batches:
         for _ in range(epochs):
@@ -110,9 +110,8 @@ def failing(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str, An
 
 
 def without_cpu(port: str, index: int, count: int) -> None:
-    """Make the platform of JAX_PLATFORMS: CPU devices by another name, so that JAX has no CPU, as under
-    JAX_PLATFORMS=cuda. They meet at a service of their own: two CPUs of one service would be one by its keys.
-    """
+    """Use the platform of JAX_PLATFORMS: CPU devices under another name, so that JAX has no CPU, as with
+    JAX_PLATFORMS=cuda. The processes use a separate service: its keys would confuse two CPUs."""
     address = f"localhost:{port}"
     if index == 0:
         KEPT.append(_jax.get_distributed_runtime_service(address, count))

@@ -16,9 +16,9 @@ from support import fork_server
 
 
 def words(environment: Mapping[str, str] = os.environ, jax: bool = True) -> list[str]:
-    """What comes before a file, `-c` or `-m` in a command that is started in `environment`.
+    """The beginning of a command, before a file, `-c` or `-m`, in `environment`.
 
-    jax: whether JAX has been imported in the process.
+    `jax`: whether the process has JAX imported.
     """
     settings = tuple(sorted(fork_server.read_at_import(environment).items()))
     folder = _served(settings, fork_server.JAX if jax else fork_server.PLAIN)

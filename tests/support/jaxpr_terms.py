@@ -1,7 +1,7 @@
-"""What a jaxpr computes, in terms: for every rank of a mesh, element by element, with nothing run.
+"""Interpret a jaxpr on terms: for every rank of a mesh, element by element, without running it.
 
-The devices of a `shard_map` go through its jaxpr in step; a collective takes what all of them bring to it.
-What JAX's own primitives mean stands here once more, in NumPy on arrays of terms (see `terms`).
+The devices of a `shard_map` step through its jaxpr together; a collective combines the operands of all. The
+meaning of JAX's primitives is defined here again, in NumPy on arrays of terms (see `terms`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ OPAQUE = "opaque:"  # names of jitted functions that stand for those of users
 
 
 def opaque(name: str, results: int = 1, *, linear: bool = False) -> Callable[..., Any]:
-    """A function of users, of which nothing is known but that it is elementwise, or linear: on arrays of
-    terms it gives unknowns, under JAX equations that this interpreter knows again."""
+    """A user function with no known property except elementwise, or linear. On arrays of terms it returns
+    unknowns, and under JAX equations that this interpreter recognises."""
     from commplan.pytree import flatten  # noqa: PLC0415 - JAX and the plan stay apart
 
     def function(*trees: Any) -> Any:
@@ -58,20 +58,20 @@ def _opaque_leaf(name: str, linear: bool, column: Sequence[Any]) -> Any:
 
 
 def unknown(name: str, column: Sequence[Array], *, linear: bool = False) -> Array:
-    """What the function `name` makes of arrays of terms, element by element."""
+    """The results of function `name` for arrays of terms, element by element."""
     if linear:
         return terms.each(functools.partial(terms.times_unknown, name), *column)
     return terms.each(lambda *xs: terms.atom(name, xs, xs[0].dtype), *column)
 
 
 class Walker:
-    """One rank on its way through a jaxpr. `place`: where it stands along each axis of `sizes`."""
+    """One rank stepping through a jaxpr. `place`: its position along each axis of `sizes`."""
 
     def __init__(self, sizes: Mapping[str, int], place: Mapping[str, int]) -> None:
         self.sizes, self.place = sizes, place
 
     def walk(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> Walk:
-        """The results of `jaxpr`; what is asked of all ranks together is yielded."""
+        """The results of `jaxpr`; yields requests that involve all ranks."""
         env: dict[Any, Array] = {}
 
         def read(atom: Any) -> Array:
@@ -130,7 +130,7 @@ class Walker:
 
 
 def position(sizes: Mapping[str, int], place: Mapping[str, int], axes: Sequence[str]) -> int:
-    """Where a rank stands among those along `axes`, first named major."""
+    """The position of a rank among those along `axes`, first named major."""
     at = 0
     for axis in axes:
         at = at * sizes[axis] + place[axis]
@@ -148,7 +148,7 @@ def interpret(closed: Any, args: Sequence[Any]) -> Values:
 
 
 def in_step(walks: Sequence[Walk], together: Callable[[list[Request]], list[Values]]) -> list[Values]:
-    """Let ranks walk from one request to the next; `together` says what each of them gets of it."""
+    """Run all ranks from one request to the next; `together` computes the result of each."""
     ends: list[Values | None] = [None] * len(walks)
     given: list[Values | None] = [None] * len(walks)
     while True:
@@ -264,7 +264,7 @@ def _collective(
 
 
 def _moved(name: str, how: Mapping[str, Any], xs: Values) -> Values:
-    """What each rank of a group gets."""
+    """The result of each rank of a group."""
     ways = len(xs)
     if name in _SUMS:
         return [terms.fold(_SUMS[name], [lift(x) for x in xs])] * ways
@@ -290,7 +290,7 @@ def _moved(name: str, how: Mapping[str, Any], xs: Values) -> Values:
 
 
 def _alike(*xs: Array) -> Values:
-    """Arrays of terms where one of them is."""
+    """Arrays of terms, if any argument is one."""
     return list(xs) if all(map(is_known, xs)) else [lift(x) for x in xs]
 
 

@@ -16,7 +16,7 @@ WAIT_S = 120.0  # for what a loaded machine does late; nothing waits as long as 
 
 
 class Client:
-    """One open document, and what the server said of each of its versions."""
+    """One open document, and the server's diagnostics for each of its versions."""
 
     def __init__(self, client: LanguageClient) -> None:
         self.client = client
@@ -45,7 +45,7 @@ class Client:
         self.client.text_document_did_change(types.DidChangeTextDocumentParams(document, [event]))
 
     async def diagnostics(self) -> list[types.Diagnostic]:
-        """What is wrong with the newest version, once the server has looked at it."""
+        """The diagnostics of the newest version, once the server has checked it."""
         while True:
             params = await asyncio.wait_for(self.published.get(), WAIT_S)
             if params.version == self.version:
@@ -69,7 +69,7 @@ class _Watching(LanguageClient):
 
 @asynccontextmanager
 async def connected(flags: Sequence[str] = (), encoding: str = "utf-16") -> AsyncIterator[Client]:
-    """A client whose server has said hello, and is asked to leave in the end."""
+    """A client of an initialised server, which is shut down at the end."""
     language_client = _Watching("tests", "1")
     await language_client.start_io(sys.executable, "-m", "commplan", "lsp")
     general = types.GeneralClientCapabilities(position_encodings=[types.PositionEncodingKind(encoding)])

@@ -1,10 +1,10 @@
-"""Proofs of programs whose ranks have rounds of their own: which send meets which receive, whether all ranks
-get to their end, and then what the prover of programs says of the messages.
+"""Proofs of programs whose ranks have separate rounds.
 
-Ranks go through their rounds one after another, so two rounds of one rank are never open together. A round
-completes when it is open and so are the rounds of its peers that hold the other ends of its messages. It
-stays open until it completes: whatever can complete does in the end, in whichever order. So the rounds that
-complete are the same in every execution, and what is found here is what happens.
+First the sends and receives are matched and all ranks must reach their end; then the prover of programs
+checks the messages. Ranks run their rounds one after another, so two rounds of one rank are never open
+together. A round completes when it is open and so are the rounds of its peers with the other ends of its
+messages. It stays open until it completes, so every round that can complete does, in any order. Therefore the
+same rounds complete in every execution, and the result holds for all executions.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ OPEN_LIMIT = 64  # ranks of a circle that are named one by one
 
 
 class Messages(NamedTuple):
-    """Messages whose two ends have met, one entry each.
+    """Matched messages, one entry each.
 
-    send, receive: places in `Projection.sends` and `.receives`. read, write: times; the sender's slots are
-    read after all that is written at `read` and before what is written later; the receiver's are written at
-    `write`. Times are 0 (before all) and up.
+    Attributes:
+        send, receive: indices in `Projection.sends` and `.receives`.
+        read: the time at which the sender's slots are read: after all writes at `read`, before later writes.
+        write: the time at which the receiver's slots are written. Times count from 0 (before all).
     """
 
     send: Ints
@@ -38,10 +39,10 @@ class Messages(NamedTuple):
 
 
 def prove(projection: Projection) -> tuple[Counterexample, ...]:
-    """Why `projection` does not do what its collective promises; empty: it is proved.
+    """The reason why `projection` violates its postcondition; empty if it is proved.
 
-    Proved is what `commplan.verify.programs.proof.prove` proves of a program; and besides, that every send
-    meets a receive of the same chunks, and all ranks get to their end although a send completes only when its
+    Proves the properties of `commplan.verify.programs.proof.prove`, and also that every send matches a
+    receive of the same chunks, and that all ranks reach their end although a send completes only when its
     receive is posted.
     """
     messages = unfit(projection.head) or match(projection)
@@ -229,7 +230,7 @@ def _stuck(
     pairs: list[tuple[int, int]],
     loose: list[tuple[bool, int]],
 ) -> Counterexample:
-    """Follow who waits for whom, from the lowest rank that is stuck, to a circle or a missing message."""
+    """Follow the waits, from the lowest rank that is stuck, to a cycle or a missing message."""
     lacks: dict[int, tuple[bool, int]] = {}  # round -> an end that nobody will ever meet
     awaits: dict[int, tuple[int, bool, int]] = {}  # round -> the round of a peer that has not opened
     for is_send, place in loose:

@@ -1,9 +1,9 @@
-"""What a plan means, straight from its graph: the judge of compiler and oracle alike.
+"""The meaning of a plan, from its graph: the judge of compiler and oracle alike.
 
-Every leaf is one array with a dimension for each axis of the plan (its value on each rank) followed
-by the leaf as the user thinks of it: whole. `same` values are equal along an axis. A split value is
-the whole value, wherever its pieces lie, so `slice` and `gather` change nothing and `scatter` is a
-`reduce`. Floats are float64 whatever the plan says; integers keep their type and wrap around.
+Every leaf is one array with a dimension for each axis of the plan (its value on each rank), followed by the
+whole leaf. `same` values are equal along an axis. A split value is the whole value, independent of the
+location of its parts, so `slice` and `gather` change nothing and `scatter` is a `reduce`. Floats are float64
+for any declared type; integers keep their type and wrap around.
 """
 
 from __future__ import annotations

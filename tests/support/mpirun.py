@@ -47,10 +47,11 @@ def environment() -> dict[str, str]:
 
 
 def command(ranks: int, script: Path | str, *words: object, forked: bool = True) -> list[str]:
-    """`script` on so many ranks of this machine; a text with line breaks or blanks is the program itself.
+    """The command that runs `script` on `ranks` ranks of this machine; text with line breaks or blanks is a
+    program.
 
-    forked: from a process that has imported JAX. What is looked up by the environment that a process was
-    started with (`/proc/PID/environ`) is not found then.
+    `forked`: from a process that has imported JAX. Then processes cannot be found by their initial
+    environment (`/proc/PID/environ`).
     """
     program = ["-c", script] if isinstance(script, str) else [str(script)]
     mpirun = [str(MPIRUN), "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
@@ -79,11 +80,11 @@ def start(
 
 
 def ended_well(done: subprocess.CompletedProcess[str]) -> str:
-    """What the ranks printed."""
+    """The output of the ranks."""
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
 
 
 def run(ranks: int, script: Path | str, *words: object, timeout: float = 240) -> str:
-    """What the ranks print; they must end well."""
+    """The output of the ranks, which must end without errors."""
     return ended_well(start(ranks, script, *words, timeout=timeout))

@@ -30,7 +30,7 @@ class End:
 
 
 class Draft:
-    """A program that can be changed: message i is `sends[i]` and `receives[i]`, None where an end is gone."""
+    """A mutable program: message i is `sends[i]` and `receives[i]`, None if an end is removed."""
 
     def __init__(self, of: ChunkProgram) -> None:
         self.program = of
@@ -49,7 +49,7 @@ class Draft:
         return Projection(of.name, of.kind, of.ranks, of.chunks, sends, receives, of.root, of.targets)
 
     def changed(self) -> ChunkProgram | None:
-        """The program that it is now; None where the two ends of a message differ, which no program says."""
+        """The current program; None if the two ends of a message differ, which a program cannot express."""
         rounds: dict[int, list[Send]] = {}
         for send, receive in zip(self.sends, self.receives, strict=True):
             if send is None and receive is None:
@@ -74,7 +74,7 @@ def _posts(ends: list[End]) -> Posts:
 
 
 class Mutant(NamedTuple):
-    """A broken program and what was done to it; `program` is None where that is no program any more."""
+    """A broken program and its change; `program` is None if the result is not a valid program."""
 
     kind: str
     what: str

@@ -29,7 +29,7 @@ phase other {
 
 
 def tokens(jaxpr: Any) -> list[tuple[Any, Any]]:
-    """What each operation takes and gives as its token."""
+    """The token operand and the token result of each operation."""
     found: list[tuple[Any, Any]] = []
     for eqn in jaxpr.eqns:
         if str(eqn.primitive).startswith("commplan_"):

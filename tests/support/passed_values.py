@@ -1,6 +1,6 @@
-"""What phases make of the kinds of values that programs pass, on a mesh and on ranks alike.
+"""The results of phases for the kinds of values that programs pass, on a mesh and on ranks alike.
 
-`mpirun -n 2 python passed_values.py OUT.pkl` runs it on ranks: rank 0 writes what it found.
+`mpirun -n 2 python passed_values.py OUT.pkl` runs it on ranks: rank 0 writes the results.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def found(call: Callable[[], Any]) -> Any:
 
 
 def outcomes(where: Any) -> dict[str, Any]:
-    """What a run on `where` gives, by case."""
+    """The results of a run on `where`, by case."""
     run = commplan.loads(PLAN).compile(where, shapes=SHAPES).bind(where)
 
     def numbers(loss: Any, count: Any, tree: Any) -> Any:
@@ -139,7 +139,8 @@ def pairs_of(tree: Any) -> Any:
 
 
 def moves(where: Any, mine: Any, pairs: Any) -> dict[str, Any]:
-    """What each verb that moves gives, of `mine`: of this rank, or of all along a leading dimension."""
+    """The result of each verb that moves data, for `mine`: that of this rank, or of all in a leading
+    dimension."""
     one = leaves_of(0)
     shapes = {"mine": one, "held": one, "pairs": pairs_of(one)}
     run = commplan.loads(MOVES).compile(where, shapes=shapes).bind(where)

@@ -1,7 +1,7 @@
-"""A compiled plan in terms: its inputs as unknowns, what it means, and what its schedule rounds.
+"""A compiled plan on terms: its inputs as unknowns, its meaning, and the roundings of its schedule.
 
-The meaning comes from the plan's graph (`meaning`), exact. The schedule's own ops, done by the oracle on
-terms, say which roundings each element goes through.
+The meaning comes from the plan's graph (`meaning`), and is exact. The oracle executes the schedule's ops on
+terms, which gives the roundings of each element.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Tree = Any
 
 class TermJudge(Judge):
     """`meaning.Judge` on arrays of exact terms, which have no order: an extreme is one of its members. An
-    exchange is a mean and a map: what comes of it where workers keep the states."""
+    exchange is a mean and a map: the result if the workers keep the states."""
 
     def stage(self, stage: graph.Stage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
         if not isinstance(stage, graph.ExchangeStage):
@@ -99,7 +99,7 @@ def oracle_on_terms() -> Generator[None]:
 
 
 class InTerms:
-    """A compiled case, its inputs as unknowns, and what is to come of it: `wanted`, phase by phase."""
+    """A compiled case, its inputs as unknowns, and the expected results, `wanted`, phase by phase."""
 
     def __init__(self, case: Case, backend: Any = None) -> None:
         terms.forget()
@@ -151,10 +151,11 @@ class InTerms:
         return rebuild([terms.lift(leaf, dtype) for leaf, dtype in zip(laid, dtypes, strict=True)])
 
     def check(self, phase: str, kind: str, name: str, tree: Tree, value: Any, how: Any = None) -> int:
-        """Raise AssertionError unless `tree`, output or state `name` after `phase`, is what the plan means,
-        rounded where the schedule rounds. How many elements were compared.
+        """Check that `tree`, output or state `name` after `phase`, is the plan's result, with the schedule's
+        roundings.
 
-        how: what is compared of an array in the global layout; None: all of it.
+        Raises AssertionError otherwise; returns the number of compared elements. `how` selects the compared
+        part of an array in the global layout; None compares all of it.
         """
         place = ("output", "state").index(kind)
         meant, rounded = self.meaning[phase][place][name], self.rounded[phase][place][name]

@@ -1,8 +1,7 @@
 """Random well-typed plans, as text: every stage, clause, hint and placement of the language.
 
-`random_plan` builds a graph with its own small model of the rules, which shares nothing with the
-checker, and prints it. What it writes must check clean. Where plans are to be run, with data and
-functions, see `random_case`.
+`random_plan` builds a graph with a separate small model of the rules, which shares nothing with the checker,
+and prints it. The text must pass the check. For plans to run, with data and functions, see `random_case`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two members of two ranks with steps of their own: `mpirun -n 4 python preflight_grid.py`."""
+"""Two members of two ranks with different steps: `mpirun -n 4 python preflight_grid.py`."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ Words = list[str]
 
 
 class Job:
-    """What a rank or a process does: with a run over MPI, or on a mesh of all processes."""
+    """The program of a rank or a process: with a run over MPI, or on a mesh of all processes."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ def outcome(call: Callable[[], Any]) -> str:
 
 
 def same(job: Job) -> Words:
-    """Trains as `jax.jit` does, and goes on for another batch; a step that is known is not compared again."""
+    """Trains as `jax.jit` does, and continues with another batch; a known step is not compared again."""
     step, plain, before = job.step(), jax.jit(job.step(bare=True)), compared(job)
     for rows in (8, 16, 8, 8):
         params, x = job.arguments(rows)
@@ -355,7 +355,7 @@ CASES: dict[str, Callable[[Job], Words]] = {
 
 
 def mesh_of_job(backend: str, port: int, number: int) -> Any:
-    """What a process binds to: a communicator of all ranks, or a mesh of the devices of two processes."""
+    """The binding of a process: a communicator of all ranks, or a mesh of the devices of two processes."""
     if backend == "mpi":
         from mpi4py import MPI  # noqa: PLC0415
 

@@ -1,9 +1,8 @@
-"""Counter-examples replayed: the projection is executed, message by message, and the claim looked for.
+"""Replay of counter-examples: execute the projection, message by message, and search for the claim.
 
-Nothing of the prover is used here. Ranks run one after another, each as far as it gets; what they do in
-another order comes to the same (see `matching`). A slot holds, per rank, how often that rank's contribution
-is in it, and a number made of the contributions by an addition that is commutative but, like that of
-floating-point numbers, not associative.
+It uses nothing of the prover. Ranks run one after another, each as far as possible; any other order has the
+same result (see `matching`). A slot holds, per rank, the count of that rank's contribution, and a number
+computed by an addition that is commutative but, like that of floating-point numbers, not associative.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class LocalRound(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """A send and a receive that met: in which rounds, and which chunks (first, how many) each has."""
+    """A matched send and receive: their rounds, and the chunks (first, count) of each."""
 
     src: int
     dst: int
@@ -63,12 +62,15 @@ class Waiting(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """What happened.
+    """The result of an execution.
 
-    counts: [ranks, chunks, ranks], how often each rank's contribution is in each slot at the end. digests:
-    [ranks, chunks], the sums in their order. written: after each write, rank, its round, sender and chunk ->
-    the counts. unset: what was sent from or added to slots that held nothing: rank, round, peer, chunk.
-    waiting: the ranks that did not get to their end. left: the rounds they have not done, with that one.
+    Attributes:
+        counts: [ranks, chunks, ranks], the count of each rank's contribution in each slot at the end.
+        digests: [ranks, chunks], the sums in their order.
+        written: after each write: (rank, its round, sender, chunk) -> the counts.
+        unset: reads of empty slots: rank, round, peer, chunk.
+        waiting: the ranks that did not reach their end.
+        left: their remaining rounds, including the current one.
     """
 
     counts: Ints
@@ -81,7 +83,7 @@ class Execution(NamedTuple):
 
 
 class _Open(NamedTuple):
-    """An end that is posted: its round, and of a send what the slots held."""
+    """A posted end: its round, and for a send the contents of the slots."""
 
     post: Post
     round: int
@@ -90,7 +92,7 @@ class _Open(NamedTuple):
 
 
 def rounds_of(projection: Projection, rank: int) -> tuple[LocalRound, ...]:
-    """The rounds of one rank in the order in which it goes through them."""
+    """The rounds of one rank in the order of execution."""
     sends = _posts(projection.sends, rank)
     receives = _posts(projection.receives, rank)
     return tuple(
@@ -150,7 +152,7 @@ class _Machine:
         )  # fmt: skip
 
     def _open(self, rank: int) -> None:
-        """Post all ends of the rank's next round; what it sends is what its slots hold now."""
+        """Post all ends of the rank's next round; sends read the current contents of its slots."""
         if self.at[rank] == len(self.rounds[rank]):
             return
         now = self.rounds[rank][self.at[rank]]
@@ -229,15 +231,16 @@ def _counted(counts: Any) -> dict[int, int]:
 
 
 def execute(projection: Projection, *, without: Write | None = None, last_first: bool = False) -> Execution:
-    """Run all ranks. `without` leaves out what one chunk of one message writes; `last_first` lets the ends of
-    a round meet in the opposite order, where several could."""
+    """Run all ranks. `without` omits the writes of one chunk of one message; `last_first` matches the ends of
+    a round in the opposite order, if several are possible."""
     return _Machine(projection, without, last_first).run()
 
 
 def correct(projection: Projection) -> bool:
-    """Whether an execution, which knows nothing of the prover, gives exactly what the collective promises.
+    """Whether an execution, independent of the prover, gives exactly the postcondition of the collective.
 
-    All ranks get to their end, and every slot that matters holds every contribution once, sums alike on all.
+    All ranks reach their end, and every slot that matters holds every contribution once, with equal sums on
+    all.
     """
     done = execute(projection)
     if done.waiting or done.unset or any(one.sent != one.wanted for one in done.meetings):
@@ -273,7 +276,7 @@ def _same(one: Execution, other: Execution, projection: Projection) -> bool:
 
 
 def replay(projection: Projection, claim: Counterexample) -> bool:
-    """Whether what `claim` says really happens when the ranks of `projection` run."""
+    """Whether the situation described by `claim` really occurs when the ranks of `projection` run."""
     return _SHOWN[claim.failure](projection, claim)
 
 

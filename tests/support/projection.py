@@ -1,9 +1,9 @@
-"""A chunk program as ranks execute it: each has its own sequence of rounds and sees no other's.
+"""A chunk program as ranks execute it: each has a separate sequence of rounds.
 
 A rank enters a round, posts all its sends and receives at once, and leaves when all have completed. A send
-completes only when its receive is posted (rendezvous). Between two ranks messages are matched in the order in
-which they were posted, each run of chunks for itself: runs that fit one by one also fit as one message.
-Nothing else orders the ranks: what was changed at one end alone need not fit together any more.
+completes only when its receive is posted (rendezvous). Messages between two ranks are matched in the order of
+posting, each run of chunks separately: runs that match one by one also match as one message. There is no
+other ordering between ranks: if one end is changed, the two need not match any more.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from commplan.collectives.program import NO_TARGETS, Bools, ChunkProgram, Ints, 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Posts:
-    """What ranks post, one entry for each end of a message, in the order of rank and round, then as posted.
+    """The posted ends of messages, one entry each, in the order of rank, round and posting.
 
-    rank: whose it is. round: in which of its rounds; a rank goes through the numbers it has in rising order.
-    peer: to or from whom. chunk, size: chunks `chunk` to `chunk + size - 1`. reduce: what a receive does
-    (without meaning in sends).
+    Attributes:
+        rank: the rank that posts it.
+        round: its round; a rank executes its rounds in rising order.
+        peer: the other rank.
+        chunk, size: chunks `chunk` to `chunk + size - 1`.
+        reduce: the operation of a receive (without meaning in sends).
     """
 
     rank: Ints

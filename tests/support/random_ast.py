@@ -1,4 +1,4 @@
-"""Random trees of the language, and a printer with random space: what the parser must read back.
+"""Random syntax trees, and a printer with random space: the parser must return the same tree.
 
 Nothing here uses the parser or the formatter. `bare` is a tree without its spans.
 """

@@ -130,7 +130,7 @@ class _Writer(StageWriter):
     # phases
 
     def start(self) -> list[str]:
-        """States from inputs: as they are where nothing is partial, reduced first where something is."""
+        """States from inputs: unchanged, or reduced first if they are partial."""
         lines: list[str] = []
         for number in range(self.random.randint(0, 2)):
             sources = [v for v in self.inputs[:-2] if not v.partial & self.ensembles]
@@ -202,7 +202,7 @@ class _Writer(StageWriter):
         return " ".join(f"{word} {', '.join(axes)}" for word, axes in parts if axes)
 
     def order(self) -> dict[str, tuple[str, ...]]:
-        """For some trees, an order in which a backward pass might make the leaves."""
+        """For some trees, a possible order of the leaves in a backward pass."""
         orders: dict[str, tuple[str, ...]] = {}
         for var in self.inputs:
             if var.is_tree and self.random.random() < 0.4:

@@ -43,9 +43,9 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class Var:
-    """A value while the plan is written: what the next stages may do with it.
+    """A value while the plan is written, and the stages that may use it.
 
-    `form` is a tree of `Spec`s, or one `Spec`; `key` tells apart forms that cannot be combined.
+    `form` is a tree of `Spec`s, or one `Spec`; values with different `key` cannot be combined.
     """
 
     name: str
@@ -101,7 +101,7 @@ _GRIDS = (
 
 
 class StageWriter:
-    """What a plan has so far: its axes, values, functions, and the stages that they allow."""
+    """The plan so far: its axes, values, functions, and the stages that they allow."""
 
     def __init__(self, seed: int, dtypes: Sequence[str]) -> None:
         self.seed = seed
@@ -120,7 +120,7 @@ class StageWriter:
         self.lines: list[str] = []
 
     def stage(self, live: list[Var]) -> list[str] | None:
-        """One random stage on a random value; None where the draw fits no stage."""
+        """One random stage on a random value; None if no stage fits."""
         var = self.random.choice([v for v in live if v.name[0] != "s"] or live)
         kinds = [self.reduce, self.reduce, self.broadcast, self.scatter, self.slice, self.gather, self.shift,
                  self.swap, self.unary, self.binary, self.elastic]  # fmt: skip
@@ -307,7 +307,7 @@ class StageWriter:
         return f"{made.name} = map {self.fn('blend', [var, other])}({var.name}, {other.name})", made
 
     def elastic(self, var: Var, live: list[Var]) -> tuple[str, Var] | None:
-        """The centre is a state that has what `var` has, but same over the axes."""
+        """The centre is a state with the type of `var`, but the same over the axes."""
         for state in self.states:
             over = [axis for axis in self.axes if axis in var.per - state.per - self.ensembles]
             fits = (var.key, var.split, var.partial) == (state.key, state.split, frozenset())

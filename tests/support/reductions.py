@@ -121,7 +121,7 @@ def _step(case: Case, where: Any) -> Any:
 
 
 def check(case: Case, where: Any) -> None:
-    """Raise AssertionError unless every element is what the manual says."""
+    """Raise AssertionError unless every element has the value that the manual defines."""
     for path, found in run(case, where).items():
         rows = case.leaves[path]
         assert found.dtype == rows.dtype, f"{case.name}: {path} is {found.dtype}, not {rows.dtype}"
@@ -165,7 +165,7 @@ def expected(case: Case, rows: Array) -> tuple[Array, Array | None]:
 
 
 def _extreme(case: Case, rows: Array, own: str) -> Array:
-    """NaN if one is, else the largest or least, of zeros the one with its sign; in the wire type."""
+    """NaN if one is, otherwise the largest or least, with the sign of zero; in the wire type."""
     with np.errstate(over="ignore"):
         wire = FLOATS[case.option("wire") or own]
         sent = rows if wire.itemsize > rows.dtype.itemsize else rows.astype(wire)
@@ -313,6 +313,6 @@ def drawn(seed: int, shapes: tuple[tuple[int, int], ...]) -> Case:
 
 
 def refused(error: Exception) -> bool:
-    """Whether the plan says an option that changes nothing, which is an error of its own."""
+    """Whether the error is for an option of the plan without effect."""
     found = getattr(error, "diagnostics", ())
     return bool(found) and all(each.code in ("CP0610", "CP0613", "CP0614") for each in found)

@@ -61,7 +61,7 @@ def leaves(count: int) -> dict[str, Any]:
 
 
 def many_leaves(folder: Path, bucket: str) -> Path:
-    """A plan that reduces a tree in buckets of their own size."""
+    """A plan that reduces a tree in buckets of size `bucket`."""
     plan = folder / "leaves.plan"
     plan.write_text(
         "plan leaves\naxis data = 8\ninput grads : tree partial data\n"

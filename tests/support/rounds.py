@@ -34,7 +34,8 @@ def execute(
 
 
 def keeps_its_promise(program: ChunkProgram, size: int, seed: int = 0) -> bool:
-    """Whether whole numbers come out right in a buffer of `size` elements; what is not promised is noise."""
+    """Whether integer results in a buffer of `size` elements are correct; elements outside the postcondition
+    are noise."""
     draw = np.random.default_rng(seed)
     at = bounds(program.kind, program.ranks, program.chunks, size)
     assert at[0] == 0 and at[-1] == size and np.all(np.diff(at) >= 0)
@@ -54,8 +55,8 @@ def keeps_its_promise(program: ChunkProgram, size: int, seed: int = 0) -> bool:
 
 
 def expressions(program: ChunkProgram) -> np.ndarray:
-    """What each slot holds at the end, as numbers [ranks, chunks] that are equal where the expressions are,
-    a + b and b + a being one expression, (a + b) + c and a + (b + c) two."""
+    """The expression of each slot at the end, as numbers [ranks, chunks] that are equal for equal
+    expressions. a + b equals b + a, but (a + b) + c differs from a + (b + c)."""
     draw = np.random.default_rng(1)
     begin = draw.integers(1, 2**63, (program.ranks, program.chunks), np.uint64)
     slots = [[begin[r, c] for c in range(program.chunks)] for r in range(program.ranks)]

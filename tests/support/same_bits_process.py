@@ -1,4 +1,4 @@
-"""A member in a process of its own, without JAX: python same_bits_process.py DESIGN RUN PLACE."""
+"""A member in a separate process, without JAX: python same_bits_process.py DESIGN RUN PLACE."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def _trees(plan: graph.Plan, rng: random.Random) -> dict[str, Any]:
 
 
 def _small(text: str, rng: random.Random) -> str:
-    """Sizes of a sample plan made small, so that the oracle is quick; limits of bytes likewise."""
+    """Sizes of a sample plan made small, so that the oracle is fast; bounds in bytes likewise."""
     text = re.sub(r"\b(\d+), (\d+), 3\]", "2, 2, 3]", text)
     text = re.sub(r"\b1_000\b", "1", text.replace("[64, 8, 8]", "[8, 8, 8]").replace("batch 7", "batch 6"))
     text = re.sub(r"readers = 50", "readers = 1", text)
@@ -119,7 +119,7 @@ def _small(text: str, rng: random.Random) -> str:
 
 
 def _compiled(name: str, text: str, rng: random.Random, passes: str | None = None) -> Base:
-    """Raises CommplanError where the draw fits no schedule."""
+    """Compile a sample. Raises CommplanError if the draw is invalid."""
     plan = commplan.loads(text, f"{name}.plan")
     graph_ = plan.graph
     sizes = {axis.name: axis.size or rng.choice((2, 3)) for axis in graph_.axes}
@@ -151,7 +151,7 @@ def _passes(rng: random.Random) -> str | None:
 
 
 def sample(path: Path, number: int) -> Base | None:
-    """A sample plan, in a variant that follows from `number`; None where it cannot be compiled."""
+    """A sample plan, in variant `number`; None if it cannot be compiled."""
     rng = random.Random(f"{path.stem} {number}")
     try:
         return _compiled(path.stem, _small(path.read_text(), rng), rng, _passes(rng))
@@ -227,7 +227,7 @@ def extra_base(number: int) -> Base | None:
 
 
 def bases(seed: int, share: float = 1.0) -> Iterator[Base | CommplanError]:
-    """The schedules of one campaign, a `share` of them; where a pass broke one, what the compiler says."""
+    """The schedules of one campaign, a `share` of them; or the compiler's error if a pass broke one."""
     rng = random.Random(f"bases {seed}")
     variants = max(1, round(3 * share))
     makers: list[Callable[[int], Base | None]] = [partial(sample, path) for path in SAMPLES] * variants

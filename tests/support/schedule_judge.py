@@ -1,4 +1,4 @@
-"""Whether a schedule still does what the one that it was made from does: outputs, states and placements."""
+"""Whether an edited schedule still does the same as the original: outputs, states and placements."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _apart_by(a: Array, b: Array, dtype: DType) -> str:
 
 
 class Judge:
-    """Tells whether what was made from a schedule still does what the schedule does."""
+    """Compares edited schedules with the original."""
 
     def __init__(self, schedule: ir.Schedule, linear: Iterable[str]) -> None:
         self.schedule, self.linear = schedule, frozenset(linear)
@@ -163,7 +163,8 @@ class Judge:
         return verdict
 
     def _exact_where_it_differs(self, other: ir.Schedule) -> bool:
-        """Whether what `other` gives is what the schedule gives, or would give if nothing was rounded."""
+        """Whether the results of `other` equal those of the schedule, or would equal them without
+        rounding."""
         with exact():
             for scale, meant in zip(SCALES, self.meant, strict=True):
                 plain = behaviour(self.schedule, self.schedule, self.linear, scale, rounding=False)
@@ -202,7 +203,7 @@ def _roundings(schedule: ir.Schedule) -> Counter[tuple[Any, ...]]:
 
 
 def _widths(schedule: ir.Schedule) -> dict[tuple[Any, ...], int]:
-    """The narrowest type in which the ops of each line of the plan add."""
+    """The narrowest type of the additions of each line of the plan."""
     found: dict[tuple[Any, ...], int] = {}
     for phase, op, values in _ops(schedule):
         if isinstance(op, ir.LocalSum) or (isinstance(op, ir.Collective) and op.op is not None):

@@ -1,8 +1,8 @@
-"""Schedules broken on purpose: every single edit of a schedule, one at a time.
+"""Mutants of schedules: every single edit, one at a time.
 
-Edits are read off the structs: fields get other values of their types, references other values (of equal
-shape first), tuples lose, repeat or exchange members. Ops are dropped, repeated, exchanged, moved and cut
-out, their readers then reading what they read. `schedule_repair` makes what follows fit.
+Edits are derived from the structs: fields get other values of their types, references other values (of equal
+shape first), tuples lose, repeat or exchange members. Ops are dropped, repeated, exchanged, moved and
+removed, and readers of a removed op read its operands. `schedule_repair` adapts the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAMES = ("native", *algorithms())
 
 
 class Edit(NamedTuple):
-    """One change. op: the place of the op it is made to, None where it is made to something else."""
+    """One change. `op`: the index of the changed op, None if the change is elsewhere."""
 
     kind: str
     what: str
@@ -41,7 +41,7 @@ class Change(NamedTuple):
 
 
 class Around:
-    """What an edit may put in the place of something else."""
+    """The replacements that an edit may use."""
 
     def __init__(self, schedule: ir.Schedule, phase: int, before: int | None = None) -> None:
         self.schedule, self.phase = schedule, schedule.phases[phase]
@@ -311,7 +311,7 @@ def without(phase: ir.Phase, at: int) -> ir.Phase:
 
 
 def rewired(phase: ir.Phase, at: int, ref: str, other: str) -> ir.Phase:
-    """Who reads `ref` reads `other`; ops that nobody needs any more are gone."""
+    """Replace `ref` by `other` in all readers, and remove unused ops."""
     names = {ref: other}
     ops = tuple(op if place <= at else renamed(op, names) for place, op in enumerate(phase.ops))
     return pruned(bound(replace(phase, ops=ops), names))
@@ -359,8 +359,8 @@ def operands_exchanged(phase: ir.Phase, at: int, other: int) -> ir.Phase:
 
 
 def doubled(phase: ir.Phase, at: int, placement: Placement | None = None) -> ir.Phase:
-    """The op once more, on its own result; who read that reads the second one's. placement: what the first
-    result is said to be, where that is not so."""
+    """The op applied twice; readers read the second result. `placement`: the declared placement of the first
+    result, if it differs."""
     op = phase.ops[at]
     made = ir.results(op)
     fresh = {ref: f"{ref.rpartition('.')[0]}_again.{ref.rpartition('.')[2]}" for ref in made}
@@ -387,7 +387,7 @@ def _readers(phase: ir.Phase, at: int) -> set[int]:
 
 
 def _stand_ins(around: Around, at: int, ref: str) -> list[str]:
-    """What readers of `ref` may read instead: what it is made from, and those of its shapes before."""
+    """Possible replacements of `ref`: its operands, and earlier values of its shapes."""
     makers = {made: op for op in around.phase.ops[: at + 1] for made in ir.results(op)}
     front, found = [ref], dict[str, None]()
     for _ in range(6):
@@ -417,7 +417,7 @@ def _partners(around: Around, at: int) -> list[int]:
 
 
 def phase_edits(schedule: ir.Schedule, at: int) -> Iterator[Edit]:
-    """Edits of what a phase says beside its ops: bindings, values, what it reads, when it runs."""
+    """Edits of a phase outside its ops: bindings, values, entry values, and its period."""
     around = Around(schedule, at)
     phase = around.phase
     for field in msgspec.structs.fields(ir.Phase):

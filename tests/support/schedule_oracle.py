@@ -1,11 +1,11 @@
-"""What a schedule does, in numbers that tell every change apart from mere rounding.
+"""The effect of a schedule, in numbers that distinguish every change from mere rounding.
 
-The oracle runs it, with three things changed. *Arithmetic is exact*: floats of every type are held in float64
-and rounded by the ops `cast` alone (and where inputs enter and functions return), so that sums made in
-another order agree to 1e-12 and a cast to a narrower type shows. *Functions are made up*: any declared name
-is a fixed, uneven mixture of all its operands, element by element where it is `elementwise`, and linear where
-the plan says so. *Nothing is left out*: records are numbers that follow from what is read, by whom and in
-which step, and exchanges with servers are carried out by a fixed order of their workers.
+The oracle runs it, with three changes. *Arithmetic is exact*: floats of every type are held in float64 and
+rounded by the ops `cast` alone (and when inputs enter and functions return), so that sums in another order
+agree to 1e-12 and a cast to a narrower type shows. *Functions are made up*: any declared name is a fixed,
+uneven mixture of all its operands, element by element if it is `elementwise`, and linear if the plan says so.
+*Nothing is left out*: records are numbers that depend on the source, the reader and the step, and exchanges
+with servers take their workers in a fixed order.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _made(shape: Sequence[int], dtype: DType, scale: float, *what: Any) -> Array
 
 
 class Operand(NamedTuple):
-    """What a function is given of one value by one rank."""
+    """An operand of a function: one rank's part of one value."""
 
     value: ir.Value
     leaves: Sequence[Array]
@@ -160,7 +160,7 @@ def _prefix(one: str, other: str) -> str:
 def elementwise(
     fn: str, place: int, leaf: ir.Leaf, operands: Sequence[Operand], linear: bool, scale: float, drawn: float
 ) -> Array:
-    """One leaf of a result of an elementwise function; `drawn` is what a random one adds."""
+    """One leaf of a result of an elementwise function; a random one adds `drawn`."""
     terms: list[tuple[float, Array]] = []
     for index, (value, leaves) in enumerate(operands):
         for other, array in zip(value.leaves, leaves, strict=True):
@@ -306,7 +306,7 @@ class Exactly(Oracle):
         return {rank: tuple(map(each, value.leaves, dtypes, leaves)) for rank, leaves in held.items()}
 
     def _first(self, value: ir.Value, rank: Rank) -> Rank:
-        """The first rank of the group of `rank` that keeps a copy of `value` of its own."""
+        """The first rank in the group of `rank` with a separate copy of `value`."""
         own = value.placement.varying
         return tuple(at if name in own else 0 for name, at in zip(self.grid.names, rank, strict=True))
 
@@ -405,7 +405,7 @@ class Exactly(Oracle):
     def _elastic(
         self, op: ir.Elastic, values: Mapping[str, ir.Value], env: Mapping[str, Held]
     ) -> dict[str, Held]:
-        """The centre moves after each worker: by rank, or backwards where who comes first is open."""
+        """The centre moves after each worker: in rank order, or in reverse if the order is open."""
         held: dict[str, Held] = {ref: {} for ref in ir.results(op)}
         leaves = values[op.operand].leaves
         for group in self.grid.groups(op.axes):
@@ -428,7 +428,8 @@ class Exactly(Oracle):
 
 
 def masks(sizes: Mapping[str, int], value: ir.Value) -> list[Array | None]:
-    """Where each leaf of `value`, in the global layout, is no padding; None where nothing is."""
+    """Masks of the elements of each leaf of `value`, in the global layout, that are not padding; None without
+    padding."""
     split = value.placement.split
     found: list[Array | None] = []
     for at, leaf in enumerate(value.leaves):

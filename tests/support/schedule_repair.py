@@ -1,7 +1,6 @@
-"""What follows from an edit of a schedule, made to fit: order, types, placements, bytes, roots and levels.
+"""Adapts the consequences of an edit: order, types, placements, bytes, roots and levels.
 
-A compiler with a mistake in it would make the rest follow, so that what is wrong is what the schedule means
-and not how it is written.
+A compiler with a bug would adapt the rest, so the meaning of the schedule is wrong and not its form.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ Repair = Literal["", "types", "placements"]  # as it is; as the rules want it; a
 
 
 def repaired(schedule: ir.Schedule, how: Repair, sound: ir.Schedule) -> ir.Schedule:
-    """`schedule`, made from `sound`, with its ops in an order in which they can run and roots, operations,
-    bytes and levels that go with kind and axes.
+    """`schedule`, an edit of `sound`, with ops in a valid order and matching roots, operations, bytes and
+    levels.
 
-    how: of what follows from an edit, leaves are declared as they are made. `types`: placements as the rules
-    of the ops want them, whatever is true. `placements`: placements as they are made. Empty: nothing is done.
+    `how` selects the repairs; declared leaves always follow. `types`: the placements that the rules of the
+    ops require. `placements`: the actual placements. Empty: no repair.
     """
     if not how:
         return schedule
@@ -62,7 +61,7 @@ def _repaired(schedule: ir.Schedule, phase: ir.Phase, how: Repair, before: ir.Ph
 
 
 def ordered(phase: ir.Phase) -> ir.Phase:
-    """`phase` with every op behind those that it needs, where that can be; else as they stand."""
+    """`phase` with every op after its operands, if possible; otherwise unchanged."""
     makers = {ref: at for at, op in enumerate(phase.ops) for ref in ir.results(op)}
     needs = [{makers[ref] for ref in (*ir.operands(op), *op.after) if ref in makers} for op in phase.ops]
     rest, done = list(range(len(phase.ops))), list[int]()
@@ -76,8 +75,8 @@ def ordered(phase: ir.Phase) -> ir.Phase:
 
 
 def _as_wanted(op: ir.Collective, values: dict[str, ir.Value], entering: set[str]) -> None:
-    """Placements that a collective's kind and axes want, whatever is true: the operand differs over its axes,
-    the result does so where it should."""
+    """The placements that a collective's kind and axes require: the operand differs over its axes, the result
+    as the kind defines."""
     left = op.kind in ("reduce_scatter", "all_to_all", "reduce", "shift", "swap")
     for ref, varies in ((op.operand, True), (op.result, left)):
         placement = values[ref].placement
@@ -119,7 +118,7 @@ def _fitted(op: ir.Op, values: dict[str, ir.Value], sizes: dict[str, int]) -> ir
 def follows(
     op: ir.Op, result: ir.Value, values: dict[str, ir.Value], sizes: dict[str, int], how: Repair
 ) -> ir.Value:
-    """What `op` makes of its operands, in the place of `result`."""
+    """The result of `op` for its operands, in place of `result`."""
     if isinstance(op, ir.Map | ir.Read | ir.Exchange | ir.Unpack) or not ir.operands(op):
         return _retyped(op, result, values)
     operand = values[ir.operands(op)[0]]
@@ -151,7 +150,7 @@ def follows(
 
 
 def _retyped(op: ir.Op, result: ir.Value, values: dict[str, ir.Value]) -> ir.Value:
-    """What is unpacked has the types of the buffers."""
+    """The types of unpacked leaves are those of the buffers."""
     if not isinstance(op, ir.Unpack) or not op.parts:
         return result
     leaves = list(result.leaves)

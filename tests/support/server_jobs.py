@@ -83,7 +83,7 @@ class Job:
             self.wires.setdefault((worker, site.first + chunk.server), deque()).append((chunk.tag, data))
 
     def flat(self, site: Site, buffer: Buffer, values: Mapping[str, Any]) -> Array:
-        """The elements of a buffer. values: by name; what is put goes by the name of the state it sets."""
+        """The elements of a buffer. `values` are by name; a put has the name of the state that it sets."""
         dtype = numpy_dtype(buffer.dtype)
         if buffer.what == "token":
             return np.zeros(buffer.size, dtype)

@@ -17,7 +17,7 @@ INPUT = Path(__file__).resolve().parent.parent / "runtime" / "input"
 
 
 class Processes:
-    """Processes of `script`, in the folder of tests of the input, each with orders of its own."""
+    """Processes of `script`, in the folder of tests of the input, each with separate instructions."""
 
     def __init__(self, script: str) -> None:
         self.script, self.run = INPUT / script, f"test-{uuid.uuid4().hex[:12]}"

@@ -1,10 +1,10 @@
-"""Numbers that are not known yet: exact polynomials over the elements of inputs, and how they were rounded.
+"""Symbolic numbers: exact polynomials over the elements of inputs, with their roundings.
 
-An array whose elements are `Term`s is an object array. Two terms are equal where they are the same object.
-What is no polynomial (a maximum, an inverse, a function of the user, the bits of a float) is an atom of its
-own, named by the terms that it is made of. `marks` says which roundings an element has been through:
-`sum float32` of additions in that type, `scale` of multiplications, `cast` where a narrower type was taken.
-A divisor is taken for one that is not zero.
+An array whose elements are `Term`s is an object array. Two terms are equal if they are the same object. An
+expression that is not a polynomial (a maximum, an inverse, a user function, the bits of a float) is an atom,
+identified by its operands. `marks` lists the roundings of an element: `sum float32` for additions in that
+type, `scale` for multiplications, `cast` for conversions to a narrower type. Divisors are assumed to be
+nonzero.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Term:
 
     @property
     def constant(self) -> Number | None:
-        """Its value, where it is known."""
+        """Its value, if known."""
         if not self.poly:
             return 0
         return self.poly.get(()) if len(self.poly) == 1 else None
@@ -126,7 +126,7 @@ def _epsilon(dtype: Any) -> float:
 
 
 def constant(value: Any, dtype: str) -> Term:
-    """A number that is known, as a term."""
+    """A known number, as a term."""
     if isinstance(value, int | Fraction | bool):
         number: Number = int(value) if isinstance(value, bool) else value
     else:
@@ -147,7 +147,7 @@ def _atom(key: Any, word: str) -> Mono:
 def atom(
     word: str, operands: Sequence[Term], dtype: str, what: Any = None, marks: frozenset[str] = _NONE
 ) -> Term:
-    """What `word` makes of `operands`; an unknown where there are none."""
+    """The result of `word` for `operands`; an unknown without operands."""
     key = (word, what, *(each.key for each in operands))
     text = f"{word}({', '.join(_text(each.key) for each in operands)})" if operands else word
     return _term({_atom(key, text): 1}, dtype, marks.union(*(each.marks for each in operands)))
@@ -217,7 +217,7 @@ def multiply(a: Term, b: Term) -> Term:
 
 
 def times_unknown(word: str, a: Term) -> Term:
-    """What a linear function makes of `a`: as much as `a`, and no rounding that is known."""
+    """The result of a linear function of `a`: the same extent, and no known rounding."""
     made = multiply(atom(word, (), a.dtype), a)
     return _term(made.poly, a.dtype, a.marks)
 
@@ -263,7 +263,7 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def cast(a: Term, dtype: str) -> Term:
-    """`a` in another type, marked where that type has fewer digits."""
+    """`a` in another type, marked if that type has fewer digits."""
     if dtype == a.dtype:
         return a
     narrow = a.constant is None and dtype in ("float16", "bfloat16") and a.dtype != EXACT
@@ -308,7 +308,7 @@ def each(function: Callable[..., Any], *arrays: Array) -> Array:
 
 
 def lift(array: Array, dtype: str | None = None) -> Array:
-    """An array of terms, whatever it was; numbers are of type `dtype`, where that is said."""
+    """An array of terms from any array; numbers get type `dtype`, if given."""
     if is_known(array):
         name = array.dtype.name if dtype is None else dtype
         return each(lambda x: constant(x, name), array)
@@ -332,7 +332,7 @@ def symbols(name: str, shape: tuple[int, ...], dtype: str) -> Array:
 
 
 def retyped(array: Array, dtype: str) -> Array:
-    """The same terms as those of another type, with no rounding: what `array` is in exact numbers."""
+    """The same terms with another type, without rounding."""
     return each(lambda x: _term(x.poly, dtype, _NONE), array)
 
 
@@ -351,7 +351,7 @@ def fold_along(word: str, array: Array, dims: Sequence[int]) -> Array:
 
 
 def forget() -> None:
-    """Drop what is known of terms, between two plans that have nothing in common."""
+    """Clear the table of terms, between two unrelated plans."""
     for table in (_atoms, _terms, _held, _lattice):
         table.clear()
     _words.clear()

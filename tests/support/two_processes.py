@@ -77,9 +77,9 @@ def bound(mesh, decode):
 
 
 def train(mesh, place: Path | None = None) -> dict[str, np.ndarray]:
-    """Two epochs of steps; what this process holds of the results, by name.
+    """Two epochs of steps; returns this process's part of the results, by name.
 
-    place: where to keep a checkpoint, which is restored at once.
+    `place`: the folder of a checkpoint, which is restored at once.
     """
     decoded = []
 
@@ -117,7 +117,7 @@ def train(mesh, place: Path | None = None) -> dict[str, np.ndarray]:
 
 
 def keep(run, state, batches, place: Path) -> None:
-    """Every process writes what it has, and gets it back."""
+    """Every process saves its state, and restores it."""
     checkpoint = commplan.orbax.Checkpoint(run)
     with ocp.Checkpointer(commplan.orbax.PlanCheckpointHandler()) as checkpointer:
         checkpointer.save(place, args=checkpoint.save(state, batches=batches))
@@ -167,7 +167,8 @@ def opened(mesh, place: Path) -> None:
 
 
 def paced(mesh, place: Path, batch: str = "[2, 4] over member") -> None:
-    """Each process takes the batches of its own member, by that member's clock; what it decodes."""
+    """Each process takes the batches of its member, with an independent clock; returns the decoded
+    records."""
     decoded, rows = [], 0
 
     def decode(record):
@@ -182,7 +183,7 @@ def paced(mesh, place: Path, batch: str = "[2, 4] over member") -> None:
 
 
 def members(mesh, place: Path) -> None:
-    """The same where one clock holds for both."""
+    """The same with one clock for both."""
     paced(mesh, place, "2")
 
 

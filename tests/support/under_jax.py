@@ -18,8 +18,8 @@ Tree = Any
 class UnderJax:
     """A program on a mesh of CPU devices.
 
-    A phase without partial inputs is called from outside; one with them inside a shard_map of our own,
-    where `partial` axes have a leading dimension as `per` ones do.
+    A phase without partial inputs is called from outside; one with them inside a shard_map of the test, with
+    a leading dimension for `partial` axes as for `per` ones.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Random plans on the ranks of a communicator: `mpirun -n N python under_mpi.py SEED COUNT LEAST [FORMS]`.
 
-COUNT cases from SEED on, of those for LEAST to N ranks, in the forms given in turn ("usual": as compiled). Of
-every case each rank runs its own part and compares it with what the oracle says that it holds; cases for
-fewer ranks run on the first ones alone.
+COUNT cases from SEED on, those for LEAST to N ranks, in the forms given in turn ("usual": as compiled). Each
+rank runs its part of every case and compares it with the oracle; cases for fewer ranks run on the first ones
+alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Tree = Any
 
 
 class UnderMpi:
-    """A program on the ranks of `comm`, and what the oracle gives to this one."""
+    """A program on the ranks of `comm`, and the oracle's result for this one."""
 
     def __init__(self, ways: Ways, comm: Any, program: Any) -> None:
         self.ways, self.schedule = ways, program.schedule
@@ -53,7 +53,7 @@ class UnderMpi:
         return jax.jit(lambda state, own: call(state, **own))(state, own)
 
     def check(self, answers: Mapping[str, tuple[dict[str, Tree], dict[str, Tree]]]) -> None:
-        """Raise `DisagreementError` unless every phase gives this rank what the oracle says."""
+        """Raise `DisagreementError` unless every phase gives this rank the oracle's result."""
         self.run.check_collectives(seconds=60.0)
         state = self.run.init()
         for number, phase in enumerate(self.ways.phases):

@@ -41,8 +41,8 @@ def in_form(plan: InTerms, form: str) -> Any:
 
 
 def check_mpi(plan: InTerms, form: str = "usual") -> int:
-    """Lower every phase for every rank, and carry out what the engine is told; how many elements are as the
-    plan means."""
+    """Lower every phase for every rank, and execute the engine's tables; returns the number of correct
+    elements."""
     schedule = in_form(plan, form)
     grid = Grid(schedule)
     libraries: list[Library] = []

@@ -3,7 +3,7 @@
     python untouched.py mpi
     python untouched.py jax PORT INDEX
 
-It has an exception hook of `rich`, `faulthandler`, and a handler of SIGTERM, all of which must go on to work.
+It has an exception hook of `rich`, `faulthandler`, and a handler of SIGTERM, all of which must still work.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def backtrack() -> None:
 
 
 def fork() -> None:
-    """A child that ends at once, by way of what runs at the exit of a process that is watched."""
+    """A child that ends at once, through the exit handlers of a watched process."""
     (own,) = watchdog._running
     child = os.fork()
     if child == 0:

@@ -1,7 +1,7 @@
-"""One training program that uses most of what a run offers, on a mesh and on ranks alike.
+"""One training program that uses most features of a run, on a mesh and on ranks alike.
 
-`mpirun -n 4 python whole_run.py OUT.pkl` runs it on ranks; `train` is what both have in common. Results are
-those of each rank: a list over ranks of `{name: array}`.
+`mpirun -n 4 python whole_run.py OUT.pkl` runs it on ranks; both share `train`. Results are per rank: a list
+over ranks of `{name: array}`.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def reduced(where: Any, axes: dict[str, int] | None = None) -> tuple[Any, Any, A
 
 
 class Parts:
-    """Global arrays as what each rank holds of them."""
+    """Conversion of global arrays to the parts of each rank."""
 
     def __init__(self, run: Any) -> None:
         self.run = run

@@ -102,7 +102,7 @@ def _one_name(comm: Any) -> None:
 
 
 def _order_of_hosts(comm: Any) -> None:
-    """Rank 0 is on node10, rank 1 on node2, and the topology lists no hosts: what the ranks log of it."""
+    """Rank 0 is on node10, rank 1 on node2, and the topology lists no hosts: the log of the ranks."""
     log = logging.getLogger("commplan.topology")
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter(f"hosts {comm.rank}: %(message)s"))
@@ -135,7 +135,7 @@ def _different(comm: Any) -> Any:
 
 
 def alone() -> None:
-    """What is wrong on rank 1 alone, and what both say; then they bind what is right, together."""
+    """An error on rank 1 alone, and the messages of both; then they bind the correct plan, together."""
     comm: Any = MPI.COMM_WORLD
     plan, plain = commplan.loads(FUNCTION), commplan.loads(PLAN.replace("member = 2", "member = 1"))
     right, scale = plan.compile(comm), {"scale": lambda x: x}
@@ -159,7 +159,7 @@ def alone() -> None:
 
 
 class _Broken:
-    """A seed that raises what is no error of commplan."""
+    """A seed that raises an error other than CommplanError."""
 
     def __index__(self) -> int:
         raise ArithmeticError("out of luck")

@@ -1,5 +1,5 @@
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
-"""What a face of a plan makes a type checker find: a comment that is not needed is an error of its own."""
+"""A type checker's findings in uses of a stub: an unnecessary comment is an error as well."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def in_pieces() -> Schedule:
 
 
 def test_an_update_that_gets_other_elements_of_the_weights() -> None:
-    """Half a leaf is given with the gradient of the other half."""
+    """Half a leaf is paired with the gradient of the other half."""
     schedule = in_pieces()
     packs = [op for op in schedule.phase("step").ops
              if isinstance(op, Pack) and op.parts[0].value == "weights.0/shard"]  # fmt: skip

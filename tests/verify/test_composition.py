@@ -1,4 +1,4 @@
-"""Hierarchies proved by their levels: agreement with the direct proof, and what cannot be composed."""
+"""Hierarchies proved by their levels: agreement with the direct proof, and invalid compositions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Schedule files whose plan, sizes or shards were edited by hand, with digests made again: each is refused
-with what is wrong and where."""
+"""Schedule files whose plan, sizes or shards were edited by hand, with new digests: each is refused with the
+error and its place."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def of_stage(phase: int, stage: int, *path: str | int, value: Any) -> Edit:
 
 
 def saved(content: Any) -> bytes:
-    """The file, with the digests that fit where it can be read."""
+    """The file, with matching digests if it can be read."""
     digest = ""
     try:
         read = msgspec.convert(content, Schedule)
@@ -146,7 +146,7 @@ EDITS = {
     "output": (
         "weighted_mean",
         of_plan("phases", 0, "outputs", 0, "value", value="grads.7"),
-        "CP0730: in the schedule's plan `grads` stands for `grads.7`",
+        "CP0730: in the schedule's plan `grads` is bound to `grads.7`",
     ),
     "source": ("ensemble_readers", of_stage(0, 0, "source", value="zz"), "there is no source `zz`"),
     "function": ("ensemble_readers", of_stage(0, 1, "fn", value="zz"), "there is no function `zz`"),

@@ -105,7 +105,7 @@ def of(type_: type, /, **fields: Any) -> Callable[[Any], bool]:
 
 
 def replaced(which: Callable[[Any], bool], **fields: Any) -> Callable[[Ops], None]:
-    """The first op of which `which` holds, with other fields."""
+    """The first op that satisfies `which`, with other fields."""
 
     def change(ops: Ops) -> None:
         at = next(index for index, op in enumerate(ops) if which(op))
@@ -115,7 +115,7 @@ def replaced(which: Callable[[Any], bool], **fields: Any) -> Callable[[Ops], Non
 
 
 def cut_out(which: Callable[[Any], bool]) -> Callable[[Ops], Ops]:
-    """The first such op left out; who read its result reads its operand."""
+    """The first such op removed; readers of its result read its operand."""
 
     def change(ops: Ops) -> Ops:
         at = next(index for index, op in enumerate(ops) if which(op))
@@ -262,7 +262,7 @@ def said(schedule: ir.Schedule) -> list[tuple[str, str, int]]:
 
 
 def with_values(schedule: ir.Schedule) -> ir.Schedule:
-    """Values declared for results that an edit has added, of the shape of what they are made of."""
+    """Values declared for the results that an edit has added, with the shape of their operands."""
     phases: list[ir.Phase] = []
     for phase in schedule.phases:
         values = {value.id: value for value in (*schedule.entry, *phase.values)}

@@ -31,7 +31,7 @@ def with_ops(
 
 
 def refused(schedule: ir.Schedule) -> str:
-    """What is said of a schedule that is sound by itself and does not do what its plan says."""
+    """The errors of a schedule that is consistent but does not do what its plan says."""
     problems = verify(schedule)
     assert {problem.code for problem in problems} == {"CP0766"}, problems
     return problems[0].message
@@ -109,7 +109,7 @@ def test_the_sum_of_products_is_not_the_product_of_sums():
         flat("row", 4),
     )
     message = refused(with_ops(schedule, ops, (*made, values[weights.result], values["b.0"])))
-    assert "differs along it once more" in message
+    assert "depends on that axis again" in message
 
 
 def test_a_part_of_a_leaf_is_not_the_leaf():

@@ -1,6 +1,6 @@
-"""Every field that says what a schedule computes is compared with its plan: another value of it is refused.
+"""Every field that affects the results of a schedule is compared with its plan: another value is refused.
 
-The fields are read off their declared roles, so that a new one is edited here as well.
+The fields are those with that role, so that a new one is edited here as well.
 """
 
 from __future__ import annotations

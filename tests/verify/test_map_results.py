@@ -1,4 +1,4 @@
-"""What a function makes has the leaves that its declaration says: values without any are refused."""
+"""The results of a function have the declared leaves: values without any are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ TREE = {"w": {"shape": [3], "dtype": "f32"}}
 @pytest.mark.parametrize("how", ["sharded", "replicated"])
 @pytest.mark.parametrize("name", ["y.0", "y.0/x"])
 def test_results_that_no_output_reads_have_their_declared_leaves(how: str, name: str) -> None:
-    """Also beside states that the schedule cuts, and under a name that is no value of the plan."""
+    """This includes states that the schedule shards, and names that are not values of the plan."""
     shapes = {**dict.fromkeys("gpwmy", TREE), "n": {"s": {"shape": [], "dtype": "f32"}}}
     plan = commplan.loads(UNREAD, "unread.plan")
     schedule = plan.compile(shapes=shapes, passes=f"place{{how={how}}},wire").schedule

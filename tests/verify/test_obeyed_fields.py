@@ -36,7 +36,7 @@ def op_with(old: dict[str, Any], kind: type[Any], **fields: Any) -> Change:
 
 
 def without(kind: type[Any], **fields: Any) -> Change:
-    """The first op of `kind` with these fields left out; what reads its result reads its operand."""
+    """The first op of `kind` without these fields; readers of its result read its operand."""
 
     def change(phase: ir.Phase) -> ir.Phase:
         gone = op_of(phase, kind, **fields)

@@ -1,4 +1,4 @@
-"""Proofs of chunk programs: all that there are hold, and each way to be wrong is told apart."""
+"""Proofs of chunk programs: all existing ones hold, and every kind of error is distinguished."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_program_that_turns_and_is_wrong() -> None:
     assert rotates(short)
     found = only(short)
     assert (found.failure, found.chunk) == ("wrong", 0)
-    assert "(6 slots in all do not hold what is promised)" in found.message
+    assert "(6 slots in all do not hold the promised value)" in found.message
 
 
 def test_ranks_have_sequences_of_their_own() -> None:
@@ -316,7 +316,7 @@ def test_a_circle_of_waiting_ranks() -> None:
 
 
 def test_rounds_that_only_one_rank_numbers_otherwise_are_fine() -> None:
-    """Numbers of rounds are a rank's own: what counts is their order."""
+    """Round numbers are local to a rank: only their order counts."""
     whole = project(program("ring", "all_reduce", 5))
     sends, receives = whole.sends, whole.receives
     shifted = dataclasses.replace(

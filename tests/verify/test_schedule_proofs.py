@@ -1,4 +1,4 @@
-"""Schedules: their algorithms are proved, clocks and memory; what is wrong points at the plan line."""
+"""Schedules: their algorithms are proved, clocks and memory; errors point at the plan line."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_members_with_clocks_of_their_own_do_not_meet() -> None:
     changed = msgspec.structs.replace(phase, ops=(read, *phase.ops), values=(value, *phase.values))
     found = verify(msgspec.structs.replace(schedule, phases=(changed,)))
     (problem,) = [one for one in found if one.code == "CP0747"]
-    assert "by clocks of their own (line 3): who has more steps waits for ever" in problem.message
+    assert "with independent clocks (line 3): a member with more steps waits for ever" in problem.message
 
 
 def test_memory_is_what_lies_there_at_the_worst_moment() -> None:
@@ -157,5 +157,5 @@ def test_proofs_are_made_once() -> None:
 
 
 def copied(schedule: ir.Schedule) -> ir.Schedule:
-    """An equal schedule of which nothing is the same object."""
+    """An equal schedule that shares no object with it."""
     return msgspec.json.decode(msgspec.json.encode(schedule), type=ir.Schedule)

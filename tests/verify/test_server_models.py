@@ -73,17 +73,17 @@ def _two_at_once(self: Machine, cell: GroupState, unit: ServedUnit) -> list[int]
 
 
 def _no_turn(self: Machine, cell: GroupState, unit: ServedUnit) -> int | None:
-    """Whoever comes first, on each unit for itself."""
+    """The first worker to arrive, on each unit separately."""
     return next((worker for worker in cell.members if unit.queue[worker]), None)
 
 
 def _forgotten(self: Machine, worker: int) -> None:
-    """What has come of a worker stays, and is looked at when it can be."""
+    """The messages of a worker stay, and are processed when possible."""
     self.gone.add(worker)
 
 
 def _dropped(self: Machine, worker: int) -> None:
-    """What is queued of a worker goes with it."""
+    """The queued messages of a worker are dropped with it."""
     self.gone.add(worker)
     self.backlog[worker].clear()
     for cell in self.cells.values():
@@ -99,7 +99,7 @@ def _deaf(self: Machine, worker: int) -> list[Effect]:
 
 
 def _unproved(_: Desk) -> None:
-    """Nothing is asked of a server alone."""
+    """No property of a server alone is checked."""
 
 
 BROKEN: dict[str, tuple[Model, str, Callable[..., Any], str]] = {
@@ -150,7 +150,7 @@ def test_what_the_whole_shows_to_be_broken_is_found_broken(
 def test_who_waits_for_ever_is_found_by_servers_together_too(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """What each server alone promises is taken out of the way: the combination shows it."""
+    """Without the properties of each server alone, the combination shows the deadlock."""
     model, method, instead, _ = BROKEN[name]
     monkeypatch.setattr(Machine, method, instead)
     monkeypatch.setattr(Desk, "_progress", _unproved)

@@ -1,4 +1,4 @@
-"""States on servers: who owns what is proved, bounds are stated, and what was edited by hand is refused."""
+"""States on servers: ownership is proved, bounds are stated, and schedules edited by hand are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOOK = "phase look {\n    output weights\n}\n"
 
 
 def alone(schedule: Schedule) -> Schedule:
-    """`schedule` without its plan, so that only what it must be by itself is proved."""
+    """`schedule` without its plan, so that only its internal consistency is proved."""
     return msgspec.structs.replace(schedule, origin=None)
 
 
@@ -44,7 +44,7 @@ def compiled(name: str, more: str = "", **changes: str) -> Schedule:
 
 
 def edited(schedule: Schedule, kind: type[Any], **changes: Any) -> list[str]:
-    """The codes of what is wrong when the first op of `kind` is changed."""
+    """The error codes after changing the first op of `kind`."""
     done = False
     phases: list[Any] = []
     for phase in schedule.phases:
@@ -110,11 +110,11 @@ def moved(found: list[StateUnit], index: int, **changes: int) -> list[StateUnit]
 
 
 WRONG: list[tuple[Callable[[list[StateUnit]], list[StateUnit]], str]] = [
-    (lambda u: u[:-1], "is owned by nobody"),
-    (lambda u: u[1:], "is owned by nobody"),
+    (lambda u: u[:-1], "has no owner"),
+    (lambda u: u[1:], "has no owner"),
     (lambda u: [*u, u[0]], "is owned twice"),
     (lambda u: moved(u, 0, size=u[0].size + 1), "is owned twice"),
-    (lambda u: moved(u, 0, size=u[0].size - 1), "is owned by nobody"),
+    (lambda u: moved(u, 0, size=u[0].size - 1), "has no owner"),
     (lambda u: moved(u, 0, server=2), "belongs to server 2 of 2"),
     (lambda u: moved(u, 0, server=-1), "belongs to server -1 of 2"),
     (lambda u: moved(u, 1, number=0), "have one number"),

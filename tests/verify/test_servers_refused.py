@@ -1,4 +1,4 @@
-"""What servers cannot do is a mistake of the plan, and is told as one."""
+"""Operations that servers do not support are errors of the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shift`: ranks get what lies so many places before, and a schedule that does otherwise is refused."""
+"""`shift`: ranks receive the value of the rank that many places before, and other schedules are refused."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_65536_ranks_cost_what_4_do() -> None:
 
 
 def test_values_that_move_twice_and_are_added_round_as_the_plan_says() -> None:
-    """What moves in f16, moves in f16 again and is added in f32, sent in bf16, is cast once for both."""
+    """A value sent in f16, sent in f16 again and added in f32 with wire type bf16 is cast once for both."""
     text = PLAN.replace(
         "z = shift y over stage by -2 { wire = bf16 }",
         "w = shift x over data by 1 { wire = f16 }\n    z = shift w over stage by 1 { wire = f16 }\n"

@@ -78,7 +78,7 @@ def test_a_swap_over_another_axis_is_refused() -> None:
 
 
 def test_rows_that_are_not_those_of_leaves_are_refused() -> None:
-    """Packed one after another, leaves lie across the rows that are swapped."""
+    """Leaves that are packed one after another cross the rows of the swap."""
     schedule = compiled()
     packs = [op for op in schedule.phases[0].ops if isinstance(op, ir.Pack) and op.ways == 4]
     one = next(op for op in packs if len({part.leaf for part in op.parts}) == 1)

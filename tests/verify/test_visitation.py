@@ -44,7 +44,7 @@ def promised(visit: str, times: int) -> bool:
 
 
 def holds(order: Order) -> bool:
-    """Whether an epoch visits what it promises, by counting it."""
+    """Whether an epoch visits the promised records, by counting."""
     counted: Counter[int] = Counter()
     for step in range(order.steps):
         counted.update(order.records(0, step)[: order.counted(step)].tolist())
@@ -228,14 +228,14 @@ HOSTS = (0, 1, 2)
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (PartDropped, "nobody makes rows 32 to 63 of 64 (part 1 of 2)"),
+        (PartDropped, "no process makes rows 32 to 63 of 64 (part 1 of 2)"),
         (PartMadeTwice, "processes 0, 1 make rows 0 to 31 of 64 (part 0 of 2)"),
         (
             RootLacksAPart,
             "move 0 (broadcast): host 1 is to send rows 0 to 31 of 64 (part 0 of 2), which it does not have",
         ),
-        (MoveDropped, "host 2 is given rows 0 to 31 of 64 (part 0 of 2) never"),
-        (MovedTwice, "host 2 is given rows 0 to 31 of 64 (part 0 of 2) twice"),
+        (MoveDropped, "host 2 receives rows 0 to 31 of 64 (part 0 of 2) never"),
+        (MovedTwice, "host 2 receives rows 0 to 31 of 64 (part 0 of 2) twice"),
     ],
 )
 def test_a_broken_division_is_refused(kind: type[Division], said: str) -> None:
@@ -260,7 +260,8 @@ def test_who_adopts_nothing_leaves_rows_out() -> None:
     found = division("all_shared", (0, 0, 0, 0))
     wrong = prove_division(found, 10, (0, 1, 3), lambda one, _: one)
     assert wrong is not None
-    assert wrong.message == "nobody makes rows 5 to 6 of 10 (part 2 of 4), with only processes 0, 1, 3 left"
+    message = "no process makes rows 5 to 6 of 10 (part 2 of 4), with only processes 0, 1, 3 left"
+    assert wrong.message == message
 
 
 def test_a_deal_that_favours_a_process_is_refused() -> None:
@@ -387,14 +388,15 @@ def test_a_division_that_is_wrong_stops_the_compiler(monkeypatch: pytest.MonkeyP
         prove_share.cache_clear()
     (found,) = caught.value.diagnostics
     assert found.code == "CP0718"
-    assert "pass `share` broke the schedule: `pixels`: nobody makes rows 16 to 31 of 64" in found.message
+    assert "pass `share` broke the schedule: `pixels`: no process makes rows 16 to 31 of 64" in found.message
     assert found.span is not None
     assert found.span.line == 14
 
 
 @pytest.mark.parametrize("members", [2, 4096])
 def test_proofs_of_the_input_do_not_grow_with_the_members(members: int) -> None:
-    """4,096 members have 2**4096 sets of survivors; what is looked at is counted, not timed."""
+    """4,096 members have 2**4096 sets of survivors; the test counts the cases examined, without a time
+    limit."""
     prove_share.cache_clear()
     schedule = compiled(ensemble_plan(members=members), "share")
     assert len(shares(schedule)) == 1

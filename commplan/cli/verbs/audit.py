@@ -86,7 +86,7 @@ def _compiled(
         topology = topology_of(checked(args.file, console), args.topology)
         if topology is None and machine is not None and machine.hosts * machine.per_host > 1:
             assumed = machine_topology(machine.name, machine.hosts, machine.per_host)
-            console.note(f"no topology is given; assumed: {machine} with the links of data sheets")
+            console.note(f"no topology; assumed: {machine} with the links of data sheets")
             args = Namespace(**{**vars(args), "topology": assumed, "oversubscribe": True})
         _, schedule, shapes = compiled(args.file, args, console)
     if schedule.backend != "jax":

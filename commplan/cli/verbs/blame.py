@@ -50,11 +50,11 @@ def _show(verdict: Blame, console: Console) -> None:
     for rank, text in verdict.verdicts.items():
         console.put(f"the watchdog of rank {rank} said: {text}\n")
     if not verdict.holders and not verdict.verdicts:
-        console.put("nobody holds the others\n")
+        console.put("no rank blocks the others\n")
     elsewhere = {rank.host for rank in verdict.ranks if rank.state == "unknown"}
     if elsewhere:
         hosts = ", ".join(sorted(elsewhere))
-        console.put(f"whether processes on {hosts} live or are stopped is told there alone: commplan blame\n")
+        console.put(f"to see whether processes on {hosts} run, use commplan blame there\n")
     if verdict.missing:
         more = verdict.absent - len(verdict.missing[:_SHOWN])
         listed = ", ".join(map(str, verdict.missing[:_SHOWN])) + (f" and {more:,} more" if more else "")

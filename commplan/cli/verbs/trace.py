@@ -75,7 +75,7 @@ def _show(summary: Summary, recorded: Run, console: Console) -> None:
     console.put(f"plan {summary.plan or '(without a name)'}: {extent}, {timed(summary.seconds)} recorded\n")
     for steps in summary.steps:
         duration = f"{timed(steps.seconds)} each (p95 {timed(steps.p95)})"
-        share = f"communication {steps.communicating:.1%} of it, {steps.hidden:.0%} of that beside other work"
+        share = f"communication {steps.communicating:.1%} of it, {steps.hidden:.0%} of that hidden"
         console.put(f"phase {steps.phase}: {steps.count} runs, {duration}; {share}\n")
     predicted = any(line.predicted is not None for line in summary.lines)
     extra = ("predicted", "times that") if predicted else ()

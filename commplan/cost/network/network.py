@@ -175,7 +175,7 @@ def layout_over(axes: Sequence[Axis], over: Sequence[str], places: Ints) -> Layo
 
 
 def _offsets(network: Network, axes: Sequence[Axis]) -> list[Ints]:
-    """For each axis, what each position adds to the place. The last axis of a level is innermost."""
+    """For each axis, the offset in the place for each position. The last axis of a level is innermost."""
     stride_of = {level.name: stride for level, stride in zip(network.levels, network.strides, strict=True)}
     offsets: list[Ints] = []
     for axis in reversed(axes):

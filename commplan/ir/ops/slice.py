@@ -33,7 +33,7 @@ class Slice(BaseOp, frozen=True, tag="slice", gc=False):
         yield from types.check_cut(self.operand, self.axes, self.owners)
         placement = types.values[self.operand].placement
         if any(placement.varies(axis) for axis in self.axes):
-            yield "CP0734", f"`{self.operand}` is {placement}: only what is the same is sliced"
+            yield "CP0734", f"`{self.operand}` is {placement}: only a replicated value can be sliced"
 
     def transfer(self, types: ValueTypes) -> Results:
         return (types.part(types.values[self.operand], self.result, self.axes, self.owners),)

@@ -142,7 +142,7 @@ class Reader:
         while position < len(text):
             match = _TOKEN.match(text, position)
             if match is None:
-                raise TextError(f"`{text[position]}` cannot stand here", _here(line, position - begin + 1))
+                raise TextError(f"`{text[position]}` is not allowed here", _here(line, position - begin + 1))
             kind = str(match.lastgroup)
             if kind != "space":
                 self.tokens.append((kind, match[0], line, position - begin + 1))

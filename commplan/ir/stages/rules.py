@@ -37,10 +37,14 @@ class Violation(NamedTuple):
 def cached(
     fn: str, random: Sequence[str], sources: Sequence[str], kinds: Sequence[Type], cache: Cache
 ) -> Violation | None:
-    """The results of a host function are kept by record if they depend on the record alone.
+    """Require that the results of a cached host function depend on one record alone.
 
-    random: the random functions among `fn` and those before it. sources: of the loads before it. kinds: of
-    its results. cache: where they are kept.
+    Args:
+        fn: the function.
+        random: the random functions among `fn` and its predecessors.
+        sources: the sources of the loads before it.
+        kinds: the types of its results.
+        cache: the cache.
     """
     if fn in random:
         note = "leave `cache` out, or cache the function before it"
@@ -48,10 +52,10 @@ def cached(
     if random:
         note = "cache the functions before the first random one"
         return Violation(
-            f"`{fn}` is given what the random `{random[0]}` returns, another in each epoch", (note,)
+            f"`{fn}` takes the result of the random `{random[0]}`, which differs in each epoch", (note,)
         )
     if len(sources) != 1:
-        message = f"`{fn}` is given records of {len(sources)} loads: {listed(sources)}"
+        message = f"`{fn}` takes records of {len(sources)} loads: {listed(sources)}"
         return Violation(
             message, ("a result is kept by the number of one record: cache functions of one load",)
         )
@@ -152,7 +156,7 @@ def loaded(name: str, *, records: bool) -> Violation | None:
     """Only records are shared."""
     if records:
         return None
-    why = "what is not loaded is not computed from records again and again: there is no work to share"
+    why = "a value that is not loaded involves no work on records that could be shared"
     return Violation(f"`share` takes loaded values, found `{name}`", (why,))
 
 
@@ -183,10 +187,10 @@ def one_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
 def update(fn: str, where: str, *, elementwise: bool, random: bool) -> Violation | None:
     """The update function of an exchange gives the same result on chunks as on the whole."""
     if where != "device" or not elementwise:
-        why = "each owner updates its chunks as they arrive, and must get what the whole would give"
+        why = "each owner updates its chunks separately, and the result must equal an update of the whole"
         return Violation(f"the update `{fn}` must be elementwise and on the device", (why,))
     if random:
-        why = "each owner would draw numbers of its own: draw them with `map`, and add them to the gradients"
+        why = "each owner would draw different numbers: draw them with `map`, and add them to the gradients"
         return Violation(f"the update `{fn}` may not be random", (why,))
     return None
 
@@ -262,7 +266,7 @@ def numbers(how: str, dtype: DType, subject: str, hints: Hints = NO_HINTS) -> Vi
     if integers == "first":
         return None
     if how in ("sum", "mean", "max", "min", "elastic") and dtype.is_only_moved:
-        fix = "convert it to i32 or f32 first, or keep it out of what is reduced: plans move such values only"
+        fix = "convert it to i32 or f32 first, or leave it out of the reduction: such values are only moved"
         first = ("or write `{ integers = first }`, which takes the first rank's",)
         notes = (fix, *first) if how == "mean" and subject.startswith("leaf ") else (fix,)
         return Violation(f"{subject} is {dtype}, which is not reduced", notes)
@@ -279,11 +283,11 @@ def floats(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violat
     subject, fixes = "a mean", ("a mean of integers is no integer: use `sum`, or convert with a fn first",)
     if noun.startswith("leaf "):
         fixes = (
-            "split the tree: make the leaf an input of its own, `per` the axes, and reduce it `by max`",
+            "split the tree: make the leaf a separate input, `per` the axes, and reduce it `by max`",
             "or let `reduce` treat such leaves apart: `{ integers = max }`, or `first` for the first rank's",
         )
     if how == "elastic":
-        subject, fixes = "elastic averaging", ("convert it, or keep it out of what is averaged",)
+        subject, fixes = "elastic averaging", ("convert it, or leave it out of the averaging",)
     return Violation(f"{subject} needs a float type, and {noun} is {dtype}", fixes)
 
 
@@ -356,7 +360,7 @@ def idle_options(
         idle["chunk"] = Violation("no chunk program shifts values", ("leave `chunk` out",))
     elif hints.chunk is not None and set(names) == {"native"}:
         note = "leave `chunk` out, or name a chunk program such as `ring`"
-        idle["chunk"] = Violation("`native` has messages of its own", (note,))
+        idle["chunk"] = Violation("`native` chooses its messages", (note,))
     return idle
 
 

@@ -232,7 +232,7 @@ class Interpretation:
                 other = operands[operand].value
                 if (other.leaves[index].shape, other.uncut[index].shape) != (leaf.shape, uncut.shape):
                     shape = list(leaf.shape)
-                    raise UnsayableError(f"leaf `{leaf.path}` is {shape}, what it is made of is not")
+                    raise UnsayableError(f"leaf `{leaf.path}` is {shape}, its operands are not")
         scalars = [*call.random_arguments]
         for operand, index in match.scalars:
             scalars.append(Argument(scalar_of(operands[operand], index), operand, index))
@@ -356,14 +356,14 @@ class Interpretation:
         rank_rows = blocks.cut((), ways, ((ways, blocks.row(0)),))
         for index, block in enumerate(operand.blocks):
             if flat and block.rows != ((ways, None),):
-                raise UnsayableError(f"a buffer without {ways} rows of its own is swapped")
+                raise UnsayableError(f"a swapped buffer does not have {ways} rows")
             for run in block.runs:
                 chain = block.slots[run.slot][0]
                 is_in_place = (
                     run.column == run.at and isinstance(run.leaf, LeafShape) and run.leaf.number == index
                 )
                 if chain[-1:] != rank_rows if flat else chain or not is_in_place:
-                    raise UnsayableError("what is swapped is not cut into the blocks of its leaves")
+                    raise UnsayableError("a swapped value is not cut into the blocks of its leaves")
         symbols = {rank(axis): ("from", axis) for axis in several}
         block = Argument(self.algebra.value("the block in which it comes", several), 1)
 

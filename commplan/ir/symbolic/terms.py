@@ -437,7 +437,7 @@ def _check_unbound(sums: Sequence[str], free: frozenset[Symbol], symbols: Symbol
     """Raise if a substitution would bind an axis that is already summed over."""
     for symbol, bound in symbols.items():
         if bound[0] == "all" and bound[1] in sums and symbol in free:
-            raise UnsayableError(f"what is summed over {bound[1]} differs along it once more")
+            raise UnsayableError(f"a sum over {bound[1]} depends on that axis again")
 
 
 def _joined(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:

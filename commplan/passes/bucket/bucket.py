@@ -156,7 +156,7 @@ def _choice(group: Sequence[Collective], buckets: Sequence[LeafBucket], size: Si
     if group[0].op is None:
         why += "first leaf first, as the forward pass needs them"
     elif any(name_of(op.operand) in order for op in group):
-        why += "in the order given for the backward pass"
+        why += "in the given order of the backward pass"
     else:
         why += "last leaf first, as a backward pass makes them"
     pieces = sum(bucket.is_piece for bucket in sent)
@@ -164,7 +164,7 @@ def _choice(group: Sequence[Collective], buckets: Sequence[LeafBucket], size: Si
     if large:
         single = large == 1
         why += f"; {large} {'leaf' if single else 'leaves'} larger than that "
-        why += f"{'has a bucket of its own' if single else 'have buckets of their own'}, whole: "
+        why += f"{'has a separate bucket' if single else 'have separate buckets'}, whole: "
         why += "pieces are ready together and have nothing to travel under"
     if pieces:
         why += f"; {pieces} buckets are equal pieces of leaves larger than {sized(WHOLE * limit)}"

@@ -84,7 +84,7 @@ def _check_count(items: Sequence[LeafSlice], limit: int | None, head: Collective
         f"raise the limit: {{ bucket = {max(1, -(-enough // 1024**2))}MiB }} on the stage, or the option max"
         " of the pass bucket"
     )
-    fail("CP0724", message, note, remedy, "are the shapes what they should be?", span=head.span, file=file)
+    fail("CP0724", message, note, remedy, "check the shapes", span=head.span, file=file)
 
 
 def _leaf_collective(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCollective, int]:
@@ -114,7 +114,7 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
     wrong = sorted(set(order[name]) ^ set(place))
     if wrong or len(order[name]) != len(place):
         note = f"every path once; in doubt: {', '.join(wrong[:5]) or 'one is named twice'}"
-        fail("CP0711", f"the order given for `{name}` is no order of its leaves", note, span=op.span)
+        fail("CP0711", f"the order for `{name}` does not list its leaves", note, span=op.span)
     return [place[path] for path in order[name]]
 
 

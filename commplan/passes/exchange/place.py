@@ -66,7 +66,7 @@ class PlacePass(Pass, frozen=True):
         axes, why = inner_first(op.axes, within), unshardable_reason(schedule, op)
         if op.algorithm is not None and why is not None:
             note = (
-                "what is cut among them with the weights: leaves of the same shape whose path ends with a"
+                "they divide leaves that have the shape of a weight and a path that ends with that"
                 " weight's path; a scalar is kept by everyone"
             )
             remedy = "leave `via parameter_server` out: then every worker updates everything"

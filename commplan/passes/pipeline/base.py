@@ -142,7 +142,7 @@ def parse_pass(text: str, passes: Mapping[str, type[Pass]]) -> Pass:
         if key not in fields:
             fail("CP0716", f"pass `{name}` has no option `{key}`", _nearest(key, fields))
         if key in values:
-            fail("CP0716", f"option `{key}` of pass `{name}` is given twice")
+            fail("CP0716", f"option `{key}` of pass `{name}` is repeated")
         values[key] = _parse(value, fields[key].type, f"option `{key}` of pass `{name}`")
     return passes[name](**values)
 

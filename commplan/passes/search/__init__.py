@@ -1,5 +1,5 @@
-"""The search that chooses sizes of buckets and algorithms of a phase together, by what `predict` returns.
+"""Search bucket sizes and algorithms of a phase together, with `predict` as the objective.
 
-`units` finds what there is to choose, `candidates` lists the alternatives, `trials` runs the passes with some
-of them, and `search` decides which.
+`units` finds the open choices, `candidates` lists the alternatives, `trials` runs the passes with some of
+them, and `search` decides.
 """

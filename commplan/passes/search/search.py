@@ -1,12 +1,16 @@
-"""The search: the passes run with tables of choices, and the table whose phase is predicted to be exposed
-for the least time is taken.
+"""The search for the table of choices with the least predicted exposed time of a phase.
 
-Unit by unit, the one with the most bytes first: each size of buckets with the algorithms that are the fastest
-alone, each algorithm with the best size, all sizes with the fastest algorithm of each kind; then sizes near
-the best, and sizes of messages. Again, until no single alternative of those tried is better, or the budget is
-spent. Then the same from the best table in which several units take one algorithm, and with separate buckets
-for stages that may share them. Of tables that are as good, the one with the fewest collectives is taken. The
-budget is counted in schedules and not in seconds, so that every process of a job makes the same schedule.
+Units are searched one by one, the one with the most bytes first:
+
+- each bucket size with the algorithms that are fastest alone;
+- each algorithm with the best size;
+- all sizes with the fastest algorithm of each kind;
+- sizes near the best, and message sizes.
+
+This repeats until no single alternative is better, or the budget is spent. Then the search restarts from the
+best table in which several units have the same algorithm, and with separate buckets for stages that may share
+them. Among equally fast tables the one with the fewest collectives is taken. The budget is a number of
+schedules, not of seconds, so every process of a job makes the same schedule.
 """
 
 from __future__ import annotations
@@ -109,10 +113,10 @@ class _Search:
                 return
 
     def _joint(self) -> dict[StageKey, StageChoice] | None:
-        """The best table in which all units that can take one algorithm, each in the best sizes tried for it.
+        """The best table in which all units that can have the same algorithm do, with the best sizes tried.
 
-        None if there is none that is new and promising. Alone, a unit may lose by a step that wins if others
-        take it too: levels of one are pipelined with levels of another, but wait for collectives over all
+        None if no such table is new and promising. A change may slow down a single unit but pay off for
+        several: levels of one unit are pipelined with levels of another, but wait for collectives over all
         axes.
         """
         best, limit = None, self.seconds * PROMISING
@@ -222,7 +226,7 @@ class _Search:
         """The choice for each unit, and the best of the rest."""
         trials = self.trials
         computation = "the computation" if trials.context.step is not None else "the assumed computation"
-        scope = f"beside {computation}" if trials.ready.seconds else "of the phase"
+        scope = f"next to {computation}" if trials.ready.seconds else "of the phase"
         how = "the budget is spent" if trials.is_spent else "no single alternative of those tried is faster"
         why = f"the least time exposed {scope} of {trials.count} schedules tried, not all there are: {how}"
         source = trials.predictor.in_words("model")

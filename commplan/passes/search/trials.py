@@ -23,11 +23,11 @@ class Trials:
     """The schedules of one phase that were tried.
 
     Attributes:
-        start: the table to start from.
-        units: what there is to choose.
-        apart: a table to start from with which stages share no buckets; empty if they share none.
-        known: what was predicted, by the choices for each unit.
-        packed: the phase before algorithms are settled, by sizes of buckets.
+        start: the initial table.
+        units: the open choices.
+        apart: a start table in which stages do not share buckets; empty if no table has this effect.
+        known: predictions, by the choices for each unit.
+        packed: the phase before algorithms are chosen, by bucket sizes.
         elsewhere: the number of schedules of this phase that other trials have predicted.
     """
 

@@ -1,4 +1,4 @@
-"""What is chosen together for the collectives of a stage: sizes of buckets and messages, an algorithm."""
+"""The units of the search: bucket size, message size and algorithm for the collectives of a stage."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ from commplan.select.options import NATIVE
 class Unit(NamedTuple):
     """The collectives of a stage, or of several that share buckets.
 
-    collective: the largest. nbytes: of one rank's operands together. packs, chooses, cuts: whether the size
-    of buckets, the algorithm, and the size of messages are left to the compiler. leaves: bytes of each leaf,
-    in the order in which they are packed.
+    Attributes:
+        key: the key of the stages.
+        collective: the largest one.
+        nbytes: bytes of one rank's operands, over all collectives.
+        packs: whether the compiler chooses the bucket size.
+        chooses: whether the compiler chooses the algorithm.
+        cuts: whether the compiler chooses the message size.
+        leaves: bytes of each leaf, in packing order.
     """
 
     key: StageKey
@@ -59,7 +64,7 @@ def units(schedule: Schedule, phase: Phase, passes: Sequence[Pass]) -> list[Unit
 
 
 def stages_apart(phase: Phase, packed: Phase) -> Choices:
-    """Choices with which the stages of `phase` share no buckets; none if they share none in `packed`."""
+    """Choices that give each stage of `phase` separate buckets; empty if no stages of `packed` share any."""
     keys, shared = (
         dict.fromkeys(key_of(each, op) for op in each.ops if isinstance(op, Collective))
         for each in (phase, packed)

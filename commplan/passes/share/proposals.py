@@ -1,4 +1,4 @@
-"""What would shorten a step that the plan does not ask for: worker processes, and a cache of records."""
+"""Propose changes to a plan that would shorten a step: worker processes, and a cache of records."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def cache_proposal(
     candidates: Sequence[CacheCandidate], cut: CutOf, setting: Setting, selected: Predicted,
     links: Links | None, prefer: Prefer,
 ) -> str:  # fmt: skip
-    """Propose the cache that makes a step shortest, or empty text if none does.
+    """Propose the cache that makes a step shortest; empty text if no cache does.
 
-    A step is one of the second epoch or later, all records of which are kept, by the selected design. With
-    `prefer="cpu"` less CPU time is enough if the step gets no longer.
+    The step is one of the second epoch or later, with all records in the cache, under the selected design.
+    With `prefer="cpu"`, less CPU time is enough if the step gets no longer.
     """
     design = (selected.design, selected.readers, links, selected.limit)
     predictions = [(predict(setting, cut(candidate.works), *design), candidate) for candidate in candidates]

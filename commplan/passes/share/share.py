@@ -31,7 +31,7 @@ from commplan.passes.share.machine import InputFlow
 
 
 class SharePass(Pass, frozen=True):
-    """Computes what is the same over members once: the longest prefix of the input work.
+    """Computes values that are the same for all members once: the longest prefix of the input work.
 
     Attributes:
         design: the design if the plan has none. `auto` decides by measured costs, including not sharing, or
@@ -187,7 +187,7 @@ def _pinned(op: Share, pricer: SharingCostModel, flow: list[Op]) -> Choice:
 def _own_clock(op: Read) -> Choice:
     unit = math.gcd(*op.batch)
     why = (
-        f"members of `{op.clock}` read by their own clocks: what is the same for all is made once, {unit} "
+        f"members of `{op.clock}` have independent clocks: shared values are made once, {unit} "
         "records at a time, which divide every batch, and each member takes it at its own pace"
     )
     return Choice("share", f"`{name_of(op.result)}`: shared in units of {unit} records", why, op.span)

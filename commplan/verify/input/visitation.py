@@ -241,7 +241,7 @@ def prove_division(
             makers.setdefault(part, []).append(process)
     for part, processes in makers.items():
         if len(processes) != 1 or part >= work.parts:
-            by = f"processes {', '.join(map(str, processes))} make" if processes else "nobody makes"
+            by = f"processes {', '.join(map(str, processes))} make" if processes else "no process makes"
             message = f"{by} {_part(work, rows, part)}{condition}"
             return Broken("CP0761", message, "one maker of each row", f"{len(processes)} makers")
     return _moved_wrongly(remaining, rows, living, condition)
@@ -288,7 +288,7 @@ def _moved_wrongly(work: Division, rows: int, living: tuple[int, ...], condition
     for host, parts in parts_of_host.items():
         for part in sorted({*range(work.parts), *parts}):
             if parts[part] != 1 or part >= work.parts:
-                message = f"host {host} is given {_part(work, rows, part)} {_times(parts[part])}{condition}"
+                message = f"host {host} receives {_part(work, rows, part)} {_times(parts[part])}{condition}"
                 received = sorted(parts.elements())
                 return Broken("CP0761", message, "every part once on every host", f"parts {received}")
     return None

@@ -230,7 +230,7 @@ def _race(units: ChunkMessages, chunks: int) -> Counterexample | None:
     return Counterexample(
         "race", (rank, *peers), (time,), chunk, "one message into a slot in a round",
         f"{hows[0]} from rank {peers[0]}, {hows[1]} from rank {peers[1]}",
-        f"rank {rank} receives chunk {chunk} twice in its round {time}: what it holds then depends on which"
+        f"rank {rank} receives chunk {chunk} twice in its round {time}: the result depends on which"
         " comes first",
     )  # fmt: skip
 
@@ -340,7 +340,7 @@ class _Run:
         expected = terms(dict.fromkeys(range(n) if goal == SUM else [goal - 1], 1))
         current = int(self.holds[slot])
         actual = terms(self.sums.counts(current))
-        more = f" ({count} slots in all do not hold what is promised)" if count > 1 else ""
+        more = f" ({count} slots in all do not hold the promised value)" if count > 1 else ""
         noun = f"sums of chunk {chunk}" if goal == SUM else f"chunk {chunk}"
         return Counterexample(
             "wrong", (rank,), (), chunk, expected, actual,

@@ -45,10 +45,8 @@ def _reduce_axes(ctx: CheckContext, expr: ast.StageExpr) -> Axes | None:
         note = "write two stages: one `over` the axes, one `across` the ensemble"
         return ctx.error("CP0308", message, word.span.to(expr.over[-1].span), note)
     if ensembles and word.text == "over":
-        message = f"this would combine the members of {listed(ensembles)}, which are networks of their own"
-        note = (
-            "gradients of different members have nothing to do with each other; if it is meant, say `across`"
-        )
+        message = f"this would combine the members of {listed(ensembles)}, which are independent networks"
+        note = "gradients of different members are unrelated; if it is intended, write `across`"
         return ctx.error("CP0307", message, word.span, note, fix=Fix("write `across`", word.span, "across"))
     none = f"{listed(axes)} {'is none' if len(axes) == 1 else 'are none'}"
     return axes if ensembles or _says_over(ctx, word, f"`across` is for ensembles, and {none}") else None
@@ -73,7 +71,7 @@ def stage_axes(ctx: CheckContext, names: Sequence[ast.Name], stage: str) -> Axes
     axes = resolve_axes(ctx, names, _ANY, f"an axis to {stage} over")
     for name in names if axes is not None else ():
         if ctx.axes[name.text].kind is AxisKind.ENSEMBLE:
-            note = "members are networks of their own: only `reduce ... across` and `share` cross an ensemble"
+            note = "members are independent networks: only `reduce ... across` and `share` cross an ensemble"
             return ctx.error("CP0309", f"`{stage}` cannot cross the ensemble `{name.text}`", name.span, note)
     return axes
 

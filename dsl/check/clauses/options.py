@@ -73,9 +73,7 @@ def hints(ctx: CheckContext, options: ast.Options | None, stage: str, type_: Typ
             ctx.error("CP0609", message, option.key.span, takes, fix=ctx.rename(option.key, OPTIONS))
             continue
         if key in first_spans:
-            ctx.error(
-                "CP0611", f"`{key}` is said twice", option.key.span, Note("first here", first_spans[key])
-            )
+            ctx.error("CP0611", f"`{key}` is repeated", option.key.span, Note("first here", first_spans[key]))
             continue
         first_spans[key] = option.key.span
         if stage not in rule.stages:
@@ -102,7 +100,7 @@ def check_effects(ctx: CheckContext, options: ast.Options | None, stage: BaseSta
     idle = rules.idle_options(how, collective, via, hints, dtypes)
     if hints.overlap is not None and kind == "start":
         note = "leave `overlap` out"
-        idle["overlap"] = rules.Violation("`at start` has no backward pass to run beside", (note,))
+        idle["overlap"] = rules.Violation("`at start` has no backward pass to overlap with", (note,))
     for option in options.items:
         violation = idle.get(option.key.text)
         if violation is not None:

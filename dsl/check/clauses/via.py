@@ -113,7 +113,7 @@ def keyed(
         elif arg.key is None:
             message, fix = f"the arguments of `{name}` have names: {listed(keys)}", None
         elif arg.key.text in keys:
-            message, fix = f"`{arg.key.text}` is given twice", None
+            message, fix = f"`{arg.key.text}` is repeated", None
         else:
             near = ctx.rename(arg.key, [key for key in keys if key not in args])
             message, fix = f"`{name}` has no argument `{arg.key.text}`", near

@@ -152,9 +152,7 @@ def _check_placement(
         _check_cut_last(ctx, expr, operand)
     elif kind.WHOLE and operand.placement.split:
         cut = operand.placement.split[-1]
-        message = (
-            f"`{expr.operand.text}` is split over `{cut}`, and `{expr.kind}` takes what is whole on a rank"
-        )
+        message = f"`{expr.operand.text}` is split over `{cut}`, and `{expr.kind}` takes whole values"
         note = f"`gather {expr.operand.text} over {cut}` first"
         ctx.fail("CP0314", message, expr.operand.span, operand, note)
     elif (kind.WHOLE or kind.MAKES == "split") and is_scalar(operand.type):
@@ -172,7 +170,7 @@ def _fail_placement(
     name, over = f"`{expr.operand.text}`", f"`{axis.text}`"
     match expr.kind, actual:
         case "slice", _:
-            code, takes = "CP0321", "`slice` takes what is the same over it"
+            code, takes = "CP0321", "`slice` takes values that are the same over it"
             message = f"{name} is {actual} over {over}, and {takes}"
             remedy = {
                 "per": f"`broadcast` or `reduce` it over {over} first",
@@ -182,7 +180,7 @@ def _fail_placement(
         case _, "same":
             _fail_same(ctx, expr, operand, axis)
         case "gather", _:
-            code, takes = "CP0316", "`gather` takes what is split over it"
+            code, takes = "CP0316", "`gather` takes values that are split over it"
             message = f"{name} is {actual} over {over}, and {takes}"
             remedy = "its ranks hold whole values: `reduce` combines them"
             remedy += ", `broadcast` keeps one" * (actual == "per")

@@ -100,8 +100,8 @@ def _refuse_ahead(ctx: CheckContext, options: ast.Options | None) -> None:
     """
     for option in options.items if options else ():
         if option.key.text == "device_prefetch":
-            message = "`device_prefetch` is no option of a `load` by the clocks of members"
-            note = "a member would hold back the others by what it has not used yet"
+            message = "`device_prefetch` is not an option of a `load` whose members have independent clocks"
+            note = "unused batches of one member would hold back the others"
             ctx.error(
                 "CP0610", message, option.key.span, note, "leave it out, or give all members one batch size"
             )

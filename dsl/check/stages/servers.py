@@ -41,7 +41,7 @@ def check_exchange(
     options = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
     if len(expr.states) > 2:
         message = f"`exchange` updates one or two states, found {len(expr.states)}"
-        note = "`w, m`: what the optimiser keeps beside the weights is one tree"
+        note = "`w, m`: put the state of the optimiser into one tree"
         ctx.fail("CP0422", message, expr.states[2].span, note)
     if states is None:
         return None
@@ -79,7 +79,7 @@ def _states(ctx: CheckContext, scope: PhaseScope, names: Sequence[ast.Name]) -> 
         if value is None:
             continue  # reported, here or before
         message = f"`{name.text}` is {kind or 'a value of this phase'}, expected a state"
-        note = "what a stage updates must carry over to the next step: declare it `state`"
+        note = "the updated value must carry over to the next step: declare it `state`"
         ctx.error("CP0422", message, name.span, note)
     return scope.operands(names) if valid else None
 
@@ -263,7 +263,7 @@ def _check_replicas(ctx: CheckContext, expr: ast.ElasticExpr, operand: Value) ->
     if isinstance(operand.type, ArrayType):
         violation = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
         ctx.require("CP0406", violation, expr.operand.span, operand)
-    why = "elastic averaging is for workers that have weights of their own"
+    why = "elastic averaging is for workers with different weights"
     _check_status(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")
     if operand.placement.partial:
         message = f"`{expr.operand.text}` is partial over {listed(operand.placement.partial)}"

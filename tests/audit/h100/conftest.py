@@ -1,4 +1,4 @@
-"""These tests need JAX's compiler for GPUs, in an environment of its own: `make audit` runs them."""
+"""These tests need JAX's compiler for GPUs, in a separate environment: `make audit` runs them."""
 
 import os
 

@@ -1,4 +1,5 @@
-"""Audits of steps compiled ahead of time for 8 H100: what XLA combines where it may, and what it must not."""
+"""Audits of steps compiled ahead of time for 8 H100: which collectives XLA combines, and which it must
+not."""
 
 from __future__ import annotations
 

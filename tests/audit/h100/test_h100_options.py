@@ -1,4 +1,4 @@
-"""The options that `run.jit` passes, on steps compiled ahead of time for H100: what they change."""
+"""The effects of the options that `run.jit` passes, on steps compiled ahead of time for H100."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ each step {
 
 
 def audited(by: str, **options: Any) -> Audit:
-    """The audit of a step of four buckets of 17 MB that has a sum of its own; by: `run.jit` or `jax.jit`."""
+    """The audit of a step of four buckets of 17 MB with one more sum. `by`: `run.jit` or `jax.jit`."""
     mesh = Mesh(devices(target("h100:1x8")).reshape(8), ("data",), axis_types=(AxisType.Auto,))
     plan = commplan.loads(steps.PLAN.replace("8 KiB", "20 MiB"), "audited.plan")
     program = plan.compile(mesh, {"grads": steps.shapes(WIDTH)})

@@ -29,7 +29,7 @@ STRICT = {
 
 
 def step_of(mesh: Any, **options: Any) -> tuple[Any, Any]:
-    """A program, and a step that has a sum of its own between the sums of its four gradients."""
+    """A program, and a step with one more sum between the sums of its four gradients."""
     text = steps.PLAN.replace("8 KiB", "20 MiB").replace("data = 8", "data = 32")
     program = commplan.loads(text, "audited.plan").compile(mesh, {"grads": steps.shapes(WIDTH)})
     run = program.bind(mesh)

@@ -1,7 +1,7 @@
 """Training steps compiled ahead of time for 4 x 8 H100: the plan's collectives, under the backward GEMMs.
 
-No GPU is needed and nothing runs. Without autotuning the choice of kernels is indicative; the
-collectives, their order, groups and dtypes, and what is issued between start and done are not.
+No GPU is needed and nothing runs. Without autotuning the choice of kernels is only indicative. The
+collectives, their order, groups and dtypes, and the ops between start and done are exact.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def test_a_tapped_scan_reduces_inside_the_loop(h100: Any) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_more_operations_than_by_hand(h100: Any, dtype: str) -> None:
-    """The twin: what an expert writes for GPUs, one bucket a layer, chained by barriers."""
+    """The twin: an expert's program for GPUs, one bucket a layer, chained by barriers."""
     mesh = twins.mesh_of(h100, data=32)
     limit = "20 MiB" if dtype == "float32" else "10 MiB"
     changes = [*CASES["data_parallel"][1], ("bucket = 25 MiB", f"bucket = {limit}")]
@@ -398,7 +398,7 @@ def test_an_older_gpu_gets_the_same_collectives() -> None:
 
 
 def test_a_broadcast_within_groups_is_xlas_own(h100: Any) -> None:
-    """From node to node and then within them, where both levels are parts of one axis."""
+    """From node to node and then within them, if both levels are parts of one axis."""
     mesh = twins.mesh_of(h100, data=32)
     spread = {"data": (Spread("gpu", 8), Spread("node", 4))}
     how = Algorithm("hierarchical", (Arg("native", "gpu"), Arg("native", "node")))

@@ -1,4 +1,4 @@
-"""Scanned layers compiled ahead of time for 4 x 8 H100: the tap's collectives lie inside the loop's body."""
+"""Scanned layers compiled ahead of time for 4 x 8 H100: the tap's collectives are inside the loop's body."""
 
 from __future__ import annotations
 

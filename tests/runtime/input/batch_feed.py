@@ -1,4 +1,4 @@
-"""Batches for the tests of the data runtime, and what they look at."""
+"""Batches for the tests of the data runtime, and their checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program with a cached function, started by hand: what it does as JSON, how often it called the function.
+"""A program with a cached function, started by hand; prints its actions and the number of calls as JSON.
 
 python cache_process.py '{"epochs": 2, "wait": true}'
 """

@@ -1,4 +1,4 @@
-"""What the tests of the input share."""
+"""Shared code of the tests of the input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commplan.runtime.input.ring import meeting
 
 @pytest.fixture(scope="module")
 def small_heap() -> None:
-    """Tests of this module that collect garbage at their end go through what they have made alone."""
+    """Tests of this module that collect garbage at their end search only their objects."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""Members of feeds, in this process and in others, and what each should be given."""
+"""Members of feeds, in this process and in others, and their expected batches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Member:
         self.pid: int = self.until("ready")
 
     def until(self, key: str) -> Any:
-        """What it says under `key`, once it does."""
+        """The value under `key` in its output, once it is printed."""
         for line in self.process.stdout or ():
             self.lines.append(json.loads(line))
             if key in self.lines[-1]:
@@ -81,7 +81,7 @@ class Member:
         return [line for line in self.lines if "sums" in line]
 
     def check_epochs(self, epochs: range, count: int = 26) -> None:
-        """It was given each of `epochs` once, every record in it once."""
+        """It received each of `epochs` once, and every record in it once."""
         for epoch in epochs:
             given = [number for b in self.batches if b["epoch"] == epoch for number in b["records"]]
             assert sorted(given) == list(range(count)), (epoch, given)
@@ -97,7 +97,7 @@ def joined(name: str, plan: str = "", count: int = 26, **options: Any) -> Any:
 
 
 def expected(member: int, batch: int = 4, epochs: int = 1, **options: Any) -> list[dict[str, Any]]:
-    """What a member that reads everything itself is given."""
+    """The batches of a member that reads everything itself."""
     plan = commplan.loads(text(batch=batch, **options)).compile(axes={"member": 64}).schedule
     local = {"member": (member,)}
     with PhaseBatches(plan, "step", {"numbers": records(26)}, FUNCTIONS, local=local) as batches:

@@ -1,4 +1,4 @@
-"""A program that takes part in a feed, started by hand: what it is told as JSON, what it got as JSON lines.
+"""A program that joins a feed, started by hand: instructions as JSON, results as JSON lines.
 
     python feed_process.py '{"name": "sweep", "epochs": 2, ..}'
 
@@ -80,7 +80,7 @@ def report(batch: Any, member: int) -> None:
 
 
 def batches_of(feed: Any, torch: bool) -> Any:
-    """An epoch, through PyTorch if it is asked for."""
+    """An epoch, through PyTorch on request."""
     if not torch:
         yield from feed
         return

@@ -1,4 +1,4 @@
-"""A carrier between pretended hosts: what one has, the others read from files."""
+"""A transport between pretended hosts: each reads the data of the others from files."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def schedule(
 def ensemble(
     design: str, members: int, *, batch: int = 8, axes: str = "", split: str = "", hints: str = ""
 ) -> Schedule:
-    """Shared pixels and labels, and each member's own augmentation. design: none leaves `share` out."""
+    """Shared pixels and labels, and separate augmentation for each member. `design` None omits `share`."""
     share = f"pixels = share pixels over member via {design}" if design else ""
     body = f"""
         raw, n = load images batch {batch} {split} visit exactly_once seed 17 {hints}

@@ -1,4 +1,4 @@
-"""One process of a test of several: reads its orders as JSON, prints what it saw as JSON lines."""
+"""One process of a test of several: reads its instructions as JSON, prints its observations as JSON lines."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Said(logging.Handler):
 
 
 def again_and_again(made: Schedule, source: object, index: int, count: int, run: str, cycles: int) -> None:
-    """Open and close batches of one run many times; say what was open after the first time and the last."""
+    """Open and close batches of one run many times; return the open resources after the first time and the
+    last."""
     left: list[list[int]] = []
     for _ in range(cycles):
         team = group(run, index, count, timeout=30.0)
@@ -68,7 +69,8 @@ def state_of(orders: dict[str, Any], made: Schedule, source: object) -> dict[str
 
 
 def changed_by_a_fork(feed: PhaseBatches, when: str) -> bool:
-    """Fork a process that drops what it has of the batches, and look whether that changes a batch here."""
+    """Fork a process that drops its copy of the batches, and check that this leaves the batches here
+    unchanged."""
     batch = None if when == "before" else next(feed)
     if batch is not None:
         say(step=batch.step)

@@ -1,4 +1,4 @@
-"""Members by their own clocks, for the tests: plans, what each member gets alone, and driving them."""
+"""Members with independent clocks: plans, the batches of each member alone, and drivers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def members(
 
 
 def alone(made: Schedule, member: int, records: int, **more: Any) -> PhaseBatches:
-    """What a member gets where it reads everything for itself."""
+    """The batches of a member that reads everything itself."""
     source = more.pop("source", images(records))
     functions = {**FUNCTIONS, **more.pop("functions", {})}
     local = {"member": (member,), **more.pop("local", {})}
@@ -80,7 +80,7 @@ def same(one: HostBatch, two: HostBatch) -> None:
 
 
 def in_turn(feeds: Sequence[ClockedBatches], seen: Callable[[int, HostBatch], None]) -> None:
-    """Drive all to the end of their epochs in one thread, whoever is furthest behind first."""
+    """Drive all feeds to the end of their epochs in one thread, the slowest first."""
     for feed in feeds:
         iter(feed)
     live = dict(enumerate(feeds))

@@ -46,7 +46,7 @@ def told(member: int, batch: HostBatch) -> None:
 
 
 def drive(feed: ClockedBatches, orders: dict[str, Any]) -> None:
-    """A member's epochs, with what the orders say of its pace."""
+    """A member's epochs, at the pace of the instructions."""
     mine = orders.get("members", {}).get(str(feed.member), {})
     kept: list[tuple[HostBatch, list[int]]] = []
     try:

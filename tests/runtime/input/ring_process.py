@@ -59,7 +59,7 @@ class Patient:
 
 
 class Faulty(Ring):
-    """A ring in which this process dies or stops at claim number `at`."""
+    """A ring in this process, which dies or stops at claim number `at`."""
 
     def __init__(self, memory: SharedMemory, fault: str, at: int) -> None:
         super().__init__(memory)

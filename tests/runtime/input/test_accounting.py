@@ -1,4 +1,4 @@
-"""What the input costs: counted per line and told as user and system time, merged, and as metrics."""
+"""The costs of the input: counted per line as user and system time, merged, and as metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's input costs: `batches.summary`, `batches.write_metrics` and `run.metrics`."""
+"""The input costs of a run: `batches.summary`, `batches.write_metrics` and `run.metrics`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a thread says of batches that last, in the record of a run."""
+"""The entries that a thread writes about long batches into the record of a run."""
 
 from __future__ import annotations
 

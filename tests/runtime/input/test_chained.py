@@ -31,7 +31,7 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Program:
-    """Each function returns the same memory at every call; `calls` are told in order."""
+    """Each function returns the same memory at every call; `calls` lists the calls in order."""
 
     def __init__(self, bad: int = -1) -> None:
         self.calls: list[str] = []

@@ -84,7 +84,7 @@ def test_right_results_in_other_clothes(result: object) -> None:
 
 
 class Elsewhere:
-    """Like a tensor in a device's memory: it has a shape, and cannot be had."""
+    """Like a tensor in a device's memory: it has a shape, but its contents are not accessible."""
 
     shape, dtype = (SIDE, SIDE), np.dtype(np.uint8)
 

@@ -18,7 +18,7 @@ class Ensemble(Processes):
         super().__init__("visits_process.py")
 
     def start(self, count: int, each: dict[int, dict[str, Any]] | None = None, **orders: Any) -> None:
-        """All processes; `each` has what only some are told."""
+        """Start all processes; `each` has instructions for single ones."""
         members = orders["members"]
         held = [list(range(i * members // count, (i + 1) * members // count)) for i in range(count)]
         self.begin(
@@ -27,7 +27,7 @@ class Ensemble(Processes):
         )
 
     def told(self) -> list[dict[str, Any] | None]:
-        """What each said in the end; None of those that were killed."""
+        """The final output of each process; None for those that were killed."""
         found = self.ended()
         assert all(code in (0, -9) for code, _ in found)
         return [json.loads(lines[-1]) if code == 0 else None for code, lines in found]

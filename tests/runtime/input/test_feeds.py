@@ -1,4 +1,4 @@
-"""Feeds: what programs that join one are given, and what they may not bring."""
+"""Feeds: the batches of programs that join one, and the plans and arguments that they may not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members of feeds that leave, fail, are forgotten, die or are slow, and what the others are told."""
+"""Members of feeds that leave, fail, are collected, die or are slow, and the errors of the others."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_a_function_that_would_end_the_process_is_told_to_all(
 
 
 def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever made the folder's name first, nobody is kept from meeting."""
+    """A folder with that name of another user does not prevent joining."""
     monkeypatch.setattr(meeting, "default_folder", lambda: tmp_path)
     squatted = tmp_path / f"commplan-feeds-{os.getuid()}"
     squatted.mkdir(0o755)

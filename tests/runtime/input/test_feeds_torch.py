@@ -1,4 +1,4 @@
-"""Feeds as tensors of PyTorch, without JAX, and what is said where a package is missing."""
+"""Feeds as tensors of PyTorch, without JAX, and the error if a package is missing."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_workers_of_a_loader_are_refused(
 
 
 def test_programs_with_pytorch_and_without_share_one_feed(feed_name: str) -> None:
-    """Each is a process of its own, in which JAX cannot be imported."""
+    """Each is a separate process that cannot import JAX."""
     pytest.importorskip("torch")
     members = [Member(feed_name, epochs=2, wait=True, torch=number > 0) for number in range(2)]
     for member in members:  # so that none is late

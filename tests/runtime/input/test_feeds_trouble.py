@@ -1,4 +1,4 @@
-"""Feeds where a function hangs, memory or threads are lacking, or a collector comes at the wrong moment."""
+"""Feeds with a hanging function, too little memory or too few threads, or a badly timed collector."""
 
 from __future__ import annotations
 

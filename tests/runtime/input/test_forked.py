@@ -26,7 +26,7 @@ forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork her
 
 
 def forked(does: Callable[[], bool]) -> bool:
-    """Whether `does` says yes in a process that is forked from this one; no where it does not end."""
+    """Whether `does` returns true in a process forked from this one; false if it does not end."""
     with warnings.catch_warnings():
         # That there are threads is the point; JAX warns of it where another test has imported it.
         warnings.simplefilter("ignore", DeprecationWarning)

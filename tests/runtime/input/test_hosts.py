@@ -26,7 +26,7 @@ class Hosts(Processes):
         self.folder = folder
 
     def told(self, hosts: list[int], **orders: Any) -> list[list[dict[str, Any]]]:
-        """What the processes on `hosts` say, each a list."""
+        """The output of the processes on `hosts`, a list for each."""
         each = orders.pop("each", {})
         common = {"count": len(hosts), "hosts": hosts, "carrier": str(self.folder), **orders}
         self.begin({"index": index, **common, **each.get(index, {})} for index in range(len(hosts)))

@@ -1,4 +1,4 @@
-"""Ctrl-C while batches are made: nothing is left locked, and nobody waits for a record that hangs."""
+"""Ctrl-C while batches are made: no lock stays held, and no thread waits for a record that hangs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def ring(task: Task = lambda: None) -> Prefetcher[str]:
 
 
 def interrupting(frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
-    """A trace function: Ctrl-C where a condition has been entered, before `with` knows of it."""
+    """A trace function: Ctrl-C between entering a condition and the body of `with`."""
     if frame.f_code is not threading.Condition.__enter__.__code__ or frame.f_back is None:
         return None
     if not frame.f_back.f_code.co_filename.endswith("prefetch/prefetch.py"):
@@ -107,8 +107,8 @@ def test_an_interrupted_wait_is_not_waited_for_again():
 
 
 class Interrupting:
-    """A trace function: Ctrl-C once at every line of the pipeline's own code, but where all is done and only
-    the way back is left, and where one Ctrl-C is being dealt with."""
+    """A trace function: Ctrl-C once at every line of the pipeline's code, except during the return after all
+    work is done, and while another Ctrl-C is being handled."""
 
     FILES = ("iterator.py", "prefetch.py", "stream.py", "multirate/batches.py", "visit_check.py")
 

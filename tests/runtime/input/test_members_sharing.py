@@ -45,7 +45,7 @@ each step { x = load numbers batch 4 split data visit exactly_once seed 1
 
 
 def run_of(design: str = "") -> tuple[Any, Counting]:
-    """Everything via `design`; what the compiler chooses where there is none."""
+    """Everything via `design`; None leaves the choice to the compiler."""
     names = ("pixels", "labels", "common") if design else ()
     share = "\n    ".join(f"{name} = share {name} over member via {design}" for name in names)
     source = Counting(images(RECORDS))

@@ -1,4 +1,4 @@
-"""Members by their own clocks in processes of their own: one stream of shared memory, any pace, any end."""
+"""Members with independent clocks in separate processes: one stream in shared memory, any pace, any end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def until(process: subprocess.Popen[str], key: str) -> dict[str, Any]:
 def expected(
     batches: Sequence[int], member: int, records: int, epochs: int = 1, rest: str = f"{ONCE} tail short"
 ):
-    """What `multirate_process` says of a member that is alone."""
+    """The expected output of `multirate_process` for a single member."""
     made = rates(batches, f"{ONCE} tail short")
     with alone(made, member, records) as feed:
         for _ in range(epochs):
@@ -115,7 +115,7 @@ def test_a_slow_process_holds_the_others_and_is_named() -> None:
 
 @pytest.mark.parametrize("how", ["close", "finish"])
 def test_who_leaves_or_has_finished_holds_nobody(how: str) -> None:
-    """Member 1 closes its batches early, or stands idle after its only epoch; member 0 goes on for three."""
+    """Member 1 closes its batches early, or is idle after its only epoch; member 0 goes on for three."""
     mine = {"close": 2} if how == "close" else {"linger": True}
     orders = {"members": {"0": {"epochs": 3}, "1": mine}}
     with started(how, [[0], [1]], batches=[4, 8], records=101, **orders) as processes:

@@ -1,4 +1,4 @@
-"""Members by their own clocks that wait for each other: how far, told how, and never for ever."""
+"""Members with independent clocks that wait for each other: the bounds, the messages, and no hangs."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_living_member_is_waited_for_as_long_as_was_said() -> None:
 
 
 def test_who_has_finished_an_epoch_holds_nobody_and_may_come_back() -> None:
-    """Member 0 goes on for two more epochs; member 1 then reads what has gone by itself, and all is there."""
+    """Member 0 goes on for two more epochs; member 1 then reads the past records alone, and misses none."""
     made = rates((4, 8))
     expected = [alone(made, m, 61) for m in range(2)]
     source = Counting(images(61))

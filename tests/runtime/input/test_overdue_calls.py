@@ -1,4 +1,4 @@
-"""A source or a host function that does not return: who waits for its batch is told, and can end."""
+"""A source or a host function that does not return: the consumer of its batch raises, and can end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def feed(decode: Any, source: Any = None, **more: Any) -> PhaseBatches:
 
 
 def refused(batches: PhaseBatches) -> tuple[str, list[str]]:
-    """The error, of which the batches can be closed, and its notes."""
+    """The error, with its notes; the batches can be closed afterwards."""
     with batches, pytest.raises(CommplanError) as raised:
         for _ in batches:
             pass

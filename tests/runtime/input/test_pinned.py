@@ -1,4 +1,4 @@
-"""Memory that is registered with devices: all that they copy from, while it is mapped where it was."""
+"""Memory registered with devices: all memory that they copy from, while it is mapped."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_a_forgotten_iterator_is_collected_with_its_threads() -> None:
 
 
 def _all_end() -> bool:
-    """Threads of a collected iterator end by themselves, each after the record that it works on."""
+    """Threads of a collected iterator end after their current record."""
     until = time.monotonic() + 20
     while ours() and time.monotonic() < until:
         time.sleep(0.005)
@@ -83,7 +83,7 @@ def _all_end() -> bool:
 
 
 def test_collection_in_the_middle_of_anything_waits_for_nothing() -> None:
-    """A finaliser that joined would deadlock here: the thread needs what the collecting code holds."""
+    """A finaliser that joined would deadlock here: the thread needs a lock of the collecting code."""
     held = threading.Lock()
     entered = threading.Event()
 

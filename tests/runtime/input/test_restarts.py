@@ -1,4 +1,4 @@
-"""Iterators over batches that begin the same epoch again: a warning, unless it is meant."""
+"""Iterators over batches that begin the same epoch again: a warning, unless it is intended."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_a_process_that_is_stopped_in_the_lock_is_named(
 
 
 def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
-    """What one process sees: parts in order, no more than `cores` at once, slots that are reused."""
+    """The view of one process: parts in order, no more than `cores` at once, reused slots."""
     ring = Ring(memory)
     with memory.locked():
         ring.join()
@@ -220,7 +220,7 @@ def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
 
 @pytest.fixture(name="group")
 def _group() -> Iterator[list[Ring]]:
-    """The rings of three processes of a group, of which this is the first one."""
+    """The rings of a group of three processes; this process is the first one."""
     shape = SHAPE._replace(processes=3, cursors=3)
     memory = meeting.created(
         "test-deal", "the group", shape, {}, kind="group", cores=2, most=2, makers=3, count=3, keeps=1

@@ -1,4 +1,4 @@
-"""Sharing changes what is paid, never what is seen: `ensemble_shared.plan` and `ensemble_duplicated.plan`."""
+"""Sharing changes the costs, not the values: `ensemble_shared.plan` and `ensemble_duplicated.plan`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_training_is_the_same_to_the_last_bit():
 
 @pytest.fixture(scope="module")
 def wanted() -> list[list[int]]:
-    """Checksums of what each member gets where nothing is shared: batch after batch, member after member."""
+    """Checksums of each member's batches without sharing: batch by batch, member by member."""
     schedule = compiled("ensemble_duplicated", "")
     with PhaseBatches(schedule, "step", {"images": records()}, FUNCTIONS) as batches:
         return [

@@ -1,4 +1,4 @@
-"""Batches between real processes of one host: the same bits, the work divided, and no hang, whoever dies."""
+"""Batches between real processes of one host: the same bits, divided work, and no hang after deaths."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def team() -> Iterator[Team]:
 
 
 def told(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """What a process said, once it has ended by itself."""
+    """The output of a process, after it has ended."""
     out, err = process.communicate(timeout=120)
     assert err == "", err
     assert process.returncode == 0
@@ -221,7 +221,7 @@ def test_a_peer_that_never_comes_is_named(team: Team) -> None:
 
 
 def test_peers_that_do_not_do_the_same_are_told(team: Team) -> None:
-    """One of them stands elsewhere in the order: it was restored, the other was not. Both say so at once."""
+    """One of them is at another position: it was restored, the other was not. Both report this at once."""
     alone = told(team.start(0, 1, run="", design="all_shared", members=2, stop_after=1))
     processes = [team.start(0, 2, timeout=600.0), team.start(1, 2, state=last(alone, "state"), timeout=600.0)]
     for problem in [errors(told(process))[0] for process in processes]:

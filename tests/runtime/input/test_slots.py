@@ -1,4 +1,4 @@
-"""Slots that are lent: they come back when nothing shows them, and what is kept keeps its content."""
+"""Lent slots: they return when no array refers to them, and referenced ones keep their content."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_readers_see_the_same_bytes_while_pages_are_exchanged(slots: Slots) -> N
 
 
 def test_a_computation_of_jax_that_is_still_to_run_keeps_its_input(slots: Slots) -> None:
-    """Arrays that JAX took without a copy: dropped at once, while what was computed from them still runs."""
+    """Arrays that JAX took without a copy: dropped at once, while a computation on them still runs."""
 
     @jax.jit
     def many(x: Any) -> Any:

@@ -85,7 +85,7 @@ def test_functions_are_checked_when_they_are_bound(name: str, function: Any, wha
 
 
 def test_binding_a_program_checks_its_sources_and_host_functions(tmp_path: Any) -> None:
-    """What cannot work is refused by `bind`, before anything is compiled or trained."""
+    """`bind` refuses invalid sources and functions before anything is compiled or trained."""
     import jax  # noqa: PLC0415  only here: the data runtime itself needs no JAX
 
     import commplan  # noqa: PLC0415

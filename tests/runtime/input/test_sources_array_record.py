@@ -1,4 +1,4 @@
-"""array_record files as sources, through Grain; and what is said where it is not installed."""
+"""array_record files as sources, through Grain; and the error if it is not installed."""
 
 from __future__ import annotations
 

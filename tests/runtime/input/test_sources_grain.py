@@ -42,7 +42,7 @@ def cubed(number: int) -> Any:
 
 
 def times(factor: int) -> Any:
-    """A transform that keeps what it does in itself."""
+    """A transform that has internal state."""
     base: Any = importlib.import_module("grain").transforms.Map
 
     class Times(base):

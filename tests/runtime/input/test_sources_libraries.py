@@ -1,4 +1,4 @@
-"""Hugging Face's and PyTorch's own data sets, where they are installed."""
+"""Data sets of Hugging Face and PyTorch, if installed."""
 
 from __future__ import annotations
 

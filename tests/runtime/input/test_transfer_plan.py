@@ -20,7 +20,7 @@ from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 
 
 class _Host:
-    """What one host holds, and how far it has come."""
+    """One host: its rows and its progress."""
 
     def __init__(self, made: Instructions, slot: np.ndarray) -> None:
         self.made, self.slot = made, slot
@@ -54,7 +54,8 @@ class _Host:
 
 
 def carried_out(lists: dict[int, Instructions], slots: dict[int, np.ndarray], seed: int) -> int:
-    """Deliver messages in a random order until none is left; returns how many. Fails where some cannot be."""
+    """Deliver messages in a random order until none is left; returns their number. Fails if some cannot be
+    sent."""
     rng = random.Random(seed)
     hosts = {host: _Host(made, slots[host]) for host, made in lists.items()}
     ready = [(host, i) for host, at in hosts.items() for i, _ in at.rows(SEND, COPY) if not at.missing[i]]
@@ -118,8 +119,8 @@ def arrays(slot: np.ndarray, forms: list[Form]) -> list[np.ndarray]:
 
 
 def forms_of(found: Division, rows: int, full: int, sizes: list[tuple[int, int]]) -> list[Form]:
-    """Arrays of (copies, bytes of a row) with `full` rows of which `rows` are in use, and one row of notes
-    a part."""
+    """Arrays of (copies, bytes of a row) with `full` rows, `rows` of them in use, and one row of notes a
+    part."""
     bounds = (*tuple(found.part(rows, part)[0] for part in range(found.parts)), rows)
     notes = Form(1, found.parts, 16, tuple(range(found.parts + 1)))
     return in_a_row([*(Form(copies, full, nbytes, bounds) for copies, nbytes in sizes), notes])

@@ -20,7 +20,7 @@ from commplan.runtime.input.transport.jax import JaxCarrier, chain
 
 
 def run(what: str, count: int, out: Path) -> tuple[list[int], list[dict[str, Any]], str]:
-    """Exit codes, and what each process said (nothing where it died)."""
+    """Exit codes, and the output of each process (empty if it died)."""
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     port = str(free_port())
     started = [

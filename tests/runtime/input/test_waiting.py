@@ -57,7 +57,7 @@ def test_a_wait_ends_by_itself(use: bool) -> None:
 
 
 def test_a_wait_reaches_across_processes(tmp_path: Path) -> None:
-    """A child waits on a word of a shared file, in a process where only a wake can end the wait soon."""
+    """A child waits on a word of a shared file; only a wake-up can end the wait soon."""
     path = tmp_path / "memory"
     path.write_bytes(bytes(mmap.PAGESIZE))
     script = (
@@ -81,7 +81,7 @@ def test_a_wait_reaches_across_processes(tmp_path: Path) -> None:
 
 @dataclass
 class Making:
-    """Two tasks; `fails` says in which of them it raises."""
+    """Two tasks; `fails` lists those that raise."""
 
     number: int
     fails: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Batches handed over as they lie in a slot, of loads whose last batches differ."""
+"""Batches passed without a copy from their slot, for loads whose last batches differ."""
 
 from __future__ import annotations
 

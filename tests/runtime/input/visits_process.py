@@ -1,4 +1,4 @@
-"""One process of an ensemble that counts what it is given, and may die in the middle of its work."""
+"""One process of an ensemble that counts its records, and may die during its work."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def hanging(record: bytes, folder: str) -> tuple[Pixels, int]:
 
 
 class Reading:
-    """A source that says in a folder which records were read, and by which process."""
+    """A source that logs in a folder which records were read, and by which process."""
 
     def __init__(self, records: list[bytes], folder: str) -> None:
         self.records, self.folder = records, folder
@@ -123,7 +123,7 @@ class PairsOnDisk(Reading):
 
 
 def read(folder: Path) -> list[int]:
-    """What all processes read together."""
+    """The records that all processes read."""
     return sorted(int(line) for file in folder.iterdir() for line in file.read_text().split())
 
 

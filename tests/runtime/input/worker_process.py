@@ -1,4 +1,4 @@
-"""One process of a group whose host functions run in worker processes; prints what it saw as JSON lines."""
+"""One process of a group with host functions in worker processes; prints its observations as JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One of two processes that share what is made of two sources: python zero_copy_process.py RUN INDEX."""
+"""One of two processes that share values of two sources: python zero_copy_process.py RUN INDEX."""
 
 from __future__ import annotations
 

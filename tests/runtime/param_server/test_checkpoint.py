@@ -1,4 +1,4 @@
-"""What a server keeps outlives it, to the last push that was answered."""
+"""A server's checkpoint survives it, up to the last acknowledged push."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def job(folder: Path, text: str = TEXT) -> Job:
 
 
 def keeping(made: Job, folder: Path) -> list[ServerCheckpoint]:
-    """Every server keeps its states in `folder`, and goes on with what is there."""
+    """Every server checkpoints its states in `folder`, and resumes from the contents."""
     found: list[ServerCheckpoint] = []
     for server, driver in enumerate(made.drivers):
         keep = ServerCheckpoint(folder, driver.store, server)
@@ -269,7 +269,7 @@ def test_names_of_states_may_take_more_than_a_page(tmp_path: Path):
 
 
 def test_a_run_that_begins_beside_another_is_refused(tmp_path: Path):
-    """Before it looks at anything: also where the first has not made its file yet."""
+    """Before it reads anything, even if the first has not created its file yet."""
     kept = tmp_path / "kept"
     kept.mkdir()
     holding = (
@@ -313,7 +313,7 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path: Path, suffix: str):
 
 
 def test_what_no_kill_can_do_is_damage(tmp_path: Path):
-    """A later run would begin anew, and lose what is kept."""
+    """A later run would begin anew, and lose the checkpoint."""
     first = job(tmp_path)
     keeps = keeping(first, tmp_path / "kept")
     first.run({w: starting(first) for w in range(2)}, leave=False)

@@ -1,4 +1,4 @@
-"""A recording gives the same bits again, whatever order messages come in then; anything else is told."""
+"""A recording replays bitwise, whatever the order of messages; any other difference is reported."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Ranks and layouts: from an array that holds every rank's part to the part of each rank, and back.
+"""Ranks and layouts: conversion between a global array and the part of each rank.
 
-The global layout of a leaf has one leading dimension for each `per` and each `partial` axis of its
-value, in the order in which the plan declares them; then the leaf itself, its leading dimension
-the concatenation of the cuts where the value is `split` (padding included).
+The global layout of a leaf has one leading dimension for each `per` and each `partial` axis of its value, in
+the order in which the plan declares them; then the leaf itself, whose leading dimension is the concatenation
+of the parts if the value is `split` (padding included).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Held = dict[Rank, tuple[Array, ...]]  # what every rank holds of one value, leaf
 class Grid:
     """The ranks of a schedule: every combination of coordinates, last axis fastest.
 
-    Servers are processes of their own and no part of it.
+    Servers are separate processes and not part of it.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -42,7 +42,7 @@ class Grid:
         return math.prod(self.axes[self.names.index(name)].size for name in axes)
 
     def position(self, rank: Rank, axes: Sequence[str]) -> int:
-        """Where `rank` stands among the ranks along `axes`, counted row-major, first named major."""
+        """The position of `rank` among the ranks along `axes`, counted row-major, first named major."""
         place = 0
         for name in axes:
             index = self.names.index(name)
@@ -59,7 +59,7 @@ class Grid:
 
 
 def leading(grid: Grid, value: Value) -> tuple[str, ...]:
-    """The axes that have a leading dimension of their own in the global layout of `value`."""
+    """The axes with a separate leading dimension in the global layout of `value`."""
     placement = value.placement
     return tuple(name for name in grid.names if name in placement.per or name in placement.partial)
 
@@ -73,7 +73,7 @@ def global_shape(grid: Grid, value: Value, leaf: Leaf) -> tuple[int, ...]:
 
 
 def spread(grid: Grid, value: Value, leaves: Sequence[Array]) -> Held:
-    """What each rank holds of `value`, given its leaves in the global layout."""
+    """Each rank's part of `value`, from its leaves in the global layout."""
     if len(leaves) != len(value.leaves):
         fail("CP0805", f"`{value.id}` has {len(value.leaves)} leaves, not {len(leaves)}")
     for leaf, array in zip(value.leaves, leaves, strict=True):
@@ -91,7 +91,7 @@ def spread(grid: Grid, value: Value, leaves: Sequence[Array]) -> Held:
 
 
 def _part(grid: Grid, value: Value, leaf: Leaf, rank: Rank) -> tuple[int | slice, ...]:
-    """Where the part of `rank` lies in `leaf` in the global layout."""
+    """The index of the part of `rank` in `leaf` in the global layout."""
     index = tuple(rank[grid.names.index(name)] for name in leading(grid, value))
     if not value.placement.split or not leaf.shape:
         return index
@@ -100,9 +100,10 @@ def _part(grid: Grid, value: Value, leaf: Leaf, rank: Rank) -> tuple[int | slice
 
 
 def collect(grid: Grid, value: Value, held: Held) -> list[Array]:
-    """The leaves of `value` in the global layout, given what each rank holds.
+    """The leaves of `value` in the global layout, from the parts of all ranks.
 
-    Raises AssertionError where ranks along an axis that the placement calls `same` hold different data.
+    Raises:
+        AssertionError: if ranks along an axis that the placement calls `same` hold different data.
     """
     answer: list[Array] = []
     for number, leaf in enumerate(value.leaves):

@@ -39,7 +39,7 @@ def round_bfloat16(array: Array) -> Array:
 
 
 def convert(array: npt.ArrayLike, dtype: DType) -> Array:
-    """`array` as `dtype`, rounded where that is narrower; values out of range become infinite."""
+    """`array` as `dtype`, rounded if that is narrower; values out of range become infinite."""
     with np.errstate(all="ignore"):
         held = np.asarray(array).astype(storage(dtype))
     if dtype is DType.BF16 and held.dtype == np.float32:
@@ -79,8 +79,10 @@ def divide(array: Array, divisor: npt.ArrayLike, dtype: DType) -> Array:
 
 
 def weighted(array: Array, part: npt.ArrayLike, whole: npt.ArrayLike, dtype: DType) -> Array:
-    """`array * part / whole`, the quotient in the type of the scalars. What does not count is zero, whatever
-    it is, and integers are left alone."""
+    """`array * part / whole`, with the quotient in the type of the scalars.
+
+    The product is zero for a zero weight, even for NaN and infinity; integers are unchanged.
+    """
     if not dtype.is_float:
         return array
     if not np.asarray(part) or not np.asarray(whole):
@@ -99,5 +101,5 @@ def holds(dtype: DType, number: Any) -> bool:
 
 
 def wide(dtype: DType) -> DType:
-    """The type in which values of `dtype` are multiplied: f32 for 16-bit floats, else their own."""
+    """The type for multiplying values of `dtype`: f32 for 16-bit floats, otherwise `dtype`."""
     return DType.F32 if dtype in (DType.F16, DType.BF16) else dtype

@@ -1,7 +1,6 @@
-"""What each op of a schedule means, for all ranks at once.
+"""The meaning of each op of a schedule, for all ranks at once.
 
-A clear definition, not a fast one: loops over ranks, and sums in rank order in the dtype of the
-operand.
+A clear definition, not a fast one: loops over ranks, and sums in rank order in the dtype of the operand.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Env = Mapping[str, Held]
 
 @dataclass(frozen=True)
 class View:
-    """What one rank sees: the leaves that it holds of a value, and its place."""
+    """The view of one rank: its leaves of a value, and its position."""
 
     values: Values
     env: Env
@@ -40,7 +39,7 @@ class View:
         return self.env[ref][self.rank]
 
     def leaves(self, ref: str) -> Sequence[ir.Leaf]:
-        """What the schedule says of the leaves of a value."""
+        """The declared leaves of a value in the schedule."""
         return self.values[ref].leaves
 
     def number(self, by: str | float) -> Any:
@@ -49,7 +48,7 @@ class View:
 
 
 def pack(op: ir.Pack, own: View) -> tuple[Array, ...]:
-    """`ways` rows; in each, the runs of columns that the parts name. Zero where no part lies."""
+    """`ways` rows; each holds the runs of columns that the parts name, and zeros elsewhere."""
     leaf = own.leaves(op.result)[0]
     buffer = np.zeros(leaf.size, storage(leaf.dtype)).reshape(op.ways, -1)
     for part in op.parts:
@@ -81,7 +80,7 @@ def unpack(op: ir.Unpack, own: View) -> tuple[Array, ...]:
 
 
 def cast(op: ir.Cast, own: View) -> tuple[Array, ...]:
-    """Every leaf converted to the type of the result's, rounded to nearest even where that is narrower."""
+    """Every leaf converted to the type of the result's, rounded to nearest even if that is narrower."""
     leaves = zip(own[op.operand], own.leaves(op.result), strict=True)
     return tuple(convert(array, leaf.dtype) for array, leaf in leaves)
 
@@ -134,8 +133,8 @@ def update(op: ir.Update, own: View) -> tuple[Array, ...]:
 def collective(op: ir.Collective, values: Values, env: Env, grid: Grid) -> Held:
     """Leaf by leaf within each group of ranks.
 
-    Where a chunk program carries it out, sums are made in its order; elsewhere in the order of the ranks. A
-    sum is divided, or before it its terms if it is made in f16.
+    Sums of a chunk program are made in its order; others in the order of the ranks. A mean divides the sum,
+    or the terms if it is made in f16.
     """
     source, target = values[op.operand], values[op.result]
     held: dict[Rank, list[Array]] = {rank: [] for rank in grid.ranks}
@@ -198,7 +197,7 @@ def _at(root: int, arrays: Sequence[Array]) -> list[Array]:
 
 
 def _flat(op: ir.Collective, arrays: list[Array], *, tree: bool) -> list[Array]:
-    """What goes into a collective, one-dimensional; padded where it is cut."""
+    """The operand of a collective, one-dimensional; padded if it is split."""
     if op.kind != "reduce_scatter":
         return [array.reshape(-1) for array in arrays]
     rows = [array.reshape(-1) if tree else array for array in arrays]

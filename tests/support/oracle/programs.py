@@ -23,14 +23,13 @@ ReduceOp = Literal["sum", "max", "min"]
 def execute(
     program: ChunkProgram, buffers: Sequence[Array], op: ReduceOp = "sum", dtype: DType | None = None
 ) -> list[Array]:
-    """What every rank holds after `program`, given what it holds before; one-dimensional, in rank order.
+    """The buffers of every rank after `program`, from those before; one-dimensional, in rank order.
 
     all_reduce, reduce, broadcast: [S] in and out. reduce_scatter and scatter: [n*k] in, this rank's [k] out.
-    all_gather and gather: [k] in, [n*k] out. swap: [n*k] in and out. S need not be divisible by anything.
-    Of what a rank holds that the collective promises nothing to (all but the root after `reduce` and
-    `gather`), nothing is said.
+    all_gather and gather: [k] in, [n*k] out. swap: [n*k] in and out. S need not be divisible by anything. The
+    buffers of ranks outside the postcondition (all but the root after `reduce` and `gather`) are undefined.
 
-    `dtype`: the element type, where that of the arrays does not say it (bfloat16 held as float32).
+    `dtype`: the element type, if it differs from that of the arrays (bfloat16 held as float32).
     """
     kind = dtype or DType(str(DType.from_name(buffers[0].dtype.name)))
     n = program.ranks
@@ -49,8 +48,8 @@ def execute(
 
 
 def _enter(program: ChunkProgram, buffers: Sequence[Array]) -> Array:
-    """The slots of all ranks, one row for each: own blocks in their places where blocks are gathered, and in
-    the order of their slots where they are swapped."""
+    """The slots of all ranks, one row each: blocks at their position if blocks are gathered, and in the order
+    of their slots if they are swapped."""
     if program.kind == "swap":
         return np.stack([_blocks(x, order) for x, order in zip(buffers, program.targets, strict=True)])
     if program.kind not in ("all_gather", "gather"):

@@ -22,21 +22,22 @@ State = dict[str, Tree]
 
 
 class Oracle:
-    """Runs the phases of `schedule`, every rank after the other.
+    """Runs the phases of `schedule`, one rank after the other.
 
-    `functions` are the plan's device functions, given as callables on NumPy trees; one applied record
-    by record gets one record. A random function takes one more argument before the others: a
-    `numpy.random.Generator` that depends on (seed, call, place of the op, record, and the members
-    named by `per`), so that ranks that must agree do.
+    `functions` are the plan's device functions, as callables on NumPy trees; one that is applied record by
+    record takes one record. A random function takes one more argument before the others: a
+    `numpy.random.Generator` that depends on (seed, call, place of the op, record, and the members named by
+    `per`), so that ranks that must agree do.
 
-    Arrays are in the global layout: one leading dimension for each `per` and each `partial` axis of
-    the value, in plan order; the leading dimension of a `split` leaf is the concatenation of the
-    padded cuts; nothing is added for `same`. Trees are nested dicts, lists and tuples.
+    Arrays are in the global layout: one leading dimension for each `per` and each `partial` axis of the
+    value, in plan order; the leading dimension of a `split` leaf is the concatenation of the padded parts;
+    nothing is added for `same`. Trees are nested dicts, lists and tuples.
 
-    Raises AssertionError where a value that should be the same differs between ranks, and `CommplanError`:
-    CP0805 and CP0809 where a value, or what a function made, has not the shape that the schedule says;
-    CP0808 for an op that other rooms run; CP0804 for missing or unknown inputs, CP0803 for a missing
-    function, CP0817 for an unknown phase.
+    Raises:
+        AssertionError: if a value that should be the same differs between ranks.
+        CommplanError: CP0805 and CP0809 if a value, or the result of a function, has another shape than the
+            schedule; CP0808 for an op that the oracle does not run; CP0804 for missing or unknown inputs;
+            CP0803 for a missing function; CP0817 for an unknown phase.
     """
 
     def __init__(
@@ -173,7 +174,7 @@ class Oracle:
         rank: Rank,
         values: Mapping[str, ir.Value],
     ) -> Any:
-        """What `function` makes of one rank's operands; randomness follows the piece, not the rank."""
+        """The result of `function` for one rank's operands; randomness follows the part, not the rank."""
         # Whole values beside records go to every record as they are.
         batched = [op.per_record and values[ref].kind == "records" for ref in op.operands]
         first = values[op.operands[batched.index(True) if op.per_record else 0]] if op.operands else None
@@ -224,7 +225,8 @@ def by_record(
 
 
 def needed(sequence: Iterable[ir.Op], wanted: Iterable[str], known: Iterable[str]) -> list[tuple[int, ir.Op]]:
-    """The ops that `wanted` depends on, with their places; what makes the values in `known` is left out."""
+    """The ops that `wanted` depends on, with their indices; without the producers of the values in
+    `known`."""
     known = set(known)
     missing = set(wanted) - known
     chosen: list[tuple[int, ir.Op]] = []

@@ -1,10 +1,10 @@
-"""The protocol of workers and servers, explored exhaustively: every order in which messages can arrive.
+"""The protocol of workers and servers, explored exhaustively: every order of message arrivals.
 
-The servers are those that the runtime runs, `commplan.protocol.server`; workers are what `protocol.sites`
-says. First each server is explored alone, which proves what is promised of its own doings beside any number
-of others, and that nobody waits for ever (`one_server`). Then all servers of the model are explored
-together (`together`): every state that they can be in at one time, each with an event to come if
-somebody waits. With `deaths`, workers may die at any moment, and servers hear of it at different ones.
+The servers are those of the runtime, `commplan.protocol.server`; workers follow `protocol.sites`. First each
+server is explored alone, which proves its properties for any number of servers, and the absence of deadlock
+(`one_server`). Then all servers of the model are explored together (`together`): every reachable combination
+of states has a next event if any worker waits. With `deaths`, workers may die at any time, and each server
+detects it at a different time.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .together import explore_together
 
 @dataclasses.dataclass(frozen=True)
 class Explored:
-    """states: how many there are. wrong: what is wrong, if anything; path: the events that lead there.
+    """`states`: their number. `wrong`: the error, if any; `path`: the events that lead to it.
 
-    What breaks a promise of one server is told by the events at that server alone.
+    For an error of one server the events are those at that server.
     """
 
     model: Model
@@ -30,9 +30,11 @@ class Explored:
 
 
 def explore(model: Model, *, most: int = 1_000_000_000) -> Explored:
-    """Every reachable state of `model`, or the first event that breaks a promise with the way to it.
+    """Explore every reachable state of `model`, or find the first event that violates a property, with its
+    path.
 
-    Raises ValueError where there are more than `most` states.
+    Raises:
+        ValueError: if there are more than `most` states.
     """
     known = sites_of(model)
     graphs: list[Graph] = []

@@ -19,9 +19,12 @@ from commplan.protocol.units import weights
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What is explored. units: of each server. acknowledged: pushes that are answered by a token.
+    """The explored model.
 
-    requests: of each worker, after the put with which all begin; `puts` of them in all, evenly between.
+    Attributes:
+        units: units of each server.
+        acknowledged: pushes that a token acknowledges.
+        requests: requests of each worker after the initial put; `puts` of them in all, evenly distributed.
     """
 
     kind: Literal["exchange", "elastic"] = "exchange"
@@ -95,7 +98,8 @@ _MODES: tuple[Mode, ...] = ("round_robin", "async", "hogwild")
 
 
 def models(sizes: Sequence[Size] = QUICK) -> tuple[Model, ...]:
-    """What is explored: every order of service in every size, each with the deaths of up to all workers."""
+    """The explored models: every order of service in every size, each with the deaths of up to all
+    workers."""
     models: list[Model] = []
     for workers, servers, units, requests in sizes:
         plain = Model(workers=workers, servers=servers, units=units, requests=requests, deaths=workers)

@@ -1,30 +1,31 @@
-"""One server and all that can reach it: every order of messages and deaths, whatever else there is.
+"""One server and all its possible environments: every order of messages and deaths.
 
-Of a worker a server knows what has come from it. A worker posts its messages leg by leg: a leg ends with a
-request whose answers it waits for, and the next one begins when *every* server has answered. Messages may
-take any time. So whatever a server sees beside other servers, where a leg is posted late, it also sees alone,
-where it is posted at once and comes late. What is promised of a server's own doings is therefore proved of
-any number of servers when it is proved of one (compositional model checking; Clarke, Long, McMillan 1989):
+A server observes a worker only through its messages. A worker posts its messages leg by leg: a leg ends with
+a request whose answers it waits for, and the next one begins when *every* server has answered. Messages may
+take any time. So every sequence that a server observes among other servers, with a leg posted late, it also
+observes alone, with the leg posted at once and delayed. A property of a server is therefore proved for any
+number of servers when it is proved for one (compositional model checking; Clarke, Long, McMillan 1989):
 
-- no push is lost and none counts twice: what was answered has been applied once, on every unit;
-- updates of an exchange have one term of each worker that lives, all of the same request, in rank order;
-- an answer is no older than `staleness` says, and no asynchronous worker further ahead;
-- requests meet a state that has been put as often as their worker has come to a put, no more and no less;
-- `round_robin` goes round, and `async` meets a worker on all units of a server before the next.
+- no push is lost and none counts twice: an acknowledged push has been applied once, on every unit;
+- updates of an exchange have one term of each live worker, all of the same request, in rank order;
+- an answer is no older than `staleness` allows, and no asynchronous worker further ahead;
+- requests read a state that has been put as often as their worker has reached a put, no more and no less;
+- `round_robin` is cyclic, and `async` serves a worker on all units of a server before the next.
 
-That nobody waits for ever follows from one such promise too, *progress*:
+Absence of deadlock follows from one more property, *progress*:
 
-- when of every worker that is here whole legs have come to a server, n or more of each, then the server has
-  answered the first n of everybody. Who has left, or died and been noticed, is not here any more.
+- if at least n whole legs of each present worker have arrived at a server, the server has answered the first
+  n of all of them. A worker that has left, or whose death was detected, is not present.
 
-Now let nothing be able to happen any more with several servers, and somebody wait. Of those who wait take one
-whose last leg, its n-th, is the earliest, and a server that has not answered it. All that was posted has
-come, whole legs, and whoever does not wait has left or is known to be dead everywhere. So of all that are
-here n legs or more have come, and the server has answered the first n of everybody, against what was said.
+Suppose that no event is possible with several servers, and some worker waits. Among the waiting workers take
+one whose last leg, its n-th, is the earliest, and a server that has not answered it. All posted messages have
+arrived, in whole legs, and every worker that does not wait has left or is known to be dead everywhere. So n
+legs or more of each present worker have arrived, and by progress the server has answered the first n of all
+of them, a contradiction.
 
-A worker may die at any moment: of what it has posted any number of first messages have come to a server when
-that one hears of it, more to one and fewer to another. So a death is an event of each server, and all that
-the servers share of it is how many legs the worker has posted.
+A worker may die at any time: each server has then received any prefix of its posted messages when it detects
+the death. So a death is an event of each server, and the servers share only the number of legs that the
+worker has posted.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Event(NamedTuple):
 
 
 class Message(NamedTuple):
-    """leg: with which it is posted. opens: answers that are awaited of the server once it has come."""
+    """`leg`: the leg that posts it. `opens`: the answers that the server owes after its arrival."""
 
     tag: int
     leg: int
@@ -64,10 +65,14 @@ class Message(NamedTuple):
 
 
 class Book(NamedTuple):
-    """What has happened to a unit.
+    """The history of a unit.
 
-    counts: requests of each worker that are in it. updates: how many, of an exchange. adding: terms since the
-    last one. order: whom it has met since all units of its server agreed. puts: how many.
+    Attributes:
+        counts: requests of each worker that it contains.
+        updates: the number of updates of an exchange.
+        adding: terms since the last update.
+        order: the workers served since all units of its server agreed.
+        puts: the number of puts.
     """
 
     counts: tuple[int, ...]
@@ -112,10 +117,13 @@ def stream(model: Model, sites: Sites, worker: int, server: int) -> tuple[Messag
 
 
 class Desk:
-    """A server, what has come to it, and the books that are kept of it.
+    """A server, its received messages, and the histories of its units.
 
-    sent: how many messages of each worker have come. missing: answers that each waits for here. answered: how
-    many legs of each have been answered in whole. heard: who is known to be dead.
+    Attributes:
+        sent: the number of messages received from each worker.
+        missing: the answers that each worker waits for here.
+        answered: the number of whole legs of each worker that have been answered.
+        heard: the workers that are known to be dead.
     """
 
     def __init__(self, model: Model, sites: Sites, server: int) -> None:
@@ -157,7 +165,7 @@ class Desk:
         return number > 0 and self.streams[worker][number - 1].leg == self.leg(worker)
 
     def events(self) -> Iterator[Event]:
-        """What may happen next, if other servers have answered all that this one has."""
+        """The possible next events, if other servers have answered everything that this one has."""
         for worker in () if self.failed else range(self.model.workers):
             if self.leg(worker) <= self.answered[worker]:
                 yield Event(worker, False)
@@ -189,7 +197,7 @@ class Desk:
         return desk
 
     def _settle(self, worker: int) -> None:
-        """Forget what a dead worker has sent, when nothing of it is left to be counted."""
+        """Drop the messages of a dead worker when no more of them can be applied."""
         units = (unit for cell in self.machine.cells.values() for unit in cell.units.values())
         if any(unit.queue[worker] for unit in units):
             return
@@ -201,7 +209,7 @@ class Desk:
             self.books[unit] = book.counting(worker, -book.counts[worker])
 
     def _counted(self, worker: int) -> None:
-        """What a worker that is gone was answered has been applied, and all of it if it lived."""
+        """The acknowledged pushes of a worker that is gone are applied, and all of them if it left alive."""
         pushes = sum(leg[-1] == 1 for leg in self.legs[: self.answered[worker]])
         for unit, book in self.books.items():
             if book.counts[worker] < pushes:
@@ -210,7 +218,7 @@ class Desk:
                 raise BrokenError(f"unit {unit} has {book.counts[worker]} pushes of worker {worker}")
 
     def _progress(self) -> None:
-        """What all that are here have sent is answered; when nobody is here any more all has counted."""
+        """All messages of present workers are answered; without any, everything has been applied."""
         present = [worker for worker in range(self.model.workers) if not self.gone(worker)]
         shared = 0 if any(map(self._amid, present)) else min(map(self.leg, present), default=0)
         for worker in present:
@@ -270,7 +278,7 @@ class Desk:
         self._agree()
 
     def _put(self, effect: Effect, book: Book) -> None:
-        """A request meets what was put last before it."""
+        """A request reads the last put before it."""
         sites = [site for leg in self.legs for site in leg if site != 2]
         place = [place for place, site in enumerate(sites) if site == 1][effect.request]
         puts = sites[:place].count(0)
@@ -279,7 +287,7 @@ class Desk:
             raise BrokenError(f"{request} meets put {book.puts}, not put {puts}")
 
     def _agree(self) -> None:
-        """Units of one server meet workers in one order; what all have done already is forgotten."""
+        """Units of one server serve workers in one order; drops the common prefix."""
         orders = [book.order for book in self.books.values()]
         shared = min(map(len, orders))
         longest = max(orders, key=len)
@@ -289,7 +297,7 @@ class Desk:
             self.books[unit] = book._replace(order=book.order[shared:])
 
     def _fresh(self, effect: Effect) -> None:
-        """An answer of an exchange has what it must have."""
+        """An answer of an exchange includes the required updates."""
         site = self.sites.all[effect.site]
         if site.kind != "exchange":
             return
@@ -299,7 +307,7 @@ class Desk:
                 raise BrokenError(f"worker {effect.worker} is answered {late} updates too early")
 
     def _answer(self, effect: Effect) -> None:
-        """An answer is on its way, and is what the worker waits for, unless it has died meanwhile."""
+        """An answer is sent, and the worker waits for it, unless it has died."""
         worker, site = effect.worker, self.sites.all[effect.site]
         chunks = [c for b in site.down for c in b.chunks if c.server == self.server]
         came = frozenset(c.tag for c in chunks if effect.unit in (-1, c.unit))
@@ -310,12 +318,15 @@ class Desk:
 
 
 class State(NamedTuple):
-    """A state of a desk.
+    """A state of a server.
 
-    arrived, lost: by worker the number of the state after its next message, and after its death, -1 where
-    that cannot be. leg: by worker that of its next message, NEVER where none comes. answered: by worker the
-    legs that have been answered, NEVER where it is known to be dead. rank: a number that every event makes
-    larger. failed, over: whether the server has given up, and whether all workers are gone.
+    Attributes:
+        arrived, lost: by worker the number of the state after its next message, and after its death, -1 if
+        impossible.
+        leg: by worker that of its next message, NEVER if there is none.
+        answered: by worker the answered legs, NEVER if it is known to be dead.
+        rank: a number that every event increases.
+        failed, over: whether the server has failed, and whether all workers are gone.
     """
 
     arrived: list[int]
@@ -338,7 +349,7 @@ class State(NamedTuple):
 
 @dataclasses.dataclass
 class Graph:
-    """All states of a desk by number, of which 0 is the first; what is wrong, and the events on the way."""
+    """All states of a server by number, from 0, the first; the error, and the events that lead to it."""
 
     states: list[State]
     wrong: str = ""
@@ -346,9 +357,10 @@ class Graph:
 
 
 def explore_server(model: Model, sites: Sites, server: int, *, most: int) -> Graph:
-    """Every state that a server of `model` can be in, up to the first event that breaks a promise.
+    """Explore every state of a server of `model`, up to the first event that violates a property.
 
-    Raises ValueError where there are more than `most` states.
+    Raises:
+        ValueError: if there are more than `most` states.
     """
     start = Desk(model, sites, server)
     graph, numbers = Graph([State.of(start)]), {start.key(): 0}

@@ -1,7 +1,7 @@
-"""Workers and servers as one whole, explored without shortcuts: what other ways are held against.
+"""Workers and servers as one whole, explored without reductions: the reference for other methods.
 
-A worker that dies loses at once all that is under way from it, to every server, and is known to be dead by
-the checks from then on; servers hear of it at different moments.
+A worker that dies immediately loses its messages in flight, to every server, and the checks treat it as dead
+from then on; servers detect it at different times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Worker(NamedTuple):
 
 
 class World:
-    """Workers, what is under way to each server, servers, and the books that are kept of them."""
+    """Workers, messages in flight to each server, servers, and the histories of their units."""
 
     def __init__(self, model: Model, sites: Sites) -> None:
         self.model, self.sites, self.program = model, sites, program(model)
@@ -55,11 +55,11 @@ class World:
         return made
 
     def key(self) -> tuple[Hashable, ...]:
-        """Equal for worlds in which the same can happen from now on; its length is the model's."""
+        """Equal for worlds with the same future; its length is that of the model."""
         return (*self.workers, *self.channels.values(), *self.keys, *self.books.values(), self.failed)
 
     def events(self) -> Iterator[Event]:
-        """What may happen next: a message arrives, or a worker dies."""
+        """The possible next events: a message arrives, or a worker dies."""
         if self.failed:
             return
         for (worker, server), tags in self.channels.items():
@@ -155,7 +155,7 @@ class World:
             self._agree([u.number for u in self.sites.all[0].layout.owned(server)])
 
     def _agree(self, units: list[int]) -> None:
-        """Units of one server meet workers in one order; what all have done already is forgotten."""
+        """Units of one server serve workers in one order; drops the common prefix."""
         orders = [self.books[unit].order for unit in units]
         shared = min(map(len, orders))
         longest = max(orders, key=len)
@@ -165,7 +165,7 @@ class World:
             self.books[unit] = self.books[unit]._replace(order=self.books[unit].order[shared:])
 
     def _fresh(self, server: int, effect: Effect) -> None:
-        """An answer of an exchange has what it must have."""
+        """An answer of an exchange includes the required updates."""
         site = self.sites.all[effect.site]
         if site.kind != "exchange":
             return
@@ -191,7 +191,7 @@ class World:
             self._advance(effect.worker)
 
     def end(self) -> None:
-        """Nothing can happen any more. Raises `BrokenError` where somebody waits, or a push is lost."""
+        """No event is possible. Raises `BrokenError` if a worker waits, or a push is lost."""
         if self.failed:
             return
         for number, worker in enumerate(self.workers):
@@ -207,7 +207,7 @@ class World:
 
 
 def explore_plainly(model: Model) -> tuple[int, str]:
-    """How many states `model` has, and what is wrong with the first one in which something is."""
+    """The number of states of `model`, and the first error found."""
     start = World(model, sites_of(model))
     seen, left = {start.key()}, [start]
     while left:

@@ -1,12 +1,12 @@
-"""Several servers at once: every combination of states that they can be in.
+"""Several servers at once: every combination of their states.
 
-Servers share nothing but workers, and a worker posts its next leg when every server has answered the one
-before. So the state of the whole is one state of each server, as `one_server` has found them, and how
-many legs each worker that will die is to post before. An event changes the state of one server; it can happen
-if the leg of its message has been posted, which what the servers have answered tells.
+Servers share only workers, and a worker posts its next leg when every server has answered the one before. So
+the global state is one state of each server, as found by `one_server`, and for each worker that will die the
+number of legs that it posts before. An event changes the state of one server; it is possible if the leg of
+its message has been posted, which the answers of the servers determine.
 
-States are numbers in arrays: those of equal rank at once, in the order of rank, which every event makes
-larger, so that none comes up again and nothing is kept of those that are past.
+States are numbers in arrays, processed by rank: every event increases the rank, so no state recurs and
+earlier ranks can be dropped.
 """
 
 from __future__ import annotations
@@ -58,9 +58,12 @@ def _tables(graphs: Sequence[Graph]) -> tuple[_Table, ...]:
 
 
 def explore_together(model: Model, sites: Sites, graphs: Sequence[Graph], *, most: int) -> tuple[int, str]:
-    """How many states the servers of `model` can be in together, and what is wrong with one, if anything.
+    """The number of combined states of the servers of `model`, and the first error, if any.
 
-    graphs: all states of each server alone. Raises ValueError where there are more than `most` states.
+    `graphs`: all states of each server alone.
+
+    Raises:
+        ValueError: if there are more than `most` states.
     """
     ends = len(legs(model, sites)) - 1  # the leg with which a worker leaves
     lives = ends + 1
@@ -92,7 +95,7 @@ class _Together:
         self.stuck = ""
 
     def ranks(self) -> Iterator[int]:
-        """How many states there are of each rank, up to the first in which somebody waits for ever."""
+        """The number of states of each rank, up to the first one with a deadlock."""
         while self.waiting and not self.stuck:
             rank = min(self.waiting)
             codes = np.unique(np.concatenate(self.waiting.pop(rank)))
@@ -101,7 +104,7 @@ class _Together:
                 self._go_on(rank, codes[start : start + _WIDTH])
 
     def _go_on(self, rank: int, codes: Codes) -> None:
-        """What comes next of states of one rank."""
+        """The successors of states of one rank."""
         states = [table.at(codes) for table in self.tables]
         tables = list(zip(self.tables, states, strict=True))
         failed = np.logical_or.reduce([table.failed[at] for table, at in tables])  # then all are told

@@ -78,7 +78,7 @@ def _check(
     fail_if(wrong)
 
 
-_DEVICE = "what it costs is a part of the step: give --consumer or --step-seconds"
+_DEVICE = "its cost is part of the step: use --consumer or --step-seconds"
 
 
 def lines(costs: InputCosts) -> list[str]:

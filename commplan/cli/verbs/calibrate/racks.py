@@ -25,7 +25,7 @@ def write(args: Namespace, console: Console) -> int:
     if args.topology or not under_mpi(os.environ) or args.backend == "jax":
         fail(
             "CP0759",
-            "racks are found between hosts by ranks of MPI, and no topology is given for them",
+            "racks are found between hosts by ranks of MPI, without a topology",
             "mpirun --map-by ppr:1:node commplan calibrate --discover -o cluster.toml",
         )
     need("jax", "'commplan[mpi]'")

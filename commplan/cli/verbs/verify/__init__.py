@@ -309,7 +309,7 @@ def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
     names = [(part[1], part[2] or "native") for part in parts if part is not None]
     if sorted(sizes) != sorted(name for name, _ in names):
         message = (
-            f"the levels are {', '.join(name for name, _ in names)}, sizes are given of {', '.join(sizes)}"
+            f"the levels are {', '.join(name for name, _ in names)}, the sizes are for {', '.join(sizes)}"
         )
         fail("CP0748", message, "give one size for each level")
     return [(algorithm, sizes[name]) for name, algorithm in names]
@@ -320,7 +320,7 @@ def _praise(subject: str, proof: Proof) -> str:
     if proof.tasks:
         out += [
             "  every send meets its receive; no rank waits for ever, though sends wait for their receives",
-            "  at the end every slot holds what is promised: each contribution once, sums bit by bit alike",
+            "  at the end every slot holds the promised value: each contribution once, sums bitwise equal",
             "  no message is useless, none races with another, none carries what was never set",
         ]
     if len(proof.tasks) > 1:

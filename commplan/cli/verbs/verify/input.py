@@ -35,7 +35,7 @@ def input_text(
         records = need.records // need.batches
         lines.append(
             f"input of phase {need.phase}: at most {need.batches} batches of {records} records at once;"
-            f" a host shares {sized(need.shared)}, a rank has {sized(need.private)} of its own{_ahead(need)}"
+            f" a host shares {sized(need.shared)}, a rank has {sized(need.private)} privately{_ahead(need)}"
             f"{_cached(need)}"
         )
     return lines
@@ -61,7 +61,7 @@ def _share(share: ProvedShare) -> str:
     readers = f", {op.readers} readers" if op.readers else ""
     return (
         f"`{name}` is made once over {over} ({op.design}{readers}): every row has one maker"
-        " and reaches every host once, whoever is left"
+        " and reaches every host once, also after failures"
     )
 
 

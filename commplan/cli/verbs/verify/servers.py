@@ -43,7 +43,7 @@ class ServerReport:
             units = f"{ownership.units} units on {servers}"
             out.append(f"`{ownership.state}`: {units}, every element owned once, {spread}")
         late = f", at most {self.bounds.staleness + 1} requests of each" if self.bounds.staleness else ""
-        arrived = f"what has arrived of all workers{late} at most {sized(self.bounds.arriving)}"
+        arrived = f"messages of all workers{late} at most {sized(self.bounds.arriving)}"
         answers = f"answers at most {sized(self.bounds.answers)}"
         out += [
             f"memory of a server: states {sized(self.bounds.states)}, {arrived}, {answers}",

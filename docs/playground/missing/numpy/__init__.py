@@ -1,7 +1,7 @@
-"""What the playground has in place of NumPy, of which no build for browsers is at hand.
+"""The playground's stub for NumPy, which has no build for browsers in the bundle.
 
-The checker, the passes and the explanation import modules that use NumPy, and call nothing of it. Whoever
-does call something gets a `NeedsNumPyError` that names it.
+The checker, the passes and the explanation import modules that use NumPy, without calling it. A call raises
+`NeedsNumPyError` with the name.
 """
 
 from __future__ import annotations
