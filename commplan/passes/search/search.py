@@ -35,7 +35,7 @@ HOPELESS = (
     1.1  # times the best: if a size is slower, and slower than the size before, no smaller one is tried
 )
 DISTANT = 2.0  # times the best: all sizes are tried with the fastest algorithm of a kind that is no slower
-CLOSE = 1.1  # times the best: sizes are refined with the fastest algorithm of a kind that is no slower
+CLOSE = 1.25  # times the best: sizes are refined with the fastest algorithm of a kind that is no slower
 REVISITED = 1.5  # times the best: slower choices are not tried again after other units have moved
 PROMISING = 1.25  # times the best: a slower table is not searched from
 
