@@ -28,6 +28,7 @@ from typing import Any
 
 import msgspec
 
+import commplan
 from bench.input.hand_ring import nbytes
 from bench.input.records import Packed, pack
 from bench.input.ring import BATCH, PLAN, expected
@@ -107,6 +108,8 @@ def started(system: str, options: argparse.Namespace, folder: Path, records: Pat
     plan = where / "ring.plan"
     design = "single_broadcast(readers = 1)" if options.makers == 1 else "all_shared"
     plan.write_text(PLAN.format(members=options.members, makers=options.makers, design=design))
+    if system == "group":
+        commplan.load(plan).compile(passes="").save(plan.with_suffix(".schedule.json"))
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="commplan-bench-") as memory:
         memory.truncate(nbytes(options.members))
         common = ["--plan", plan, "--records", records, "--members", options.members]

@@ -135,15 +135,11 @@ def feed_batches(options: Any, records: Packed) -> Callable[[], Iterator[Batch]]
 
 
 def group_batches(options: Any, records: Packed) -> Callable[[], Iterator[Batch]]:
-    """A member of the group that a launcher's processes are in."""
-    from commplan import compiler  # noqa: PLC0415
-    from commplan.dsl import load  # noqa: PLC0415
+    """A member of the group that a launcher's processes are in; it loads the compiled program."""
+    import commplan  # noqa: PLC0415
     from commplan.runtime.input import PhaseBatches, group  # noqa: PLC0415
 
-    plan, problems = load(options.plan.read_text(), str(options.plan))
-    if plan is None:
-        raise SystemExit("\n".join(map(str, problems)))
-    schedule = compiler.compile_plan(plan, {}, passes="")
+    schedule = commplan.Program.load(options.plan.with_suffix(".schedule.json")).schedule
     batches = PhaseBatches(
         schedule, "step", {"images": records, "numbers": Numbers(len(records))},
         {"decode": decode, "augment": augment}, local={"member": (options.place,)},
