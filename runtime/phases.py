@@ -99,12 +99,12 @@ class PhaseCall:
         self.name = phase.name
         self.lowered: Lowered = context.lower(phase)
         self._phase = phase
-        self._outside = _jit.jit(self._wrapped, context.compiler_options)
+        self._outside = _jit.jit(_jit.renamed(self._wrapped, phase.name), context.compiler_options)
         if calls := context.machine.calls:
             self._outside, index = calls.counted(self._outside, phase.name)
             lines = [op.span.line for op in phase.ops if isinstance(op, ir.Collective)]
             calls.locate(index, lines, context.schedule.file)
-        self._alone = jax.jit(self._inline)
+        self._alone = jax.jit(_jit.renamed(self._inline, phase.name))
 
     def __repr__(self) -> str:
         inputs = "".join(f", {name}" for name in self.lowered.arguments)
@@ -144,11 +144,6 @@ class PhaseCall:
                 f" {', '.join(self._terms(partial[0]))}, as jax.grad returns for run.varying(params)",
             )
         with self.context.machine.context():
-            if not _compat.tracing():
-                checked, with_arrays = (
-                    self._placed(checked, self._reads),
-                    self._placed(with_arrays, arguments),
-                )
             return self._jitted(self._outside, "global", checked, with_arrays)
 
     def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], with_arrays: dict[str, Any]) -> Any:
@@ -159,13 +154,9 @@ class PhaseCall:
         if not typed:
             reduced_values.check_terms(inputs, self.lowered.arguments, axes, self._phase.span, file)
         if _compat.tracing():
-            outputs, new = self._inline(state, inputs)
+            outputs, new = self._merged(state, *self._inline(self._read(state), inputs))
         else:
             with as_diagnostics(self._spans, file):
-                state, with_arrays = (
-                    self._placed(state, self._reads),
-                    self._placed(with_arrays, self.lowered.arguments),
-                )
                 outputs, new = self._jitted(self._alone, "local", state, with_arrays)
         for binding in () if typed else self.lowered.outputs:
             reduced_values.record(values[binding.value], outputs[binding.name], axes, self._phase)
@@ -186,15 +177,34 @@ class PhaseCall:
     def _spans(self) -> list[Span]:
         return [op.span for op in self._phase.ops]
 
-    def _jitted(self, call: Any, layout: check.Layout, state: dict[str, Any], inputs: dict[str, Any]) -> Any:
+    def _jitted(
+        self, call: Any, layout: check.Layout, state: dict[str, Any], inputs: dict[str, Any]
+    ) -> tuple[Outputs, dict[str, Any]]:
+        """Call a jitted function with the states that the phase reads; others pass by it."""
+        read = self._read(state)
+        if not _compat.tracing():
+            read, inputs = self._placed(read, self._reads), self._placed(inputs, self.lowered.arguments)
         if check.has_numbers(jax.tree_util.tree_leaves(inputs)):
             # A number that does not fit, of which jit would make an array.
-            self._checked(state, inputs, layout)
+            self._checked(read, inputs, layout)
         try:
-            return call(state, inputs)
+            outputs, new = call(read, inputs)
         except TypeError:  # JAX cannot take one of the values: report its leaf if that is the reason.
-            self._checked(state, inputs, layout)
+            self._checked(read, inputs, layout)
             raise
+        return self._merged(state, outputs, new)
+
+    def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The part of the state that the phase reads, and its own count of calls."""
+        counts = {CALLS: {self.name: state[CALLS][self.name]}} if self.lowered.is_random else {}
+        return {name: state[name] for name in self._reads} | counts
+
+    def _merged(
+        self, state: dict[str, Any], outputs: Outputs, new: dict[str, Any]
+    ) -> tuple[Outputs, dict[str, Any]]:
+        """The outputs, and the state with the new entries of the phase."""
+        counts = {CALLS: dict(state[CALLS]) | new[CALLS]} if CALLS in new else {}
+        return outputs, state | new | counts
 
     def _fail(self, code: str, message: str, *notes: str) -> None:
         self.context.fail(code, message, *notes, span=self._phase.span)
@@ -211,7 +221,7 @@ class PhaseCall:
             self._fail("CP0804", f"phase `{self.name}` does not take {_named(unknown)}", *near, takes)
 
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
-        """Run the phase on one rank's arrays."""
+        """Run the phase on one rank's arrays. Returns its outputs and the new entries of the state."""
         span, backend = self._phase.span, self.context.backend
         trees, states = self._checked(state, inputs, "local")
         arguments, entry = self.lowered.arguments, self.context.entry
@@ -220,8 +230,7 @@ class PhaseCall:
         trees = mark(trees, arguments)
         results, updates, calls = self._run(trees, states, state.get(CALLS))
         outputs = Outputs({name: tree.build() for name, tree in results.items()})
-        new = state | {name: tree.build() for name, tree in updates.items()}
-        return outputs, new | calls
+        return outputs, {name: tree.build() for name, tree in updates.items()} | calls
 
     def _run(
         self, inputs: Mapping[str, Tree], states: Mapping[str, Tree], calls: Any
@@ -230,7 +239,7 @@ class PhaseCall:
             return *self.lowered.run(inputs, states, None), {}
         step = jnp.asarray(calls[self.name])
         draw = RngContext.from_seed(short_seed(self.context.seed), step, members=self.context.members)
-        return *self.lowered.run(inputs, states, draw), {CALLS: dict(calls) | {self.name: step + 1}}
+        return *self.lowered.run(inputs, states, draw), {CALLS: {self.name: step + 1}}
 
     def _checked(
         self, state: Mapping[str, Any], inputs: Mapping[str, Any], layout: check.Layout
@@ -253,7 +262,7 @@ class PhaseCall:
         return {name: states[name] for name in map(name_of, self._phase.states) if name in states}
 
     def _wrapped(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[Outputs, dict[str, Any]]:
-        """Run the phase on global arrays, in a shard_map with specs from the plan."""
+        """As `_inline`, on global arrays, in a shard_map with specs from the plan."""
         lowered, context = self.lowered, self.context
         values = lowered.arguments
         reads = self._reads
@@ -287,7 +296,7 @@ class PhaseCall:
             {n: list(t.leaves) for n, t in states.items()},
         )
         out, new, count = call(*leaves, state.get(CALLS, {}))
-        return Outputs(results.build(out)), state | updates.build(new) | count
+        return Outputs(results.build(out)), updates.build(new) | count
 
 
 @public_face

@@ -201,7 +201,7 @@ class _Step:
         self.listed, self.named, self.check_vma = listed, named, check_vma
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
-        self._jitted = _jit.jit(self._traced, context.compiler_options)
+        self._jitted = _jit.jit(_jit.renamed(self._traced, self.name), context.compiler_options)
         # The states that are used before the function sets them, and the first phase that uses each.
         self._used: dict[str, str] = {}
         self._unset: set[str] = set()  # States of this call that `at start` has not set.

@@ -37,6 +37,16 @@ PROFILE = "fdo_profile"  # compiler option: the latency of each instruction
 Recompile = Callable[[Any, Callable[[bytes], Any]], Any]
 
 
+def renamed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`function` under the name that JAX's logs, HLO and profiles show if it is jitted."""
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
 def is_known(name: str, value: Any) -> bool:
     """Whether XLA accepts this compiler option with this value.
 
