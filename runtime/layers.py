@@ -128,26 +128,26 @@ class ShardedWeights:
         stages = self._stages(phase, weights, grads)
         flat, exchange = self._exchange(stages, shards, shapes, stacked=True)
         whole = tuple(_gathered(exchange, [leaf[0] for leaf in flat.leaves]))
-        flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
+        flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(_with_strong_type, x))
         while True:
             types = _types(flat_x)
             vjp = layer_vjp(
                 _with_types(body, types), flat.like(whole).build(), Tree(types, structure).build()
             )
-            if vjp.structure != structure or [(t.shape, t.dtype) for t in vjp.types] != [
-                (t.shape, t.dtype) for t in types
-            ]:
+            if vjp.types == types and vjp.structure == structure:
+                break
+            varying = [
+                _compat.as_varying(leaf, sorted(_compat.varying_in(kind)))
+                for leaf, kind in zip(flat_x, vjp.types, strict=False)
+            ]
+            fits = vjp.structure == structure and _shapes(vjp.types) == _shapes(types)
+            if not fits or _types(varying) == types:
                 results = jax.tree_util.tree_unflatten(vjp.structure, [str(kind) for kind in vjp.types])
                 operands = jax.tree_util.tree_unflatten(structure, [str(kind) for kind in types])
                 self._misfit(
                     f"the body makes {results} of {operands}", "layers under a scan keep shapes and types"
                 )
-            if vjp.types == types:
-                break
-            flat_x = [
-                _compat.as_varying(leaf, sorted(_compat.varying_in(kind)))
-                for leaf, kind in zip(flat_x, vjp.types, strict=True)
-            ]
+            flat_x = varying
         return jax.tree_util.tree_unflatten(
             structure, scanned(Layer(vjp, exchange), flat.leaves, flat_x, stages.prefetch)
         )
@@ -280,6 +280,16 @@ def _layers_like(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int
     return candidates
 
 
+def _with_strong_type(x: Any) -> Any:
+    """`x` as an array; if it comes from a Python number, with the type that it has after one operation."""
+    x = jnp.asarray(x)
+    return jax.lax.convert_element_type(x, x.dtype) if getattr(jax.typeof(x), "weak_type", False) else x
+
+
+def _shapes(types: Sequence[Any]) -> list[Any]:
+    return [(each.shape, each.dtype) for each in types]
+
+
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
     types: list[Any] = [jax.typeof(x) for x in arrays]
     return tuple(types)
@@ -291,13 +301,16 @@ def _gathered(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _with_types(body: Body, types: Sequence[Any]) -> Body:
-    """`body` with results that vary at least over the axes of `types`."""
+    """`body` with results that have strong types and vary at least over the axes of `types`."""
 
     def retyped(weights: Any, x: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten(body(weights, x))
         if len(leaves) == len(types):
             pairs = zip(leaves, types, strict=True)
-            leaves = [_compat.as_varying(y, sorted(_compat.varying_in(kind))) for y, kind in pairs]
+            leaves = [
+                _compat.as_varying(_with_strong_type(y), sorted(_compat.varying_in(kind)))
+                for y, kind in pairs
+            ]
         return jax.tree_util.tree_unflatten(structure, leaves)
 
     return retyped

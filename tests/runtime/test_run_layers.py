@@ -160,6 +160,27 @@ def test_one_layer_is_a_loop_of_none():
     assert_close(trained(run, params, sharded, batches(), stack=True), whole)
 
 
+def test_a_number_may_be_carried_through_a_scan():
+    """Its type is weak; the sum that a layer adds to it has a strong one."""
+    run, params = bound(), stacked(drawn())
+
+    def body(weights: Tree, carried: Any) -> Any:
+        x, loss = carried
+        return block(weights, x), loss + jnp.mean(weights["b"] ** 2)
+
+    def sharded(shards: Tree, x: Any) -> Any:
+        y, loss = run.scan_layers(body, shards, (x, 0.0))
+        return (y**2).mean() + loss
+
+    def plain(params: Tree, x: Any) -> Any:
+        loss = 0.0
+        for number in range(LAYERS):
+            x, loss = body(row(params, number), (x, loss))
+        return (x**2).mean() + loss
+
+    assert_close(trained(run, params, sharded, batches(), stack=True), reference(params, plain, batches()))
+
+
 def test_the_plan_may_be_compiled_for_the_stack():
     params = stacked(drawn())
     whole = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), params)
