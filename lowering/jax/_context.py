@@ -62,7 +62,7 @@ def placed(x: Any, sharding: Callable[[Any], Any] | None) -> Any:
     """Move `x` to devices explicitly if it is a NumPy array, or an uncommitted array.
 
     Args:
-        x: Any value.
+        x: Any value; with devices of several processes the whole array, equal in all of them.
         sharding: Returns the `NamedSharding` of `x`; called only if `x` moves. None for the default device.
 
     Returns:
@@ -74,6 +74,12 @@ def placed(x: Any, sharding: Callable[[Any], Any] | None) -> Any:
     try:
         if on_host and x.dtype.itemsize > 4:  # JAX 0.10.0 reuses the type of a narrowed copy
             x = x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
-        return jax.device_put(x, sharding and sharding(x))
+        target: Any = sharding and sharding(x)
+        if target is None or target.is_fully_addressable:
+            return jax.device_put(x, target)
+        # `device_put` would compare the arrays of all processes, in a collective at each call.
+        host = x if on_host else jax.device_get(x)
+        with explicit():
+            return jax.make_array_from_callback(x.shape, target, lambda index: host[index])
     except (TypeError, ValueError):
         return x
