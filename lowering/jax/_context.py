@@ -80,6 +80,6 @@ def placed(x: Any, sharding: Callable[[Any], Any] | None) -> Any:
         # `device_put` would compare the arrays of all processes, in a collective at each call.
         host = x if on_host else jax.device_get(x)
         with explicit():
-            return jax.make_array_from_callback(x.shape, target, lambda index: host[index])
+            return jax.make_array_from_callback(x.shape, target, host.__getitem__)
     except (TypeError, ValueError):
         return x
