@@ -1,4 +1,4 @@
-"""Selects the chunk program of a collective of a schedule, for JAX and MPI alike."""
+"""How a collective of a schedule is implemented: its chunk program, its levels, or a native collective."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commplan.collectives.program import ROOTED, ChunkProgram, Ints, Kind
 from commplan.collectives.transform import permute_ranks
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.plan import Algorithm
-from commplan.ir.schedule import Collective, Schedule, Spread
+from commplan.ir.schedule import Collective, CollectiveKind, Leaf, Schedule, Spread
 from commplan.verify.programs.proof import prove
 
 
@@ -101,6 +101,83 @@ def by_level(op: Collective, levels: Sequence[HierarchyLevel]) -> list[tuple[Kin
             return [*scattered, ("all_reduce", outer), *(("all_gather", level) for level in reversed(inner))]
         case _:
             return [("all_reduce", level) for level in levels]
+
+
+def for_scalar(op: Collective) -> Collective | None:
+    """The collective that runs for a scalar leaf of the operand of `op`; None if none is needed.
+
+    A scalar of a tree is never split. It is reduced where other leaves are scattered, and not gathered.
+    """
+    if op.kind == "reduce_scatter":
+        return replace(op, kind="all_reduce", algorithm=registry.scalar_algorithm(op.algorithm))
+    return None if op.kind == "all_gather" else op
+
+
+def on_leaf(op: Collective, leaf: Leaf, ways: int, *, is_array: bool) -> tuple[Collective, int] | None:
+    """The collective that runs for one leaf, and the number of elements of each rank's operand.
+
+    Returns None if no collective is needed. The operand of a reduce-scatter is padded: the rows of an array
+    (`is_array`), and the flattened leaves of a tree.
+    """
+    if not leaf.size:
+        return None
+    if not leaf.shape:
+        scalar = for_scalar(op)
+        return None if scalar is None else (scalar, 1)
+    rows = leaf.shape[0] if is_array else leaf.size
+    padded = -(-rows // ways) * ways if op.kind == "reduce_scatter" else rows
+    return op, leaf.size // rows * padded
+
+
+def native_kind(op: Collective) -> CollectiveKind:
+    """The kind of XLA's collective for a native `op`. XLA has no reduction to one rank."""
+    return "all_reduce" if op.kind == "reduce" else op.kind
+
+
+def under_xla(
+    op: Collective,
+    sizes: Mapping[str, int],
+    spread: Mapping[str, tuple[Spread, ...]],
+    nbytes: int,
+    *,
+    is_divisible: bool,
+    file: str = "",
+) -> ChunkProgram | tuple[HierarchyLevel, ...] | None:
+    """The implementation of `op` under XLA: the lowering runs it, and the audit lists its collectives.
+
+    Args:
+        op: The collective.
+        sizes: The sizes of all axes.
+        spread: The levels of the topology that each axis spans.
+        nbytes: Bytes of the whole buffer: for an all-gather, of the result.
+        is_divisible: Whether levels can reduce the operand in parts: False for scalars and booleans.
+        file: The plan's file, for errors.
+
+    Returns:
+        A chunk program; or the levels that run one after the other (`by_level`), of which at least one is
+        native; or None for one native collective of kind `native_kind(op)`.
+
+    Raises:
+        CommplanError: See `program_of`.
+    """
+    program = program_of(op, sizes, spread, nbytes, file)
+    if program is not None:
+        return program
+    hierarchy = levels(op.algorithm, op.axes, sizes, spread)
+    is_extreme = op.kind == "all_reduce" and op.op != "sum" and is_plain(hierarchy)
+    is_whole = op.kind == "reduce" or is_extreme or (op.kind == "all_reduce" and not is_divisible)
+    return None if len(hierarchy) < 2 or is_whole else hierarchy
+
+
+def is_plain(hierarchy: Sequence[HierarchyLevel]) -> bool:
+    """Whether every level is a whole axis, and native."""
+    return all(level.axis is not None and level.algorithm == NATIVE for level in hierarchy)
+
+
+def divisor(op: Collective, hierarchy: Sequence[HierarchyLevel]) -> int:
+    """The operand of `op`, run level by level, is padded to a multiple of this number of elements."""
+    is_scattered = op.kind == "all_reduce" and op.op == "sum"
+    return math.prod(level.ranks for level in hierarchy[:-1]) if is_scattered else 1
 
 
 def program_of(

@@ -18,7 +18,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from commplan.collectives.program import ChunkProgram, Ints, Kind
-from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import Span
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.axes import groups
@@ -30,11 +29,13 @@ from commplan.lowering.programs import (
     NATIVE,
     HierarchyLevel,
     by_level,
-    levels,
+    divisor,
     members,
+    native_kind,
+    on_leaf,
     program_at,
-    program_of,
     spreads,
+    under_xla,
 )
 
 _HLO = {
@@ -130,40 +131,27 @@ class Moved(NamedTuple):
 
     def whole(self, array: bool) -> list[Expected]:
         """The collectives for the leaf of an array or a tree."""
-        op, leaf = self.op, self.leaf
-        if not leaf.shape and op.kind == "all_gather":
-            return []  # a scalar leaf of a split tree was never cut
-        if not leaf.shape and op.kind == "reduce_scatter":
-            whole = replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
-            return self._replace(op=whole).array(leaf.size)
-        if op.kind != "reduce_scatter":
-            return self.array(leaf.size)
-        # Trees are flattened and padded; for an array, rows are padded.
-        rows, width = (leaf.shape[0], math.prod(leaf.shape[1:])) if array else (leaf.size, 1)
-        return self.array(-(-rows // self.ways) * self.ways * width)
+        collective = on_leaf(self.op, self.leaf, self.ways, is_array=array)
+        if collective is None:
+            return []
+        op, count = collective
+        return self._replace(op=op).array(count)
 
     def array(self, count: int) -> list[Expected]:
         """The collectives for an array of `count` elements on each rank."""
-        if not count:
-            return []
         op, leaf, sizes = self.op, self.leaf, self.mesh.shape
         size = count * self.ways if op.kind == "all_gather" else count
-        program = program_of(op, sizes, self.spread, size * leaf.dtype.nbytes)
+        is_divisible = bool(leaf.shape) and leaf.dtype is not DType.BOOL
+        form = under_xla(op, sizes, self.spread, size * leaf.dtype.nbytes, is_divisible=is_divisible)
         everyone = np.arange(self.ways, dtype=np.int64)[None]
-        if program is not None:
-            return self.permutes(program, size, everyone)
-        hierarchy = levels(op.algorithm, op.axes, sizes, self.spread)
-        plain = all(level.algorithm == NATIVE and level.axis for level in hierarchy)
-        flat = len(hierarchy) < 2 or (
-            op.kind == "all_reduce" and (leaf.dtype is DType.BOOL or not leaf.shape)
-        )
-        if flat or (plain and op.op in ("max", "min")):
-            return self.native(op.kind, count, op.axes, everyone, op.root or 0)
-        if op.kind == "all_reduce" and op.op == "sum":
-            inner = math.prod(level.ranks for level in hierarchy[:-1])
-            count = -(-count // inner) * inner
+        if form is None:
+            return self.native(native_kind(op), count, op.axes, everyone, op.root or 0)
+        if isinstance(form, ChunkProgram):
+            return self.permutes(form, size, everyone)
+        multiple = divisor(op, form)
+        count = -(-count // multiple) * multiple
         collectives: list[Expected] = []
-        for kind, level in by_level(op, hierarchy):
+        for kind, level in by_level(op, form):
             collectives += self.level(kind, count, level)
             if kind == "reduce_scatter":
                 count //= level.ranks

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, cast
 
-from msgspec.structs import replace
-
-from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
@@ -23,6 +20,7 @@ from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.primitives import warning_when_transposed
 from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by
 from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.programs import for_scalar
 
 _DERIVATIVE_OF_GATHER = (
     "the derivative of this `gather` is an all-reduce, of which each rank keeps only a part, because JAX sums"
@@ -321,11 +319,9 @@ class Lowered:
             empty = x.reshape(target.shape)
             placement = self.values[op.result].placement
             return backend.same(empty, tuple(axis for axis in op.axes if not placement.varies(axis)))
-        if op.kind == "reduce_scatter" and x.ndim == 0:
-            whole = scalar_algorithm(op.algorithm)
-            return backend.move(x, replace(op, kind="all_reduce", algorithm=whole))
-        if op.kind == "all_gather" and x.ndim == 0:  # a scalar of a split tree is never split
-            return backend.same(x, op.axes)
+        if x.ndim == 0:
+            scalar = for_scalar(op)
+            return backend.same(x, op.axes) if scalar is None else self._at_root(op, backend.move(x, scalar))
         moved = self._at_root(op, backend.move(self._operand(op, x, array), op))
         return ops.unshard(self._gathered(op, moved), target) if op.kind == "all_gather" else moved
 

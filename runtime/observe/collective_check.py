@@ -14,13 +14,13 @@ import msgspec
 from jax.sharding import PartitionSpec
 from msgspec.structs import replace
 
-from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
 from commplan.ir.axes import group
 from commplan.ir.types import DType
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.typing_shim import jax, jnp
+from commplan.lowering.programs import on_leaf
 from commplan.runtime.context import Context
 from commplan.runtime.machines.machine import place_of
 from commplan.runtime.observe.preflight import Preflight
@@ -105,19 +105,15 @@ def candidates(context: Context) -> list[CheckedCollective]:
 def _leaves(
     op: ir.Collective, phase: str, operand: ir.Value, backend: Backend
 ) -> Iterator[CheckedCollective]:
-    """Leaf by leaf, as the lowering hands them to the backend."""
+    """The collective of each leaf."""
     ways = backend.ways(op.axes)
     for leaf in operand.leaves:
-        size, own = leaf.size, op
-        if op.kind == "reduce_scatter":
-            if not leaf.shape:
-                own = replace(op, kind="all_reduce", algorithm=scalar_algorithm(op.algorithm))
-            rows = leaf.shape[0] if operand.kind == "array" and leaf.shape else size
-            size = size // max(1, rows) * -(-rows // ways) * ways if leaf.shape else 1
-        elif op.kind == "all_gather" and not leaf.shape:
+        collective = on_leaf(op, leaf, ways, is_array=operand.kind == "array")
+        if collective is None:
             continue
+        own, size = collective
         known = str(jax.dtypes.canonicalize_dtype(leaf.dtype.numpy_name)) == leaf.dtype.numpy_name
-        if known and 0 < size * (ways if op.kind == "all_gather" else 1) <= _MOST:
+        if known and size * (ways if op.kind == "all_gather" else 1) <= _MOST:
             yield CheckedCollective(own, phase, leaf.dtype, size)
 
 

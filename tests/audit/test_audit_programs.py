@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 import commplan
 from commplan.ir import schedule as ir
 from commplan.lowering.audit import audit_text, compare, expected
+from commplan.lowering.compiler_options import compiler_options
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
@@ -81,6 +82,66 @@ def test_a_round_that_is_missing_is_noticed() -> None:
     less = compare((*wanted[:3], *wanted[4:]), step)
     assert "extra" in {difference.kind for difference in less.differences}
     assert "extra" not in {difference.kind for difference in compare(wanted, step).differences}
+
+
+OWNERS = """plan p
+axis node = 2
+axis gpu = 3
+input params : f32[12] per node, gpu
+input grads : f32[12] partial node, gpu
+state weights : f32[12]
+fn sgd(f32[12], f32[12]) -> f32[12] on device elementwise
+at start {
+    weights = broadcast params over node, gpu from 0
+}
+each step {
+    weights = exchange grads into weights with sgd over node, gpu by sum
+              via parameter_server(owners = 2)
+}
+"""
+
+
+def test_a_reduction_to_owners_is_an_all_reduce() -> None:
+    """XLA has no reduction to one rank. XLA's options for the plan count the same all-reduces."""
+    mesh = twins.mesh_of(jax.devices()[:6], node=2, gpu=3)
+    program = commplan.loads(OWNERS).compile(mesh)
+    run = program.bind(mesh, functions={"sgd": lambda w, g: w - g})
+
+    def body(weights: Any, x: Any) -> Any:
+        _, state = run.step({"weights": weights}, grads=jnp.full(12, run.varying(x.reshape(()))))
+        return state["weights"]
+
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=(P(), P(mesh.axis_names)), out_specs=P())
+    shaped = [jax.ShapeDtypeStruct((size,), "float32") for size in (12, 6)]
+    wanted = expected(program.schedule, "step", mesh)
+    assert [item.kind for item in wanted] == ["all_reduce"] * 4  # 2 owners: reduced to, and broadcast from
+    assert str(compare(wanted, audit_text(twins.hlo(mapped, *shaped)))) == "4 collectives, as planned"
+    options = {option.name: option.value for option in compiler_options(program.schedule, "gpu")}
+    assert options["xla_gpu_all_reduce_combine_threshold_bytes"] == 6 * 4 - 1
+
+
+def test_a_reduction_by_levels_of_which_one_is_native_is_one_all_reduce() -> None:
+    mesh = twins.mesh_of(jax.devices()[:6], node=2, gpu=3)
+    text = PLAN.format(
+        dtype="f32", over="node, gpu", by="sum", via="hierarchical(gpu = native, node = ring)",
+        copies="native", cuts="native", joins="native",
+    )  # fmt: skip
+    schedule = commplan.loads(text).compile(mesh, passes="").schedule
+    replace, phase = msgspec.structs.replace, schedule.phase("start")
+    op: Any = next(op for op in phase.ops if isinstance(op, ir.Collective) and op.kind == "all_reduce")
+    op = replace(op, kind="reduce", root=4)
+    schedule = replace(schedule, phases=(replace(phase, ops=(op,), outputs=(binding_of(phase, op),)),))
+    backend = LaxBackend("cpu", {"node": 2, "gpu": 3})
+    mapped = jax.shard_map(
+        lambda x: backend.varying(backend.move(x, op), op.axes),
+        mesh=mesh, in_specs=P(mesh.axis_names), out_specs=P(mesh.axis_names),
+    )  # fmt: skip
+    step = audit_text(twins.hlo(mapped, jax.ShapeDtypeStruct((6 * 13,), "float32")))
+    assert str(compare(expected(schedule, "start", mesh), step)) == "1 collectives, as planned"
+
+
+def binding_of(phase: ir.Phase, op: ir.Collective) -> ir.Binding:
+    return next(binding for binding in phase.outputs if binding.value == op.result)
 
 
 def test_levels_of_one_axis() -> None:

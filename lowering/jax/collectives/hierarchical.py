@@ -6,7 +6,6 @@ within groups of its ranks.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +17,8 @@ from commplan.lowering.jax.collectives import native, programs, subgroups
 from commplan.lowering.jax.collectives.bitcast import as_bits
 from commplan.lowering.jax.ops import mask_to_root, pad
 from commplan.lowering.jax.primitives import assume_same
-from commplan.lowering.jax.typing_shim import jnp, lax
-from commplan.lowering.programs import NATIVE, HierarchyLevel, by_level, members, program_at
+from commplan.lowering.jax.typing_shim import lax
+from commplan.lowering.programs import NATIVE, HierarchyLevel, by_level, divisor, members, program_at
 
 Array = Any
 
@@ -34,16 +33,6 @@ class HierarchicalCollective:
     platform: str
     file: str = ""
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether every level is a whole axis, and native."""
-        return all(level.axis is not None and level.algorithm == NATIVE for level in self.levels)
-
-    def is_single(self, x: Array) -> bool:
-        """Whether an all-reduce of `x` is one native collective over all levels."""
-        extreme = self.op.op != "sum" and self.is_plain
-        return extreme or x.ndim == 0 or x.dtype == jnp.bool_
-
     def run(self, flat: Array) -> Array:
         """Run the collective on a flat array: [n*k] for a reduce-scatter, [k] for an all-gather, else [S]."""
         ranks = [level.ranks for level in self.levels]
@@ -57,10 +46,8 @@ class HierarchicalCollective:
             case "all_gather":
                 blocks = self._by_level(flat).reshape(*ranks, -1)
                 return blocks.transpose(*np.argsort(inner_first).tolist(), len(ranks)).reshape(-1)
-            case "all_reduce" if self.op.op == "sum":
-                return self._by_level(pad(flat, math.prod(ranks[:-1])))[: flat.shape[0]]
             case _:
-                return self._by_level(flat)
+                return self._by_level(pad(flat, divisor(self.op, self.levels)))[: flat.shape[0]]
 
     def _by_level(self, flat: Array) -> Array:
         native = {

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from commplan.collectives.program import ChunkProgram
 from commplan.ir.schedule import Collective, Spread
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
@@ -19,8 +20,7 @@ from commplan.lowering.jax.collectives import hierarchical, native, order, progr
 from commplan.lowering.jax.collectives.bitcast import as_bits, as_ordered, with_derivative
 from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.jax.typing_shim import jnp, lax
-from commplan.lowering.programs import NATIVE, program_of
-from commplan.lowering.programs import levels as levels_of
+from commplan.lowering.programs import NATIVE, is_plain, native_kind, under_xla
 
 Array = Any
 # Collectives whose results vary over their axes.
@@ -105,20 +105,20 @@ class LaxBackend:
             return self._identity(x, op)
         if op.op in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
             return as_ordered(lambda ordered: self.move(ordered, op), x, op.op)
-        program = program_of(op, self.sizes, self.spread, x.nbytes * (ways if gathers else 1), self.file)
-        if program is not None:
-            groups, reduction = programs.all_ranks(op.axes, program.ranks), op.op or "sum"
+        nbytes, is_divisible = x.nbytes * (ways if gathers else 1), x.ndim > 0 and x.dtype != jnp.bool_
+        form = under_xla(op, self.sizes, self.spread, nbytes, is_divisible=is_divisible, file=self.file)
+        if form is None:
+            return self._native(x, op)
+        if isinstance(form, ChunkProgram):
+            groups, reduction = programs.all_ranks(op.axes, form.ranks), op.op or "sum"
 
             def rounds(flat: Array) -> Array:
-                return programs.run(program, flat, groups, reduction, on_cpu=self.on_cpu)
+                return programs.run(form, flat, groups, reduction, on_cpu=self.on_cpu)
 
             result = self._differentiated(rounds, x.reshape(-1), op)
         else:
-            levels = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
-            hierarchy = hierarchical.HierarchicalCollective(op, levels, ways, self.platform, self.file)
-            if len(levels) < 2 or op.kind == "reduce" or (op.kind == "all_reduce" and hierarchy.is_single(x)):
-                return self._native(x, op)
-            if hierarchy.is_plain and op.kind in ("all_reduce", "broadcast"):
+            hierarchy = hierarchical.HierarchicalCollective(op, form, ways, self.platform, self.file)
+            if is_plain(form) and op.kind in ("all_reduce", "broadcast"):
                 return hierarchy.run(x.reshape(-1)).reshape(x.shape)
             result = self._differentiated(hierarchy.run, x.reshape(-1), op)
         if gathers:
@@ -147,9 +147,7 @@ class LaxBackend:
         return lambda: variadic.split_results(moved[: len(groups)], groups, result_layout)
 
     def _is_variadic(self, op: Collective) -> bool:
-        levels = levels_of(op.algorithm, op.axes, self.sizes, self.spread)
-        native = op.algorithm.name == NATIVE and len(levels) < 2 and op.kind == "all_reduce"
-        return native and self.variadic
+        return self.variadic and op.kind == "all_reduce" and op.algorithm.name == NATIVE
 
     def start(self, x: Array, op: Collective) -> None:
         """None: XLA makes its collectives asynchronous."""
@@ -168,7 +166,7 @@ class LaxBackend:
 
     def _linear(self, x: Array, op: Collective) -> Array:
         """XLA's own collective, as JAX differentiates it."""
-        match op.kind:
+        match native_kind(op):
             case "reduce_scatter":
                 return lax.psum_scatter(x, op.axes, tiled=True)
             case "all_gather":
@@ -180,7 +178,7 @@ class LaxBackend:
                 return lax.ppermute(x, op.axes, [(r, (r + (op.root or 0)) % ranks) for r in range(ranks)])
             case "broadcast":
                 return hierarchical.sum_from(x, op.axes, op.root or 0)
-            case _:  # XLA has no reduction to one rank
+            case _:
                 return self._native_all_reduce(x, op)
 
     def _native_all_reduce(self, x: Array, op: Collective) -> Array:
