@@ -11,8 +11,8 @@ from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Schedule
 from commplan.runtime.input.feeds import compiled
-from commplan.runtime.input.feeds.attachment import MEMBERS
 from commplan.runtime.input.feeds.feed import Feed
+from commplan.runtime.input.feeds.joining import MEMBERS
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, taken_apart
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
 from commplan.runtime.input.restarts import Restarts

@@ -43,7 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     "commplan/verify/programs/symbolic_execution.py": {"result"},
     "lowering/jax/collectives/variadic.py": {"get"},
     "lowering/jax/gradient_times.py": {"get"},
-    "runtime/input/feeds/attachment.py": {"join"},
+    "runtime/input/feeds/joining.py": {"join"},
+    "runtime/input/multirate/clocked.py": {"join"},
     # Of a socket that does not block.
     "commplan/sidecar/__main__.py": {"accept"},
     # Behind a poll; and of its parent, with whom it ends.

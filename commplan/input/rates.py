@@ -85,15 +85,11 @@ class Rates:
         largest batch. One largest batch prevents deadlock: the slowest member has released all records before
         its position, so there is space for its next batch. The second one is for a member that uses a batch
         while it requests the next.
+
+        It is also the largest lead, in received records, of one member over another: records are kept from
+        the first one that the slowest member has not released.
         """
         return max(self.buffered(self.prefetch), 2 * max(self.batches))
-
-    def lead(self, member: int) -> int:
-        """The largest lead, in received records, of another member over a stalled `member`.
-
-        It is the number of buffered records from the start of the current batch of `member`.
-        """
-        return self.bound - self.batches[member]
 
     def order_of(
         self, member: int, length: int, seed: int, visit: Visit = "exactly_once", tail: Tail = "pad"
@@ -147,9 +143,8 @@ def round_text(rates: Rates) -> str:
 def buffer_text(rates: Rates, record_nbytes: int = 0) -> str:
     """A description of the buffer and the largest lag. `record_nbytes` is 0 if it is unknown."""
     nbytes = f" ({sized(rates.bound * record_nbytes)})" if record_nbytes else ""
-    most = rates.lead(rates.batches.index(min(rates.batches)))
     ahead = f"in units of {rates.unit}, {rates.prefetch} batches ahead"
     return (
         f"at most {rates.bound} records are kept{nbytes}, {ahead}; members that keep pace are {rates.lag}"
-        f" records apart at most, and none gets more than {most} ahead of another"
+        f" records apart at most, and none gets more than {rates.bound} ahead of another"
     )

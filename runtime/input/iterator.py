@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from commplan.diagnostics import fail
 from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots
 from commplan.ir.schedule import Schedule
 from commplan.recorder.file import Call
@@ -18,8 +17,9 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import aligned
 from commplan.runtime.input.observe.accounting import Meter, Queue, Summary
 from commplan.runtime.input.observe.batch_record import batch_record
+from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.visit_check import Checks
-from commplan.runtime.input.observe.wait_log import PATIENCE_S, ClosedError
+from commplan.runtime.input.observe.wait_log import PATIENCE_S
 from commplan.runtime.input.phase_order import (
     block_of,
     epoch_steps,
@@ -29,9 +29,8 @@ from commplan.runtime.input.phase_order import (
     orders,
     restored,
 )
-from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.prefetch.prefetch import Prefetcher
-from commplan.runtime.input.program import EpochCursor, HostProgram, Pace, host_program
+from commplan.runtime.input.program import EpochCursor, HostProgram, host_program
 from commplan.runtime.input.ring.exchange import GroupExchange
 from commplan.runtime.input.ring.forming import form
 from commplan.runtime.input.ring.producers import Recording
@@ -39,12 +38,11 @@ from commplan.runtime.input.shm.arena import Arena
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
-from commplan.runtime.input.stages.functions import called_functions
+from commplan.runtime.input.stages.functions import called_functions, workers_of
 from commplan.runtime.input.stages.records import stages
 
 if TYPE_CHECKING:
     from commplan.runtime.input.device.pinned import Pinning
-    from commplan.runtime.input.stages.worker_pool import Workers
 
 
 @dataclass
@@ -74,8 +72,7 @@ class PhaseBatches(EpochIterator):
     as `{"member": (1,), "data": (0, 1, 2, 3)}`. group: the processes between which
     shared values travel; all of them hold the same indices of every other axis. None: each process
     makes everything itself. state: what `.state()` returned, here or under another number of ranks or
-    another design; None is the start of epoch 0. pace: instead, for batches that several take at their own
-    rates. meter: what adds up the costs, if not one of its own. workers: "threads", or "processes" for
+    another design; None is the start of epoch 0.  workers: "threads", or "processes" for
     functions that hold the interpreter lock (see `workers`). pinning: what registers the memory of batches
     with the devices that they are copied to, where they are taken ahead. timeout: seconds that one call of a
     source or a host function may take; that of the group where there is one.
@@ -96,8 +93,6 @@ class PhaseBatches(EpochIterator):
         local: Mapping[str, Sequence[int]] | None = None,
         group: Group | None = None,
         state: Mapping[str, int] | None = None,
-        pace: Pace | None = None,
-        meter: Meter | None = None,
         workers: str = "threads",
         timeout: float = PATIENCE_S,
         pinning: Pinning | None = None,
@@ -110,28 +105,21 @@ class PhaseBatches(EpochIterator):
         chosen = called_functions(program, functions)
         self._orders = orders(program, bound_sources)
         self._program = program
-        steps, order = (
-            pace.steps if pace else epoch_steps(program, self._orders),
-            fingerprint(program, self._orders),
-        )
-        self._course = course = pace or EpochCursor(
-            *restored(program, self._orders, state, steps, order), steps
-        )
+        steps, order = epoch_steps(program, self._orders), fingerprint(program, self._orders)
+        course = EpochCursor(*restored(program, self._orders, state, steps, order), steps)
         self._start(course.epoch, course.step, steps, order)
-        self._meter = meter or Meter(phase, schedule.plan)
+        self._meter = Meter(phase, schedule.plan)
         stage_of = stages(program, bound_sources, chosen, self._meter)
         prefetch, cores = hints(program)
-        prefetch = prefetch if pace is None else pace.slots
         block = block_of(program, cores)
-        self.on_devices = 0 if pace is not None else device_prefetch(ops_of(program))
+        self.on_devices = device_prefetch(ops_of(program))
         self.pinning = pinning = pinning if self.on_devices else None
-        crew = _crew(workers, cores, program, bound_sources, chosen, block, self._meter, pinning)
+        crew = workers_of(workers, cores, program, bound_sources, chosen, block, self._meter, pinning)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
         maker = BatchFactory(
-            program, self._orders, stage_of, self._meter, block, pace is not None,
-            crew, _adapters.together(bound_sources), course,
-            aligned if pinning is None else Arena(pinning).fresh,
+            program, self._orders, stage_of, self._meter, block, crew, _adapters.together(bound_sources),
+            course, aligned if pinning is None else Arena(pinning).fresh,
         )  # fmt: skip
         overdue = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
         if crew is not None:
@@ -140,10 +128,8 @@ class PhaseBatches(EpochIterator):
         record, exchange = batch_record(program, course, among), None
         if among is not None:
             room, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
-            if pace is not None:
-                room = keep = pace.slots
             exchange = form(
-                among, maker, order, slots=room, keep=keep, is_paced=pace is not None,
+                among, maker, order, slots=room, keep=keep,
                 calls=replace(overdue),  # which looks after other threads
                 recording=Recording(record), doing=record.doing if record is not None else lambda _: "",
                 pinning=pinning,
@@ -151,11 +137,10 @@ class PhaseBatches(EpochIterator):
             if crew is not None:
                 crew.share(exchange.slots, exchange.made_slots)
         self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
-        # At a pace of its own a batch is but a part of what a member gets; its taker checks.
-        self._checks = Checks(program, self._orders, steps, course.step, self._meter) if not pace else None
+        self._checks = Checks(program, self._orders, steps, course.step, self._meter)
         self._cursor, self._is_armed = _Cursor(maker.batch, course, self._armed), False
         name = f"commplan-{schedule.plan}-{phase}"
-        direct = pace is None and _direct(program, exchange)
+        direct = _direct(program, exchange)
         self._ring = Prefetcher(
             self._cursor.start, ahead, cores, name, exchange, crew, direct, overdue, record
         )
@@ -187,41 +172,11 @@ class PhaseBatches(EpochIterator):
         """Where batches are carried in this thread all processes take as many, ready or not."""
         return self._by_caller or self._ring.ready(place - self._first)
 
-    # --- where a pace was given; units are counted from the first ---
-
-    def unit(self, number: int) -> HostBatch:
-        """Batch `number`, for any number of threads, until `passed` lets go of it. Errors: as `next`."""
-        self.go_on(self._course.at(number)[0])
-        try:
-            return self._ring.look(number)[0]
-        except ClosedError:
-            self._refuse_closed()
-
-    def passed(self, number: int, *, shown: int) -> None:
-        """Let go of units before `number`. Of those before the last `shown` of them, what somebody keeps is
-        his own copy from now on, and their slots are free."""
-        if self._exchange is not None:
-            self._exchange.slots.recall_before(number - shown)
-        self._ring.pass_on(number)
-
-    def go_on(self, epoch: int) -> None:
-        """Work ahead to the end of `epoch`, whoever asks for it."""
-        self._armed = max(self._armed, epoch)
-        self._arm()
-        if self._closing.alive:
-            self._ring.admit()
-
     def _arm(self) -> None:
         if self._armed > self._cursor.until or not self._is_armed:
             self._cursor.until, self._is_armed = self._armed, True
             if self._exchange is not None and self._closing.alive:
                 self._exchange.arm(self._armed + 1)
-
-    def ready(self, number: int) -> bool:
-        """Whether nobody would wait for unit `number`."""
-        return self._ring.ready(number)
-
-    # ---
 
     def _carry_ahead(self, step: int) -> None:
         """Where batches are carried in this thread: as many as the place says, and the place alone."""
@@ -283,28 +238,6 @@ def _awaited(exchange: GroupExchange | None) -> Callable[[], int]:
         return -1 if exchange is None else exchange.awaited
 
     return awaited
-
-
-def _crew(
-    workers: str,
-    cores: int,
-    program: HostProgram,
-    sources: Mapping[str, _sources.Source],
-    functions: Mapping[str, Callable[..., Any]],
-    block: int,
-    meter: Meter,
-    pinning: Pinning | None,
-) -> Workers | None:
-    """The worker processes, None where threads do the work. Errors: CP0952, CP0955."""
-    if workers not in ("threads", "processes"):
-        fail("CP0955", f"workers are 'threads' or 'processes', not {workers!r}", span=program.phase.span)
-    singular = {"threads": "thread", "processes": "process"}[workers]
-    meter.workers(f"1 {singular}" if cores == 1 else f"{cores} {workers}")
-    if workers == "threads":
-        return None
-    from commplan.runtime.input.stages.worker_pool import Workers  # noqa: PLC0415  memory that few need
-
-    return Workers(program, sources, functions, block, cores, meter, pinning)
 
 
 def _direct(program: HostProgram, exchange: GroupExchange | None) -> bool:

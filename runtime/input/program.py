@@ -48,20 +48,6 @@ FIRST = EpochCursor(0, 0, 1)
 
 
 @dataclass(frozen=True)
-class Pace(EpochCursor):
-    """The course of batches that several consumers take apart, each at its own rate.
-
-    steps: batches of an epoch, whatever the loads would make of it: positions past the end of a source wrap.
-    slots: batches that may be there at a time, made or in the making.
-
-    Such batches are not put together around records that were skipped: every row stays in its place, and
-    `HostBatch.values` tells for each flow, under `validity`, which rows hold a record.
-    """
-
-    slots: int
-
-
-@dataclass(frozen=True)
 class Flow:
     """Stages that hang together through their values: one batch of rows goes through all of them.
 

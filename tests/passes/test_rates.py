@@ -52,7 +52,7 @@ def test_the_round_the_buffer_and_the_lag_are_recorded(tmp_path: Path) -> None:
     )
     # 4 * 6 + 4 - 2 records of 16 bytes: what `mirror` takes, the last that is the same for all members.
     assert step.why.startswith("at most 26 records are kept (416 B), in units of 2, 3 batches ahead; ")
-    assert "4 records apart at most, and none gets more than 22 ahead" in step.why
+    assert "4 records apart at most, and none gets more than 26 ahead" in step.why
     assert step.span is not None
     assert step.span.line == 12
     assert words.what.endswith("a round of 20 records (2 steps of batch 10, 5 of 4)")

@@ -26,7 +26,7 @@ from commplan.runtime.input.device.maps import DeviceMaps
 from commplan.runtime.input.group import Blame, Group, group
 from commplan.runtime.input.host_batch import HostBatch, Mask
 from commplan.runtime.input.iterator import PhaseBatches
-from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.multirate.clocked import ClockedBatches
 from commplan.runtime.input.named import refuse_mask
 from commplan.runtime.input.observe.accounting import Meter, Summary
 from commplan.runtime.input.observe.wait_log import LOG, PATIENCE_S
@@ -62,7 +62,7 @@ class Batches(Iterator[Item]):
         state: Mapping[str, int] | None = None,
         among: Group | None = None,
         timeout: float | None = None,
-        clocked: ClockedBatches | None = None,
+        clocked: ClockedBatches | PhaseBatches | None = None,
         workers: str = "threads",
         restarts: Restarts | None = None,
     ) -> None:

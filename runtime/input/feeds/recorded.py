@@ -10,8 +10,8 @@ from commplan.runtime.input.program import EpochCursor
 if TYPE_CHECKING:
     from commplan.recorder.file import Call
     from commplan.recorder.lane import Lane
-    from commplan.runtime.input.feeds.attachment import Attachment
     from commplan.runtime.input.observe.batch_record import BatchRecord
+    from commplan.runtime.input.ring.attachment import Attachment
 
 
 def start_record(attachment: Attachment) -> None:
@@ -31,7 +31,7 @@ def start_record(attachment: Attachment) -> None:
 
 def _record_of(attachment: Attachment, lane: Lane) -> BatchRecord:
     from commplan.runtime.input.observe.batch_record import BatchRecord  # noqa: PLC0415
-    from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls  # noqa: PLC0415
+    from commplan.runtime.input.observe.overdue_calls import OverdueCalls  # noqa: PLC0415
 
     cursor, calls = EpochCursor(0, 0, attachment.content.epoch), OverdueCalls(float("inf"), "")
     record = BatchRecord(lane, attachment.ring.memory.title, cursor, None)
@@ -42,7 +42,7 @@ def _record_of(attachment: Attachment, lane: Lane) -> BatchRecord:
 def _wait(attachment: Attachment) -> Call | None:
     """The oldest wait of a member here, as the call that this process is in."""
     from commplan.recorder.file import Call  # noqa: PLC0415
-    from commplan.runtime.input.feeds.waiting import blocked_by  # noqa: PLC0415
+    from commplan.runtime.input.ring.waiting import blocked_by  # noqa: PLC0415
 
     ring = attachment.ring
     waits = [(ring.cursors[m].get("waits_since"), m) for m in list(attachment.members) if m >= 0]

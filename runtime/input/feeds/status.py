@@ -6,9 +6,9 @@ import time
 
 import msgspec
 
-from commplan.runtime.input.feeds.waiting import blocked_by
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring.ring import Ring
+from commplan.runtime.input.ring.waiting import blocked_by
 from commplan.runtime.input.ring.words import HOLDS
 
 

@@ -11,9 +11,15 @@ from commplan.ir import schedule as ir
 from commplan.runtime.context import Context
 from commplan.runtime.input.device.batches import carried_group, refuse_group, this_host
 from commplan.runtime.input.group import Blame, Group
-from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.multirate.clocked import (
+    ClockedBatches,
+    ClockedPhase,
+    PeerGroup,
+    SharingOptions,
+    member_batches,
+)
 from commplan.runtime.input.multirate.schedule import ClockPlan, clock_plan, clocked
-from commplan.runtime.input.multirate.stream import MultirateStream, PeerGroup, StreamOptions
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
 
@@ -26,7 +32,7 @@ if TYPE_CHECKING:
 class ClockedPhases:
     """The phases of a run whose members share what they load; those of a process share one stream a phase."""
 
-    _known: dict[str, MultirateStream] = field(default_factory=dict[str, MultirateStream])
+    _known: dict[str, ClockedPhase] = field(default_factory=dict[str, ClockedPhase])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def member(
@@ -38,7 +44,7 @@ class ClockedPhases:
         among: Group | None,
         timeout: float | None,
         workers: str = "threads",
-    ) -> ClockedBatches:
+    ) -> ClockedBatches | PhaseBatches:
         """The batches of one member.
 
         context: the member's. among: the processes that share the stream, found by asking all if None. The
@@ -49,7 +55,7 @@ class ClockedPhases:
         with self._lock:
             if phase.name not in self._known:
                 plan = clock_plan(schedule, phase.name)
-                self._known[phase.name] = MultirateStream(plan, sources, context.functions)
+                self._known[phase.name] = ClockedPhase(plan, sources, context.functions)
             clocks = self._known[phase.name]
         place = context.members[clocks.plan.clock]
         patience = PATIENCE_S if timeout is None else timeout
@@ -61,8 +67,8 @@ class ClockedPhases:
                 refuse_group(schedule, phase.name)
             return PeerGroup(among, position, tuple(range(among.count)))  # one member each, at the same unit
 
-        terms = StreamOptions(ask, patience, workers)
-        return ClockedBatches(clocks, place, local=context.machine.local(), state=state, terms=terms)
+        options = SharingOptions(ask, patience, workers)
+        return member_batches(clocks, place, local=context.machine.local(), state=state, options=options)
 
 
 def _peer_group(

@@ -58,6 +58,12 @@ class ClockPlan:
         return clocked(self.schedule.phase(self.phase)) is not None
 
     @property
+    def first_load(self) -> Read:
+        """The first load whose batches differ between members, or the first of all."""
+        reads = [op for op in self.schedule.phase(self.phase).ops if isinstance(op, Read)]
+        return next((op for op in reads if op.clock), reads[0])
+
+    @property
     def share(self) -> Share | None:
         """The first stage that shares, and how; None where nothing is shared."""
         ops = self.shared.ops if self.shared is not None else ()

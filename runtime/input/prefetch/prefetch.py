@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, TypeVar
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.observe.batch_record import BatchRecord
+from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import ClosedError
-from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, Task
 from commplan.wait import attended, ended
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
-from commplan.input.prefetch import KEEP
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.ring.memory import ring as ring_bell
 from commplan.runtime.input.ring.producers import Recording
@@ -34,6 +33,9 @@ class Waiter(Protocol):
         """Whether it still wants the unit."""
         ...
 
+    def blocked(self, unit: int) -> None:
+        """Called before a wait for a unit that has no slot yet. Raises if the wait is in vain."""
+
     def look(self, unit: int, waited: float) -> None:
         """Called a few times a second. Raises if the wait is in vain."""
 
@@ -43,19 +45,19 @@ class Waiter(Protocol):
 
 
 class Cursor:
-    """Cursor `number` of `ring`. each: units of a batch, of which `KEEP` may be shown without a copy.
+    """Cursor `number` of `ring`. keep: units that may be shown without a copy.
 
     slots: a mapping of its own. held: slots that the batch in the making shows.
     """
 
     def __init__(
-        self, ring: Ring, number: int, each: int, slots: Slots, waiter: Waiter, recording: Recording
+        self, ring: Ring, number: int, keep: int, slots: Slots, waiter: Waiter, recording: Recording
     ) -> None:
         self.ring, self.number, self.slots = ring, number, slots
         self.record = ring.cursors[number]
         self.held: dict[int, Any] = {}
         self._words, self._slot_words = self.record.words, ring.memory.slots
-        self._count, self._kept = ring.slots, min(KEEP * each, ring.slots) - 1
+        self._count, self._kept = ring.slots, min(keep, ring.slots) - 1
         self._waiter, self._recording = waiter, recording
         self._look_s = min(LOOK_S, waiter.timeout)
         self._made = ring.memory.bell("made")
@@ -78,7 +80,7 @@ class Cursor:
         """No units are kept for it. The caller holds the ring's lock."""
         self.record.set(position=position, state=ALONE)
 
-    def pass_over(self, units: range) -> None:
+    def pass_over(self, units: Iterable[int]) -> None:
         """It does not take these units."""
         for unit in units:
             self._returns.add(unit)
@@ -105,6 +107,8 @@ class Cursor:
         record, waited = self._recording.record, 0
         operation = record.begin("wait", unit) if record is not None else 0
         try:
+            if not self.ring.is_open(unit):
+                self._waiter.blocked(unit)
             if not self._is_there_after(unit, is_there, self._look_s):
                 self._wait_long(unit, is_there)
         finally:

@@ -10,19 +10,21 @@ import contextlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
 from commplan.diagnostics import CommplanError
+from commplan.input.prefetch import KEEP
 from commplan.input.work_partition import Division
 from commplan.ir.plan import Ref
 from commplan.recorder.processes import process_state
 from commplan.runtime.input.layout import Array, aligned
 from commplan.runtime.input.observe.accounting import Meter
+from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import Cadence, WaitReporter
-from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
 from commplan.runtime.input.ring import cursor as cursors
+from commplan.runtime.input.ring.carriage import Carriage, carriage_of
 from commplan.runtime.input.ring.cursor import Cursor
 from commplan.runtime.input.ring.memory import ring as ring_bell
 from commplan.runtime.input.ring.peer_errors import PeerErrors
@@ -64,7 +66,6 @@ class GroupExchange:
     calls: OverdueCalls
     recording: Recording
     awaited: int = -1  # the process that a long wait is for; -1 if there is none
-    _leader: int = 0  # its place
     _carried: int = 0
     _parties: int = 1  # this object and, while they run, the producers: the last one leaves the ring
     _left: bool = False
@@ -76,7 +77,8 @@ class GroupExchange:
     def __post_init__(self) -> None:
         ring, group = self.ring, self.errors.group
         self.group, self.carrier, self._local = group, group.carrier, group.local
-        self._cursor = Cursor(ring, ring.place, 1, self.slots, self, Recording())
+        self._carriage = carriage_of(ring, self.units, self.slots, group)
+        self._cursor = Cursor(ring, ring.place, KEEP, self.slots, self, Recording())
         self.made_slots = ring.memory.mapped_slots()
         name = f"commplan-{group.run_id}"
         self.producers = Producers(
@@ -107,8 +109,8 @@ class GroupExchange:
         with self.meter.working(self.key, waits=True):
             while not self.ring.is_made(number):
                 with contextlib.suppress(_LeadsError):
-                    if self.carrier is not None and self.leads() and not self.carrier.by_caller:
-                        self._carry(number)
+                    if (carriage := self._carriage) and carriage.leads() and not carriage.carrier.by_caller:
+                        self._carry(carriage, number)
                     else:
                         self._cursor.wait(number, self.ring.is_made)
             self.awaited = -1
@@ -158,6 +160,9 @@ class GroupExchange:
     def is_open(self) -> bool:
         return True
 
+    def blocked(self, unit: int) -> None:
+        """No slot is free for `unit`: other processes take the units before."""
+
     def look(self, unit: int, waited: float) -> None:
         """Look after a wait that lasts. Raises if it is in vain."""
         if self._reported != unit:
@@ -166,11 +171,8 @@ class GroupExchange:
             for place, record in enumerate(self.ring.cursors[: len(self._local)]):
                 if self._state(place) in (LEFT, DIED) and record.get("position") <= unit:
                     self._lost(place)
-        if self.carrier is not None and not self._lives(self._leader):
-            living = (place for place in range(len(self._local)) if self._lives(place))
-            self._leader = min(living, default=self.ring.place)
-            if self.leads():
-                raise _LeadsError
+        if self._carriage is not None and self._carriage.elect():
+            raise _LeadsError
         self.calls.look(self.producers.running)
         makers, takers = self._awaited_by(unit)
         if self.ring.place in takers or not (makers or takers):
@@ -193,8 +195,8 @@ class GroupExchange:
 
     def _awaited_by(self, unit: int) -> tuple[list[int], list[int]]:
         """The places of processes that have to make `unit`, without this one, and to take an earlier one."""
-        if self.carrier is not None and self.ring.is_whole(unit):
-            return [self._leader] * (not self.leads()), []
+        if self._carriage is not None and self.ring.is_whole(unit):
+            return [self._carriage.leader] * (not self.leads()), []
         makers, takers = self.ring.awaited(unit)
         return [place for place in makers if place != self.ring.place], takers
 
@@ -235,19 +237,20 @@ class GroupExchange:
 
     def leads(self) -> bool:
         """Whether this process carries the batches of its host."""
-        return self.carrier is not None and self._leader == self.ring.place
+        return self._carriage is not None and self._carriage.leads()
 
     def carry_ahead(self, number: int) -> None:
         """Carry all batches up to `number` in the caller's thread, if this process leads."""
-        if self.carrier is None or not self.carrier.by_caller or not self.leads():
+        carriage = self._carriage
+        if carriage is None or not carriage.carrier.by_caller or not carriage.leads():
             return
         with self.meter.working(self.key, waits=True):
             while self._carried <= number:
                 if not self.ring.is_made(self._carried):
-                    self._carry(self._carried)
+                    self._carry(carriage, self._carried)
                 self._carried += 1
 
-    def _carry(self, number: int) -> None:
+    def _carry(self, carriage: Carriage, number: int) -> None:
         """Move the parts of batch `number` between hosts. Errors of this host travel, too."""
         ring = self.ring
         try:
@@ -257,51 +260,13 @@ class GroupExchange:
             for part in self._division.parts_on(self.group.host):
                 self.units.note(number, part, root, error)
             with contextlib.suppress(RegroupedError):
-                self._move(number, root)
+                carriage.move(number, root)
             raise
         if not ring.begin_carry(number):  # another process has begun
             self._cursor.wait(number, ring.is_made)
             return
-        while True:
-            try:
-                self._move(number, self.slots.memory(number))
-                break
-            except RegroupedError as regrouped:
-                ring.deal_here(regrouped.division.parts_on(self.group.host), regrouped.number)
-                self._cursor.wait(number, ring.is_whole)
-        ring.end_carry(number)
-
-    def _move(self, number: int, root: Any) -> None:
-        """Move the parts of batch `number` in the memory `root`."""
-        layout, units = self.units.layout, self.units
-        before = layout.parcels(self.slots.memory(number - 1), units.rows(number - 1)) if number > 0 else ()
-        if self.carrier is not None:
-            parcels = layout.parcels(root, units.rows(number))
-            self.carrier.carry(number, parcels, before, units.course.count(number))
-
-    # --- members with clocks of their own ---
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.ring.memory.is_stopped
-
-    def wanted(self) -> int:
-        """The epochs that some process of this host has begun."""
-        first = self.units.course
-        armed = max((record.get("armed") for record in self.ring.present()), default=0)
-        return -(-(armed + first.epoch * first.steps + first.step) // first.steps) if armed else 0
-
-    def sleep(self, seconds: float) -> None:
-        """Sleep until a process begins an epoch, for `seconds` at most."""
-        bell = self.ring.memory.bell("changed")
-        futex.wait(bell, bell.value, seconds)
-
-    def slowest(self, number: int) -> tuple[int, int] | None:
-        """The process of this host that batch `number` waits for, and its position."""
-        place = self.ring.slowest(number)
-        if place in (-1, self.ring.place):
-            return None
-        return self._local[place], self.ring.cursors[place].get("position")
+        while not carriage.attempt(number):
+            self._cursor.wait(number, ring.is_whole)
 
     # --- the end ---
 

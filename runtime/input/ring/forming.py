@@ -5,28 +5,28 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division, division
 from commplan.ir.schedule import Read, Share
 from commplan.runtime.input.group import Blame, Group
 from commplan.runtime.input.observe import wait_log
+from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
 from commplan.runtime.input.phase_order import hints
-from commplan.runtime.input.prefetch.overdue_calls import OverdueCalls
-from commplan.runtime.input.program import HostProgram, designed
-from commplan.runtime.input.ring import meeting
+from commplan.runtime.input.program import EpochCursor, HostProgram, designed
+from commplan.runtime.input.ring import cursor, meeting
 from commplan.runtime.input.ring.exchange import GroupExchange
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.memory import ring as ring_bell
 from commplan.runtime.input.ring.peer_errors import PeerErrors
 from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.ring.ring import Ring
-from commplan.runtime.input.ring.units import Units, divisions_of, parts_of
+from commplan.runtime.input.ring.units import Units, divisions_of, layout_of, parts_of
 from commplan.runtime.input.ring.words import ABSENT, DONE, HOLDS, LIVES, PARTS, Shape
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.shm.slot_layout import slot_layout
+from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
 from commplan.runtime.input.stages.batch_builder import BatchFactory
 from commplan.runtime.input.this_process import cores_of
 from commplan.verify.input.visitation import prove_division
@@ -38,30 +38,35 @@ if TYPE_CHECKING:
 KIND = "group"  # in the name of the memory
 
 
-def form(
+class Met(NamedTuple):
+    """The ring of a group on this host. share: the stage that shares. ends_with_one: whether a process that
+    dies or leaves early ends the group."""
+
+    ring: Ring
+    layout: SlotLayout
+    errors: PeerErrors
+    share: Share
+    ends_with_one: bool
+
+
+def meet(
     group: Group,
-    factory: BatchFactory,
+    program: HostProgram,
+    course: EpochCursor,
     order: int,
     *,
     slots: int,
-    keep: int,
-    is_paced: bool,
-    calls: OverdueCalls,
-    recording: Recording,
-    doing: Callable[[int], str],
-    pinning: Pinning | None = None,
-) -> GroupExchange:
-    """Meet the other processes of `group` on this host at the ring for the values that travel.
+    members: Members | None = None,
+    doing: Callable[[int], str] = lambda process: "",
+) -> Met:
+    """Meet the other processes of `group` on this host at a ring for the values that travel.
 
-    factory: of the batches; the same in all processes. order: a checksum of the orders of records. keep:
-    batches that this process may show at a time without a copy; less than `slots`, unless it waits for its
-    own arrays. is_paced: a process may leave the others at any time. doing: see `PeerErrors`. pinning:
-    registers the slots with devices.
+    order: a checksum of the orders of records. members: with clocks of their own; a process may leave the
+    others at any time. doing: see `PeerErrors`.
 
     Raises:
         CommplanError: CP0761, CP0920 to CP0923.
     """
-    program, course, meter = factory.program, factory.course, factory.meter
     shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
     divisions = {place: _proved(group, program, place, share) for place, share in shares.items()}
     share = next(iter(shares.values()))
@@ -73,7 +78,7 @@ def form(
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
     facts = {
         "the plan": program.schedule.plan_digest or program.schedule.plan,
-        "the place in the order": (course.epoch, course.step),
+        "the place in the order": (course.epoch, course.step, members and members.start),
         "the order of records (lengths of the sources, seeds, visits)": order,
         "slots and what lies in them": (slots, slot_layout(program, divisions).nbytes),
         "the hosts": group.hosts,
@@ -81,16 +86,20 @@ def form(
         "the indices of other axes": sorted((a, i) for a, i in program.local.items() if a not in over),
     }
     ops = [op for flow in program.flows if flow.shared for op in flow.before if isinstance(op, Read | Share)]
-    ends_with_one = not is_paced and all(op.hints.on_failure != "continue" for op in ops)
+    ends_with_one = members is None and all(op.hints.on_failure != "continue" for op in ops)
     if group.carrier is None:
         cores = min(len(cores_of()) * makers, os.cpu_count() or 1)
         divisions = divisions_of(program, parts_of(program, cores))
     count, place, is_carried = len(group.local), group.local.index(group.index), group.carrier is not None
     errors, layout = PeerErrors(group, blame, doing), slot_layout(program, divisions)
-    shape = Shape(slots, layout.nbytes, layout.parts + is_carried, count, count)
     values = {"count": count, "keeps": int(ends_with_one), "carried": int(is_carried), "makers": makers}
+    values |= {"epoch": course.steps, "unit": program.flows[0].batch}
+    number, start, cursors = place, 0, count
+    if members is not None:
+        number, start, cursors = members.first, members.start, members.most + is_carried
+    shape = Shape(slots, layout.nbytes, layout.parts + is_carried, count, cursors)
     with meeting.meeting():
-        memory = _memory(errors, program.phase.name, shape, facts, **values)
+        memory = _memory(errors, program.phase.name, shape, facts, start=start, next=start, **values)
         if not memory.lock_place(place):
             memory.close()
             _refuse_second(errors)
@@ -98,23 +107,64 @@ def form(
             for part in set(range(layout.parts)).difference(divisions[min(divisions)].parts_on(group.host)):
                 memory.slots[-1].words[PARTS + part] = DONE  # other hosts make it
         else:  # the first process may run on another number of cores
-            layout = slot_layout(program, divisions_of(program, memory.shape.parts))
+            layout = layout_of(program, memory.shape.parts)
         ring, threads = Ring(memory), hints(program)[1]
         available = min(memory.add_cores(cores_of()), makers * threads)
-        memory.header.set(cores=max(available, threads), most=makers * threads, cursor_places=count)
-        memory.cursors[place].set(process=place + 1, position=0, state=HOLDS)
+        memory.header.set(cores=max(available, threads), most=makers * threads, cursor_places=cursors)
+        memory.cursors[number].set(process=place + 1, position=start, state=HOLDS)
+        if members is not None and is_carried:
+            memory.cursors[-1].set(position=start, state=HOLDS)  # see `Carriage.run`
         ring.enter(place, place + 1)
-    exchange = GroupExchange(
-        ring, Units(lambda: factory, course, order, layout, group.index), memory.mapped_slots(pinning),
-        errors, share.result, meter, keep, ends_with_one, calls, recording,
-    )  # fmt: skip
     try:
-        with meter.working(share.result, waits=True):
-            _meet(errors, ring, tuple(facts))
+        _meet(errors, ring, tuple(facts))
     except BaseException:
-        exchange.leave()
+        if not ends_with_one:
+            cursor.leave(ring, number)
+        if group.carrier is not None:
+            group.carrier.stop()
+            group.carrier.close()
+        ring.leave()
         raise
-    return exchange
+    return Met(ring, layout, errors, share, ends_with_one)
+
+
+class Members(NamedTuple):
+    """Members with clocks of their own. first: that of this process that joins now. start: the first unit of
+    all. most: members of the plan."""
+
+    first: int
+    start: int
+    most: int
+
+
+def form(
+    group: Group,
+    factory: BatchFactory,
+    order: int,
+    *,
+    slots: int,
+    keep: int,
+    calls: OverdueCalls,
+    recording: Recording,
+    doing: Callable[[int], str],
+    pinning: Pinning | None = None,
+) -> GroupExchange:
+    """Meet the other processes of a group that takes all batches together.
+
+    factory: of the batches; the same in all processes. keep: batches that this process may show at a time
+    without a copy; less than `slots`, unless it waits for its own arrays. pinning: registers the slots with
+    devices. For the others, and errors, see `meet`.
+    """
+    program, course, meter = factory.program, factory.course, factory.meter
+    share = next(flow.shared for flow in program.flows if flow.shared is not None)
+    with meter.working(share.result, waits=True):
+        ring, layout, errors, share, ends_with_one = meet(
+            group, program, course, order, slots=slots, doing=doing
+        )
+    return GroupExchange(
+        ring, Units(lambda: factory, course, order, layout, group.index),
+        ring.memory.mapped_slots(pinning), errors, share.result, meter, keep, ends_with_one, calls, recording,
+    )  # fmt: skip
 
 
 def _proved(group: Group, program: HostProgram, place: int, share: Share) -> Division:

@@ -62,7 +62,7 @@ class Producers:
         Raises:
             CommplanError: CP0928 if the system gives no thread.
         """
-        self._begin(self._keep, "tend")
+        self.begin(self._keep, "tend")
 
     def join(self, seconds: float) -> None:
         """Wait until each thread has ended, for `seconds` at most: a function of the user may hang in it."""
@@ -90,7 +90,12 @@ class Producers:
         if is_last:
             self.ended()
 
-    def _begin(self, target: Callable[[], None], suffix: str) -> None:
+    def begin(self, target: Callable[[], object], suffix: str) -> None:
+        """Start another thread of this ring. `ended` is called after it has ended, too.
+
+        Raises:
+            CommplanError: CP0928 if the system gives no thread.
+        """
         thread = threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{suffix}", daemon=True)
         with self._lock:
             self._alive += 1
@@ -103,7 +108,7 @@ class Producers:
                 self.running.remove(thread)
             fail("CP0928", f"a feed needs threads, and none can be started: {error}", "ulimit -u")
 
-    def _run(self, target: Callable[[], None]) -> None:
+    def _run(self, target: Callable[[], object]) -> None:
         try:
             target()
         except ClosedError:
@@ -138,7 +143,7 @@ class Producers:
             self._makers += 1
             number = self._makers
         try:
-            self._begin(self._make_units, f"maker-{number}")
+            self.begin(self._make_units, f"maker-{number}")
         except CommplanError:
             with self._lock:
                 self._makers -= 1

@@ -246,7 +246,8 @@ class Ring:
             return None
         # A host that another one leaves behind when it dies receives the unit before from here.
         carried = unit - self.slots + 1
-        if self._is_carried and not self._keeps_cursors and carried >= 0 and not self.is_made(carried):
+        is_first = carried < self.header.get("start")
+        if self._is_carried and not self._keeps_cursors and not is_first and not self.is_made(carried):
             return None
         return unit
 
@@ -391,11 +392,20 @@ class Ring:
         held = (record.words for record in self.cursors[: self.header.words[CURSOR_PLACES]])
         return min([w[POSITION] for w in held if w[STATE] == HOLDS], default=None)
 
+    def begin_at(self, unit: int) -> None:
+        """`unit` may be the first one if none has been opened yet. The caller holds the lock."""
+        if not any(slot[UNIT] for slot in self._slots):
+            self.header.set(next=min(unit, self.header.get("next")))
+
     def is_kept(self, unit: int) -> bool:
         """Whether a cursor that holds `unit` from now on will find it. The caller holds the lock."""
         following = self.header.words[NEXT]
         kept = range(unit, following)
         return len(kept) <= self.slots and all(self._slots[u % self.slots][UNIT] == u + 1 for u in kept)
+
+    def is_wanted(self, position: int) -> bool:
+        """Whether a cursor waits for a unit whose slot is kept for a cursor at `position`."""
+        return any(record.get("wanted") > position + self.slots for record in self.present())
 
     def is_made(self, unit: int) -> bool:
         return self._slots[unit % self.slots][MADE] == unit + 1
@@ -469,8 +479,8 @@ class Ring:
         have to take the unit in its slot before."""
         slot, makers = self._slots[unit % self.slots], self.eligible()
         if slot[UNIT] != unit + 1:
-            held = [p for p, w in enumerate(self.cursors) if w.words[STATE] == HOLDS]
-            slow = [place for place in held if self.cursors[place].words[POSITION] <= unit - self.slots]
+            held = (w.words for w in self.cursors if w.words[STATE] == HOLDS and w.words[OWNER])
+            slow = [words[OWNER] - 1 for words in held if words[POSITION] <= unit - self.slots]
             undone = [] if slow else [Claim(unit, part) for part in range(self.parts)]
             return [self._maker_of(claim, makers) for claim in undone if makers], slow
         owners = [(Claim(unit, part), slot[index]) for part, index in enumerate(self._part_words)]

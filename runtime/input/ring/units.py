@@ -19,12 +19,14 @@ from commplan.runtime.input.program import EpochCursor, HostProgram
 from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
 from commplan.runtime.input.shm.slot_status import Place, write_status
+from commplan.runtime.input.sources import adapters
 from commplan.runtime.input.sources.adapters import Source
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
 
 if TYPE_CHECKING:
     from commplan.runtime.input.stages.batch_builder import BatchFactory
+    from commplan.runtime.input.stages.worker_pool import Workers
 
 _BLOCK = 64  # records of a unit that are read at once, if a source can do that
 _PART_ROWS = 4  # rows of a part, at least
@@ -142,7 +144,9 @@ class Units:
 
     def alone(self, epoch: int, step: int) -> dict[Ref, Array]:
         """A unit in memory of this process."""
-        moved = self.layout.views(aligned((self.layout.nbytes,), np.dtype(np.uint8)), writable=True)
+        workers = self._factory.workers
+        fresh = aligned if workers is None else workers.fresh
+        moved = self.layout.views(fresh((self.layout.nbytes,), np.dtype(np.uint8)), writable=True)
         for part in range(self.layout.parts):
             self._fill(epoch, step, part, moved, lambda: False)
         return moved
@@ -197,18 +201,25 @@ class Units:
         )
 
 
-def units_of(content: UnitProgram, parts: int) -> Units:
-    """The units of a feed. parts: of each."""
+def layout_of(program: HostProgram, parts: int) -> SlotLayout:
+    """The layout of units in `parts`, all of which are made on one host."""
+    return slot_layout(program, divisions_of(program, parts))
+
+
+def units_of(content: UnitProgram, layout: SlotLayout, workers: Workers | None = None) -> Units:
+    """The units of members with clocks of their own. workers: make them, if not threads."""
+    program, course = content.program, EpochCursor(0, 0, content.epoch)
 
     def load() -> BatchFactory:
         from commplan.runtime.input.stages.batch_builder import BatchFactory  # noqa: PLC0415
         from commplan.runtime.input.stages.records import stages  # noqa: PLC0415
 
-        made_of = stages(content.program, content.sources, content.called, content.meter)
-        return BatchFactory(content.program, content.orders, made_of, content.meter, _BLOCK)
+        made_of = stages(program, content.sources, content.called, content.meter)
+        block = _BLOCK if workers is None else workers.block
+        together = adapters.together(content.sources)
+        return BatchFactory(program, content.orders, made_of, content.meter, block, workers, together, course)
 
-    layout = slot_layout(content.program, divisions_of(content.program, parts))
-    units = Units(load, EpochCursor(0, 0, content.epoch), content.order, layout)
-    if content.program.has_caches:
+    units = Units(load, course, content.order, layout)
+    if program.has_caches:
         units.load()
     return units

@@ -35,6 +35,7 @@ HEADER = _indices(
     # of a group: its processes here; whether cursors of processes that are gone stay; whether the last part
     # is moved between hosts; whether all have joined; a process that does something else; the first one
     "count", "keeps", "carried", "sealed", "refused", "first",
+    "start",  # the first unit
     "most",  # parts in the making at a time if making waits; 0 if it is measured by no process
 )  # fmt: skip
 PROCESS = _indices(

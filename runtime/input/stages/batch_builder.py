@@ -60,7 +60,6 @@ class BatchFactory:
     stages: Mapping[Ref, Stage]  # by the first result of its op
     meter: Meter
     block: int
-    apart: bool = False  # rows that were skipped stay in their places, and the batch tells which
     workers: Workers | None = None
     together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
     course: EpochCursor = FIRST
@@ -150,7 +149,7 @@ class BatchFactory:
         return FlowState(flow, owned, {}, counts, {}, valid.copy(), known)
 
     def mask(self, states: Sequence[FlowState]) -> Mask | None:
-        return None if self.apart else mask(self.program, states, self._known)
+        return mask(self.program, states, self._known)
 
     def look_up(self, state: FlowState, epoch: int, step: int) -> None:
         """The records of the rows, in the order of each load."""
@@ -245,7 +244,7 @@ class BatchBuilder:
             roots = self.maker.roots(flow)
             if not state.records:
                 self.maker.look_up(state, self.epoch, self.step)
-            if flow.moved and (self.maker.apart or state.valid.all()):
+            if flow.moved and state.valid.all():
                 self._show(state, roots)
             state.arrays = {ref: self.maker.fresh(ref, rows) for ref in roots if ref not in state.shown}
             if state.arrays or flow.after:
@@ -408,11 +407,7 @@ class BatchBuilder:
         for state in self.states:
             clean = bool(state.valid.all())
             visits += self._visits(state, clean)
-            if self.maker.apart:
-                values[validity(state.flow)] = state.valid
-                named = [identity(read) for read in state.flow.reads]
-                values.update({ref: self.moved[ref] for ref in named if ref in self.moved})
-            elif not clean:
+            if not clean:
                 compact(program, state)
             for ref in self.maker.roots(state.flow):
                 values[ref] = state.shown[ref] if ref in state.shown else state.arrays[ref]

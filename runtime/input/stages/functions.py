@@ -1,14 +1,20 @@
-"""The host functions that a program gives: there, and fit to be called as the plan does."""
+"""The host functions that a program gives, checked, and the worker processes that call them."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import FnType, Map, Schedule
+from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import HostProgram
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.device.pinned import Pinning
+    from commplan.runtime.input.sources.adapters import Source
+    from commplan.runtime.input.stages.worker_pool import Workers
 
 
 def called_functions(
@@ -66,3 +72,29 @@ def _function_problem(fn: FnType, function: object) -> str | None:
     except TypeError as error:
         return f"host function `{fn.name}{signature}` cannot be called as the plan does: {error}"
     return None
+
+
+def workers_of(
+    workers: str,
+    cores: int,
+    program: HostProgram,
+    sources: Mapping[str, Source],
+    functions: Mapping[str, Callable[..., Any]],
+    block: int,
+    meter: Meter,
+    pinning: Pinning | None = None,
+) -> Workers | None:
+    """The worker processes of a phase; None if threads do the work.
+
+    Raises:
+        CommplanError: CP0952, CP0955.
+    """
+    if workers not in ("threads", "processes"):
+        fail("CP0955", f"workers are 'threads' or 'processes', not {workers!r}", span=program.phase.span)
+    singular = {"threads": "thread", "processes": "process"}[workers]
+    meter.workers(f"1 {singular}" if cores == 1 else f"{cores} {workers}")
+    if workers == "threads":
+        return None
+    from commplan.runtime.input.stages.worker_pool import Workers  # noqa: PLC0415  memory that few need
+
+    return Workers(program, sources, functions, block, cores, meter, pinning)

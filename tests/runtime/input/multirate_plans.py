@@ -13,9 +13,8 @@ from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
-from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.multirate.clocked import ClockedBatches, ClockedPhase, member_batches
 from commplan.runtime.input.multirate.schedule import clock_plan
-from commplan.runtime.input.multirate.stream import MultirateStream
 
 BODY = """
     raw, n = load images batch {batches} over member {rest}
@@ -47,13 +46,13 @@ def members(
     functions: dict[str, Callable[..., Any]] | None = None,
     states: Sequence[dict[str, int] | None] | None = None,
     **more: Any,
-) -> Generator[list[ClockedBatches]]:
+) -> Generator[list[ClockedBatches | PhaseBatches]]:
     """The batches of all members of `made`, in one process."""
-    clocks = MultirateStream(clock_plan(made, "step"), {"images": source}, {**FUNCTIONS, **(functions or {})})
+    clocks = ClockedPhase(clock_plan(made, "step"), {"images": source}, {**FUNCTIONS, **(functions or {})})
     count = made.axis("member").size
     with ExitStack() as stack:
         yield [
-            stack.enter_context(ClockedBatches(clocks, m, state=states[m] if states else None, **more))
+            stack.enter_context(member_batches(clocks, m, state=states[m] if states else None, **more))
             for m in range(count)
         ]
 
@@ -79,7 +78,7 @@ def same(one: HostBatch, two: HostBatch) -> None:
     assert list(one.seeds.values()) == list(two.seeds.values())
 
 
-def in_turn(feeds: Sequence[ClockedBatches], seen: Callable[[int, HostBatch], None]) -> None:
+def in_turn(feeds: Sequence[ClockedBatches | PhaseBatches], seen: Callable[[int, HostBatch], None]) -> None:
     """Drive all feeds to the end of their epochs in one thread, the slowest first."""
     for feed in feeds:
         iter(feed)

@@ -18,9 +18,8 @@ from multirate_plans import BODY, rates
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.group import group
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.multirate.batches import ClockedBatches
+from commplan.runtime.input.multirate.clocked import ClockedBatches, ClockedPhase, PeerGroup, SharingOptions
 from commplan.runtime.input.multirate.schedule import clock_plan
-from commplan.runtime.input.multirate.stream import MultirateStream, PeerGroup, StreamOptions
 from commplan.runtime.input.observe import wait_log
 
 _LOCK = threading.Lock()
@@ -80,13 +79,14 @@ def main(orders: dict[str, Any]) -> None:
     wait_log.LOG.addHandler(Said())
     made = rates(orders["batches"], orders["rest"], body=orders.get("body", BODY))
     source = Counting(images(orders["records"]), delay=orders.get("delay", 0.0))
-    hub = MultirateStream(clock_plan(made, "step"), {"images": source}, FUNCTIONS)
+    hub = ClockedPhase(clock_plan(made, "step"), {"images": source}, FUNCTIONS)
     team = group(orders["run"], orders["index"], len(orders["held"]), timeout=60.0)
     company = PeerGroup(team, orders.get("start", 0), tuple(members[0] for members in orders["held"]))
-    states = orders.get("states", {})
-    terms = StreamOptions(lambda _: company, workers=orders.get("workers", "threads"))
+    states, units = orders.get("states", {}), hub.plan.units
+    assert units is not None
+    options = SharingOptions(lambda _: company, workers=orders.get("workers", "threads"))
     mine = orders["held"][orders["index"]]
-    feeds = [ClockedBatches(hub, m, terms=terms, state=states.get(str(m))) for m in mine]
+    feeds = [ClockedBatches(hub, m, units, options=options, state=states.get(str(m))) for m in mine]
     threads = [threading.Thread(target=drive, args=(feed, orders)) for feed in feeds]
     for thread in threads:
         thread.start()

@@ -21,9 +21,9 @@ from feed_process import decode, noise
 from multirate_plans import code
 
 from commplan.diagnostics import CommplanError, fail
-from commplan.runtime.input.feeds import attachment, status
+from commplan.runtime.input.feeds import status
 from commplan.runtime.input.feeds.feed import Feed
-from commplan.runtime.input.ring import meeting, producers
+from commplan.runtime.input.ring import attachment, meeting, producers
 from commplan.runtime.input.ring.claims import Claim
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.shm.slots import Slots
@@ -117,7 +117,7 @@ def test_threads_go_on_where_a_process_holds_the_feed_for_long(
     monkeypatch.setattr(producers, "TEND_S", 0.01)
     monkeypatch.setattr(Ring, "claim", claimed)
     with joined(feed_name) as one:
-        one._attachment.idle[99] = look
+        one._attachment.looks[99] = look
         assert len(list(one)) == 7
         assert looks.acquire(timeout=20) and looks.acquire(timeout=20)
     assert "process 7 holds it" in caplog.text

@@ -24,9 +24,9 @@ from test_feeds_lifetime import saved_of, without_memory
 from commplan.diagnostics import CommplanError
 from commplan.recorder.blame import blame, described
 from commplan.recorder.file import read_records, start_recording
-from commplan.runtime.input.feeds import attachment, status
+from commplan.runtime.input.feeds import status
 from commplan.runtime.input.observe import batch_record, wait_log
-from commplan.runtime.input.ring import meeting, memory, producers
+from commplan.runtime.input.ring import attachment, meeting, memory, producers
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.shm.slots import Slots
 
@@ -175,8 +175,8 @@ def test_a_stopped_process_that_holds_the_feed_is_named_and_holds_nobody_who_lea
             process.kill()
             process.wait()
     assert code(error) == "CP0947"
-    assert f"for process {process.pid}, which holds the feed: it is stopped" in str(error.value)
-    assert f"for process {process.pid}, which holds the feed: it is stopped" in caplog.text
+    assert f"for process {process.pid}, which holds the shared memory: it is stopped" in str(error.value)
+    assert f"for process {process.pid}, which holds the shared memory: it is stopped" in caplog.text
 
 
 def test_a_wait_is_told_while_it_lasts(

@@ -106,7 +106,7 @@ def test_a_slow_process_holds_the_others_and_is_named() -> None:
     with started("slow", [[0], [1]], batches=[4, 8], records=200, **orders) as processes:
         until(processes[1], "stays")
         told = until(processes[0], "warned")
-        assert "holds member 1" in told["warned"] and "records behind" in told["warned"]
+        assert "for member 1 (process" in told["warned"] and "records behind" in told["warned"]
         print("", file=processes[1].stdin, flush=True)
         lines = [said(process) for process in processes]
     assert lines[0][-1]["slow"] == [1, True]

@@ -1,0 +1,248 @@
+"""Members of a run that take their batches one by one from units that they share."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from commplan.diagnostics import fail
+from commplan.input.prefetch import KEEP
+from commplan.ir.schedule import Read, Schedule
+from commplan.runtime.input.group import Group
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.multirate.member import RingMember
+from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.observe.batch_record import batch_record
+from commplan.runtime.input.observe.overdue_calls import OverdueCalls
+from commplan.runtime.input.observe.wait_log import PATIENCE_S
+from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, restored
+from commplan.runtime.input.program import EpochCursor, host_program
+from commplan.runtime.input.ring import meeting
+from commplan.runtime.input.ring.attachment import OPEN, Attachment
+from commplan.runtime.input.ring.carriage import carriage_of
+from commplan.runtime.input.ring.forming import Members, meet
+from commplan.runtime.input.ring.producers import Recording
+from commplan.runtime.input.ring.ring import Ring
+from commplan.runtime.input.ring.units import UnitProgram, layout_of, parts_of, units_of
+from commplan.runtime.input.ring.waiting import awaited
+from commplan.runtime.input.ring.words import ABSENT, CURSOR, Shape
+from commplan.runtime.input.sources import files
+from commplan.runtime.input.stages.functions import workers_of
+
+_RECORDS = CURSOR["records"]
+
+
+@dataclass(frozen=True)
+class PeerGroup:
+    """The processes that share units. start: the unit that they begin with. members: the first member of each
+    process."""
+
+    group: Group
+    start: int
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SharingOptions:
+    """How the members of a process share; the first one that opens decides.
+
+    ask: returns the processes that share, given the unit that this one would begin with. timeout: seconds
+    that members wait for one another. workers: "threads" or "processes" make the units.
+    """
+
+    ask: Callable[[int], PeerGroup | None] = lambda _: None
+    timeout: float = PATIENCE_S
+    workers: str = "threads"
+
+
+@dataclass
+class ClockedPhase:
+    """The members of one phase in this process. sources, functions: by the names of the plan."""
+
+    plan: ClockPlan
+    given: Mapping[str, object]
+    functions: Mapping[str, Callable[..., Any]]
+    sources: Mapping[str, files.Source] = field(init=False)
+    epoch: int = field(init=False)  # units
+    _options: SharingOptions = SharingOptions()
+    _attachment: Attachment | None = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        reads = [op.source for op in self.plan.schedule.phase(self.plan.phase).ops if isinstance(op, Read)]
+        self.sources = files.bound(self.plan.schedule, self.given, list(dict.fromkeys(reads)))
+        self.epoch = self.plan.epoch(self.sources)
+
+    @property
+    def slots(self) -> int:
+        """Units that are kept at most."""
+        return self.plan.rates.bound // self.plan.rates.unit
+
+    @contextlib.contextmanager
+    def joined(
+        self, member: int, position: int, units: Schedule, options: SharingOptions
+    ) -> Generator[tuple[Attachment, float]]:
+        """The ring that `member` joins, and how long it waits. It begins if the member is the first one here.
+
+        Raises:
+            CommplanError: CP0948 if the member is open already; those of `meet`.
+        """
+        with self._lock, contextlib.ExitStack() as stack:
+            if self._attachment is not None:
+                self._attachment.leave_forgotten()
+            with meeting.OPENING:
+                attachment = self._attachment if self._attachment in OPEN else None
+                if attachment is not None:
+                    stack.enter_context(attachment.kept())
+            if attachment is not None:
+                if member in attachment.members:
+                    fail(
+                        "CP0948",
+                        f"member {member} of `{self.plan.clock}` has batches of `{self.plan.phase}` already",
+                        "a member goes through its records once at a time: go on with those, or close them"
+                        " first",
+                        file=self.plan.schedule.file,
+                    )
+                yield attachment, self._options.timeout
+                return
+            self._options = options
+            attachment = self._opened(member, position, units, options)
+            try:
+                yield attachment, options.timeout
+                attachment.start()
+            except BaseException:
+                attachment.discard()
+                raise
+            self._attachment = attachment
+
+    def _opened(self, member: int, position: int, units: Schedule, options: SharingOptions) -> Attachment:
+        plan = self.plan
+        program = host_program(units, plan.phase, None, apart=True)
+        content = UnitProgram(program, self.epoch, self.sources, self.functions)
+        cores, calls = hints(program)[1], OverdueCalls(options.timeout, plan.schedule.file)
+        workers = workers_of(
+            options.workers, cores, program, self.sources, content.called, block_of(program, cores),
+            content.meter,
+        )  # fmt: skip
+        if workers is not None:
+            calls.in_worker, calls.ask_worker = workers.call_in, workers.ask_stack
+        peers = options.ask(position)
+        course = EpochCursor(0, 0, self.epoch)
+        record = batch_record(program, course, None if peers is None else peers.group)
+        name = f"{plan.schedule.plan}-{plan.phase}"
+        if peers is None:
+            ring, carriage = self._own_ring(content, position), None
+            layout = layout_of(program, ring.parts)
+            made = units_of(content, layout, workers)
+        else:
+            group, count = peers.group, plan.schedule.axis(plan.clock).size
+            met = meet(
+                group, program, course, content.order, slots=self.slots,
+                members=Members(member, peers.start, count),
+            )  # fmt: skip
+            ring, made = met.ring, units_of(content, met.layout, workers)
+            slots = ring.memory.mapped_slots()
+            carriage = carriage_of(ring, made, slots, group)
+        ring.memory.title = f"`{plan.clock}`"
+        attachment = Attachment(name, ring, content, made, workers, carriage, calls, Recording(record))
+        if record is not None:
+            local = () if peers is None else peers.group.local
+            record.watch(
+                lambda: calls.oldest(attachment.producers.running), lambda: awaited(attachment, local)
+            )
+        return attachment
+
+    def _own_ring(self, content: UnitProgram, first: int) -> Ring:
+        """A ring of this process alone."""
+        program, cores = content.program, hints(content.program)[1]
+        parts, cursors = parts_of(program, cores), self.plan.schedule.axis(self.plan.clock).size
+        nbytes = layout_of(program, parts).nbytes
+        memory = meeting.created(
+            "alone", f"`{self.plan.clock}`", Shape(self.slots, nbytes, parts, 1, cursors), {}, kind="own",
+            epoch=content.epoch, unit=content.rows, cores=cores, makers=1, next=first,
+        )  # fmt: skip
+        ring = Ring(memory)
+        with memory.locked():
+            ring.join()
+        return ring
+
+
+class ClockedBatches(RingMember):
+    """Batches of one member, as `PhaseBatches` gives those of all: one epoch per `iter()`.
+
+    Several members of a process are driven in any interleaving, by one thread or by several. units: the
+    schedule whose batches are units. local: the indices that this process holds of other axes. state: the
+    result of `.state()` of this member.
+
+    Raises:
+        CommplanError: as `PhaseBatches`; CP0946 and CP0947 if other members hold this one back for ever (the
+            caller may go on after both), CP0948 if the member is open already.
+    """
+
+    def __init__(
+        self,
+        clocks: ClockedPhase,
+        member: int,
+        units: Schedule,
+        *,
+        local: Mapping[str, Sequence[int]] | None = None,
+        state: Mapping[str, int] | None = None,
+        options: SharingOptions | None = None,
+    ) -> None:
+        plan, sources = clocks.plan, clocks.sources
+        super().__init__(plan.phase)
+        holds = {**(local or {}), plan.clock: (member,)}
+        program = host_program(plan.member(member), plan.phase, holds, apart=True)
+        mine = orders(program, sources)
+        place = restored(program, mine, state, epoch_steps(program, mine), fingerprint(program, mine))
+        each = plan.rates.units[member]
+        position, keep = place[0] * clocks.epoch + place[1] * each, clocks.slots - max(plan.rates.units)
+        with clocks.joined(member, position, units, options or SharingOptions()) as (attachment, timeout):
+            self._become(attachment, plan, member, each, program)
+            with self._ring.memory.locked():
+                try:
+                    self._enter(sources, clocks.functions, place, timeout, min(KEEP * each, keep))
+                except BaseException:
+                    self._ring.cursors[member].set(state=ABSENT, process=0)
+                    raise
+            attachment.members.add(member)
+        self._joined()
+        self._records_each = each * plan.rates.unit
+
+    def _await_due(self) -> HostBatch:
+        self._driver.thread = threading.current_thread()
+        if self._place >= self._upto:
+            self._turn_to(self._place)
+        if self._due is None:
+            self._due = self._made_at(self._place)
+        return self._due
+
+    def _pass_on(self, place: int) -> None:
+        self._settle(place - 1)
+        self._words[_RECORDS] = (place - self._first) * self._records_each
+        self._cursor.held = {}
+        self._begin_ahead(place)
+
+
+def member_batches(
+    clocks: ClockedPhase,
+    member: int,
+    *,
+    local: Mapping[str, Sequence[int]] | None = None,
+    state: Mapping[str, int] | None = None,
+    options: SharingOptions | None = None,
+) -> ClockedBatches | PhaseBatches:
+    """The batches of `member`. It reads everything itself if nothing is the same for all members."""
+    plan, units = clocks.plan, clocks.plan.units
+    if units is not None:
+        return ClockedBatches(clocks, member, units, local=local, state=state, options=options)
+    options = options or SharingOptions()
+    return PhaseBatches(
+        plan.member(member, alone=True), plan.phase, clocks.given, clocks.functions,
+        local={**(local or {}), plan.clock: (member,)}, state=state, workers=options.workers,
+        timeout=options.timeout,
+    )  # fmt: skip

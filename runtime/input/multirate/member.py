@@ -1,0 +1,350 @@
+"""A member that takes its batches from the units of a ring, at its own pace."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from commplan.diagnostics import CommplanError
+from commplan.ir.plan import Ref
+from commplan.runtime.input.epoch_iterator import EpochIterator
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.layout import Array
+from commplan.runtime.input.multirate.schedule import ClockPlan
+from commplan.runtime.input.multirate.units import fill
+from commplan.runtime.input.observe.accounting import Meter, Summary, merged
+from commplan.runtime.input.observe.visit_check import Checks
+from commplan.runtime.input.observe.wait_log import LOG
+from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders
+from commplan.runtime.input.program import EpochCursor, HostProgram
+from commplan.runtime.input.ring.attachment import Attachment, Driver
+from commplan.runtime.input.ring.cursor import Cursor
+from commplan.runtime.input.ring.waiting import MemberWaiter
+from commplan.runtime.input.ring.words import CURSOR
+from commplan.runtime.input.sources import files
+from commplan.runtime.input.stages.declared import declared
+from commplan.runtime.input.stages.functions import called_functions
+from commplan.wait import outcome
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
+
+_AT_ONCE = 64  # batches that are taken until the next look at what has changed
+_IDLE_SINCE = CURSOR["idle_since"]
+
+
+class _Begun(NamedTuple):
+    """A batch whose units are there. tasks: of this member for itself. is_ready: no unit was waited for."""
+
+    place: int
+    builder: BatchBuilder
+    tasks: list[Future[None]]
+    is_ready: bool
+
+
+class RingMember(EpochIterator):
+    """Batches of some units each, one epoch per `iter()`. `.member` is its number, and that of its cursor.
+
+    The other members wait for it while it is inside an epoch. Between two epochs its units are kept until
+    another member needs their slots, but for `idle_s` at least. If units have gone, it reads them by itself.
+    """
+
+    _patient = ("CP0946", "CP0947")  # it may go on, once another member has
+    idle_s = 0.5
+
+    # --- joining ---
+
+    def _become(
+        self, attachment: Attachment, plan: ClockPlan, member: int, each: int, program: HostProgram
+    ) -> None:
+        """Set what the constructors of members have in common. each: units of a batch."""
+        self._attachment, self._ring, self._units = attachment, attachment.ring, attachment.units
+        self.member, self._plan, self._each, self._program = member, plan, each, program
+        self._epoch = attachment.content.epoch
+        self._meter = Meter(plan.phase, plan.schedule.plan)
+        declared(program, self._meter)
+
+    def _enter(
+        self, bound: Mapping[str, files.Source], functions: Mapping[str, Callable[..., Any]],
+        place: tuple[int, int], timeout: float, keep: int,
+    ) -> None:  # fmt: skip
+        """Become a member that begins at `place`, an epoch and a step. The caller holds the ring's lock.
+
+        keep: units that may be shown without a copy.
+        """
+        plan, program, member, ring = self._plan, self._program, self.member, self._ring
+        self._orders = mine = orders(program, bound)
+        steps = epoch_steps(program, mine)
+        self._start(*place, steps=steps, order=fingerprint(program, mine))
+        self._upto = 0  # the batches before it may be taken without a look at what has changed
+        self._ahead: _Begun | None = None
+        self._bound, self._called = bound, called_functions(program, functions)
+        has_own = any(flow.after for flow in program.flows)
+        self._threads = hints(program)[1] if has_own else 0
+        self._checks = self._contract = Checks(program, mine, steps, place[1], self._meter)
+        waiter = MemberWaiter(
+            self._attachment, member, timeout, _weakly_open(self), plan.schedule.file,
+            plan.first_load.span, self._is_paced(),
+        )  # fmt: skip
+        slots, recording = ring.memory.mapped_slots(), self._attachment.recording
+        self._cursor = Cursor(ring, member, keep, slots, waiter, recording)
+        self._words = self._cursor.record.words
+        self._cursor.enter(batch=program.flows[0].batch)
+        self._attach()
+        self._driver = self._attachment.drivers[member] = Driver(threading.current_thread())
+
+    def _is_paced(self) -> bool:
+        """Whether a thread that drives several members has to drive them at one pace."""
+        return self._plan.is_paced
+
+    def _joined(self) -> None:
+        """The threads of the attachment know this member from now on."""
+        self._attachment.looks[self.member] = weakref.ref(self)
+        self._closing = self._forgotten_later()
+
+    def _forgotten_later(self) -> weakref.finalize[..., Any]:
+        """What is done where this object is collected without being closed."""
+        forget = self._attachment.forget
+        closing = weakref.finalize(self, forget, self.member, self._cursor.slots, os.getpid())
+        closing.atexit = False  # `attachment` leaves all rings then
+        return closing
+
+    def _attach(self) -> None:
+        """Begin to hold units. The caller holds the ring's lock.
+
+        If units from its place on have gone, it reads them by itself, and the others wait for it meanwhile.
+        """
+        ring, place = self._ring, self._position(self._place)
+        ring.begin_at(place)
+        following = ring.header.get("next")
+        self._from: int | None = place if ring.is_kept(place) else following
+        self._hold(place)
+
+    def _hold(self, position: int) -> None:
+        """Hold units from `position` on."""
+        self._cursor.hold(position)
+        behind = (self._from or 0) - self._position(self._place)
+        if behind > 0:
+            LOG.warning(
+                "member %d of %s is %d records behind: it reads them by itself", self.member,
+                self._ring.memory.title, behind * self._ring.header.get("unit"),
+            )  # fmt: skip
+
+    def _position(self, place: int) -> int:
+        """The first unit of the batch at `place`."""
+        epoch, step = divmod(place, self._steps)
+        return epoch * self._epoch + step * self._each
+
+    @functools.cached_property
+    def _factory(self) -> BatchFactory:
+        """For batches that are not a unit as it lies in its slot; loaded where there is one."""
+        from commplan.runtime.input.stages.batch_builder import BatchFactory  # noqa: PLC0415
+        from commplan.runtime.input.stages.records import stages  # noqa: PLC0415
+
+        program = self._program
+        return BatchFactory(
+            program, self._orders, stages(program, self._bound, self._called, self._meter), self._meter,
+            block_of(program, hints(program)[1]), course=EpochCursor(0, 0, self._steps),
+        )  # fmt: skip
+
+    # --- taking ---
+
+    def __iter__(self) -> Self:
+        super().__iter__()
+        if self._closing.alive:
+            self._begin(self._place)
+        return self
+
+    def _turn_to(self, place: int) -> None:
+        """Batches from `place` on are taken, up to `_upto`."""
+        if not self._closing.alive:
+            self._refuse_closed()
+        if place // self._steps > self._armed:
+            self._end_epoch()
+        self._begin(place)
+
+    def _begin(self, place: int) -> None:
+        """The member begins an epoch, or goes on with it."""
+        ring, begun = self._ring, place // self._steps + 1
+        self._words[_IDLE_SINCE], self._driver.thread = 0, threading.current_thread()
+        ring.arm(self.member, begun * self._epoch)
+        if self._from is None:
+            with ring.memory.locked():
+                self._attach()
+            ring.call_maker()
+        self._upto = min(begun * self._steps, place + (_AT_ONCE if self._from is not None else 1))
+
+    def _settle(self, place: int) -> None:
+        """The batch at `place` has come."""
+        if self._meter.least is None and self._steps > 1:
+            self._meter.least = 1
+        if (place + 1) % self._steps:
+            return
+        if self._from is not None:
+            taken = self._units_at(*divmod(place, self._steps))
+            self._cursor.pass_over(range(taken.stop, self._position(place + 1)))  # others take them
+        self._words[_IDLE_SINCE] = time.monotonic_ns()
+
+    def _units_at(self, epoch: int, step: int) -> range:
+        """The units of a batch."""
+        flow, first = self._program.flows[0], epoch * self._epoch + step * self._each
+        rows = self._orders[flow.reads[0].result].rows(step)
+        return range(first, first - (-rows // (flow.batch // self._each)))
+
+    def _is_kept(self, unit: int, epoch: int) -> bool:
+        """Whether others wait for this member to take `unit` of `epoch`."""
+        return self._from is not None and self._from <= unit < (epoch + 1) * self._epoch
+
+    def _made_at(self, place: int) -> HostBatch:
+        """The batch at `place`, and what this member does for itself."""
+        begun, self._ahead = self._ahead, None
+        if begun is None or begun.place != place:
+            begun = self._begun(place)
+        asked = time.perf_counter()
+        for task in begun.tasks:
+            outcome(task)
+        batch = begun.builder.finish()
+        self._meter.batches += 1
+        self._meter.ready += begun.is_ready
+        self._meter.wait_s += (time.perf_counter() - asked) * bool(begun.tasks)
+        return batch
+
+    def _begin_ahead(self, place: int) -> None:
+        """Begin with own work for the batch at `place`, if its units are made."""
+        epoch, step = divmod(place, self._steps)
+        if not self._threads or self._ahead is not None or place >= self._upto:
+            return
+        units = self._units_at(epoch, step)
+        if all(self._is_kept(unit, epoch) and self._ring.is_made(unit) for unit in units):
+            try:
+                self._ahead = self._begun(place)
+            except CommplanError:
+                self._ahead = None  # it is raised when its turn comes
+
+    def _begun(self, place: int) -> _Begun:
+        epoch, step = divmod(place, self._steps)
+        units: list[Mapping[Ref, Array]] = []
+        is_ready, record = True, self._cursor.record
+        for unit in self._units_at(epoch, step):
+            if self._is_kept(unit, epoch):
+                root, is_made, _ = self._take(unit)
+                units.append(self._units.layout.views(root, writable=False))
+                is_ready = is_ready and is_made
+            else:
+                units.append(self._units.alone(epoch, unit - epoch * self._epoch))
+                record.set(alone=record.get("alone") + 1)
+                if self._from is not None and record.get("position") <= unit < self._from:
+                    self._cursor.pass_over((unit,))
+        builder = self._builder(place, units)
+        tasks = builder.second()
+        if self._threads:
+            pool = self._attachment.pool(self._threads)
+            return _Begun(place, builder, [pool.submit(task) for task in tasks], is_ready)
+        for task in tasks:
+            task()
+        return _Begun(place, builder, [], is_ready)
+
+    def _builder(self, place: int, units: Sequence[Mapping[Ref, Array]]) -> BatchBuilder:
+        """The batch at `place`, made of `units`."""
+        builder = self._factory.batch(place)
+        moved = {ref for flow in self._program.flows for ref in flow.moved}
+        units = [{ref: array[0] if ref in moved else array for ref, array in unit.items()} for unit in units]
+        builder.moved = {
+            ref: array
+            for state in builder.states
+            if state.flow.moved
+            for ref, array in fill(state, units, state.flow.batch // self._each).items()
+        }
+        return builder
+
+    def _take(self, unit: int) -> tuple[Any, bool, bool]:
+        """The bytes of the slot of `unit`, whether it was ready, and whether records of it were skipped."""
+        root, waited_ns, is_spoiled = self._cursor.take(unit)
+        self._meter.wait_s += waited_ns * 1e-9
+        if waited_ns and self._place % self._steps:
+            self._meter.least = 0
+        if is_spoiled:
+            self._units.check(unit, root, self._ring.memory.title)
+        return root, not waited_ns, bool(is_spoiled)
+
+    # --- the rest ---
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not been closed."""
+        return self._closing.alive
+
+    def let_go_if_idle(self) -> None:
+        """Keep no units for it if it is between two epochs for long, and another member needs a slot."""
+        record = self._cursor.record
+        since = record.get("idle_since")
+        if not since or time.monotonic_ns() - since < self.idle_s * 1e9 or self._from is None:
+            return
+        if not self._ring.is_wanted(record.get("position")) or not self._turn.acquire(blocking=False):
+            return
+        try:
+            if record.get("idle_since") and self._closing.alive:
+                self.let_go()
+                self._gone_idle()
+        finally:
+            self._turn.release()
+
+    def _gone_idle(self) -> None:
+        """The others go on."""
+
+    def let_go(self) -> None:
+        """Keep no units for it until it goes on. The calling thread drives it."""
+        self._drop_ahead()
+        self._cursor.recall()
+        self._upto = 0
+        with self._ring.memory.locked():
+            self._from = None
+            self._cursor.stand_alone(self._cursor.record.get("position"))
+        self._ring.call_maker()
+
+    def _drop_ahead(self) -> None:
+        begun, self._ahead = self._ahead, None
+        for task in begun.tasks if begun is not None else ():
+            task.cancel()
+
+    @property
+    def meters(self) -> tuple[Meter, ...]:
+        """Of its own work, and of what members of this process have in common."""
+        return self._meter, self._attachment.content.meter
+
+    def summary(self) -> Summary:
+        """What the input cost so far: what this process made for all, and what this member did for
+        itself."""
+        return merged(meter.summary() for meter in self.meters)
+
+    def close(self) -> None:
+        """Leave. Closing twice is fine. Errors: CP0923 where there is no memory to keep the batches that are
+        still shown: the member is there as before."""
+        if os.getpid() != self._process or self._closing.detach() is None:
+            return
+        self._drop_ahead()
+        self._due, self._upto = None, 0
+        try:
+            self._cursor.close()
+        except CommplanError:
+            self._closing = self._forgotten_later()
+            raise
+        self._attachment.leave(self.member)
+
+
+def _weakly_open(member: RingMember) -> Callable[[], bool]:
+    """Whether `member` has not been closed; the threads of its process do not keep it alive."""
+    reference = weakref.ref(member)
+
+    def is_open() -> bool:
+        alive = reference()
+        return alive is not None and alive.is_open
+
+    return is_open

@@ -1,0 +1,117 @@
+"""Between hosts: the first living process of a host moves the parts of each unit to and from other hosts."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from commplan.runtime.input.observe.wait_log import ClosedError
+from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.words import LIVES
+from commplan.runtime.input.shm import futex
+from commplan.runtime.input.shm.futex import LOOK_S, fence
+from commplan.runtime.input.transport.transport import RegroupedError
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.group import Group
+    from commplan.runtime.input.ring.ring import Ring
+    from commplan.runtime.input.ring.units import Units
+    from commplan.runtime.input.shm.slots import Slots
+    from commplan.runtime.input.transport.transport import Carrier
+
+
+class Carriage:
+    """Moves units of `ring` with `carrier`, if this process leads `host`.
+
+    units: their layout. slots: a mapping that lives as long as units are moved. failure: the first unit that
+    `run` could not move, and the error.
+    """
+
+    def __init__(self, ring: Ring, units: Units, slots: Slots, carrier: Carrier, host: int) -> None:
+        self.ring, self.carrier, self.leader = ring, carrier, 0
+        self.failure: tuple[int, BaseException] | None = None
+        self._units, self._slots, self._host = units, slots, host
+
+    def leads(self) -> bool:
+        """Whether this process is the leader, as of the last `elect`."""
+        return self.leader == self.ring.place
+
+    def elect(self) -> bool:
+        """Choose another leader if the last one does not live. Returns whether it is this process."""
+        if self._lives(self.leader):
+            return False
+        living = (place for place in range(self.ring.header.get("count")) if self._lives(place))
+        self.leader = min(living, default=self.ring.place)
+        return self.leads()
+
+    def _lives(self, place: int) -> bool:
+        return self.ring.processes[place].get("state") == LIVES and self.ring.memory.lives(place)
+
+    def attempt(self, unit: int) -> bool:
+        """Move `unit`, which `Ring.begin_carry` has reserved for this process. Returns False if processes of
+        another host have died, and this host has to make parts of theirs first."""
+        try:
+            self.move(unit, self._slots.memory(unit))
+        except RegroupedError as regrouped:
+            self.ring.deal_here(regrouped.division.parts_on(self._host), regrouped.number)
+            return False
+        self.ring.end_carry(unit)
+        return True
+
+    def move(self, unit: int, root: Any) -> None:
+        """Move the parts of `unit` in the memory `root`."""
+        layout, units = self._units.layout, self._units
+        has_before = unit > self.ring.header.get("start")
+        memory = self._slots.memory
+        before = layout.parcels(memory(unit - 1), units.rows(unit - 1)) if has_before else ()
+        parcels = layout.parcels(root, units.rows(unit))
+        self.carrier.carry(unit, parcels, before, units.course.count(unit))
+
+    # --- in a thread of its own ---
+
+    def run(self, number: int) -> None:
+        """Move all units in order, whether or not a consumer of this host waits for them, until the ring is
+        stopped. Cursor `number`, which belongs to no process, is at the first unit that is not moved yet."""
+        memory, record, is_begun = self.ring.memory, self.ring.cursors[number], -1
+        bell = memory.bell("made")
+        with contextlib.suppress(ClosedError):
+            while not memory.is_stopped:
+                seen = bell.value
+                fence()
+                unit = record.get("position")
+                if self.elect():
+                    self.ring.reap()
+                if self.leads() and self.ring.is_whole(unit):
+                    if is_begun != unit and self.ring.begin_carry(unit):
+                        is_begun = unit
+                    if is_begun == unit and self._try(unit):
+                        self.ring.release(number, unit + 1)
+                        continue
+                elif self.leads():
+                    self._ask(number, unit)
+                if self.failure is not None:
+                    return
+                futex.wait(bell, seen, LOOK_S)
+
+    def _try(self, unit: int) -> bool:
+        try:
+            return self.attempt(unit)
+        except ClosedError:
+            raise
+        except BaseException as error:  # noqa: BLE001  consumers that wait for the unit raise it
+            self.failure = unit, error
+            ring_bell(self.ring.memory.bell("made"))
+            return False
+
+    def _ask(self, number: int, unit: int) -> None:
+        """Have members that are between two epochs let go of the slot that `unit` needs, if it is wanted."""
+        armed = max((record.get("armed") for record in self.ring.present()), default=0)
+        is_wanted = unit < armed and not self.ring.is_open(unit)
+        self.ring.cursors[number].set(wanted=(unit + 1) * is_wanted)
+        if is_wanted:
+            ring_bell(self.ring.memory.bell("changed"))
+
+
+def carriage_of(ring: Ring, units: Units, slots: Slots, group: Group) -> Carriage | None:
+    """None if all processes of `group` are on this host."""
+    return None if group.carrier is None else Carriage(ring, units, slots, group.carrier, group.host)

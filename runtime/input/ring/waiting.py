@@ -1,0 +1,186 @@
+"""How a member waits for a unit, and which process or member it waits for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn
+
+from commplan.diagnostics import Span, fail
+from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
+from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.ring import Ring
+from commplan.runtime.input.shm.futex import LOOK_S
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.ring.attachment import Attachment, Driver
+
+UNDRIVEN_S = 120.0  # seconds of a wait for a member that no thread drives
+
+
+@dataclass
+class MemberWaiter:
+    """The waits of `member`.
+
+    timeout: of each, in seconds. is_open: whether the member has not been closed. file: of the plan. span: of
+    the load. is_paced: whether members have clocks of their own; if not, a thread that drives several of them
+    goes on without those that it has left behind.
+    """
+
+    attachment: Attachment
+    member: int
+    timeout: float
+    is_open: Callable[[], bool]
+    file: str
+    span: Span | None = None
+    is_paced: bool = True
+    _wait: tuple[int, WaitReporter] = field(default_factory=lambda: (-1, WaitReporter()))
+
+    def blocked(self, unit: int) -> None:
+        """A slot for `unit` is kept for other members. Those that the calling thread drives let go of it if
+        they are between two epochs, or have no clocks of their own.
+
+        Threads cannot wait for each other in a circle. Suppose member a_i waits for member b_i, and the
+        thread that drives b_i waits with member a_i+1. Then a_i is too far ahead of b_i, and a_i+1 is not, or
+        its thread would get the error. Added up over the circle, these distances contradict each other.
+
+        Raises:
+            CommplanError: CP0946 for another member that the calling thread drives.
+        """
+        attachment, ring = self.attachment, self.attachment.ring
+        attachment.leave_forgotten()
+        while (slowest := ring.slowest(unit)) >= 0 and not ring.is_open(unit):
+            is_idle = bool(ring.cursors[slowest].get("idle_since"))
+            look = attachment.looks.get(slowest) if self._is_own(slowest) else None
+            if look is None or slowest == self.member:
+                if is_idle:
+                    ring_bell(ring.memory.bell("changed"))  # its own process lets go of it
+                return
+            other = look()
+            if other is None or not (is_idle or not self.is_paced):
+                self._refuse_own(unit, slowest)
+            if not is_idle:
+                LOG.warning(
+                    "%s goes on without member %d, which the same thread drives and which is %d records"
+                    " behind: that one reads for itself until it has caught up",
+                    self._title, slowest, self._behind(unit, slowest),
+                )  # fmt: skip
+            other.let_go()
+
+    def look(self, unit: int, waited: float) -> None:
+        """Log a wait that lasts. Raises if it is in vain."""
+        attachment, ring = self.attachment, self.attachment.ring
+        if self._wait[0] != unit:
+            self._wait = unit, WaitReporter()
+        failure = None if attachment.carriage is None else attachment.carriage.failure
+        if failure is not None and failure[0] <= unit:
+            raise failure[1]
+        self.blocked(unit)
+        slowest = -1 if ring.is_open(unit) else ring.slowest(unit)
+        if slowest >= 0:
+            seconds = min(LOOK_S, self.timeout)
+            attachment.content.meter.slowed(slowest, self._behind(unit, slowest), seconds)
+        other = attachment.drivers.get(slowest)
+        if waited > UNDRIVEN_S and other is not None and not _is_driven(other):
+            self._late(unit, waited, ": no thread drives it")
+        if attachment.calls is not None:
+            attachment.calls.look(attachment.producers.running)
+        if self._wait[1].due(waited):
+            LOG.warning("%s has waited %.0f s for %s", self._title, waited, blocked_by(ring, unit))
+
+    def late(self, unit: int, waited: float) -> NoReturn:
+        """Raise CP0947."""
+        self._late(unit, waited)
+
+    def _late(self, unit: int, waited: float, remark: str = "") -> NoReturn:
+        self._wait = -1, WaitReporter()
+        fail(
+            "CP0947",
+            f"{self._title} waited {waited:.0f} s for {blocked_by(self.attachment.ring, unit)}{remark}",
+            self._room,
+            "end what does not go on, or close its batches",
+            span=self.span,
+            file=self.file,
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"member {self.member} of {self.attachment.ring.memory.title}"
+
+    @property
+    def _room(self) -> str:
+        ring = self.attachment.ring
+        return f"{ring.slots * ring.header.get('unit')} records are kept at most"
+
+    def _behind(self, unit: int, cursor: int) -> int:
+        """Records from the position of `cursor` to `unit`."""
+        ring = self.attachment.ring
+        return (unit - ring.cursors[cursor].get("position")) * ring.header.get("unit")
+
+    def _is_own(self, member: int) -> bool:
+        """Whether no thread but the calling one would drive `member`."""
+        caller, driver = threading.current_thread(), self.attachment.drivers.get(member)
+        if driver is None:
+            return False
+        return driver.thread is caller or (
+            driver.thread is None and driver.opener is caller and self._is_alone(caller)
+        )
+
+    def _is_alone(self, caller: threading.Thread) -> bool:
+        """Whether there is no other thread that may begin to drive a member."""
+        drivers, cursors = self.attachment.drivers, self.attachment.ring.cursors
+        blocked = {driver.thread for member, driver in drivers.items() if cursors[member].get("wanted")}
+        return not any(
+            thread is not caller and thread not in blocked and not thread.name.startswith("commplan")
+            for thread in threading.enumerate()
+        )
+
+    def _refuse_own(self, unit: int, slowest: int) -> NoReturn:
+        fail(
+            "CP0946",
+            f"{self._title} would wait for member {slowest}, which the same thread drives",
+            f"member {slowest} is {self._behind(unit, slowest)} records behind: {self._room}",
+            f"drive member {slowest} first, give each member a thread of its own, or close its batches",
+            span=self.span,
+            file=self.file,
+        )
+
+
+def _is_driven(driver: Driver) -> bool:
+    return driver.thread is not None and driver.thread.is_alive()
+
+
+def awaited(attachment: Attachment, processes: Sequence[int]) -> int:
+    """The process of a group that the oldest wait of a member here is for; -1 if there is none.
+
+    processes: of this host.
+    """
+    ring = attachment.ring
+    cursors = [ring.cursors[member] for member in list(attachment.members) if member >= 0]
+    waits = [(cursor.get("waits_since"), cursor.get("wanted")) for cursor in cursors]
+    unit = min((wait for wait in waits if wait[1]), default=(0, 0))[1] - 1
+    makers, takers = ring.awaited(unit) if unit >= 0 else ([], [])
+    others = (place for place in (*takers, *makers) if place != ring.place)
+    return next((processes[place] for place in others if place < len(processes)), -1)
+
+
+def blocked_by(ring: Ring, unit: int) -> str:
+    """The process or member that keeps `unit` from being made, and its state."""
+    from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
+
+    blocker = ring.blocker(unit)
+    state = f": it is {process_state(blocker.pid)}" if blocker.pid else ""
+    match blocker.kind:
+        case "lock":
+            return f"process {blocker.pid}, which holds the shared memory{state}"
+        case "maker":
+            return f"process {blocker.pid}, which makes it{state}"
+        case "cursor" if not blocker.pid:
+            return "another host, which makes it"
+        case "cursor":
+            units = unit - ring.cursors[blocker.cursor].get("position")
+            behind = units * ring.header.get("unit")
+            return f"member {blocker.cursor} (process {blocker.pid}), which is {behind} records behind{state}"
+        case _:
+            return "a process that has a core for it"
