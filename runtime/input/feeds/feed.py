@@ -151,15 +151,14 @@ class Feed(RingMember):
             return (begun, step) if step < steps else (begun + 1, 0)
         return -(-next_unit // epoch), 0
 
-    def _hold(self, position: int) -> None:
+    def _hold(self, place: int, kept: int) -> int | None:
         """The others do not wait for it while it reads by itself. If it is more than an epoch behind, no
         units are kept for it."""
-        kept = self._from or 0
-        if kept - position > (0 if self._has_own_epochs else self._epoch):
-            self._from = None
-            self._cursor.stand_alone(position)
-        else:
-            super()._hold(kept)
+        if kept - place > (0 if self._has_own_epochs else self._epoch):
+            self._cursor.stand_alone(place)
+            return None
+        self._hold_from(kept, kept - place)
+        return kept
 
     # --- taking ---
 
@@ -185,9 +184,12 @@ class Feed(RingMember):
                 raise
             self._words[_RECORDS] = (place + 1 - self._first) * self._records_each
             if self._threads:
+                self._drop_roots(place + 1)
                 self._begin_ahead(place + 1)
+            else:
+                self._cursor.held = {}
             # If interrupted before this line, the iterator does not advance.
-            self._ready, self._cursor.held, self._place = None, {}, place + 1
+            self._ready, self._place = None, place + 1
             return batch
 
     def _begin(self, place: int) -> None:

@@ -224,7 +224,7 @@ class ClockedBatches(RingMember):
     def _pass_on(self, place: int) -> None:
         self._settle(place - 1)
         self._words[_RECORDS] = (place - self._first) * self._records_each
-        self._cursor.held = {}
+        self._drop_roots(place)
         self._begin_ahead(place)
 
 

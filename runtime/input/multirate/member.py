@@ -123,14 +123,19 @@ class RingMember(EpochIterator):
         """
         ring, place = self._ring, self._position(self._place)
         ring.begin_at(place)
-        following = ring.header.get("next")
-        self._from: int | None = place if ring.is_kept(place) else following
-        self._hold(place)
+        kept = place if ring.is_kept(place) else ring.header.get("next")
+        self._from: int | None = self._hold(place, kept)
 
-    def _hold(self, position: int) -> None:
-        """Hold units from `position` on."""
-        self._cursor.hold(position)
-        behind = (self._from or 0) - self._position(self._place)
+    def _hold(self, place: int, kept: int) -> int | None:
+        """Have the others wait for this member, which is at unit `place`. Returns the first unit that it
+        takes; it reads those before by itself. None if it reads all of them. kept: the first one that is
+        there."""
+        self._hold_from(place, kept - place)
+        return kept
+
+    def _hold_from(self, unit: int, behind: int) -> None:
+        """Hold units from `unit` on. behind: units that it reads by itself."""
+        self._cursor.hold(unit)
         if behind > 0:
             LOG.warning(
                 "member %d of %s is %d records behind: it reads them by itself", self.member,
@@ -263,6 +268,12 @@ class RingMember(EpochIterator):
             for ref, array in fill(state, units, state.flow.batch // self._each).items()
         }
         return builder
+
+    def _drop_roots(self, place: int) -> None:
+        """The batches before `place` are handed out: their units are shown as long as their arrays live."""
+        first, roots = self._position(place), self._cursor.held
+        for unit in [unit for unit in roots if unit < first]:
+            del roots[unit]
 
     def _take(self, unit: int) -> tuple[Any, bool, bool]:
         """The bytes of the slot of `unit`, whether it was ready, and whether records of it were skipped."""

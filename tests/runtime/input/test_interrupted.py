@@ -110,7 +110,7 @@ class Interrupting:
     """A trace function: Ctrl-C once at every line of the pipeline's code, except during the return after all
     work is done, and while another Ctrl-C is being handled."""
 
-    FILES = ("iterator.py", "prefetch.py", "stream.py", "multirate/batches.py", "visit_check.py")
+    FILES = ("iterator.py", "prefetch.py", "multirate/member.py", "multirate/clocked.py", "visit_check.py")
 
     def __init__(self) -> None:
         self.done: set[tuple[str, int]] = set()
