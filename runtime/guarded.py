@@ -68,8 +68,8 @@ def machine_of(
         kind = cast("Any", type(mine))
         return {number: msgspec.json.decode(text, type=kind) for number, text in answers.items()}
 
-    own = int(jax.process_index())
-    calls = watchdog.start(own, coordinator.address(), exchange, watchdog_s, busy_s, "")
+    index = int(jax.process_index())
+    calls = watchdog.start(index, coordinator.address(), exchange, watchdog_s, busy_s, "")
     return cast("Machine", dataclasses.replace(machine, calls=calls))
 
 
@@ -80,18 +80,18 @@ def _ranks(comm: Any, name: str, watchdog_s: float | None, busy_s: float, timeou
 
     check_communicator(comm, "")
     meet = Rendezvous(comm, f"guard `{name}`", timeout_s, option="guard.jit(.., timeout=SECONDS)", file="")
-    own = meet(comm.Dup)
-    hosts: list[str] = meet(own.allgather, socket.gethostname())
+    duplicate = meet(comm.Dup)
+    hosts: list[str] = meet(duplicate.allgather, socket.gethostname())
     ranks = tuple(range(len(hosts)))
 
     def exchange(mine: Any) -> Mapping[int, Any]:
-        answers: list[Any] = meet(own.allgather, mine)
+        answers: list[Any] = meet(duplicate.allgather, mine)
         return dict(enumerate(answers))
 
     watched = None
     if len(ranks) > 1:
         first = f"{hosts[0]}:{_PORT}"
-        watched = watchdog.start(int(own.Get_rank()), first, exchange, watchdog_s, busy_s, "")
+        watched = watchdog.start(int(duplicate.Get_rank()), first, exchange, watchdog_s, busy_s, "")
     unwatched = JointCalls()
 
     class GuardedRanks(Ranks):
@@ -109,7 +109,7 @@ def _ranks(comm: Any, name: str, watchdog_s: float | None, busy_s: float, timeou
             return ranks
 
     backend = SimpleNamespace(channel=SimpleNamespace(groups=None), sizes={})
-    return cast("Machine", GuardedRanks(comm, own, cast("Any", backend)))
+    return cast("Machine", GuardedRanks(comm, duplicate, cast("Any", backend)))
 
 
 def jit(

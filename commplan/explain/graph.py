@@ -220,8 +220,8 @@ def mermaid(plan: Plan) -> str:
 
 
 def _mermaid_node(node: Node) -> str:
-    left, right = _LOOKS[node.kind].brackets
-    return f"{node.id}{left}{_entities(node.texts)}{right}:::{node.kind}"
+    opening, closing = _LOOKS[node.kind].brackets
+    return f"{node.id}{opening}{_entities(node.texts)}{closing}:::{node.kind}"
 
 
 def _entities(lines: Iterable[str]) -> str:

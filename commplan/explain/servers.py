@@ -80,7 +80,7 @@ def title(site: Site) -> str:
 
 def site_lines(site: Site, sites: Sites) -> list[str]:
     """The states of a site and its traffic."""
-    lines = [state_line(held) for held in site.held]
+    lines = [state_line(distribution) for distribution in site.held]
     up, down = _counted(site.up), _counted(site.down)
     sender = "the first worker of each group" if site.kind == "put" and site.per else "each worker"
     sender = "the first worker" if site.kind == "put" and not site.per else sender
@@ -101,19 +101,19 @@ def site_lines(site: Site, sites: Sites) -> list[str]:
     return lines
 
 
-def state_line(held: Held) -> str:
+def state_line(distribution: Held) -> str:
     """The number of units of a state, the number of servers, and the balance."""
     largest, smallest, units = (
-        max(held.nbytes),
-        min(held.nbytes),
-        f"{held.units} unit{'s' * (held.units != 1)}",
+        max(distribution.nbytes),
+        min(distribution.nbytes),
+        f"{distribution.units} unit{'s' * (distribution.units != 1)}",
     )
-    if len(held.nbytes) == 1:
-        return f"`{held.state}`: {units} on 1 server, {sized(largest)}"
+    if len(distribution.nbytes) == 1:
+        return f"`{distribution.state}`: {units} on 1 server, {sized(largest)}"
     sizes_text = " to ".join(dict.fromkeys((sized(smallest), sized(largest))))
     return (
-        f"`{held.state}`: {units} on {len(held.nbytes)} servers, {sizes_text} on each"
-        f" (largest / mean {held.balance:.3f})"
+        f"`{distribution.state}`: {units} on {len(distribution.nbytes)} servers, {sizes_text} on each"
+        f" (largest / mean {distribution.balance:.3f})"
     )
 
 

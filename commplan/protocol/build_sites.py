@@ -69,7 +69,7 @@ class _Survey:
 
     def _lay(self, op: Exchange | Elastic, values: dict[Ref, Value]) -> None:
         """The layouts of the states of an op: the first one is cut, a second one with it."""
-        (center, *others), met = server_operands(op), worker_operands(op, values)[0]
+        (center, *auxiliary), met = server_operands(op), worker_operands(op, values)[0]
         how = "exchange" if isinstance(op, Exchange) else f"elastic {op.mode}"
         self._use(name_of(center), how, op.span)
         leaves = values[center].leaves
@@ -77,7 +77,7 @@ class _Survey:
             servers = self._count(values[center])
             keys = [(x.dtype, y.dtype) for x, y in zip(leaves, values[met].leaves, strict=True)]
             self.layouts[name_of(center)] = weights(leaves, keys, servers, op.hints.chunk)
-        for state in others:
+        for state in auxiliary:
             like = self.layouts[name_of(center)]
             self._use(name_of(state), f"{how} with {name_of(center)}", op.span)
             kept_leaves, file = values[state].leaves, self.schedule.file
@@ -148,10 +148,12 @@ class _Survey:
 
     def _check_apart(self, op: Exchange | Elastic, state: Value) -> None:
         several = [axis.name for axis in self.schedule.mesh_axes if axis.size > 1]
-        left = [name for name in several if name not in (*op.axes, *state.placement.per)]
-        if left:
-            message = f"workers along `{left[0]}` hold the same, and each would send it to the servers"
-            note = f"name `{left[0]}` after `over` too, or make it an ensemble with states `per {left[0]}`"
+        unnamed = [name for name in several if name not in (*op.axes, *state.placement.per)]
+        if unnamed:
+            message = f"workers along `{unnamed[0]}` hold the same, and each would send it to the servers"
+            note = (
+                f"name `{unnamed[0]}` after `over` too, or make it an ensemble with states `per {unnamed[0]}`"
+            )
             fail("CP0729", message, note, span=op.span, file=self.schedule.file)
 
     def _data(

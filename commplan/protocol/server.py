@@ -29,7 +29,7 @@ EffectKind = Literal["set", "add", "apply", "pull", "answer", "fail"]
 
 
 class Effect(NamedTuple):
-    """Something to be carried out. request: which of the worker's requests at this site, from 0."""
+    """An action for the driver. `request` is the index of the worker's request at this site, from 0."""
 
     kind: EffectKind
     site: int = -1
@@ -63,9 +63,13 @@ class Place(NamedTuple):
 class ServedUnit:
     """One unit of a state.
 
-    queue: requests that have arrived, (site, number), by worker. site: that of the update whose terms are
-    being added, from `added`; applied: updates so far, by site. turn: how many have been served, or passed
-    over, in the order of `round_robin` and `async`. asked: answers that are owed, (worker, site, number).
+    Attributes:
+        queue: by worker, the requests that have arrived: (site, number).
+        site: the site of the update in progress.
+        added: the workers whose terms it contains.
+        applied: the number of updates so far, by site.
+        turn: the number of workers served or skipped, in the order of `round_robin` and `async`.
+        unanswered: requests without an answer so far: (worker, site, number).
     """
 
     queue: dict[int, list[tuple[int, int]]]
@@ -73,22 +77,33 @@ class ServedUnit:
     added: list[int] = dataclasses.field(default_factory=list[int])
     applied: dict[int, int] = dataclasses.field(default_factory=dict[int, int])
     turn: int = 0
-    asked: list[tuple[int, int, int]] = dataclasses.field(default_factory=list[tuple[int, int, int]])
+    unanswered: list[tuple[int, int, int]] = dataclasses.field(default_factory=list[tuple[int, int, int]])
 
     def copy(self) -> ServedUnit:
         queue = {worker: list(waiting) for worker, waiting in self.queue.items()}
-        return ServedUnit(queue, self.site, list(self.added), dict(self.applied), self.turn, list(self.asked))
+        return ServedUnit(
+            queue, self.site, list(self.added), dict(self.applied), self.turn, list(self.unanswered)
+        )
 
     def key(self) -> tuple[object, ...]:
         queue = tuple((worker, tuple(waiting)) for worker, waiting in self.queue.items() if waiting)
-        return queue, self.site, tuple(self.added), tuple(self.applied.items()), self.turn, tuple(self.asked)
+        applied = tuple(self.applied.items())
+        return queue, self.site, tuple(self.added), applied, self.turn, tuple(self.unanswered)
 
 
 @dataclasses.dataclass
 class GroupState:
-    """A state as one group of workers has it. marks: how many puts each member has begun; puts: how many are
-    applied. tickets: members whose requests began, in order. done: requests served, by member. answered: of
-    the request of (site, worker) that is being served, how many units."""
+    """A state of one group of workers.
+
+    Attributes:
+        members: the workers of the group.
+        units: the units of this server, by number.
+        marks: the number of puts that each member has begun.
+        done: the number of requests served, by member.
+        puts: the number of puts applied.
+        tickets: members whose requests began, in order.
+        answered: the number of answered units of the request in progress, by (site, worker).
+    """
 
     members: tuple[int, ...]
     units: dict[int, ServedUnit]
@@ -103,15 +118,15 @@ class GroupState:
         marks, done, tickets = dict(self.marks), dict(self.done), list(self.tickets)
         return GroupState(self.members, units, marks, done, self.puts, tickets, dict(self.answered))
 
-    def key(self, gone: set[int]) -> tuple[object, ...]:
+    def key(self, departed: set[int]) -> tuple[object, ...]:
         """A key of the state, without counts of members that have left, which no longer matter."""
         units = tuple(unit.key() for unit in self.units.values())
-        counts = tuple((w, self.marks[w], self.done[w]) for w in self.members if w not in gone)
-        answered = tuple(sorted(item for item in self.answered.items() if item[0][1] not in gone))
+        counts = tuple((w, self.marks[w], self.done[w]) for w in self.members if w not in departed)
+        answered = tuple(sorted(item for item in self.answered.items() if item[0][1] not in departed))
         return units, counts, self.puts, tuple(self.tickets), answered
 
     def forget(self) -> None:
-        """Drop the tickets that every unit has seen to."""
+        """Drop the tickets that every unit has served."""
         past = min(unit.turn for unit in self.units.values()) if self.tickets else 0
         del self.tickets[:past]
         for unit in self.units.values():
@@ -130,7 +145,7 @@ class Machine:
 
     def __init__(self, sites: Sites, server: int) -> None:
         self.sites, self.server = sites, server
-        self.gone: set[int] = set()
+        self.departed: set[int] = set()
         self.failed = ""
         self.backlog: dict[int, list[int]] = {worker: [] for worker in range(sites.workers)}
         self.counts: dict[tuple[int, int], int] = {}  # requests that a worker has begun at a site
@@ -142,40 +157,42 @@ class Machine:
             self._know(site)
 
     def _know(self, site: Site) -> None:
-        own = self.server - site.first
-        if not 0 <= own < site.servers:
+        local_index = self.server - site.first
+        if not 0 <= local_index < site.servers:
             return
         for buffers in (site.up, site.token):
-            chunks = [(b.what == "data", c) for b in buffers for c in b.chunks if c.server == own]
+            chunks = [(b.what == "data", c) for b in buffers for c in b.chunks if c.server == local_index]
             for i, (data, chunk) in enumerate(chunks):
                 self.places[chunk.tag] = Place(site, chunk.unit, data, i == 0, i == len(chunks) - 1)
         for group, members in enumerate(self.sites.members(site)):
             self.group |= {(site.number, worker): group for worker in members}
             for name, layout in zip(site.states, site.layouts, strict=True):
                 if (name, group) not in self.cells:
-                    units = {u.number: ServedUnit({w: [] for w in members}) for u in layout.owned(own)}
+                    units = {
+                        u.number: ServedUnit({w: [] for w in members}) for u in layout.owned(local_index)
+                    }
                     marks, done = dict.fromkeys(members, 0), dict.fromkeys(members, 0)
                     self.cells[name, group] = GroupState(members, units, marks, done)
 
     def copy(self) -> Machine:
         """Another machine in the same state."""
         machine = copy.copy(self)
-        machine.gone, machine.counts, machine._touched = set(self.gone), dict(self.counts), []
+        machine.departed, machine.counts, machine._touched = set(self.departed), dict(self.counts), []
         machine.backlog = {worker: list(tags) for worker, tags in self.backlog.items()}
         machine.cells = {name: cell.copy() for name, cell in self.cells.items()}
         return machine
 
     def key(self) -> tuple[object, ...]:
-        """Equal for machines that will do the same."""
+        """Equal for machines with the same future behaviour."""
         backlog = tuple(map(tuple, self.backlog.values()))
-        cells = tuple(cell.key(self.gone) for cell in self.cells.values())
-        counts = tuple(sorted(item for item in self.counts.items() if item[0][1] not in self.gone))
-        return tuple(sorted(self.gone)), backlog, counts, cells, self.failed
+        cells = tuple(cell.key(self.departed) for cell in self.cells.values())
+        counts = tuple(sorted(item for item in self.counts.items() if item[0][1] not in self.departed))
+        return tuple(sorted(self.departed)), backlog, counts, cells, self.failed
 
     @property
     def over(self) -> bool:
         """Whether every worker has left or died."""
-        return len(self.gone) == self.sites.workers
+        return len(self.departed) == self.sites.workers
 
     def restored(self) -> None:
         """Every state has a value already, though no worker has put one."""
@@ -183,37 +200,38 @@ class Machine:
             cell.puts, cell.marks = 1, dict.fromkeys(cell.members, 1)
 
     def arrive(self, worker: int, tag: int) -> list[Effect]:
-        """A message of a worker has come."""
-        if worker in self.gone or self.failed:
+        """Process the arrival of a worker's message."""
+        if worker in self.departed or self.failed:
             return []
         self.backlog[worker].append(tag)
         return list(self._go_on([worker]))
 
     def lost(self, worker: int) -> list[Effect]:
         """Remove a dead worker. Its messages count if they were acknowledged, or are terms of an exchange."""
-        if worker in self.gone or self.failed:
+        if worker in self.departed or self.failed:
             return []
         for cell in self.cells.values():
             for unit in cell.units.values():
                 if worker not in unit.queue:
                     continue
                 unit.queue[worker] = [
-                    (site, number)  # else a stale answer has acknowledged it already
+                    (site, number)  # otherwise a stale answer has acknowledged it
                     for site, number in unit.queue[worker]
-                    if self.sites.all[site].kind == "exchange" and (worker, site, number) not in unit.asked
+                    if self.sites.all[site].kind == "exchange"
+                    and (worker, site, number) not in unit.unanswered
                 ]
-                unit.asked = [owed for owed in unit.asked if owed[0] != worker]
+                unit.unanswered = [owed for owed in unit.unanswered if owed[0] != worker]
         self._leave(worker)
         return list(self._go_on([worker]))
 
     def _leave(self, worker: int) -> None:
-        """Leave a worker out. Anything may have waited for it."""
-        self.gone.add(worker)
+        """Remove a worker. Any unit may have waited for it."""
+        self.departed.add(worker)
         self.backlog[worker].clear()
         self._touched += [(cell, number) for cell in self.cells.values() for number in cell.units]
 
     def _go_on(self, workers: Sequence[int]) -> Iterator[Effect]:
-        """Everything that has become possible, beginning with the messages of `workers`."""
+        """Yield all effects that are possible now, beginning with the messages of `workers`."""
         turn, first = list(workers), True
         while turn and not self.failed:
             moved = False
@@ -230,7 +248,7 @@ class Machine:
                         yield from self._take(worker, tag, self.places[tag])
             yield from self._serve()
             waiting = [worker for worker, tags in self.backlog.items() if tags]
-            # What was served, and a message that only shows how far its worker is, may let others in.
+            # A served request, or a message that only reports progress, may unblock other workers.
             turn = waiting if moved or first else []
             first = False
         if not self.failed:
@@ -240,7 +258,7 @@ class Machine:
         return self.cells[site.states[state], self.group[site.number, worker]]
 
     def _living(self, cell: GroupState) -> list[int]:
-        return [worker for worker in cell.members if worker not in self.gone]
+        return [worker for worker in cell.members if worker not in self.departed]
 
     def _may(self, worker: int, place: Place) -> bool:
         """Whether the next message of a worker may be processed; otherwise it waits, with all later ones."""
@@ -265,7 +283,7 @@ class Machine:
         return not self._unmarked(place.site, cell, number)
 
     def awaited(self) -> tuple[Site, list[int]] | None:
-        """A put that waits for others, and the living workers that have not come to their marks of it."""
+        """A put that waits for others, and the live workers that have not reached their marks of it."""
         for cell in self.cells.values():
             sender = cell.members[0]
             place = self._following(sender)
@@ -281,18 +299,18 @@ class Machine:
         waiting = {worker for worker, tags in self.backlog.items() if tags}
         for cell in self.cells.values():
             for unit in cell.units.values():
-                waiting |= {worker for worker, _, _ in unit.asked}
+                waiting |= {worker for worker, _, _ in unit.unanswered}
                 waiting |= {w for w, queue in unit.queue.items() for at, _ in queue if self._pulls(at)}
-        others = [worker for worker in range(self.sites.workers) if worker not in waiting | self.gone]
-        return sorted(waiting - self.gone), others
+        idle = [worker for worker in range(self.sites.workers) if worker not in waiting | self.departed]
+        return sorted(waiting - self.departed), idle
 
     def _pulls(self, site: int) -> bool:
         return self.sites.all[site].kind == "elastic"
 
     def _unmarked(self, site: Site, cell: GroupState, number: int) -> list[int]:
-        """The living workers that have not come to their marks of put `number`."""
-        others = (worker for worker in self._living(cell) if worker != cell.members[0])
-        return [worker for worker in others if not self._at_mark(worker, site, cell, number)]
+        """The live workers that have not reached their marks of put `number`."""
+        members = (worker for worker in self._living(cell) if worker != cell.members[0])
+        return [worker for worker in members if not self._at_mark(worker, site, cell, number)]
 
     def _following(self, worker: int) -> Place | None:
         """The meaning of a worker's next message; None if there is none, or if it is a leave message."""
@@ -325,11 +343,11 @@ class Machine:
                 unit = cell.units[place.unit]
                 unit.queue[worker].append((site.number, number))
                 if site.kind == "exchange":
-                    unit.asked.append((worker, site.number, number))
+                    unit.unanswered.append((worker, site.number, number))
                 self._touched.append((cell, place.unit))
 
     def _serve(self) -> Iterator[Effect]:
-        """All that units can do now."""
+        """Yield all effects of units that are possible now."""
         while self._touched:
             cell, number = self._touched.pop(0)
             while not self.failed and (step := self._step(cell, number)) is not None:
@@ -337,9 +355,9 @@ class Machine:
         self._touched.clear()
 
     def _step(self, cell: GroupState, number: int) -> Iterator[Effect] | None:
-        """The next thing that a unit does, None if there is none."""
+        """The next effects of a unit, None if there are none."""
         unit = cell.units[number]
-        for owed in unit.asked:
+        for owed in unit.unanswered:
             if self._due(unit, owed):
                 return self._answer(cell, number, owed)
         if unit.added and not self._missing(cell, unit):
@@ -348,11 +366,11 @@ class Machine:
         return None if worker is None else self._meet(cell, number, worker)
 
     def _missing(self, cell: GroupState, unit: ServedUnit) -> list[int]:
-        """Whose terms the present update of an exchange still waits for, in rank order."""
+        """The workers whose terms the current update of an exchange still lacks, in rank order."""
         return [
             worker
             for worker in cell.members
-            if worker not in unit.added and (worker not in self.gone or unit.queue[worker])
+            if worker not in unit.added and (worker not in self.departed or unit.queue[worker])
         ]
 
     def _next(self, cell: GroupState, unit: ServedUnit) -> int | None:
@@ -369,13 +387,13 @@ class Machine:
         order = cell.tickets if site.mode == "async" else cell.members
         while site.mode == "round_robin" or unit.turn < len(order):
             worker = order[unit.turn % len(order)]
-            if worker not in self.gone:
+            if worker not in self.departed:
                 return worker if worker in waiting else None
             unit.turn += 1
         return None
 
     def _meet(self, cell: GroupState, number: int, worker: int) -> Iterator[Effect]:
-        """The oldest request of a worker for a unit: a term, or the whole meeting with the centre."""
+        """Serve the oldest request of a worker for a unit: a term, or a complete elastic update."""
         unit = cell.units[number]
         site, request = unit.queue[worker].pop(0)
         if self.sites.all[site].kind == "elastic":
@@ -395,7 +413,7 @@ class Machine:
         yield Effect("add", site, number, worker, request)
 
     def _apply(self, number: int, unit: ServedUnit) -> Iterator[Effect]:
-        """All terms are there."""
+        """Apply the update: all terms have arrived."""
         workers, unit.added = tuple(unit.added), []
         request = unit.applied.get(unit.site, 0)
         unit.applied[unit.site] = request + 1
@@ -406,8 +424,8 @@ class Machine:
         return unit.applied.get(site, 0) >= request + 1 - (self.sites.all[site].staleness or 0)
 
     def _answer(self, cell: GroupState, number: int, owed: tuple[int, int, int]) -> Iterator[Effect]:
-        """A unit, or, where workers read nothing, one token when the last unit of the request is served."""
-        cell.units[number].asked.remove(owed)
+        """Answer with a unit or, if workers read nothing, one token after the request's last unit."""
+        cell.units[number].unanswered.remove(owed)
         worker, site, request = owed
         if any(buffer.what == "data" for buffer in self.sites.all[site].down):
             yield Effect("answer", site, number, worker, request)
@@ -419,7 +437,7 @@ class Machine:
         release."""
         for (name, _), cell in self.cells.items():
             first = cell.members[0]
-            lives = first not in self.gone
+            lives = first not in self.departed
             for worker in [first] if lives else self._living(cell):
                 place = self._following(worker)
                 if place is None or name not in place.site.states:

@@ -111,46 +111,47 @@ def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk:
 
 
 def beside(
-    kept: Sequence[Leaf], leaves: Sequence[Leaf], like: StateLayout, span: Span, file: str
+    state_leaves: Sequence[Leaf], leaves: Sequence[Leaf], like: StateLayout, span: Span, file: str
 ) -> StateLayout:
-    """The layout of an auxiliary state `kept` of weights with `leaves` and the layout `like`.
+    """The layout of an auxiliary state `state_leaves` of weights with `leaves` and the layout `like`.
 
     Raises:
         CommplanError: CP0726 for a leaf that is neither a scalar nor part of a whole copy of the weights.
     """
     copies: dict[str, dict[int, int]] = {}
     scalars: list[int] = []
-    for place, (leaf, own) in enumerate(zip(kept, weights_of(kept, leaves), strict=True)):
-        if own is not None:
-            prefix = leaf.path[: len(leaf.path) - len(leaves[own].path)]
-            copies.setdefault(prefix, {})[own] = place
+    matches = weights_of(state_leaves, leaves)
+    for place, (leaf, weight) in enumerate(zip(state_leaves, matches, strict=True)):
+        if weight is not None:
+            prefix = leaf.path[: len(leaf.path) - len(leaves[weight].path)]
+            copies.setdefault(prefix, {})[weight] = place
         elif leaf.shape == ():
             scalars.append(place)
         else:
             _refuse(leaf, "no leaf of the weights has its shape and the end of its path", span, file)
     slots: list[tuple[Flat, ...]] = []
-    for own in copies.values():
-        missing = [leaf.path for place, leaf in enumerate(leaves) if place not in own]
-        if missing and all(kept[place].shape == () for place in own.values()):
-            scalars += own.values()  # a count of steps, and weights in which something is called so too
+    for places in copies.values():
+        missing = [leaf.path for place, leaf in enumerate(leaves) if place not in places]
+        if missing and all(state_leaves[place].shape == () for place in places.values()):
+            scalars += places.values()  # a count of steps, and weights in which something is called so too
         elif missing:
-            some = kept[next(iter(own.values()))]
+            some = state_leaves[next(iter(places.values()))]
             _refuse(some, f"its copy of the weights lacks `{missing[0]}`", span, file)
         else:
-            slots.append(_slot(own, kept, like, span, file))
+            slots.append(_slot(places, state_leaves, like, span, file))
     return StateLayout(like.servers, tuple(slots), tuple(sorted(scalars)), like.units)
 
 
 def _slot(
-    own: dict[int, int], kept: Sequence[Leaf], like: StateLayout, span: Span, file: str
+    place_of: dict[int, int], state_leaves: Sequence[Leaf], like: StateLayout, span: Span, file: str
 ) -> tuple[Flat, ...]:
     flats: list[Flat] = []
     for part in like.parts:
-        places = tuple(own[place] for place in part.leaves)
-        dtypes = {kept[place].dtype for place in places}
+        places = tuple(place_of[place] for place in part.leaves)
+        dtypes = {state_leaves[place].dtype for place in places}
         if len(dtypes) > 1:
             why = "its copy of the weights mixes dtypes, unlike the weights"
-            _refuse(kept[places[0]], why, span, file)
+            _refuse(state_leaves[places[0]], why, span, file)
         flats.append(Flat(dtypes.pop(), places, part.size))
     return tuple(flats)
 

@@ -176,7 +176,7 @@ class Channel:
         begun on it and this rank has not.
         """
         if self._channel is not None:
-            drain(own=True)
+            drain(this_thread=True)
             self._library.commplan_channel_close(self._channel)
             self._channel = None
 

@@ -218,7 +218,7 @@ class MpiService:
         """
         if self._channel is None:
             return
-        drain(own=True)
+        drain(this_thread=True)
         channel, self._channel = self._channel, None
         _end(self._library, channel, self.comm, self.sites, why)
 
@@ -244,7 +244,7 @@ def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
 def _depart(mark: list[bool], library: Any, channel: int, comm: Any, sites: Sites, buffers: object) -> None:
     """Close the channel once its requests have ended. `buffers` keeps memory of the engine alive."""
     try:
-        drain(own=False)
+        drain(this_thread=False)
         _end(library, channel, comm, sites, "")
     finally:
         del buffers

@@ -175,8 +175,8 @@ class NumpyRun:
             answers: list[list[Leaves]] = [[] for _ in op.results]
             for record in range(count):
                 trees = [
-                    self._tree(values[ref], tuple(x[record] for x in own) if picks else own)
-                    for ref, own, picks in zip(op.operands, leaves, is_record, strict=True)
+                    self._tree(values[ref], tuple(x[record] for x in operand) if picks else operand)
+                    for ref, operand, picks in zip(op.operands, leaves, is_record, strict=True)
                 ]
                 answer = function(*trees)
                 for place, tree in enumerate(answer if len(op.results) > 1 else (answer,)):

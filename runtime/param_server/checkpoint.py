@@ -107,8 +107,8 @@ class ServerCheckpoint:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock()
-            self.found = self.path.exists()
-            if not self.found:
+            self.existed = self.path.exists()
+            if not self.existed:
                 self._create()
             self._file = io.open_file(self.path, os.O_RDWR | os.O_NOFOLLOW)
         except OSError as error:

@@ -115,7 +115,7 @@ class Driver:
             self.pool.give(buffer)
             if self.record is not None:
                 self.record.lost(worker)
-        elif worker not in self.machine.gone:
+        elif worker not in self.machine.departed:
             self._store_message(worker, tag, buffer)
         for effect in self.machine.arrive(worker, tag):
             self._do(effect)

@@ -210,7 +210,7 @@ def _use_checkpoint(
     checkpoint = ServerCheckpoint(folder, driver.store, server, every_s)
     closing.callback(checkpoint.close)
     pairs = [site.states[:2] for site in driver.sites.all if len(site.states) > 1]
-    if checkpoint.found and checkpoint.load([(first, second) for first, second in dict.fromkeys(pairs)]):
+    if checkpoint.existed and checkpoint.load([(first, second) for first, second in dict.fromkeys(pairs)]):
         driver.restore()
         if driver.restored:
             loop.say(f"continues with the states of {str(checkpoint.path)!r}")
@@ -413,10 +413,10 @@ class ServerLoop:
         if self.driver.record is not None and waiting:
             self.driver.record.waits(awaited)
         servers = (sites.workers + server for server in range(sites.servers) if server != machine.server)
-        gone = [*machine.gone, *servers]
+        finished = [*machine.departed, *servers]
         self._watch.serve(
             waits=bool(waiting), patient=machine.awaited() is not None, moved=self._moved, awaited=awaited,
-            finished=gone,
+            finished=finished,
         )  # fmt: skip
         self._moved = False
 
@@ -436,11 +436,11 @@ class ServerLoop:
         self.driver.arrive(*mail)
 
     def _lose(self, worker: int) -> None:
-        if worker in self.driver.machine.gone:
+        if worker in self.driver.machine.departed:
             return
         self.lost.append(worker)
         requests = self.driver.counters.requests.get(worker, 0)
-        living = self.driver.sites.workers - len(self.driver.machine.gone) - 1
+        living = self.driver.sites.workers - len(self.driver.machine.departed) - 1
         self.say(f"worker {worker} died after {requests} requests; {living} workers continue")
         if os.environ.get(_LEAVES, "0") == "0" and len(self.lost) == 1:
             self.say("without `mpirun --mca async_mpi_finalize 1` the job may wait for dead ranks at its end")

@@ -69,7 +69,7 @@ ASYNC = Model("elastic", "async", units=2)
 
 def _two_at_once(self: Machine, cell: GroupState, unit: ServedUnit) -> list[int]:
     """An update that does not wait for the last worker."""
-    return [w for w in cell.members if w not in unit.added and w not in self.gone][:-1]
+    return [w for w in cell.members if w not in unit.added and w not in self.departed][:-1]
 
 
 def _no_turn(self: Machine, cell: GroupState, unit: ServedUnit) -> int | None:
@@ -79,12 +79,12 @@ def _no_turn(self: Machine, cell: GroupState, unit: ServedUnit) -> int | None:
 
 def _forgotten(self: Machine, worker: int) -> None:
     """The messages of a worker stay, and are processed when possible."""
-    self.gone.add(worker)
+    self.departed.add(worker)
 
 
 def _dropped(self: Machine, worker: int) -> None:
     """The queued messages of a worker are dropped with it."""
-    self.gone.add(worker)
+    self.departed.add(worker)
     self.backlog[worker].clear()
     for cell in self.cells.values():
         for number, unit in cell.units.items():
@@ -94,7 +94,7 @@ def _dropped(self: Machine, worker: int) -> None:
 
 def _deaf(self: Machine, worker: int) -> list[Effect]:
     """A death that nobody acts upon."""
-    self.gone.add(worker)
+    self.departed.add(worker)
     return []
 
 

@@ -260,7 +260,7 @@ def _dataflow(pattern: Pattern, query: _Query) -> _Modelled:
         chunk = message(of_chunk, chunk)
     slices = max(1, math.ceil(of_chunk / chunk)) if chunk else 1
     messages = slices * sum(len(step.src) for step in pattern.steps)
-    if form != "rounds" and pattern.own and not pattern.alike and messages <= EXACT:
+    if form != "rounds" and pattern.is_single_group and not pattern.alike and messages <= EXACT:
         seconds = message_simulation.seconds(pattern, network, of_chunk, slices)
     else:
         seconds = step_model.seconds(pattern, network, of_chunk, slices, blocking=form == "rounds")

@@ -108,7 +108,7 @@ class Pattern:
         steps: The rounds.
         level_of: The level of each link that the first group uses, in the order of `Lanes.used`; [links].
         load: Chunks on the busiest link of each level, over the whole program.
-        own: Whether there is only one group.
+        is_single_group: Whether there is only one group.
     """
 
     ranks: int
@@ -116,7 +116,7 @@ class Pattern:
     steps: tuple[RoundTraffic, ...]
     level_of: Ints
     load: Floats
-    own: bool
+    is_single_group: bool
 
     @cached_property
     def even(self) -> bool:

@@ -72,8 +72,8 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
         each = sum(leaf.nbytes // max(1, leaf.shape[0]) for leaf in leaves if leaf.shape)
         if cache is None or not each:
             return text
-        kept = f"{cache.nbytes // each:,} records of {sized(each)} kept in"
-        return f"{text}, up to {kept} {'a file' if cache.path else 'the memory'} of each host"
+        capacity = f"{cache.nbytes // each:,} records of {sized(each)} kept in"
+        return f"{text}, up to {capacity} {'a file' if cache.path else 'the memory'} of each host"
 
     def runs_ahead(self, available: Container[Ref]) -> bool:
         is_input_work = self.lane == "host_compute" or self.per_record

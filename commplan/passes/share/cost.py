@@ -105,15 +105,17 @@ class SharingCostModel:
             bound = limit(setting, cuts)
             fixed_design = [predict(setting, cut, *settled, links, bound) for cut in cuts]
             best_design = best(fixed_design, "cpu")
-            others = [other for other in predictions if (other.design, other.readers) != settled]
-            predictions = [*others, *fixed_design]
+            alternatives = [each for each in predictions if (each.design, each.readers) != settled]
+            predictions = [*alternatives, *fixed_design]
             reason = _why(predictions, best_design)
         shown = of_each_design(predictions, best_design, prefer if settled is None else "cpu")
         table = tuple(_row(row, is_taken=row is best_design) for row in shown)
         refs = cuts[best_design.cut]
-        kept = cache_candidates(self.editor.schedule, ops, self.editor.bound, self.record_size, measured.copy)
+        caches = cache_candidates(
+            self.editor.schedule, ops, self.editor.bound, self.record_size, measured.copy
+        )
         cut_of = functools.partial(self._cut, ops, tuple(refs.values()), measured)
-        proposal = cache_proposal(kept, cut_of, setting, best_design, links, prefer)
+        proposal = cache_proposal(caches, cut_of, setting, best_design, links, prefer)
         return SharingChoice(best_design, refs, reason, proposal, self._source(measured), table)
 
     def _is_measured(self, ops: Sequence[Op], measured: InputCosts) -> bool:

@@ -51,13 +51,13 @@ def check_map(
     refs, members = tuple(value.id for value in operands), ctx.ordered(per)
     if options.cache is not None:
         random, sources = _made_of(ctx, scope, fn, refs)
-        kept = rules.cached(fn.name, random, sources, fn.results, options.cache)
+        violation = rules.cached(fn.name, random, sources, fn.results, options.cache)
         span = (
             next(item.span for item in expr.options.items if item.key.text == "cache")
             if expr.options
             else None
         )
-        if ctx.refuse("CP0615", kept, span or statement.span, fn):
+        if ctx.refuse("CP0615", violation, span or statement.span, fn):
             options = replace(options, cache=None)
     return MapStage(results, fn.name, refs, statement.span, members, per_record=bool(loaded), hints=options)
 

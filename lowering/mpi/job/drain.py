@@ -21,14 +21,15 @@ _POLL_S = 0.005
 _engines: dict[int, Any] = {}  # by process id, so that a forked process has none
 
 
-def drain(*, own: bool) -> BaseException | None:
+def drain(*, this_thread: bool) -> BaseException | None:
     """Wait for dispatched programs. Returns the first error among the arrays that were not ready.
 
-    If `own`, also wait for programs of this thread whose arrays no longer exist. XLA runs them in order.
+    If `this_thread`, also wait for programs of this thread whose arrays no longer exist: XLA runs them in
+    order.
     """
     pending: list[Any] = [array for array in jax.live_arrays() if not array.is_ready()]
     with contextlib.suppress(Exception):
-        if own:
+        if this_thread:
             pending.append(mark())
     errors: list[Exception] = []
     for array in pending:
@@ -68,7 +69,7 @@ def _drain() -> None:
     if os.getpid() not in _engines or MPI.Is_finalized():
         return
     try:
-        error = drain(own=True)
+        error = drain(this_thread=True)
     except KeyboardInterrupt:
         leave()
         MPI.COMM_WORLD.Abort(130)

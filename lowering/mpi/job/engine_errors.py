@@ -36,8 +36,8 @@ def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> 
         message = message[: where.start()]
         notes.append(Note(where["text"]))
         span = next((candidate for candidate in spans if candidate.line == int(where["line"])), None)
-    first, *rest = message.splitlines() or ["an operation failed"]
-    notes += [Note(line.strip().removeprefix(_NOTE)) for line in rest if line.strip()]
+    first, *details = message.splitlines() or ["an operation failed"]
+    notes += [Note(line.strip().removeprefix(_NOTE)) for line in details if line.strip()]
     return Diagnostic("CP0834", first, span, tuple(notes), file=file)
 
 

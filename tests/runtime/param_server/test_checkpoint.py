@@ -57,7 +57,7 @@ def keeping(made: Job, folder: Path) -> list[ServerCheckpoint]:
     found: list[ServerCheckpoint] = []
     for server, driver in enumerate(made.drivers):
         keep = ServerCheckpoint(folder, driver.store, server)
-        if keep.found and keep.load([("weights", "moment")]):
+        if keep.existed and keep.load([("weights", "moment")]):
             driver.restore()
         driver.checkpoint = keep
         found.append(keep)
@@ -253,7 +253,7 @@ def test_names_of_states_may_take_more_than_a_page(tmp_path: Path):
         return [ServerCheckpoint(folder, driver.store, number) for number, driver in enumerate(made.drivers)]
 
     for keep in kept(tmp_path / "kept"):
-        assert not keep.found
+        assert not keep.existed
         for cell, one in keep.store:
             one.slots = [np.zeros(one.unit.size, dtype.numpy_name) for dtype in one.dtypes]
             one.scalars = [np.zeros((), dtype.numpy_name) for dtype in one.scalar_dtypes]
@@ -261,7 +261,7 @@ def test_names_of_states_may_take_more_than_a_page(tmp_path: Path):
             keep.save(cell, one)
         keep.close()
     for keep in kept(tmp_path / "kept"):
-        assert keep.found and keep.load()
+        assert keep.existed and keep.load()
         assert all(one.version == 1 for _, one in keep.store)
         keep.close()
     with pytest.raises(CommplanError, match=r"CP0973(.|\n)*it contains moment, weights_of"):
@@ -289,11 +289,11 @@ def test_a_run_that_begins_beside_another_is_refused(tmp_path: Path):
         other.communicate()
     (kept / "server-0.new").write_bytes(b"left by a run that was killed")
     keep = ServerCheckpoint(kept, store, 0)
-    assert not keep.found
+    assert not keep.existed
     assert {path.name for path in kept.iterdir()} == {"server-0.lock", "server-0.state"}
     keep.close()
     again = ServerCheckpoint(kept, store, 0)
-    assert again.found
+    assert again.existed
     again.close()
 
 
