@@ -1,4 +1,4 @@
-"""Random plans with shapes and machines, for campaigns on what the compiler chooses and predicts."""
+"""Random plans with shapes and machines, for campaigns on the compiler's choices and predictions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def case(seed: int) -> Case:
 
 
 def _tree(rng: random.Random) -> dict[str, Any]:
-    """Layers that are alike, and a few leaves of their own."""
+    """Identical layers, and a few separate leaves."""
     layer = [rng.choice(SIZES) // rng.randint(1, 4) for _ in range(rng.randint(1, 5))]
     leaves = layer * rng.choice((1, 2, 8)) + [rng.choice(SIZES) for _ in range(rng.randint(0, 2))]
     return {f"w{index:03}": {"shape": [size], "dtype": "f32"} for index, size in enumerate(leaves)}

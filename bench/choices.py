@@ -1,13 +1,13 @@
-"""Whether the compiler's choice is the best by its own prediction: random plans, every alternative pinned.
+"""Whether the compiler's choice is the best by its prediction: random plans, every alternative pinned.
 
     python -m bench.choices --cases 2000
     python -m bench.choices --seed 17 --cases 1      # one case, every pin that is faster
     python -m bench.choices --seed 1000 --cases 1000     # the second half, in another process
 
 A case is a pure function of its seed: a plan, shapes, a machine and a backend (`bench.choice_cases`). Each
-`via`, order of levels, size of buckets and of messages is written into the plan of each stage, one at a time.
-None may leave less time exposed than the choice by more than 2%, as `commplan simulate` prints it. Ends with
-a summary; exit 1 if a pin is faster.
+`via`, order of levels, bucket size and message size is written into the plan of each stage, one at a time.
+The exposed time of an alternative, as `commplan simulate` prints it, must not be more than 2% below that of
+the choice. Ends with a summary; exit 1 if a pin is faster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEVEL_ALGORITHMS = ("ring", "native", "halving_doubling")
 
 
 class Pin(NamedTuple):
-    """One alternative: of which stage, its text, and the exposed seconds with it and without."""
+    """One alternative: its stage, its text, and the exposed seconds with it and without."""
 
     seed: int
     stage: int

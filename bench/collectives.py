@@ -3,15 +3,15 @@
     sudo python -m bench.collectives                                   # four hosts, 4 B to 64 MiB
     sudo python -m bench.collectives --quick                           # a few sizes, three rounds
     sudo python -m bench.collectives --hosts 4 --racks 2 --interleave
-    sudo python -m bench.collectives --algorithms all                  # every algorithm beside `auto`
+    sudo python -m bench.collectives --algorithms all                  # every algorithm, and `auto`
 
-Systems: commplan (what the compiler chooses, and with --algorithms what it could have), Open MPI from NumPy
-through mpi4py, mpi4jax, XLA over Gloo, torch over Gloo. Times are from `jax.Array` to `jax.Array` for what
-runs inside JAX. Every result of every repetition is compared, element by element.
+Systems: commplan (the compiler's choice, and with --algorithms its alternatives), Open MPI from NumPy through
+mpi4py, mpi4jax, XLA over Gloo, torch over Gloo. Times of systems inside JAX are from `jax.Array` to
+`jax.Array`. Every result of every repetition is compared, element by element.
 
 Prints for every size and system: median time and spread, bus bandwidth, its share of the line rate measured
-at the start, CPU time of all ranks, bytes that the busiest host really sent, and how many times as fast as
-the best of mpi4jax, XLA and torch it is (1.00: as fast).
+at the start, CPU time of all ranks, bytes sent by the busiest host, and the speed relative to the best of
+mpi4jax, XLA and torch (1.00: equal).
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entries(kind: str, nbytes: int, options: argparse.Namespace, shape: Shape) -> list[Entry]:
-    """The systems at one size; with commplan its algorithms, if asked for, and what an empty call costs."""
+    """The systems at one size; for commplan also its algorithms, on request, and the cost of an empty
+    call."""
     counts = (count_of(kind, nbytes, shape.ranks),)
     listed = [Entry(system, system, Work(kind, counts)) for system in options.systems]
     if "commplan" not in options.systems:
@@ -77,7 +78,7 @@ def entries(kind: str, nbytes: int, options: argparse.Namespace, shape: Shape) -
 
 
 def ways(kind: str, shape: Shape) -> list[str]:
-    """Every way in which commplan can be told to carry out a collective."""
+    """Every way in which commplan can carry out a collective."""
     algorithms_text = [f"via {name}" for name in ("native", *algorithms(cast("Kind", kind)))]
     algorithms_text = [way for way in algorithms_text if way != "via hierarchical"]
     if shape.racks > 1:

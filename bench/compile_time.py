@@ -1,8 +1,8 @@
 """Seconds and memory from a plan's text to its schedule, and of proofs, as plans and machines grow.
 
-A tree of many leaves in one stage, many stages in one phase, a chain of elastic stages with rates of their
-own, one stage over many ranks of a machine of four levels, and rings of many ranks. Each line is measured in
-a process of its own.
+The plans are a tree of many leaves in one stage, many stages in one phase, a chain of elastic stages with
+different rates, one stage over many ranks of a machine of four levels, and rings of many ranks. Each line is
+measured in a separate process.
 
 python -m bench.compile_time
 python -m bench.compile_time --topology examples/topologies/h100_64.toml --backend mpi

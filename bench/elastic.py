@@ -3,17 +3,17 @@
     sudo python -m bench.elastic                     # nine hosts, about a quarter of an hour
     sudo python -m bench.elastic --steps 30 --ways round_robin,async,sync_overlap --out elastic.json
 
-Every way of averaging trains the same network from the same weights on the same pictures, every worker a
-share of them, and averages after every step (tau = 1). Hosts compute on pretended devices: a step's gradients
-are there a fixed time after it began, so that few cores can stand for nine hosts (`bench.exchange.network`).
-That time is chosen so that round robin spends between 85 and 90% of a step communicating, as in the paper
-(You et al., SC 2017); the ratio of computation to communication is printed. `exposed` is the share of a step
-in which its worker's device waits for communication: one minus the time of a step without any.
+Each method trains the same network from the same weights on the same pictures, every worker a share of them,
+and averages after every step (tau = 1). Hosts compute on simulated devices: a step's gradients are ready a
+fixed time after it began, so that few cores can simulate nine hosts (`bench.exchange.network`). That time is
+chosen so that round robin spends between 85 and 90% of a step communicating, as in the paper (You et al., SC
+2017); the ratio of computation to communication is printed. `exposed` is the share of a step in which its
+worker's device waits for communication: one minus the ratio to a step without any.
 
-Ways: `round_robin`, `async` and `hogwild` go through the master. `sync_each` sums each layer by itself, one
-after another along a tree; `sync_tree` the same with all layers packed; in `sync_packed` the compiler takes
-what it thinks best; `sync_overlap` also begins the exchange with the step and ends it when needed, and
-`sync_bf16` sends in half the bytes besides. `sgd` is synchronous SGD over all workers, for its accuracy.
+Methods: `round_robin`, `async` and `hogwild` go through the master. `sync_each` sums each layer separately,
+one after another along a tree; `sync_tree` the same with all layers packed; `sync_packed` is the compiler's
+choice; `sync_overlap` also begins the exchange with the step and ends it when needed, and `sync_bf16` in
+addition sends half the bytes. `sgd` is synchronous SGD over all workers, for its accuracy.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def rows(results: Results) -> list[list[str]]:
 
 
 def verdict(results: Results) -> list[str]:
-    """What computing and communicating are to each other, and what each way makes of it."""
+    """The ratio of computation to communication, and the result of each method."""
     line = results.surroundings.line
     once = results.nbytes / line
     ratio = results.seconds / once

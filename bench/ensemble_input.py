@@ -1,18 +1,18 @@
-"""CPU, wall time and memory of an ensemble's input: shared, duplicated, by other systems, and what is
-possible.
+"""CPU, wall time and memory of an ensemble's input: shared, duplicated, by other systems, and the limit.
 
     python -m bench.ensemble_input [--members 1,2,4,8,12] [--cores 1,2] [--consumers ids,step] [--records 512]
         [--rounds 5] [--systems all_shared,plain] [--peer-python PYTHON] [--out FILE.json] [--quick]
 
-Members are processes of their own on one host, and read the same seeded JPEGs (500 x 375 at quality 90,
-decoded with Pillow, cut and resized to 224 x 224 u8). All systems of one cell (members, cores, consumer)
-are started, warmed by one epoch and then measured epoch by epoch in turns. CPU is user and system time of
-all processes of a system, servers included, divided by the records that its members were given. Every
-member compares the numbers of its records.
+Members are separate processes on one host, and read the same seeded JPEGs (500 x 375 at quality 90, decoded
+with Pillow, cut and resized to 224 x 224 u8). All systems of one cell (members, cores, consumer) are started,
+warmed by one epoch and then measured epoch by epoch in turns. CPU is user and system time of all processes of
+a system, servers included, divided by the records of its members. Every member compares the numbers of its
+records.
 
-The limit is measured in the same turns: one decode divided by the number of members, and the consumer by
-itself on batches that lie in memory. Beside it stands what is left of it where as many processes as members
-decode at once, and take cores and caches from each other. `bench.input` has the processes."""
+The limit is measured in the same turns: one decode divided by the number of members, and the consumer alone
+on batches in memory. The table also shows the limit if as many processes as members decode at once, and
+compete for cores and caches. `bench.input` has the processes.
+"""
 
 from __future__ import annotations
 

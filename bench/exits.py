@@ -1,13 +1,13 @@
-"""Processes that end with collectives in flight, again and again: every one must end well, and soon.
+"""Processes that end with collectives in flight, repeatedly: every one must end correctly and soon.
 
     python -m bench.exits --count 1000 --elements 30000 [--ulfm] [--jobs 2] [--resume FILE]
 
-Every launch has three ranks, so three exits. They sum f32[elements] in twelve jitted steps and end without a
-look at the results: each step takes the result of the one before, or all are kept, or dropped, or what bound
-the program is gone as well. In every fourth launch one rank fails with steps in flight: it raises, exits with
-a code, or is killed; then the job ends with that, and with another code than 0; but where MPI outlives a rank
-that is killed, the others say what failed and may end with 0. Exit 1 where a launch hangs or ends otherwise.
-FILE keeps a line of JSON for each launch, and launches that it has are not repeated.
+Every launch has three ranks, so three exits. They sum f32[elements] in twelve jitted steps and end without
+reading the results: each step takes the result of the one before, or all are kept, or dropped, or the bound
+program is dropped as well. In every fourth launch one rank fails with steps in flight: it raises, exits with
+a code, or is killed; then the job must end with that error, and with a code other than 0. If MPI survives a
+killed rank, the others report the failure and may end with 0. Exit 1 if a launch hangs or ends otherwise.
+FILE keeps a line of JSON for each launch, and launches in it are not repeated.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 
 
 def rank(elements: int, way: str, culprit: int) -> object:
-    """What one rank does; what it returns is held until the interpreter ends."""
+    """The program of one rank; its return value is kept until the interpreter ends."""
     import commplan  # noqa: PLC0415
     from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
     from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
@@ -82,7 +82,7 @@ def fail(way: str) -> None:
 
 
 def launched(number: int, elements: int, *, ulfm: bool) -> dict[str, Any]:
-    """Launch `number` of a campaign: how it ended, the seconds that it took, and what was wrong."""
+    """Launch `number` of a campaign: its exit, its duration in seconds, and its error."""
     turn, fails = divmod(number, 4)
     way = list(FAILURES)[turn % len(FAILURES)] if fails == 3 else WAYS[(turn * 3 + fails) % len(WAYS)]
     culprit = turn % RANKS if way in FAILURES else -1

@@ -1,13 +1,13 @@
-"""The campaign of damaged files: whatever is in a file from outside, its reader accepts it or refuses it.
+"""The campaign of damaged files: every reader must accept or refuse any file.
 
     python -m bench.files --count 5000 --seed 0      # so many files of all formats, in turn
     python -m bench.files --format record --case 17  # one of them again, with its output
 
 Each case is a file of one format with up to three mutations, or a pipe, a device, a folder or a link in its
-place. It is read in a process of its own, with a bound on its address space and its time. Accepted is a file
-whose reader returns, refused is one with a coded error. Wrong is everything else: another exception, a
-signal, more memory or time, or a change to a file beside the folder that the case may write to. A case is a
-pure function of seed, format and number. Exit 1 if one is wrong.
+place. A separate process reads it, with limits on its address space and its time. A file is accepted if its
+reader returns, and refused if it raises a coded error. Everything else is wrong: another exception, a signal,
+more memory or time, or a change to a file outside the folder that the case may write to. A case is a pure
+function of seed, format and number. Exit 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _replace(special: str, path: Path, canary: Path) -> None:
 
 
 def mutated(rng: random.Random, data: bytes, other: bytes, *, is_text: bool) -> bytes:
-    """`data` with one mutation. other: a sample, parts of which may be put in."""
+    """`data` with one mutation, which may insert parts of the sample `other`."""
     at, size = rng.randrange(len(data) + 1), rng.choice((1, 2, 4, 8, 64, 1000))
     kind = rng.randrange(12)
     if kind < 6:
@@ -183,7 +183,7 @@ def _in_word(rng: random.Random, data: bytes) -> bytes:
 
 
 def _read_apart(of: Format, path: Path, output: Path) -> Outcome:
-    """Read a file in a process of its own."""
+    """Read a file in a separate process."""
     sys.stdout.flush()
     process = os.fork()
     if not process:

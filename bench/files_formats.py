@@ -1,4 +1,4 @@
-"""The formats of the files that commplan reads: samples of each, and what reads it."""
+"""The formats of the files that commplan reads: samples of each, and its reader."""
 
 from __future__ import annotations
 
@@ -85,9 +85,16 @@ CACHED = table.Column(np.dtype("f4"), (3, 8))  # a result that is kept by record
 
 
 class Format(NamedTuple):
-    """file: the name of a file. samples: sound files. read: reads one, in its folder; 0 if it is accepted, 1
-    if it is refused with a coded error, or that error. repair: makes the checksums of a damaged file right.
-    beside: endings of other files in its place that are read or written, too."""
+    """A format of files.
+
+    Attributes:
+        file: the name of a file.
+        samples: valid files.
+        read: reads one, in its folder; returns 0 if it is accepted, and 1, or a coded error, if it is
+            refused.
+        repair: corrects the checksums of a damaged file.
+        beside: suffixes of other files that are read or written with it.
+    """
 
     file: str
     samples: Callable[[], tuple[bytes, ...]]
@@ -108,7 +115,7 @@ def command(*words: str | Path) -> int:
 
 @functools.cache
 def _here() -> Path:
-    """A folder with sound files that other files are read beside."""
+    """A folder of valid files that other formats need."""
     folder = Path(tempfile.mkdtemp(prefix="commplan-files-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / "p.plan").write_text(PLAN)
@@ -124,7 +131,7 @@ def _program() -> Any:
 
 
 def _bound(path: Path, **other: Path) -> list[str | Path]:
-    """The words that bind the plan, with another file for one of its own."""
+    """The arguments that bind the plan, with one file replaced."""
     files = {"shapes": _here() / "shapes.json", "topology": _here() / "t.toml", **other}
     return [*(word for name, file in files.items() for word in (f"--{name}", file)), "--backend", "mpi"]
 

@@ -7,8 +7,8 @@
 
 Sets: `forty` (256 B to 256 KiB, 2 MB in all), `resnet50` (its 161 gradient tensors, 102 MB) and `small` (200
 of 1 KiB). commplan is a plan of one line over the whole tree. `each` is one call for each tensor, `fused` one
-concatenated buffer, or as many of 25 MiB as it takes (torch: as DistributedDataParallel does it), `combined`
-one jitted function in which XLA may combine what it likes. Every result is compared.
+concatenated buffer, or several of 25 MiB (for torch, DistributedDataParallel's method), `combined` one jitted
+function that XLA may combine freely. Every result is compared.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def entries(name: str, systems: Sequence[str], algorithms: Sequence[str] = ()) -> list[Entry]:
-    """A line for each way of each system. algorithms: of commplan, beside its choice."""
+    """A line for each method of each system. `algorithms`: those of commplan, in addition to its choice."""
     asked = {**WAYS, "commplan": ("", *filter(None, algorithms))}
     return [
         Entry(f"{system} {how}".strip(), system, Work("all_reduce", SETS[name], how))

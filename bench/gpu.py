@@ -1,15 +1,15 @@
-"""Everything that a machine with GPUs must confirm, in one command and under ten minutes.
+"""Everything that must be confirmed on a machine with GPUs, in one command and under ten minutes.
 
     python -m bench.gpu [--parts smoke,tax] [--seconds 540] [--wheels DIR] [--out FILE.json]
 
-Each part is a module of `bench.on_gpu` and a process of its own, so that one that breaks harms no other:
+Each part is a module of `bench.on_gpu` and a separate process, so that a failure does not affect the others:
 
 - `smoke`: flax, optax, orbax and torch around a plan.
 - `tax`: the time of a step with a plan beside one without; on several GPUs also the exposed communication.
 - `packing`: a bucketed reduction's traffic on the device's memory: packed, as arrays are, on a 16-bit wire.
 - `feeding`: batches to the device, against the bus, with and without a step.
 - `content`: every byte of batches on the device, compared with the records.
-- `estimate`: the audit's estimate of computation beside the time that it takes.
+- `estimate`: the audit's estimate of computation against its measured time.
 - `eight`: the step of one of eight devices without its network: fusions that a plan prevents.
 - `dispatch`: microseconds of the host for a call of a tiny step.
 - `mock`: the step of one of 32 GPUs, compiled and timed on one GPU with mocked collectives.
@@ -17,12 +17,12 @@ Each part is a module of `bench.on_gpu` and a process of its own, so that one th
 - `ensemble`: 1 to 8 members as processes on one device, with shared input and an input each; with as many
   numbers of members as there is time for.
 
-Besides JAX commplan needs msgspec. If a machine has neither it nor a network, put its wheel into the folder
-that --wheels names (`wheels` by default): it is unpacked for the time of this run.
+Besides JAX commplan needs msgspec. On a machine that has neither it nor a network, put its wheel into the
+folder of --wheels (`wheels` by default): it is unpacked for the duration of this run.
 
-`--out` is rewritten after every finding of every part. A run that is killed leaves what it had found.
+`--out` is rewritten after every finding of every part, so a killed run leaves its findings.
 
-Without a GPU everything runs small, on CPU devices, to show that it runs; the times mean nothing.
+Without a GPU everything runs small, on CPU devices, as a test; the times have no meaning.
 """
 
 from __future__ import annotations
@@ -103,14 +103,18 @@ def run_part(part: str, rounds: int, seconds: float) -> None:
 def measured(
     part: str, seconds: float, rounds: int, environment: Mapping[str, str], report: Callable[[Result], None]
 ) -> Result:
-    """Measure `part` in a process of its own.
+    """Measure `part` in a separate process.
 
     Args:
-        seconds: the part is stopped after so long.
+        part: the name of the part.
+        seconds: the time limit of the part.
+        rounds: the number of rounds.
+        environment: the environment of the process.
         report: called with the findings so far, which have `unfinished`.
 
     Returns:
-        The findings. `failed` says why a part has none, or broke; a part that was stopped keeps its findings.
+        The findings. `failed` is the error of a part without any, or that broke; a part that was stopped
+        keeps its findings.
     """
     command = [
         sys.executable, "-m", "bench.gpu", "--part", part, "--seconds", str(seconds), "--rounds", str(rounds)
@@ -202,7 +206,7 @@ def _terminated_as_exit() -> Any:
 
 
 def _paths(wheels: Path, stack: contextlib.ExitStack) -> list[str]:
-    """The folders in which the parts find modules; missing packages are taken from the folder of wheels."""
+    """The module search path of the parts; missing packages come from the folder of wheels."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     missing = [name for name in ("msgspec",) if importlib.util.find_spec(name) is None]
     if not missing:

@@ -5,19 +5,19 @@ allow.
     sudo python -m bench.input_hosts --rate 100mbit --records 2048 --out input_hosts.json
     sudo python -m bench.input_hosts --quick
 
-A member of the ensemble runs on each host of a lab, under mpirun; all read the same seeded JPEGs (500 x
-375 at quality 90, decoded with Pillow, cut and resized to 224 x 224 u8) through `run.batches()`. The
-designs have their epochs in turns. Every member compares the numbers of its records.
+A member of the ensemble runs on each host of a lab, under mpirun; all read the same seeded JPEGs (500 x 375
+at quality 90, decoded with Pillow, cut and resized to 224 x 224 u8) through `run.batches()`. The designs have
+their epochs in turns. Every member compares the numbers of its records.
 
-Two limits, both from parts measured in the same run. Links: what the design has the busiest host send or
-receive, whichever is more, at the line rate of its link. (The last reader of `single_broadcast` sends its
-own rows to the other readers, and all rows to the rest.) Cores: decodes and nothing else, spread over all
-cores of this machine. The larger one binds, and `of links` is the share of the rate that the links allow.
+There are two limits, both from parts measured in the same run. Links: the traffic of the busiest host, sent
+or received, whichever is more, at the line rate of its link. (The last reader of `single_broadcast` sends its
+rows to the other readers, and all rows to the rest.) Cores: decodes alone, spread over all cores of this
+machine. The larger limit binds, and `of links` is the share of the rate that the links allow.
 
-The hosts of the lab share the cores of this machine, and the kernel pays for the virtual links with them,
-packet by packet, which hosts of a real cluster do not. `busy` says how much of all cores was not idle, and
-`network` how much of that were packets: where the cores have no rest left they bind, whatever decodes alone
-would take; a lower rate shows what the links allow. And the design that `auto` takes for such hosts.
+The hosts of the lab share the cores of this machine, which also process the packets of the virtual links,
+unlike in a real cluster. `busy` is the share of core time that was not idle, and `network` its part for
+packets. If the cores are never idle they bind, whatever the time of decodes alone; a lower rate shows the
+limit of the links. The last line is the choice of `auto` for such hosts.
 """
 
 from __future__ import annotations
@@ -58,10 +58,17 @@ ROW = SHAPE[0] * SHAPE[1] * SHAPE[2]  # bytes of a decoded record
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One design. Seconds of a batch: measured (median of the epochs, of the slowest member), and what
-    links and cores take at least. cpu_s: per record and member, all hosts together. sent, received: bytes
-    of a record, of the busiest host, as the kernel counted them. busy, network: shares of the time of all
-    cores, see `hosts.Epoch`. right: whether every member was given every record once."""
+    """The measurements of one design.
+
+    Seconds of a batch: measured (median of the epochs, of the slowest member), and the limits of links and
+    cores.
+
+    Attributes:
+        cpu_s: per record and member, all hosts together.
+        sent, received: bytes per record of the busiest host, as counted by the kernel.
+        busy, network: shares of the time of all cores, see `hosts.Epoch`.
+        right: whether every member received every record once.
+    """
 
     design: str
     batch_s: float
@@ -85,8 +92,8 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Results(msgspec.Struct, frozen=True):
-    """All that was measured. decode_s: CPU seconds of one decode. auto: what the compiler takes for hosts
-    with these links and a core each."""
+    """All measurements. `decode_s`: CPU seconds of one decode. `auto`: the compiler's choice for hosts with
+    these links and one core each."""
 
     surroundings: Surroundings
     records: int
@@ -143,7 +150,7 @@ def figure(
     decode: float,
     where: Surroundings,
 ) -> Figure:
-    """What the epochs of one design come to. decode: CPU seconds of one decode."""
+    """The figure of one design from its epochs. `decode`: CPU seconds of one decode."""
     ranks = len(epochs[0])
     batches = [max(rank.batch_s for rank in ranks_) for ranks_ in epochs]
     usual = statistics.median(batches)
@@ -188,8 +195,8 @@ def least(design: str, ranks: int, readers: int, batch: int) -> tuple[int, float
 
 
 def chosen(where: Surroundings, orders: hosts.Orders, decode: float) -> str:
-    """The design that the compiler takes, and what it says of it: for hosts with a core each and the links of
-    `where`, from the CPU seconds of one decode."""
+    """The compiler's choice and its explanation, for hosts with one core each and the links of `where`, from
+    the CPU seconds of one decode."""
     ranks = len(where.hosts)
     lines = [line for line in hosts.PLAN.splitlines() if "share" not in line]
     written = "\n".join(lines).format(members=ranks, batch=orders.batch, threads=orders.threads)
@@ -236,7 +243,7 @@ def rows(results: Results) -> list[list[str]]:
 
 
 def verdict(results: Results) -> str:
-    """What each design reaches of what the links allow, and whether it was the links that it waited for."""
+    """The share of the links' limit that each design reaches, and whether the links were the bottleneck."""
     rate = f"line rate {results.surroundings.line / 1e6:.2f} MB/s"
     lines = [f"one decode: {results.decode_s * 1e3:.3f} ms of CPU; {rate}"]
     for figure in results.figures:

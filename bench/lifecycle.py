@@ -1,4 +1,4 @@
-"""Starts and stops of processes that share their input, checked by the batches that they write down.
+"""Starts and stops of processes that share their input, checked by the batches that they log.
 
     python -m bench.lifecycle --count 300 --seed 0 --json summary.json
     python -m bench.lifecycle --kinds feed,group --case 17          # one of them again
@@ -9,10 +9,10 @@ most starts some processes are killed (-9), are stopped for a while, begin late,
 the state that they wrote last. An event is due some milliseconds after its process has written a certain
 line, the first of which precedes the opening of batches.
 
-Each process writes each batch to a file of its own before it takes the next. Checked are: each member has
-each record of an epoch once, over all its lives; a place in the order has the same records for all members;
-contents are right; processes end by themselves within the limit, with an error only if one was killed;
-nothing is left of a start. A start is a pure function of seed and number. Exit 1 if one is wrong.
+Each process writes each batch to a separate file before it takes the next. The checks: each member has each
+record of an epoch once, over all its lives; a position in the order has the same records for all members;
+contents are correct; processes end within the limit, with an error only if one was killed; a start leaves
+nothing behind. A start is a pure function of seed and number. Exit 1 if one is wrong.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def _job(options: Sequence[str], ranks: Sequence[Sequence[str]]) -> list[str]:
 
 
 def tended(start: Start, lives: Sequence[Life], limit: float) -> None:
-    """Run `lives` to their end, and do to them what is to be done."""
+    """Run `lives` to their end, and apply their events."""
     begin = time.monotonic()
     waiting = sorted(lives, key=lambda life: life.starts_at)
     if start.kind not in HAND:

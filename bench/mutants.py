@@ -1,4 +1,4 @@
-"""The campaign of mutants: programs with one mistake, all of which must be refused; and all valid ones.
+"""The campaign of mutants: programs with one mistake, all of which must be refused; and valid ones.
 
     python -m bench.mutants --count 2000 --seed 0        # every counter-example is replayed
     python -m bench.mutants --valid                      # all algorithms, kinds and 1 to 64 ranks are proved
@@ -6,18 +6,18 @@
     python -m bench.mutants --systematic 5               # every single edit of five schedules
     python -m bench.mutants --sound --count 5000         # schedules of the compiler are not refused
 
-A mutant is a valid program (any algorithm, kind, number of ranks, root and slices) in which one transfer was
-dropped, doubled, misdirected, moved to another round, given another chunk or operation, or two rounds of one
-rank exchanged; or ranks of which one creates its communicators, or calls them, in another way. The verifier
-must refuse it with a counter-example, and running the mutant must show exactly what the counter-example says.
-Where nothing is refused, the mutant is run, without the verifier: if it still does what its collective
-promises it is no mutant, is counted as such, and another is drawn; if not, it has escaped. A mutant is a pure
-function of its seed. Exit 1 if one escaped, a counter-example did not replay, or a valid program was refused.
+A mutant is a valid program (any algorithm, kind, number of ranks, root and slices) with one mistake: a
+transfer was dropped, doubled, misdirected, moved to another round, or got another chunk or operation, or two
+rounds of one rank were exchanged; or one rank creates its communicators, or calls them, in another way. The
+verifier must refuse it with a counter-example, and running the mutant must show exactly the situation of the
+counter-example. An accepted mutant is run, without the verifier: if it still satisfies its postcondition it
+is counted as equivalent, and another is drawn; if not, it has escaped. A mutant is a pure function of its
+seed. Exit 1 if one escaped, a counter-example did not replay, or a valid program was refused.
 
-Mutants of schedules are decoded, with digests made again, and judged by the verifier and by the oracle in
-exact arithmetic (`tests.support.schedule_oracle`). Exit 1 if one is accepted that does something else, if
-some op, stage verb or algorithm is not hit often enough, or a sound schedule is refused. With `--state FILE`
-a campaign goes on where it stopped.
+Mutants of schedules are decoded, with new digests, and judged by the verifier and by the oracle in exact
+arithmetic (`tests.support.schedule_oracle`). Exit 1 if a schedule with another effect is accepted, if some
+op, stage verb or algorithm is not hit often enough, or a sound schedule is refused. With `--state FILE` an
+interrupted campaign continues.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`native` on GPUs as the cost model prices it, beside tables of nccl-tests that others published.
+"""The cost model's prices of `native` on GPUs, against published tables of nccl-tests.
 
     python -m bench.nccl_tables          # the error of each table
     python -m bench.nccl_tables --rows   # of each size
@@ -89,7 +89,7 @@ def ninth(errors: Sequence[float]) -> float:
 
 
 def read() -> list[Table]:
-    """The published tables, each row with what the model predicts."""
+    """The published tables, each row with the model's prediction."""
     return [_table(content) for content in tomllib.loads(TABLES.read_text(encoding="utf-8"))["table"]]
 
 

@@ -3,13 +3,13 @@
     sudo python -m bench.overlap
     sudo python -m bench.overlap --hosts 4 --nbytes 16MiB --seconds 0.5
 
-Two tensors are all-reduced, as in a backward pass: a large one that is there at once, and a small one that is
-computed meanwhile. Three times are taken: the exchange alone, the computation alone, and both. Hidden is what
-both together save, as a share of the shorter of the two: 1 is all of it.
+Two tensors are all-reduced, as in a backward pass: a large one that is ready at once, and a small one that is
+computed during its exchange. Three times are taken: the exchange alone, the computation alone, and both. The
+hidden part is the saving of both together, relative to the shorter of the two: 1 is all of it.
 
 commplan: a plan of one line, `{ overlap = backward }`, under jit. XLA and mpi4jax: both calls in one jitted
-function. Open MPI and torch: non-blocking calls. Two hosts are the default: with more ranks than cores the
-computations take the processor from one another, and the exchange with it.
+function. Open MPI and torch: non-blocking calls. Two hosts are the default: with more ranks than cores, the
+computations and the exchange compete for the processor.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""Parameter exchange in the emulated cluster: where the weights live, and what a step costs there.
+"""Parameter exchange in the emulated cluster: the location of the weights, and the cost of a step.
 
     sudo python -m bench.parameter_exchange                      # eight workers and two servers on one switch
     sudo python -m bench.parameter_exchange --racks 2 --out racks.json    # two racks of five, 4:1 uplinks
     sudo python -m bench.parameter_exchange --megabytes 2 --ways sharded,reduce
 
-A model of 25 MB in forty tensors, SGD with momentum. `central` is what people write first: one server, one
+A model of 25 MB in forty tensors, SGD with momentum. `central` is the usual first version: one server, one
 message for each tensor, the update after all have arrived. By commplan: `server` and `servers` are one and
-two processes of their own, `colocated` one worker that owns everything, `sharded` all workers, each a part,
-and `rack` the same with sums within a rack first (on two racks). `reduce` is an all-reduce, and then each
-worker's own update; `ddp` is torch's DistributedDataParallel over Gloo, where torch is installed. A step is
+two separate processes, `colocated` one worker that owns everything, `sharded` all workers, each a part, and
+`rack` the same with sums within a rack first (on two racks). `reduce` is an all-reduce, and then a local
+update on each worker; `ddp` is torch's DistributedDataParallel over Gloo, if torch is installed. A step is
 timed until the last worker has its weights, which are compared with NumPy's; the kernel counts the bytes.
 
-Bounds, with n workers and S bytes of weights, of the busiest link in each direction: sharded, rack and
-reduce 2 (n-1)/n S, one worker S (sums may be made on the way), one server n S, two servers n S / 2; and what
-must cross between two racks is S each way (2 S together) where each crosses once.
+Bounds, with n workers and S bytes of weights, of the busiest link in each direction: sharded, rack and reduce
+2 (n-1)/n S, one worker S (sums may be made on the way), one server n S, two servers n S / 2. Between two
+racks at least S crosses each way (2 S together) if each byte crosses once.
 """
 
 from __future__ import annotations
@@ -52,8 +52,13 @@ SAMPLE_S = 0.2  # between two looks at the counters
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One way. busiest: bytes of a step that the busiest host sent or received; bound: what it must at least.
-    crossed, crossing: likewise for the uplinks, both directions together; 0 on one switch."""
+    """One method.
+
+    Attributes:
+        busiest: bytes of a step that the busiest host sent or received.
+        bound: the lower bound of `busiest`.
+        crossed, crossing: the same for the uplinks, both directions together; 0 on one switch.
+    """
 
     measured: steps.Measured
     busiest: float

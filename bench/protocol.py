@@ -3,7 +3,7 @@
     python -m bench.protocol            # every kind and mode, up to four workers (seconds)
     python -m bench.protocol --whole    # up to four workers and two servers (minutes)
 
-Exit 1 where an order breaks a promise; the events that lead there are printed.
+Exit 1 if an order violates a property; the events that lead there are printed.
 """
 
 from __future__ import annotations

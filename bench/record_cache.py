@@ -1,17 +1,18 @@
-"""What a decoded record costs from the second epoch on, beside a memcpy of its row.
+"""The cost of a decoded record from the second epoch on, against a memcpy of its row.
 
     python -m bench.record_cache [--members 12] [--records 1024] [--rounds 5] [--cores 2]
         [--systems memcpy,memmap,alone,file,group,feed,tf_cache] [--peer-python PYTHON] [--folder FOLDER]
         [--out FILE.json]
 
-Members are processes of their own on one host. Batches of 32 hold JPEGs decoded to 224 x 224 u8. `alone`:
-programs that share a cache in memory and nothing else; `file`: one in a file; `group` and `feed`: members
-that share their batches as well. `memcpy` copies each row into a batch, `memmap` indexes a NumPy memmap of
-all rows, `tf_cache` is `cache()` of tf.data, with a copy of all rows in each member.
+Members are separate processes on one host. Batches of 32 hold JPEGs decoded to 224 x 224 u8. `alone`:
+programs that share only a cache in memory; `file`: one in a file; `group` and `feed`: members that share
+their batches as well. `memcpy` copies each row into a batch, `memmap` indexes a NumPy memmap of all rows,
+`tf_cache` is `cache()` of tf.data, with a copy of all rows in each member.
 
 Every system reads an epoch to fill its cache and one to get warm. Then they take turns, epoch by epoch; each
 round begins with another one. CPU is user and system time of all processes, by record and member. Members
-compare the numbers in the records with those of an epoch."""
+compare the numbers in the records with those of an epoch.
+"""
 
 from __future__ import annotations
 

@@ -1,17 +1,18 @@
-"""What a shared input costs beside a ring of shared memory that was written by hand for the same job.
+"""The cost of shared input, against a hand-written ring in shared memory for the same job.
 
     python -m bench.ring [--members 12] [--makers 1] [--records 1024] [--rounds 7] [--systems ring,feed,group]
         [--cores 2] [--out FILE.json]
 
-Members are processes of their own on one host: of a feed (`commplan.join`), of a group as under a launcher,
-or of the ring (`bench.input.hand_ring`). Batches of 32 come from two loads, JPEGs (500 x 375, decoded with
-Pillow to 224 x 224 u8) and their numbers, and a random function changes the pictures. All systems are
-started, read an epoch to get warm and then take turns, epoch by epoch; each round begins with another one.
-Members note the numbers and some cells of every picture of every batch, and after each round the checksums
-are compared with what the plan says.
+Members are separate processes on one host: of a feed (`commplan.join`), of a group as under a launcher, or of
+the ring (`bench.input.hand_ring`). Batches of 32 come from two loads, JPEGs (500 x 375, decoded with Pillow
+to 224 x 224 u8) and their numbers, and a random function changes the pictures. All systems are started, read
+an epoch to get warm and then take turns, epoch by epoch; each round begins with another one. Members store
+the numbers and some cells of every picture of every batch, and after each round the checksums are compared
+with the plan's.
 
-CPU is user and system time of all processes of a system, by record and member. Memory is measured before, of
-each system by itself: all pages of its processes, those that several of them share counted once (PSS)."""
+CPU is user and system time of all processes of a system, by record and member. Memory is measured before, for
+each system alone: all pages of its processes, with shared pages counted once (PSS).
+"""
 
 from __future__ import annotations
 

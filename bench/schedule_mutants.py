@@ -1,4 +1,4 @@
-"""The campaign of mutants of schedules, see `bench.mutants`: what is drawn, and what becomes of it."""
+"""The campaign of mutants of schedules, see `bench.mutants`: the drawn mutants, and their outcomes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def labels(base: Base, op: ir.Op) -> list[str]:
 
 
 class Mutant(NamedTuple):
-    """A schedule that was changed: from which base, by which edits, counted for what."""
+    """A mutated schedule: its base, its edits, and its category."""
 
     base: int
     edits: tuple[Edit, ...]
@@ -78,8 +78,13 @@ class Mutant(NamedTuple):
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What became of one case. cell: `form`, `meaning`, `accepted`, or why there is no verdict; level: that
-    of the oracle; confirmed: whether a refusal by meaning names what the oracle tells apart."""
+    """The outcome of one case.
+
+    Attributes:
+        cell: `form`, `meaning`, `accepted`, or the reason for no verdict.
+        level: that of the oracle.
+        confirmed: whether a refusal by meaning names the difference that the oracle finds.
+    """
 
     number: int
     cell: str
@@ -193,7 +198,7 @@ class Campaign:
         return Record(number, cell, verdict.level, kind, mutant.hits, line, codes, confirmed, limits)
 
     def keep(self, number: int, mutant: Mutant, folder: Path) -> Path:
-        """The mutant and what it was made from, as files."""
+        """Write the mutant and its base to files."""
         own = folder / f"{self.seed}-{number}"
         own.mkdir(parents=True, exist_ok=True)
         base = self.bases[mutant.base]
@@ -243,7 +248,7 @@ def _any_edit(schedule: ir.Schedule, rng: random.Random) -> Edit | None:
 
 
 def _made(edit: Edit, repair: Repair, sound: ir.Schedule) -> ir.Schedule | None:
-    """The schedule after `edit`; None where it cannot be made."""
+    """The schedule after `edit`; None if it is not possible."""
     try:
         return repaired(edit.make(), repair, sound)
     except (KeyError, IndexError, ValueError, StopIteration):
@@ -260,7 +265,7 @@ def _unordered(schedule: ir.Schedule) -> bool:
 
 
 def _confirmed(refused: Sequence[Diagnostic], verdict: Verdict) -> bool | None:
-    """Whether a counter-example names an output that the oracle tells apart; None where it tells none."""
+    """Whether a counter-example names an output that differs for the oracle; None if none differs."""
     if not verdict.names:
         return None
     messages = " ".join(

@@ -1,26 +1,27 @@
-"""Peak memory and collectives of steps whose weights lie in shards: by hand, by GSPMD, and through a plan.
+"""Peak memory and collectives of steps with sharded weights: by hand, by GSPMD, and through a plan.
 
     export JAX_PLATFORMS=cpu
     python bench/sharded_weights.py
     python bench/sharded_weights.py --on h100 --layers 12 --width 2048 --length 1024 --vocabulary 32768
 
 A transformer (bf16, tied embedding, Adam) on eight devices, compiled and not run: for CPU devices, or ahead
-of time for 8 H100, which needs no GPU but JAX's compiler for them (the environment that `make audit` makes).
+of time for 8 H100, which needs no GPU, only JAX's compiler for them (the environment that `make audit`
+makes).
 
 - data parallel: every rank has all weights and all of Adam's state, and sums gradients leaf by leaf.
 - GSPMD: `jit` of the same model with weights, state and batch cut along `data`, and activations held to that.
-- by hand: `lax.all_gather` of each leaf where a layer needs it, in a `shard_map`; JAX's derivative.
-- by hand, again: the same under a `jax.checkpoint` that keeps nothing of what was gathered.
+- by hand: `lax.all_gather` of each leaf before a layer uses it, in a `shard_map`; JAX's derivative.
+- by hand, again: the same under a `jax.checkpoint` that does not keep the gathered weights.
 - plan: `run.layers`, one and two layers ahead. plan, scanned: `run.scan_layers`; again: of a
   `jax.checkpoint(block)`.
 
-Columns: megabytes of temporary memory and of arguments (weights and state); both beside the sum of arguments,
-the shards' gradient, activations and the two largest layers gathered one after the other; collectives in the
-text of the compiled step (a loop's body once), instructions. Activations are the temporary memory of the loss
-and its gradient on one device, no gradient being kept. For H100 also milliseconds of the step and of those in
-which it waits for communication, as `commplan.lowering.audit.estimate` guesses them for 600 Tflop/s, 2.5 TB/s
-of memory and a bus bandwidth of 300 GB/s; it does not know how often a loop runs and
-cannot read the groups that GSPMD writes: those steps have none.
+Columns: megabytes of temporary memory and of arguments (weights and state); the sum of both, against the sum
+of arguments, the shards' gradient, activations and the two largest layers gathered one after the other;
+collectives in the text of the compiled step (a loop's body once), instructions. Activations are the temporary
+memory of the loss and its gradient on one device, without a stored gradient. For H100 also milliseconds of
+the step and of its waits for communication, as `commplan.lowering.audit.estimate` estimates them for 600
+Tflop/s, 2.5 TB/s of memory and a bus bandwidth of 300 GB/s. It does not know loop counts and cannot read
+GSPMD's groups: those steps have no estimate.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def adam(params: Tree, moments: Tree, grads: Tree) -> tuple[Tree, Tree]:
 
 
 def summed(params: Tree, tokens: Any) -> Any:
-    """The loss and its gradient, of which nothing is kept: its temporary memory is that of activations."""
+    """The loss and its gradient without storing them: the temporary memory is that of activations."""
     value, grads = jax.value_and_grad(loss)(params, tokens)
     return value, jax.tree.map(jnp.sum, grads)
 
@@ -166,7 +167,7 @@ def gspmd(mesh: Mesh) -> Callable[..., Any]:
 
 
 def by_hand(mesh: Mesh, like: Tree, *, twice: bool) -> Callable[..., Any]:
-    """`lax.all_gather` where a layer needs it; its derivative is a reduce-scatter."""
+    """`lax.all_gather` before a layer needs it; its derivative is a reduce-scatter."""
 
     def whole(shards: Tree, shape: Tree) -> Tree:
         def leaf(shard: Any, kind: Any) -> Any:

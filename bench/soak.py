@@ -2,16 +2,16 @@
 
     python -m bench.soak --steps 20000 --seed 0
 
-Ways: `async` and `hogwild` (by messages, two servers) and `shared` (hogwild in shared memory) begin with some
-of ten workers, and others join later; `0` and `2` are synchronous exchanges at two servers with so much
-staleness, which all six workers begin. Each way makes --steps exchanges in all, and loses half of its
-workers. A worker notes in a file what it was answered, so that it is known after its death.
+Cases: `async` and `hogwild` (by messages, two servers) and `shared` (hogwild in shared memory) begin with
+some of ten workers, and others join later; `0` and `2` are synchronous exchanges at two servers with that
+staleness, which all six workers begin. Each case makes --steps exchanges in all, and loses half of its
+workers. A worker logs its answers in a file, which survives its death.
 
-No push is lost: with eta rho = 1 the centre becomes what a worker sends, and the worker learns what was there
-before, so all pushes form one chain in which each that was answered has a place; only pushes of the dead that
-nobody was told of may stand in it or not. An exchange adds 1 to the elements of its worker. Shared memory is
-added to without a lock, so there only requests are counted. Nobody hangs: something is answered within 60 s.
-Memory is flat: the slope of the servers' resident bytes after the first tenth. Exit 1 where any of it fails.
+No push is lost: with eta rho = 1 the centre becomes the worker's value, and the worker receives the previous
+one, so all pushes form a chain that contains each acknowledged push; only unacknowledged pushes of dead
+workers may be in it or not. An exchange adds 1 to the elements of its worker. Updates in shared memory take
+no lock, so there only requests are counted. No process hangs: there is an answer every 60 s. Memory is flat:
+the slope of the servers' resident bytes after the first tenth. Exit 1 if any check fails.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Soak:
         self.record = 4 * (UNITS if self.elastic else 1)  # bytes of a note
 
     def run(self) -> list[str]:
-        """What was wrong."""
+        """The errors."""
         words = command(
             self.workers + self.servers, "bench.servers.soak_ranks", self.folder, self.way, self.servers,
             options=("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"),
@@ -118,7 +118,7 @@ class Soak:
         return ""
 
     def events(self) -> list[tuple[float, str, int]]:
-        """What happens to whom when so many exchanges are done."""
+        """The events, by the number of completed exchanges."""
         late = range(self.workers // 3 + 1, self.workers) if self.elastic else range(0)
         events: list[tuple[float, str, int]] = []
         for rank in range(self.workers):
@@ -182,9 +182,9 @@ class Soak:
         return np.frombuffer(data[: len(data) // self.record * self.record], np.float32)
 
     def chained(self, notes: Sequence[Any], last: set[Any]) -> list[str]:
-        """Whether a unit's pushes form one chain from 0 to what is there last.
+        """Whether a unit's pushes form one chain from 0 to its last value.
 
-        notes: what each push of each worker found there.
+        `notes`: the value that each push of each worker found.
         """
         own = {rank * SPAN + i + 1 for rank, note in enumerate(notes) for i in range(len(note))}
         untold = {rank * SPAN + len(notes[rank]) + 1 for rank in self.killed}
@@ -213,7 +213,8 @@ class Soak:
         return problems
 
     def memory(self) -> tuple[list[tuple[float, float]], list[str]]:
-        """Of each server its MiB at the end, and KiB gained in 1,000 exchanges; what is not flat."""
+        """For each server its MiB at the end, and KiB gained in 1,000 exchanges; and the servers that
+        grow."""
         table = np.array([sample for sample in self.samples if sample[0] >= self.steps / 10], np.float64)
         slopes: list[tuple[float, float]] = []
         problems: list[str] = []

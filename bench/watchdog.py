@@ -1,13 +1,13 @@
-"""What the watchdog and the record cost, and whether they ever cry wolf.
+"""The costs of the watchdog and the record, and their false alarms.
 
     python -m bench.watchdog                        # a step with and without them, in turns
     python -m bench.watchdog --alarms --steps 100000 --bound 1.0
     python -m bench.watchdog --jax                  # both for processes under jax.distributed
 
-The cost: ranks run the same jitted step of a program that is bound twice, watched and not, in blocks in turn.
-Alarms: steps of a millisecond, in which now and then a rank comes late by up to nine tenths of the bound. On
-a busy machine the bound must be long: what a rank waits for a core comes on top, and is no false alarm.
-Exit 1 where the cost is above 1% of a step of 50 ms, or where there was an alarm.
+The cost: ranks run the same jitted step of a program that is bound twice, watched and not, in alternating
+blocks. Alarms: steps of a millisecond, with occasional delays of a rank by up to nine tenths of the bound. On
+a busy machine the bound must be long: the wait of a rank for a core adds to the delay, and is not a false
+alarm. Exit 1 if the cost is above 1% of a step of 50 ms, or after any alarm.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def mesh_stepper(elements: int, watchdog_s: float | None) -> Callable[[], Any]:
 
 
 def stepper(elements: int, watchdog_s: float | None) -> Callable[[], Any]:
-    """A step of a program of its own."""
+    """A step of a separate program."""
     if "JAX_NUM_CPU_DEVICES" in os.environ:
         return mesh_stepper(elements, watchdog_s)
     import commplan  # noqa: PLC0415
@@ -102,13 +102,13 @@ def cost(rank: int, elements: int) -> None:
 
 
 def _more(seconds: dict[bool, list[float]]) -> list[float]:
-    """The quartiles of what the watched blocks take more than those beside them, in microseconds."""
+    """The quartiles of the additional time of watched blocks over their neighbours, in microseconds."""
     more = [with_it - without for with_it, without in zip(seconds[True], seconds[False], strict=True)]
     return [quarter * 1e6 for quarter in statistics.quantiles(more, n=4)]
 
 
 def alarms(rank: int, steps: int, bound_s: float, times: int) -> None:
-    """Every rank is late in some `times` steps of its own; an alarm is an exception, which ends the job."""
+    """Every rank is late in `times` steps of its choice; an alarm is an exception, which ends the job."""
     step, draw = stepper(1000, bound_s), random.Random(rank)
     every = max(steps // times, 1)
     for number in range(steps):

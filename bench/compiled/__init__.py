@@ -1,1 +1,1 @@
-"""Training steps compiled ahead of time for clusters of H100: a plan's beside what XLA makes of them."""
+"""Training steps compiled ahead of time for clusters of H100: with a plan, and by XLA alone."""

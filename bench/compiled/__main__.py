@@ -1,16 +1,16 @@
-"""What a plan costs and hides in compiled steps for H100, beside what XLA makes of the same steps alone.
+"""The costs and the hidden communication of plans in compiled steps for H100, against XLA alone.
 
     JAX_PLATFORMS=cpu .venv-audit/bin/python -m bench.compiled [--models transformer] [--targets h100:1x8]
         [--ways plan] [--keep FOLDER] [--summary]
 
 Nothing runs, and no GPU is needed: steps are compiled ahead of time, in the environment that `make audit`
-makes. XLA alone is also given the best of its own options, twelve combinations of a threshold for combining
-and a limit of collectives at a time. Columns: collectives; instructions; megabytes that one rank gives;
-memory that the step needs beside what it is given; milliseconds of the step, and those in which it waits for
-communication, as `commplan.lowering.audit.estimate` guesses them for a target's rates; and those of waiting
-that no order of the step's instructions could hide (`commplan.lowering.audit.bound`).
-FOLDER keeps what was compiled: a step that it has is not compiled again, and is estimated anew. `--summary`
-prints a line for each model and target: XLA alone, the best of its options, and the plan.
+makes. XLA alone also gets the best of its options: twelve combinations of a combine threshold and a limit of
+concurrent collectives. Columns: collectives; instructions; megabytes that one rank sends; memory in addition
+to arguments; milliseconds of the step, and of its waits for communication, as
+`commplan.lowering.audit.estimate` estimates them for a target's rates; and milliseconds of waiting that no
+order of the instructions could hide (`commplan.lowering.audit.bound`). FOLDER keeps compiled steps: they are
+not compiled again, only estimated. `--summary` prints a line for each model and target: XLA alone, the best
+of its options, and the plan.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from commplan.lowering.audit import target
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """What was asked for, model by model and target by target."""
+    """The requested rows, model by model and target by target."""
     compiler = Compiler(options.keep)
     for machine in map(target, options.targets.split(",")):
         for name in options.models.split(";"):

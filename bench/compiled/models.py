@@ -1,7 +1,6 @@
-"""What is trained: a transformer, unrolled or scanned, ResNet-50, and a mixture of experts.
+"""The models: a transformer, unrolled or scanned, ResNet-50, and a mixture of experts.
 
-Shapes alone: nothing here holds numbers. Weights are bf16, and layers in the order of the forward pass have
-names that sort.
+Shapes only, without numbers. Weights are bf16, and the names of layers sort in the order of the forward pass.
 """
 
 from __future__ import annotations
@@ -23,8 +22,13 @@ def leaf(*dims: int) -> Any:
 
 @dataclass(frozen=True)
 class Moves:
-    """What a model asks of the way in which it is trained: `layer` is called on a layer's weights in the body
-    of a scan, `body` on that body, `swap` sends row i of [n, ..] to rank i."""
+    """The hooks of a training method into a model.
+
+    Attributes:
+        layer: applied to a layer's weights in the body of a scan.
+        body: applied to that body.
+        swap: sends row i of [n, ..] to rank i.
+    """
 
     layer: Callable[[Tree], Tree] = lambda weights: weights
     body: Callable[[Any], Any] = lambda function: function
@@ -33,8 +37,12 @@ class Moves:
 
 @dataclass(frozen=True)
 class Transformer:
-    """Decoder of `layers` layers with a tied embedding. scanned: layers lie stacked, under `lax.scan`.
-    experts: of every second layer, one on each rank, at most a quarter more tokens each than on average."""
+    """Decoder of `layers` layers with a tied embedding.
+
+    Attributes:
+        scanned: layers are stacked, under `lax.scan`.
+        experts: of every second layer, one on each rank, at most a quarter more tokens each than on average.
+    """
 
     layers: int = 12
     width: int = 2048
@@ -57,7 +65,7 @@ class Transformer:
         return {f"layer{i:02}": both for i in range(1, self.layers, 2)} if self.experts else {}
 
     def batch(self) -> Mapping[str, Any]:
-        """What one rank trains on in a step."""
+        """One rank's input of a step."""
         return {"tokens": jax.ShapeDtypeStruct((self.rows, self.length), "int32")}
 
     def _layer(self, number: int) -> Tree:

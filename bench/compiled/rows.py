@@ -1,4 +1,4 @@
-"""What is said of a compiled step, and of several beside each other."""
+"""The description of a compiled step, and tables of several."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cells(row: Row) -> list[str]:
 
 
 def summary(rows: Sequence[Row]) -> Iterator[Row]:
-    """XLA alone, the best of its settings by the time of the step, and what plans make of it."""
+    """XLA alone, the best of its settings by the time of the step, and the plan."""
     alone = [row for row in rows if row.way.startswith("XLA alone")]
     yield from alone[:1]
     if alone[1:]:

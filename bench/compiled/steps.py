@@ -36,9 +36,9 @@ def options_of(threshold: int, limit: int) -> dict[str, str]:
 
 
 def ways_of(name: str, machine: Target) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each way to compile the step of model `name`, with XLA's options for it.
+    """Each way to compile the step of model `name`, with its XLA options.
 
-    Experts lie along one axis, and so are not reduced in levels.
+    Experts are sharded along one axis, and so are not reduced in levels.
     """
     yield PLAN, {}
     yield PROFILED, {}
@@ -61,7 +61,7 @@ class Compiler:
         return row((name, str(machine), way), text, memory, machine.machine)
 
     def _kept(self, name: str, machine: Target, way: str, options: Mapping[str, str]) -> tuple[str, int]:
-        """The text of the compiled step, and the bytes that it needs beside its arguments and results."""
+        """The text of the compiled step, and its memory in addition to arguments and results."""
         if self.folder is None:
             return _compiled(name, machine, way, options)
         file = self.folder / (re.sub(r"\W+", "-", f"{name} {machine} {way}") + ".gz")

@@ -299,7 +299,7 @@ class Judge:
 
 
 def _first_batches(run: Any, phase: Phase) -> Iterator[tuple[str, Any]]:
-    """The first batches of a phase, named; if its members have clocks of their own, an epoch of each."""
+    """The first batches of a phase, by name; if its members have independent clocks, an epoch of each."""
     clocked = next((op for op in phase.ops if isinstance(op, Read) and op.clock is not None), None)
     with contextlib.ExitStack() as stack:
         if clocked is None:
@@ -340,7 +340,7 @@ def _leaf_paths(schedule: Schedule) -> dict[str, list[str]]:
 
 
 def _whole_states(schedule: Schedule) -> dict[str, tuple[Any, ...]]:
-    """The leaves before any cut of every state, from which checkpoints are laid out."""
+    """The whole leaves of every state, before sharding, for laying out checkpoints."""
     assert schedule.origin is not None
     return {value.id: value.uncut for value in schedule.origin.values if value.id in schedule.states}
 

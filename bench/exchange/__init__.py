@@ -1,1 +1,1 @@
-"""What the benches of parameter exchange and elastic averaging have in common."""
+"""Shared code of the benches of parameter exchange and elastic averaging."""

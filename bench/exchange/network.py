@@ -1,10 +1,10 @@
-"""A small network on real pictures, and the device that it pretends to run on.
+"""A small network on real pictures, and its simulated device.
 
-The pictures are noisy crops of photographs that scikit-learn and scikit-image carry (examples/photos.py), of
-28 x 28 pixels; which photograph is it? Many hosts of an emulated cluster share few cores, where a step of the
-network would take the longer the more of them compute at once. So each host has a pretended device: whatever
-the step really took on the processor, its gradients are there `seconds` after it began, and the processor is
-free meanwhile.
+The pictures are noisy crops of photographs from scikit-learn and scikit-image (examples/photos.py), of 28 x
+28 pixels; the label is the photograph. Many hosts of an emulated cluster share few cores, so the computation
+of a step takes longer the more hosts compute at once. Therefore each host has a simulated device: its
+gradients are ready `seconds` after the step began, whatever the processor took, and the processor is free
+until then.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rank of the bench of elastic averaging: `bench.elastic` starts one on each host of a lab, under mpirun.
 
-The last rank is the master; all others are workers. Every way of averaging has its turn: the same network
-from the same weights, on the same pictures. Where a way needs no master, its rank waits.
+The last rank is the master; all others are workers. The methods take turns with the same network from the
+same weights, on the same pictures. If a method needs no master, its rank waits.
 """
 
 from __future__ import annotations
@@ -59,11 +59,13 @@ each step {{
 
 
 class Way(msgspec.Struct, frozen=True):
-    """A way of averaging.
+    """A method of averaging.
 
-    mode: as plans say it; `sgd` for synchronous SGD, `alone` for no communication at all. how: what the plan
-    says after it. passes: the compiler's pipeline, if not the usual one. overlap: whether the exchange may
-    run under the step; else the step waits for it first.
+    Attributes:
+        mode: the mode in plans; `sgd` for synchronous SGD, `alone` for no communication.
+        how: the rest of the stage in the plan.
+        passes: the compiler's pipeline, if not the default.
+        overlap: whether the exchange may overlap the step; otherwise the step waits for it first.
     """
 
     name: str
@@ -91,11 +93,16 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class Trained(msgspec.Struct, frozen=True):
-    """One way.
+    """The results of one method.
 
-    step_s: [worker][step]. losses: the mean over workers after each step; at_s: when that was. accuracy: of
-    the centre (of worker 0 without one), on pictures held out. chosen: what the compiler took. late: steps in
-    which the processor was slower than the pretended device, of all workers. cpu_s: of all workers.
+    Attributes:
+        step_s: [worker][step].
+        losses: the mean over workers after each step.
+        at_s: the times of the losses.
+        accuracy: of the centre (of worker 0 without one), on held-out pictures.
+        chosen: the compiler's choice.
+        late: steps, over all workers, in which the processor was slower than the simulated device.
+        cpu_s: CPU seconds of all workers.
     """
 
     way: Way
@@ -176,7 +183,7 @@ def _gather(
     comm: Any, workers: int, way: Way, own: tuple[list[float], list[float], list[float], int, float],
     accuracy: float, chosen: str,
 ) -> Trained | None:  # fmt: skip
-    """What all workers have to tell, at the first one: by messages of the bench's own."""
+    """The results of all workers at the first one, by separate messages of the bench."""
     if comm.Get_rank():
         comm.send(own, 0, tag=7)
         return None

@@ -59,8 +59,14 @@ each step {{
 
 
 class Way(msgspec.Struct, frozen=True):
-    """A way of exchanging. kind: `exchange` or `reduce` (and an update of one's own) by commplan, `central`
-    (a plain parameter server) or `ddp` (torch). servers: ranks that serve. how: what the plan says."""
+    """A method of exchanging.
+
+    Attributes:
+        kind: `exchange` or `reduce` (with a local update) by commplan, `central` (a plain parameter server)
+            or `ddp` (torch).
+        servers: ranks that serve.
+        how: the rest of the stage in the plan.
+    """
 
     name: str
     kind: str
@@ -85,9 +91,15 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """One way. seconds: of each step, until the last worker had its weights. began, ended: clock times around
-    all of them. wrong: the largest difference from NumPy's weights, as a part of the largest weight. missing:
-    why it was not measured. chosen: what the compiler took."""
+    """The results of one method.
+
+    Attributes:
+        seconds: of each step, until the last worker had its weights.
+        began, ended: clock times around all of them.
+        wrong: the largest difference from NumPy's weights, relative to the largest weight.
+        missing: the reason for a missing measurement.
+        chosen: the compiler's choice.
+    """
 
     way: Way
     seconds: list[float]

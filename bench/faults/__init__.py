@@ -1,1 +1,1 @@
-"""Faults, one a job, in every place where processes wait for one another: who is blamed, and how soon."""
+"""Faults, one a job, everywhere that processes wait for one another: the blamed process, and the delay."""

@@ -1,16 +1,15 @@
-"""Faults, one a job: who is blamed, in which line, and how soon.
+"""Faults, one a job: the blamed process, the line, and the delay.
 
     python -m bench.faults --place all --count 300 --seed 1 [--jobs 2] [--resume FILE]
     python -m bench.faults --place ulfm --count 40
 
-Places are ranks under MPI (`mpi`: one that ends a job by itself when a rank dies, `ulfm`: one that does not),
-processes under `jax.distributed` (`jax`, and `guard` without a plan), one process with its workers
-(`process`), processes that share their input (`input`), workers and parameter servers (`servers`), and ranks
-on hosts of an emulated cluster (`cluster`, root alone). One process or rank does one thing wrong, at a random
-moment. Right is a job that ends with the one that did it and the line that waited for it, and no other one
-named as the culprit; in time, one whose first message comes within five seconds of the bound. What is
-expected of faults that no process waits for is said in the file of its place. Exit 1 if a job hangs, or fewer
-than 95% are right in time.
+Places are ranks under MPI (`mpi`: one that ends a job when a rank dies, `ulfm`: one that does not), processes
+under `jax.distributed` (`jax`, and `guard` without a plan), one process with its workers (`process`),
+processes that share their input (`input`), workers and parameter servers (`servers`), and ranks on hosts of
+an emulated cluster (`cluster`, root only). One process or rank has one fault, at a random moment. A job is
+right if its messages name the culprit and the waiting line, and no other culprit; it is in time if its first
+message comes within five seconds of the bound. The module of a place defines the expected result of faults
+that no process waits for. Exit 1 if a job hangs, or fewer than 95% are right in time.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ PLACES = {
 
 
 def faults(names: Sequence[str], count: int, seed: int) -> list[Fault]:
-    """All kinds of these places in turn, each at a random moment, and no two alike where that can be."""
+    """All kinds of faults of these places in turn, each at a random moment, and all different if possible."""
     draw, drawn = random.Random(seed), list[Fault]()
     pairs = [(name, kind) for name in names for kind in PLACES[name].kinds]
     for number in range(count):

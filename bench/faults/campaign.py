@@ -1,4 +1,4 @@
-"""What all places of the campaign share: a fault, what became of it, how a job is watched, and the table."""
+"""Shared code of all places of the campaign: a fault, its outcome, watching a job, and the table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FULL = 'mount -t tmpfs -o size=16k tmpfs /dev/shm && head -c 16k /dev/zero > /de
 
 
 class Fault(NamedTuple):
-    """What `culprit` does in step `step` of a job at `place`. via: what the place makes of it."""
+    """The fault of `culprit` in step `step` of a job at `place`. `via` is a variant defined by the place."""
 
     place: str
     kind: str
@@ -49,8 +49,12 @@ def fault_of(words: Sequence[str]) -> Fault:
 
 
 class Job(NamedTuple):
-    """What was seen of a job. seconds: from the fault to the first message after it, None where there was
-    none. ended: whether all that can end did so in time."""
+    """The observation of a job.
+
+    Attributes:
+        seconds: from the fault to the first message after it, None without one.
+        ended: whether all processes that can end did so in time.
+    """
 
     seconds: float | None
     ended: bool
@@ -58,7 +62,7 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """right: the culprit was named, the line that waited for it, and nobody else."""
+    """`right`: whether the messages name the culprit and the waiting line, and no other process."""
 
     fault: Fault
     seconds: float | None
@@ -68,8 +72,14 @@ class Outcome(NamedTuple):
 
 
 class Place(NamedTuple):
-    """kinds: of faults. bound_s: after which the first message is due. draw: a fault of a kind, given what is
-    drawn from. judge: a job with that fault, and whether what it said is right."""
+    """A place of faults.
+
+    Attributes:
+        kinds: of faults.
+        bound_s: the time limit of the first message.
+        draw: draws a fault of a kind.
+        judge: runs a job with that fault, and returns whether its messages are right.
+    """
 
     kinds: tuple[str, ...]
     bound_s: float
@@ -109,10 +119,13 @@ def observed(
     over: Callable[[str], bool] | None = None,
     on_fault: Callable[[], None] = lambda: None,
 ) -> Job:
-    """Watch `jobs`, which write to the file `output`, until they have ended; then end what is left.
+    """Watch `jobs`, which write to the file `output`, until they have ended; then end the remaining
+    processes.
 
-    jobs: each the leader of a session of its own. over: instead, whether all that can end has, given what was
-    said. on_fault: called when the fault has happened.
+    Args:
+        jobs: each the leader of a separate session.
+        over: replaces the criterion that all processes that can end have ended, by their output.
+        on_fault: called when the fault has happened.
     """
     over = over or (lambda text: all(job.poll() is not None for job in jobs))
     until, marked, report_time, ended, text = time.monotonic() + START_S, None, None, False, ""

@@ -1,10 +1,10 @@
 """Faults of ranks on three hosts of the emulated cluster (`bench.netlab`), with links of 200 Mbit/s.
 
 The culprit's link goes down, or becomes ten times slower (`slow`), in a random step; or the rank is stopped,
-killed (of an MPI that outlives its dead) or asleep, which is told over the network. A rank behind a link that
-is down `does not answer`, and its host is named. What it says of the others cannot be heard, and counts for
-nothing; its process must end, too. A link that is slow still moves something within the bound, and the run
-must end by itself without anybody being named. Root alone can build the cluster.
+killed (under a fault-tolerant MPI) or asleep, which is reported over the network. A rank behind a dead link
+`does not answer`, and the messages name its host. Its own messages are not received, and do not count; its
+process must end, too. A slow link still moves data within the bound, and the run must end without naming
+anyone. Only root can build the cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def draw(drawn: random.Random, kind: str) -> Fault:
 
 
 def judged(fault: Fault) -> Outcome:
-    """Run a job on a lab of its own, and look at what it said."""
+    """Run a job on a separate lab, and judge its output."""
     with (
         Lab(Shape(mpi.RANKS, 1, RATE), f"f{os.getpid() % 10_000}n{next(_labs)}") as lab,
         tempfile.TemporaryDirectory() as records,
@@ -85,7 +85,7 @@ def _command(pid: str) -> str:
 
 
 def right(fault: Fault, text: str) -> bool:
-    """Whether the culprit is named, in the line that waited for it, and nobody else; of `slow`, nobody."""
+    """Whether the culprit and the waiting line are named, and nothing else; for `slow`, no process."""
     if fault.kind == "slow":
         return "CP0834" not in text and text.count("has made all steps") == mpi.RANKS
     return mpi.blamed(text) == {fault.culprit} and f"line {mpi.LINES['step']} of" in text

@@ -45,7 +45,7 @@ MEETING = ("order", "plan")  # what is wrong from the start
 
 
 def member(fault: Fault, run: str, index: int) -> None:
-    """What one process does."""
+    """The program of one process."""
     from commplan import compiler  # noqa: PLC0415
     from commplan.dsl import load  # noqa: PLC0415
     from commplan.runtime.input import PhaseBatches  # noqa: PLC0415
@@ -111,7 +111,7 @@ def members(fault: Fault) -> int:
 
 
 def draw(drawn: random.Random, kind: str) -> Fault:
-    """Only who makes batches can fail to make one."""
+    """Only a producer of batches can fail to make one."""
     via = drawn.choice(list(DESIGNS))
     makers = DESIGNS[via] if kind in ("raise", "sleep") else MEMBERS
     return Fault("input", kind, drawn.randrange(makers), drawn.randrange(2, 12), drawn.choice((4, 4096)), via)
@@ -127,7 +127,7 @@ def judged(fault: Fault) -> Outcome:
 
 
 def right(fault: Fault, text: str) -> bool:
-    """Whether all others name the culprit, in the line that waits for it, and nobody else."""
+    """Whether all others name the culprit and the waiting line, and nothing else."""
     errors = {int(index): words for index, words in re.findall(r"member (\d): error after all: (.*)", text)}
     others = set(range(MEMBERS)) - {fault.culprit}
     if fault.kind in ("order", "plan"):

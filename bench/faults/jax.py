@@ -1,7 +1,7 @@
-"""Faults of processes under `jax.distributed`: three of one CPU device each, which Gloo connects.
+"""Faults of processes under `jax.distributed`: three with one CPU device each, connected by Gloo.
 
-As `bench.faults.mpi` has them, of a program with a plan (`jax`), or of plain JAX under `commplan.guard`
-(`guard`). Faults before `bind` end nothing: who is awaited must be said.
+The faults of `bench.faults.mpi`, for a program with a plan (`jax`), or of plain JAX under `commplan.guard`
+(`guard`). Faults before `bind` do not end the job: the missing process must be reported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AWAITED = re.compile(
 
 
 def process(fault: Fault, port: int, index: int) -> None:
-    """What one process does."""
+    """The program of one process."""
     culprit = index == fault.culprit
     if culprit and fault.kind == "flag":
         os.environ["XLA_FLAGS"] = FLAG
@@ -106,7 +106,7 @@ def draw(drawn: random.Random, kind: str) -> Fault:
 
 
 def judged(fault: Fault) -> Outcome:
-    """Run a job, and look at what it said."""
+    """Run a job, and judge its output."""
     from tests.support.ports import free_port  # noqa: PLC0415
 
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "PYTHONUNBUFFERED": "1"}
@@ -134,7 +134,7 @@ def judged(fault: Fault) -> Outcome:
 
 
 def right(fault: Fault, text: str) -> bool:
-    """Whether the culprit is named, in the line that waited for it, and nobody else."""
+    """Whether the culprit and the waiting line are named, and nothing else."""
     if fault.kind == "memory":
         return "this run is not recorded" in text and text.count("has made all steps") == RANKS
     if fault.kind.startswith(BEFORE):

@@ -1,8 +1,8 @@
-"""Faults of ranks under MPI: one that ends a job when a rank dies (`mpi`), or outlives its dead (`ulfm`).
+"""Faults of ranks under MPI: one that ends a job when a rank dies (`mpi`), or one that survives it (`ulfm`).
 
-Each job has three ranks, a watchdog of two seconds and a plan with two phases; a random rank does one thing
-wrong in a random step, or differs from the start (`plan`, `flag`). A full /dev/shm (`memory`) keeps a run
-from being recorded, which is said, and from nothing else: that job is right where it runs to its end.
+Each job has three ranks, a watchdog of two seconds and a plan with two phases; a random rank has one fault in
+a random step, or differs from the start (`plan`, `flag`). A full /dev/shm (`memory`) prevents only the
+recording of a run, which is reported: that job is right if it runs to its end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 
 
 def rank(fault: Fault) -> None:
-    """What one rank does."""
+    """The program of one rank."""
     from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
 
     comm = MPI.COMM_WORLD
@@ -95,7 +95,7 @@ def draw(drawn: random.Random, kind: str) -> Fault:
 
 
 def judged(fault: Fault) -> Outcome:
-    """Run a job, and look at what it said."""
+    """Run a job, and judge its output."""
     options = ULFM if fault.place == "ulfm" else ()
     words = command(RANKS, __name__, *fault.words, options=options)
     with tempfile.TemporaryDirectory() as records, tempfile.TemporaryFile("w+") as output:
@@ -111,7 +111,7 @@ def judged(fault: Fault) -> Outcome:
 
 
 def right(fault: Fault, text: str) -> bool:
-    """Whether the culprit is named, in the line that waited for it, and nobody else."""
+    """Whether the culprit and the waiting line are named, and nothing else."""
     if fault.kind == "memory":
         return "this run is not recorded" in text and text.count("has made all steps") == RANKS
     if fault.kind in ("plan", "flag"):
@@ -133,7 +133,7 @@ def right(fault: Fault, text: str) -> bool:
 
 
 def blamed(text: str) -> set[int]:
-    """The ranks of which it is said that they hold the others."""
+    """The ranks that the text blames for blocking the others."""
     pairs = re.findall(
         r"rank (\d) (?:is stopped|has died|has not come|does not answer)|program has ended on rank (\d)", text
     )

@@ -1,9 +1,9 @@
-"""Faults of one process whose host functions run in threads, or in worker processes of its own (`via`).
+"""Faults of one process whose host functions run in threads, or in worker processes (`via`).
 
 A worker is stopped, killed, or its function does not return; a function raises; the program ends by
-`sys.exit` with batches in the making and a step under way; /dev/shm is full. The message names the function,
-its record and its line; of a worker that is gone or stopped, the worker's process too. After `exit` nothing
-is said, and the status is 0. A full /dev/shm (`memory`) is nothing to one process: it makes all its steps.
+`sys.exit` while batches are made and a step runs; /dev/shm is full. The message names the function, its
+record and its line; for a dead or stopped worker also its process. After `exit` there is no message, and the
+status is 0. A full /dev/shm (`memory`) does not affect a single process: it completes all its steps.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def decode(number: Any, *, elements: int, kind: str, record: int) -> Any:
 
 
 def program(fault: Fault) -> None:
-    """What the process does."""
+    """The program of the process."""
     import commplan  # noqa: PLC0415
     from bench.faults import process  # noqa: PLC0415  where workers find the function
     from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
@@ -84,13 +84,13 @@ def program(fault: Fault) -> None:
 
 
 def draw(drawn: random.Random, kind: str) -> Fault:
-    """Who is stopped or killed is a worker process."""
+    """Only worker processes are stopped or killed."""
     via = "processes" if kind in ("stop", "kill") else drawn.choice(("threads", "processes"))
     return Fault("process", kind, 0, drawn.randrange(2, 18), drawn.choice((16, 50_000)), via)
 
 
 def judged(fault: Fault) -> Outcome:
-    """Run a job, and look at what it said."""
+    """Run a job, and judge its output."""
     words = [sys.executable, "-m", __name__, *fault.words]
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
     with tempfile.TemporaryFile("w+") as output:
@@ -105,7 +105,7 @@ WELL = ("exit", "memory")  # after which the status is 0
 
 
 def right(fault: Fault, text: str) -> bool:
-    """Whether what went wrong is said, with its record and its line."""
+    """Whether the fault is reported, with its record and its line."""
     if fault.kind in WELL:
         return "error" not in text.lower() and ("all steps are made" in text) == (fault.kind == "memory")
     record = 8 * fault.step + 1

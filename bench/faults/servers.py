@@ -1,12 +1,12 @@
-"""Faults of workers and parameter servers, under an MPI that outlives its dead.
+"""Faults of workers and parameter servers, under a fault-tolerant MPI.
 
 Two workers and a server exchange gradients (`sync`: the server waits for both) or average elastically
-(`async`: it waits for nobody). The culprit is a worker or, as rank 2, the server. What is right:
+(`async`: it waits for neither). The culprit is a worker or, as rank 2, the server. The right outcomes:
 
-- a stopped server, or one that sleeps, is named to the workers; one that is killed or ends early too;
-- a stopped or sleeping worker is named to all where the others wait for it (`sync`). Where nobody does they
-  finish, and then the server names one that is stopped; one that sleeps holds nobody, and wakes up here;
-- a killed worker is done without, which the server says; so is one that leaves, of which nothing is said;
+- a stopped, sleeping or killed server, or one that ends early, is named to the workers;
+- a stopped or sleeping worker is named to all if the others wait for it (`sync`). Otherwise they finish, and
+  then the server names a stopped one; a sleeping one blocks no other, and wakes up here;
+- the server continues without a killed worker, and reports this; a worker that leaves is not reported;
 - an exception of either ends all, with its text.
 """
 
@@ -69,7 +69,7 @@ def add(w: Any, g: Any) -> Any:
 
 
 def rank(fault: Fault) -> None:
-    """What a worker or the server does."""
+    """The program of a worker or the server."""
     from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
 
     comm = MPI.COMM_WORLD
@@ -90,7 +90,7 @@ def rank(fault: Fault) -> None:
     reached = Path(os.environ["COMMPLAN_RECORDS"]) / "reached"  # the step, by worker 0
 
     def due() -> bool:
-        """What a server asks in its loop."""
+        """Called by a server in its loop."""
         if culprit and reached.exists():
             begin()
             happen(fault.kind)
@@ -127,7 +127,7 @@ def draw(drawn: random.Random, kind: str) -> Fault:
 
 
 def judged(fault: Fault) -> Outcome:
-    """Run a job, and look at what it said."""
+    """Run a job, and judge its output."""
     words = command(WORKERS + 1, __name__, *fault.words, options=ULFM)
     with tempfile.TemporaryDirectory() as records, tempfile.TemporaryFile("w+") as output:
         env = dict(environment()) | {"COMMPLAN_RECORDS": records}

@@ -23,7 +23,7 @@ class Results(msgspec.Struct, frozen=True):
 
 
 def size_text(nbytes: int) -> str:
-    """4 B, 16 KiB, 64 MiB; what is not round keeps its bytes."""
+    """4 B, 16 KiB, 64 MiB; other sizes in bytes."""
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit and nbytes % unit == 0:
             return f"{nbytes // unit} {name}"

@@ -28,8 +28,8 @@ NOTICE = 0.0004
 
 
 class Block(NamedTuple):
-    """What one block of repetitions took: of each repetition the seconds until the last rank was done, and
-    the CPU seconds of all ranks together; what the system chose, if it chooses."""
+    """The measurements of one block of repetitions: for each repetition the seconds until the last rank was
+    done, and the CPU seconds of all ranks; and the system's choice, if it makes one."""
 
     seconds: list[float]
     cpu: list[float]
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class Group:
-    """A process of `module` on each host of `lab`, under mpirun or by itself. CP1124 where one fails."""
+    """A process of `module` on each host of `lab`, under mpirun or alone. Raises CP1124 if one fails."""
 
     def __init__(
         self, lab: Lab, module: str, *, mpi: bool, env: Mapping[str, str] | None = None,
@@ -91,7 +91,7 @@ class Group:
         self._folder.cleanup()
 
     def wait(self) -> None:
-        """Until every rank is connected and has told who it is."""
+        """Wait until every rank is connected and has identified itself."""
         until = time.monotonic() + PATIENCE
         while len(self._links) < len(self._lab.ranks):
             try:
@@ -106,7 +106,7 @@ class Group:
         self._links = [ranked[rank] for rank in sorted(ranked)]
 
     def measure(self, work: Work, times: int, warm: int = 1) -> Block | str:
-        """A block of repetitions, every result checked; where the system has no way to do the work, why."""
+        """A block of repetitions, every result checked; or the reason if the system cannot do the work."""
         self._tell(Measure(work, times, warm))
         for _ in range(warm + times):
             waiting = [self._read(lines, Answer) for _, lines in self._links]

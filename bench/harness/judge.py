@@ -1,4 +1,4 @@
-"""What the figures say about commplan, in words: where it is slower than a peer, and by how much."""
+"""The verdict on commplan, in words: the cases in which it is slower than a peer, and by how much."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOISE = 0.05  # two medians this close are one
 
 
 def judge(figures: Sequence[Figure], where: Surroundings) -> list[str]:
-    """One sentence for each question; sizes are named where the answer is not the hoped-for one."""
+    """One sentence for each question; it names the sizes that miss the goal."""
     sentences: list[str] = []
     for kind, sizes in by_kind(figures).items():
         sentences += [f"{kind.replace('_', '-')}: {line}" for line in _of_kind(kind, sizes, where)]
@@ -76,7 +76,7 @@ def _small(sizes: dict[int, dict[str, Figure]]) -> list[str]:
 
 
 def _auto(sizes: dict[int, dict[str, Figure]]) -> list[str]:
-    """What the compiler chose against the best that it could have chosen."""
+    """The compiler's choice against the best alternative."""
     worst, where = 0.0, ""
     for size, own in sizes.items():
         others = {label: f.time for label, f in own.items() if label.startswith("commplan ")}

@@ -1,9 +1,9 @@
-"""Works as plans of one line, and what they were compiled to.
+"""Works as plans of one line, and their compiled schedules.
 
-`how` of a work is what follows the line: empty leaves the choice to the compiler, `via ring` pins the
+`how` of a work is the rest of the line: empty leaves the choice to the compiler, `via ring` pins the
 algorithm, and `via ring | rounds` pins the form of the collective too: `call`, `rounds` or `split`.
-`hierarchical(host = ring, rack = ring)`, without `via`, is one over the levels of the topology, which a plan
-over a single axis leaves to the compiler and has no words for.
+`hierarchical(host = ring, rack = ring)`, without `via`, is one over the levels of the topology, which the
+language cannot express for a single axis.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def program(work: Work, comm: Any, **more: Any) -> commplan.Program:
 
 
 def schedule(work: Work, count: int, **more: Any) -> Schedule:
-    """The same where nothing runs; `more` goes to `compiler.compile_plan`."""
+    """The same without running; `more` is passed to `compiler.compile_plan`."""
     shapes = {"x": shapes_of(_leaves(work))}
     compiled = compile_plan(plan_of(work, count).graph, shapes, axes={"data": count}, backend="mpi", **more)
     return in_form(compiled, work)

@@ -42,9 +42,9 @@ def run_ranks(
     environment: Mapping[str, str] | None = None,
     out: IO[str] | None = None,
 ) -> None:
-    """`python words...` as a rank on every host of `lab`. out: where stdout goes; kept if None.
+    """Run `python words...` as a rank on every host of `lab`. `out` receives stdout; None keeps it.
 
-    Raises CP1124 where a rank fails, with the last lines that were said; `what` the ranks are.
+    Raises CP1124 if a rank fails, with its last lines of output; `label` names them.
     """
     done = subprocess.run(
         lab.mpirun([sys.executable, *words]),
@@ -58,7 +58,7 @@ def run_ranks(
 
 
 class Entry(NamedTuple):
-    """One line of a comparison: what to call it, which system does it, and what it does."""
+    """One line of a comparison: its title, its system, and its work."""
 
     label: str
     system: str
@@ -66,10 +66,15 @@ class Entry(NamedTuple):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """What was measured of one entry. Times are seconds until the last rank was done, one per repetition;
-    `cpu` is the CPU seconds of all ranks; `crossed` the bytes that the busiest host sent per repetition, as
-    the kernel counted them; `missing` says why the system cannot do the work, if it cannot; `note` what it
-    chose to do, if it chooses."""
+    """The measurements of one entry.
+
+    Attributes:
+        times: seconds until the last rank was done, one per repetition.
+        cpu: CPU seconds of all ranks.
+        crossed: bytes sent by the busiest host per repetition, as counted by the kernel.
+        missing: the reason if the system cannot do the work.
+        note: the system's choice, if it makes one.
+    """
 
     label: str
     system: str
@@ -104,9 +109,9 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """Where and when: the lab, its line rate (bytes a second, per direction), the machine, the versions.
+    """Place and time: the lab, its line rate (bytes a second, per direction), the machine, the versions.
 
-    hosts: of each rank. topology: the lab as the compiler was told of it.
+    `hosts`: the host of each rank. `topology`: the lab, for the compiler.
     """
 
     date: str
@@ -126,7 +131,7 @@ class Surroundings(msgspec.Struct, frozen=True):
         return self.line_rates["host"]
 
     def bound(self, work: Work) -> float:
-        """Seconds that `work` takes at least here: what the busiest link must carry, at its measured rate."""
+        """The least seconds for `work` here: the traffic of the busiest link, at its measured rate."""
         known = parse_topology(self.topology)
         network, layout = Network.for_topology(known), one_group(places_of_hosts(known, self.hosts))
         most = busiest_bytes(work.kind, work.nbytes, layout, network)
@@ -134,11 +139,11 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 class Stage:
-    """A lab of `shape` with the processes of `systems`, from `with` to its end.
+    """A lab of `shape` with the processes of `systems`, for the duration of a `with` block.
 
-    rounds: how often each entry has its turn, the first one thrown away. calibration: what commplan compiles
-    with, besides the rates that are measured here. budget: seconds that one block of repetitions may take; at
-    least one repetition is done whatever it takes.
+    `rounds` is the number of turns of each entry; the first is dropped. `calibration`: for commplan, in
+    addition to the rates measured here. `budget`: seconds for one block of repetitions; there is always at
+    least one repetition.
     """
 
     def __init__(

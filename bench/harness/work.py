@@ -1,7 +1,7 @@
-"""What is measured: one collective over one tensor or many, its data, and what must come out.
+"""The measured work: one collective over one tensor or many, its data, and its expected results.
 
 Every element is a small integer in float32, so sums are exact in any order. The term of rank r carries the
-factor 3**r: a sum in which one term is missing and another is there twice is a different number.
+factor 3**r: replacing a missing term by a repeated one gives a different number.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ MOST_RANKS = 12  # 61 * (3**12 - 1) / 2 is below 2**24: exact in float32
 
 
 class Work(msgspec.Struct, frozen=True):
-    """A collective over float32 tensors, or `empty`: a call of the backend that moves nothing.
+    """A collective over float32 tensors, or `empty`: a call of the backend without data.
 
-    counts: the elements of each tensor: of the whole buffer (for reduce_scatter the operand, for all_gather
-    the result), a multiple of the number of ranks for these two. how: what the system should do, in its own
-    words; empty is one call for each tensor. seconds: of computation that the first tensor waits for, while
-    all others can be on their way already; of `empty` the computation is all there is.
+    Attributes:
+        counts: the elements of each tensor: of the whole buffer (for reduce_scatter the operand, for
+            all_gather the result), a multiple of the number of ranks for these two.
+        how: the method, in the words of the system; empty is one call for each tensor.
+        seconds: the computation before the first tensor, which the communication of the others can overlap.
+            For `empty` there is only computation.
     """
 
     kind: str
@@ -40,8 +42,8 @@ class Work(msgspec.Struct, frozen=True):
 
 
 class Operation(Protocol):
-    """A system's work, prepared: buffers made, programs compiled. `note` says what the system chose, if it
-    chooses."""
+    """A system's prepared work: allocated buffers, compiled programs. `note` is the system's choice, if
+    any."""
 
     note: str = ""
 
@@ -54,7 +56,7 @@ class Operation(Protocol):
         ...
 
     def results(self) -> list[Floats]:
-        """What came out, a flat array for each tensor. Not timed."""
+        """The results, a flat array for each tensor. Not timed."""
         ...
 
 
@@ -74,7 +76,7 @@ def count_of(kind: str, nbytes: int, ranks: int) -> int:
 
 
 def operand(work: Work, tensor: int, rank: int, ranks: int, variant: int) -> Floats:
-    """What `rank` gives for one tensor, flat."""
+    """The operand of `rank` for one tensor, flat."""
     count = work.counts[tensor]
     if work.kind == "broadcast" and rank != 0:
         return np.zeros(count, np.float32)
@@ -84,7 +86,7 @@ def operand(work: Work, tensor: int, rank: int, ranks: int, variant: int) -> Flo
 
 
 def wrong(work: Work, results: list[Floats], rank: int, ranks: int, variant: int) -> str:
-    """What is wrong with `results`; empty where every element is as it must be."""
+    """The error in `results`; empty if every element is correct."""
     if work.kind == "empty":
         return ""
     if len(results) != len(work.counts):

@@ -53,8 +53,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """Of each repetition the seconds and CPU seconds; what was wrong, empty where nothing was;
-    what the system chose to do, if it chooses."""
+    """For each repetition the seconds and CPU seconds; the error, if any; the system's choice, if it makes
+    one."""
 
     seconds: list[float] = []
     cpu: list[float] = []
@@ -147,16 +147,16 @@ class Worker:
 
 
 def operands(work: Work, rank: int, ranks: int) -> list[list[Any]]:
-    """[variant][tensor]: what this rank gives."""
+    """The operands of this rank: [variant][tensor]."""
     return [[operand(work, i, rank, ranks, variant) for i in range(len(work.counts))] for variant in (0, 1)]
 
 
 def come_first() -> None:
     """Give this process, and threads that it will start, priority over the rest of the machine.
 
-    Linux may share processors between sessions first and between processes then: the session needs it too,
-    and must not be one that others are in. Ranks of MPI are in one of their own already, which they cannot
-    leave. A lab needs root, so all of this is allowed.
+    Linux may share processors first between sessions and then between processes: so the session needs
+    priority too, and must contain no other processes. Ranks of MPI already are in separate sessions, which
+    they cannot leave. A lab needs root, so all of this is permitted.
     """
     os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     with contextlib.suppress(PermissionError):

@@ -1,4 +1,5 @@
-"""The yardstick of shared input: members in processes of their own, on the same records, in the same run.
+"""The reference for shared input: members as separate processes, on the same records, in the same run.
 
-Every system has its processes started once for a number of members and cores; they wait on their standard
-input and burn nothing while another is measured. Systems take turns block by block."""
+The processes of each system are started once for a number of members and cores; they block on their standard
+input and use no CPU while another is measured. Systems take turns block by block.
+"""

@@ -72,7 +72,7 @@ def memmap(options: Any, count: int) -> Epoch:
 
 
 def alone(options: Any, count: int) -> Epoch:
-    """A program by itself: it shares nothing but the cache with the others."""
+    """A single program: it shares only the cache with the others."""
     return _batches(options, count, None)
 
 

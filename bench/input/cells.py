@@ -34,11 +34,17 @@ class Asked:
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One system in one cell; one entry per round. cpu_s: per record and member. rate: records per second
-    and member. made: bytes that its processes made per record of the epoch (a record that each of twelve
-    members makes counts twelve times); None where it does not say. missing, again: records that members
-    were not given, or twice, over all rounds. memory, private: bytes beside those of as many processes
-    without an input, shared pages once and not at all. failed: why there are no more rounds.
+    """One system in one cell; one entry per round.
+
+    Attributes:
+        cpu_s: per record and member.
+        rate: records per second and member.
+        made: bytes that its processes made per record of the epoch (a record that each of twelve members
+            makes counts twelve times); None if unknown.
+        missing, again: records that members did not receive, or received twice, over all rounds.
+        memory, private: bytes in addition to those of as many processes without an input, with shared pages
+        counted once and not at all.
+        failed: the reason if there are no more rounds.
     """
 
     system: str
@@ -75,7 +81,7 @@ class Cell(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> float:
-        """CPU seconds per record and member that nobody can do without."""
+        """The lower bound of CPU seconds per record and member."""
         return statistics.median(self.decode_s) / self.members + statistics.median(self.consume_s)
 
     @property

@@ -20,10 +20,10 @@ Touch = Callable[[Any], Any]
 
 
 class Consumer:
-    """Counts the records that one member is given, epoch by epoch.
+    """Counts the records of one member, epoch by epoch.
 
-    kind: `ids` looks at nothing else, `step` is a jitted step, a number the seconds that an accelerator takes
-    for a step: the host sleeps.
+    `kind`: `ids` reads only the numbers, `step` is a jitted step, and a number is the seconds of an
+    accelerator's step: the host sleeps.
     """
 
     def __init__(self, kind: str, rows: int) -> None:
@@ -32,16 +32,16 @@ class Consumer:
         self._begun: list[float] = []
 
     def __call__(self, batch: Any, ids: npt.NDArray[np.uint32] | None = None) -> None:
-        """One batch u8 [rows, 224, 224, 3]; the numbers of its records where they do not stand in it."""
+        """One batch u8 [rows, 224, 224, 3]; `ids` are the numbers of its records if the batch does not
+        contain them."""
         self._begun.append(time.perf_counter())
         self._seen.append(numbers(np.asarray(batch)) if ids is None else ids)
         if self._touch is not None:
             self._touch(batch)
 
     def epoch(self, wanted: int) -> dict[str, Any]:
-        """What was seen since the last call, held against `wanted` records once each; and how long a step
-        took, from one batch to the next.
-        """
+        """The records since the last call, compared with `wanted` records once each; and the duration of a
+        step, from one batch to the next."""
         seen = Counter(np.concatenate(self._seen).tolist() if self._seen else ())
         steps = np.diff(self._begun).tolist()
         self._seen.clear()

@@ -1,10 +1,11 @@
-"""A ring of shared memory as one writes it by hand for one job: fixed slots, one maker, sequence numbers.
+"""A typical hand-written ring in shared memory for one job: fixed slots, one producer, sequence numbers.
 
     words: made, armed, a bell for the maker | taken, one for each member | slots
 
-`made` counts batches, and members sleep on it (futex); `taken[m]` counts those that member m has done with,
-and who is the last to take one rings the bell. Members see the slots as NumPy arrays, without a copy. Nobody
-is looked after: whoever dies stops the others for good."""
+`made` counts batches, and members sleep on it (futex); `taken[m]` counts those that member m has released,
+and the last member to release one wakes the producer. Members map the slots as NumPy arrays, without a copy.
+There is no failure detection: a dead process blocks the others for ever.
+"""
 
 from __future__ import annotations
 

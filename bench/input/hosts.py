@@ -1,8 +1,8 @@
 """A rank of the bench of input between hosts, one on each: `bench.input_hosts` starts it under mpirun.
 
-Every member of an ensemble is a rank. All designs stand ready, each with its own batches, and have their
-epochs in turns; between two epochs nobody works ahead. What a host sends and receives is what the kernel
-counts, and so is how busy the cores of the machine are.
+Every member of an ensemble is a rank. All designs are opened, each with separate batches, and have their
+epochs in turns; between two epochs no design works ahead. Traffic of a host and the load of the machine's
+cores are the kernel's counts.
 """
 
 from __future__ import annotations
@@ -51,11 +51,17 @@ class Orders(msgspec.Struct, frozen=True):
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """One epoch of one rank. wall_s: until it had its last batch. batch_s: from one batch to the next,
-    between the first and the last. cpu_s: of its process. sent, received: by its host, headers included.
-    busy: share of the time of all cores of the machine, all its hosts together, that was not idle; network:
-    the part of it in which the kernel moved packets, for the virtual links too. right: whether it was given
-    every record once."""
+    """One epoch of one rank.
+
+    Attributes:
+        wall_s: until its last batch.
+        batch_s: from one batch to the next, between the first and the last.
+        cpu_s: of its process.
+        sent, received: by its host, headers included.
+        busy: the share of the time of all cores of the machine, with all hosts, that was not idle.
+        network: the part of it in which the kernel moved packets, including those of virtual links.
+        right: whether it received every record once.
+    """
 
     wall_s: float
     batch_s: float
@@ -141,7 +147,7 @@ def _counted() -> tuple[int, int]:
 
 
 def _ticks() -> npt.NDArray[np.float64]:
-    """What the kernel counts of all cores: all the time, the idle time, the time for packets and timers."""
+    """The kernel's times of all cores: total, idle, and packets and timers."""
     times = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     _, _, _, idle, waiting, hard, soft, _ = times
     return np.array([sum(times), idle + waiting, hard + soft])

@@ -93,7 +93,7 @@ def opened(orders: Mapping[str, Any]) -> Generator[Any]:
 
 
 def initialize(orders: Mapping[str, Any]) -> None:
-    """Meet the other processes of a launcher, which wait for one that dies meanwhile."""
+    """Join the other processes of a launcher, which wait for one that dies during the join."""
     if orders["kind"].startswith("mpirun"):
         importlib.import_module("mpi4py.MPI")
     elif orders["kind"].startswith("jax"):
@@ -102,7 +102,7 @@ def initialize(orders: Mapping[str, Any]) -> None:
 
 
 def local(array: Any) -> Any:
-    """What this process has of an array, without the dimension of members that a mask has."""
+    """This process's part of an array, without the dimension of members that a mask has."""
     shards = getattr(array, "addressable_shards", None)
     return np.asarray(array if shards is None else shards[0].data)
 

@@ -43,7 +43,7 @@ each step {{
 
 
 def text(design: str, members: int, threads: int) -> str:
-    """The plan; as many readers as this process may use cores, where a design has readers."""
+    """The plan; with as many readers as this process may use cores, if the design has readers."""
     via = DESIGNS[design].format(readers=min(len(os.sched_getaffinity(0)), members))
     return PLAN.format(members=members, batch=BATCH, threads=threads, design=via)
 
@@ -88,7 +88,7 @@ def commplan(options: Any, records: Packed) -> None:
 
 
 def plain(options: Any, records: Packed) -> None:
-    """What a training script does by itself: read, decode, stack, with as many threads as it has cores."""
+    """A training script without commplan: read, decode, stack, with as many threads as it has cores."""
     rng = np.random.default_rng(17)
     consumer = Consumer(options.consumer, BATCH)
     pool = ThreadPoolExecutor(options.threads) if options.threads > 1 else None
@@ -139,8 +139,8 @@ def grain(options: Any, records: Packed) -> None:
 
 
 def consuming(options: Any, records: Packed) -> None:
-    """The consumer alone, on batches that lie in memory; before its first epoch it has none: what the
-    process takes then is what members take without any input."""
+    """The consumer alone, on batches in memory. It has none before its first epoch: the memory of the process
+    is then that of members without input."""
 
     importlib.import_module("commplan.runtime.input")  # its modules are a part of what a process takes
     consumer = Consumer(options.consumer, BATCH)

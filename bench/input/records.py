@@ -1,7 +1,8 @@
 """Real JPEGs without a download: seeded crops of the photographs that scikit-learn and scikit-image bundle.
 
-A record is its number, four bytes little endian, and a JPEG file. A decoded record carries the number in
-its first four bytes, so that every consumer can say which records it was given."""
+A record is its number, four bytes little endian, and a JPEG file. A decoded record has the number in its
+first four bytes, so that every consumer can list its records.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def photographs() -> list[Pixels]:
 
 
 def jpegs(count: int) -> list[bytes]:
-    """Seeded crops of the photographs, scaled up where one is too small, as JPEG files."""
+    """Seeded crops of the photographs, scaled up if one is too small, as JPEG files."""
     image: Any = importlib.import_module("PIL.Image")
     rng = np.random.default_rng(0)
     sources = [image.fromarray(pixels) for pixels in photographs()]
@@ -50,7 +51,7 @@ def jpegs(count: int) -> list[bytes]:
 
 
 def pack(path: Path, count: int, pictures: int | None = None) -> None:
-    """Write `count` records to one file, and where they begin beside it. pictures: JPEGs that they share."""
+    """Write `count` records to one file, and their offsets to a second one. `pictures`: the JPEGs."""
     images = jpegs(min(count, pictures or count))
     records = [number.to_bytes(PREFIX, "little") + images[number % len(images)] for number in range(count)]
     np.save(path.with_suffix(".npy"), np.cumsum([0, *map(len, records)]))

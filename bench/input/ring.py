@@ -1,10 +1,11 @@
-"""The processes of `bench.ring`: members of a feed, of a host's group, and of a ring written by hand.
+"""The processes of `bench.ring`: members of a feed, of a host's group, and of a hand-written ring.
 
     python -m bench.input.ring SYSTEM --plan FILE --records FILE --members N --place I --memory PATH
         --run-id ID
 
-All hand out the same batches in the same order: a picture, decoded and then changed at random, and the number
-of its record, by a load of its own. A member notes the numbers, and a few cells of every picture."""
+All return the same batches in the same order: a picture, decoded and then changed at random, and the number
+of its record, from a separate load. A member stores the numbers, and a few cells of every picture.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ class Numbers:
 
 
 class Notes:
-    """What a member saw of an epoch: a checksum of numbers and of cells of all pictures, batch by batch."""
+    """A member's observations of an epoch: a checksum of numbers and of cells of all pictures, batch by
+    batch."""
 
     def __init__(self) -> None:
         self.checksum, self.records = 0, 0
@@ -124,7 +126,7 @@ def ring_batches(options: Any, records: Packed) -> Callable[[], Iterator[Batch]]
 
 
 def feed_batches(options: Any, records: Packed) -> Callable[[], Iterator[Batch]]:
-    """A program that joins by itself."""
+    """A program that joins without a launcher."""
     import commplan  # noqa: PLC0415
 
     feed = commplan.join(

@@ -1,4 +1,4 @@
-"""What was found, for people and for programs."""
+"""The findings, for people and for programs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _spread(values: Sequence[float]) -> float:
 
 
 def verdict(results: Results) -> str:
-    """What was promised, and what came of it, at the largest number of members."""
+    """The promises and the results, at the largest number of members."""
     lines = [""]
     largest = max(cell.members for cell in results.cells)
     for measured in results.cells:
@@ -97,7 +97,7 @@ def verdict(results: Results) -> str:
 
 
 def _against(measured: Cell, shared: Figure, duplicated: Figure) -> list[str]:
-    """A design beside the limit and what is duplicated; then where it misses a promise."""
+    """A design against the limit and the duplicated work; then the promises that it misses."""
     over = shared.cpu / measured.limit
     apart = f" ({shared.cpu / measured.apart - 1:+.1%} from that of processes)" if measured.apart else ""
     ratio, wall = duplicated.cpu / shared.cpu, shared.wall / duplicated.wall

@@ -1,9 +1,10 @@
-"""The processes of one system: started, told to run an epoch, looked at from outside.
+"""The processes of one system: started, driven epoch by epoch, measured from outside.
 
-A worker prints lines that begin with `@` and are JSON: one when it is ready, one after each epoch. It runs
-an epoch for every line on its standard input and ends with it. CPU is the user and system time of all
-processes in the sessions of the workers, servers and their children included, by the kernel's clocks;
-memory is what the kernel charges them for, shared pages once."""
+A worker prints lines that begin with `@` and are JSON: one when it is ready, one after each epoch. It runs an
+epoch for every line on its standard input and ends with it. CPU is the user and system time of all processes
+in the sessions of the workers, including servers and their children, by the kernel's clocks; memory is the
+kernel's count, with shared pages counted once.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +32,8 @@ Answer = dict[str, Any]
 
 
 class StalledError(Exception):
-    """A system that does not answer, or whose process has ended; the message says which and what it last
-    said.
-    """
+    """A system that does not answer, or whose process has ended; the message has its name and its last
+    output."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class _Process:
 
 
 def path() -> str:
-    """Where the processes find modules: here first, then where this process was told to look."""
+    """The module search path of the processes: this folder first, then that of this process."""
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
@@ -152,7 +152,7 @@ class Team:
         return Block(cpu_s(pids) - before, wall, answers)
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of all processes: with shared pages counted once, and of their own pages alone."""
+        """Bytes of all processes: with shared pages counted once, and of private pages alone."""
         shared = private = 0
         for pid in self._pids():
             with contextlib.suppress(OSError):

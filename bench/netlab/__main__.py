@@ -1,7 +1,7 @@
 """The emulated cluster from the command line.
 
 python -m bench.netlab up --hosts 4 [--racks 2] [--rate 200mbit] [--uplink 200mbit] [--interleave]
-python -m bench.netlab status                       # what stands, and the bytes that crossed so far
+python -m bench.netlab status                       # existing labs, and their traffic so far
 python -m bench.netlab line-rate                    # of one TCP stream in each direction
 python -m bench.netlab run -n 4 -- python x.py      # under Open MPI, one rank on each host
 python -m bench.netlab launch -- python x.py        # without MPI: RANK, WORLD_SIZE, MASTER_ADDR, JAX_...

@@ -1,7 +1,7 @@
 """Open MPI's remote shell in a lab: `agent.py LAB [options] ADDRESS COMMAND...`, called by mpirun.
 
-Runs the command in the namespace that has the address, under the hostname of that host. A script of its own,
-started by path: nothing is imported from the packages around it.
+Runs the command in the namespace that has the address, under the hostname of that host. A standalone script,
+started by path: it imports nothing from the surrounding packages.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Building a lab, running programs in it, and clearing it away.
+"""Building a lab, running programs in it, and removing it.
 
-Everything of a lab lies in network namespaces that carry its name: one for each host (`NAME-1`, `NAME-2`,
-...) and one for the switches (`NAME-sw`). Nothing is put into the machine's own network, so several labs
-stand beside one another with the same addresses, and deleting the namespaces deletes the cluster.
+A lab consists of network namespaces that carry its name: one for each host (`NAME-1`, `NAME-2`, ...) and one
+for the switches (`NAME-sw`). The machine's network is not changed, so several labs with the same addresses
+can exist at once, and deleting the namespaces deletes the cluster.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SETTINGS = (
 
 
 class Host(NamedTuple):
-    """One host: its namespace, which is its hostname too; its address; the rack that it stands in."""
+    """One host: its namespace, which is also its hostname; its address; its rack."""
 
     name: str
     address: str
@@ -45,9 +45,9 @@ class Host(NamedTuple):
 
 
 class Lab:
-    """A cluster of `shape`, standing as long as the `with` block runs, or from `up` to `down`.
+    """A cluster of `shape`, for the duration of a `with` block, or from `up` to `down`.
 
-    Raises CP1120 (no root, or no iproute2), CP1121 (a lab of that name stands) and CP1123 (no such shape).
+    Raises CP1120 (no root, or no iproute2), CP1121 (a lab of that name exists) and CP1123 (invalid shape).
     """
 
     def __init__(self, shape: Shape | None = None, name: str = "lab") -> None:
@@ -66,7 +66,7 @@ class Lab:
 
     @classmethod
     def standing(cls, name: str = "lab") -> Lab:
-        """The lab that stands under `name`; CP1122 where there is none."""
+        """The existing lab `name`; raises CP1122 if there is none."""
         shell.require()
         saved = state.load(name)
         if saved is None or not _namespaces(name):
@@ -189,10 +189,10 @@ class Lab:
     def mpirun(
         self, words: Sequence[str], *, ranks: int | None = None, options: Sequence[str] = ()
     ) -> list[str]:
-        """The words that start Open MPI with one rank on each host, bound to the lab's network.
+        """The command prefix that starts Open MPI with one rank on each host, bound to the lab's network.
 
-        The hosts look like hosts: one daemon in each namespace, with a hostname of its own, so that ranks
-        neither share memory nor take a short cut through the loopback. `options` are mpirun's.
+        There is one daemon in each namespace, with a different hostname, so that ranks neither share memory
+        nor communicate through the loopback. `options` are mpirun's.
         """
         mpirun = _tool("mpirun")
         size = len(self.ranks) if ranks is None else ranks
@@ -223,9 +223,9 @@ class Lab:
 
 
 def down(name: str) -> bool:
-    """Clear away lab `name`, whoever built it and however that ended; False where nothing was there.
+    """Remove lab `name`, whatever built it and however that ended; False if there was none.
 
-    Ends what still runs in its namespaces, and touches nothing that does not carry its name.
+    Ends the remaining processes in its namespaces, and changes nothing that does not carry its name.
     """
     shell.require()
     _check(name, Shape())

@@ -1,4 +1,4 @@
-"""The line rate: what one plain TCP stream gets, while another runs the other way."""
+"""The line rate: the throughput of one plain TCP stream, while another runs in the other direction."""
 
 from __future__ import annotations
 

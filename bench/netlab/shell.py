@@ -1,4 +1,4 @@
-"""Running `ip` and `tc`, and what must be there for it."""
+"""Running `ip` and `tc`, and their prerequisites."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def require() -> None:
 
 
 def run(*words: str, check: bool = True) -> str:
-    """The standard output of a command. Raises CP1120 with its message where it fails and `check` is set."""
+    """The standard output of a command. Raises CP1120 with its message if it fails and `check` is set."""
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if check and done.returncode:
         output = (done.stderr or done.stdout).strip()
@@ -35,7 +35,7 @@ def run(*words: str, check: bool = True) -> str:
 
 
 def inside(namespace: str, command: Sequence[str], hostname: str | None = None) -> list[str]:
-    """The words that run `command` in `namespace`, and under `hostname` where one is given."""
+    """The command prefix that runs `command` in `namespace`, and under `hostname` if given."""
     words = ["ip", "netns", "exec", namespace]
     if hostname is None:
         return [*words, *command]

@@ -1,6 +1,6 @@
-"""What is written down about a lab that stands, so that a later process finds it and can clear it away.
+"""The stored state of an existing lab, so that a later process finds it and can remove it.
 
-One file for each lab, under /run, which is empty after a restart of the machine just as the namespaces are.
+One file for each lab, under /run, which is empty after a restart of the machine, like the list of namespaces.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ FOLDER = Path("/run/commplan-netlab")
 
 
 class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a lab looks like.
+    """The shape of a lab.
 
-    hosts: in each rack. rate: of the links of hosts, per direction, as `tc` writes it (200mbit).
-    uplink: of a rack's link to the others; empty: like a host's. interleave: ranks go round the racks
-    (rack 1, rack 2, rack 1, ...) instead of filling one after the other.
+    Attributes:
+        hosts: hosts in each rack.
+        rate: of the links of hosts, per direction, as `tc` writes it (200mbit).
+        uplink: of a rack's link to the others; empty: like a host's.
+        interleave: ranks alternate between racks (rack 1, rack 2, rack 1, ...) instead of filling one after
+            the other.
     """
 
     hosts: int = 4
@@ -35,7 +38,7 @@ class Shape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """A process, told from later ones with the same number by the time it started (in clock ticks)."""
+    """A process, identified by number and start time (in clock ticks)."""
 
     pid: int
     started: int
@@ -46,7 +49,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """A lab that stands; `owner` is the process that it ends with, None where it stands until `down`."""
+    """An existing lab; `owner` is the process that it ends with, None if it exists until `down`."""
 
     name: str
     shape: Shape
@@ -87,14 +90,14 @@ def claim(state: State) -> bool:
 
 
 def disown(state: State) -> None:
-    """From now on the lab stands until `down`, whatever becomes of the process that built it."""
+    """Let the lab exist until `down`, independent of the process that built it."""
     fresh = path(state.name).with_suffix(".new")
     fresh.write_bytes(msgspec.json.encode(msgspec.structs.replace(state, owner=None)))
     fresh.replace(path(state.name))
 
 
 def load(name: str) -> State | None:
-    """The lab on record under `name`. Raises CP1122 where the record cannot be read."""
+    """The stored lab `name`. Raises CP1122 if its record cannot be read."""
     try:
         return msgspec.json.decode(path(name).read_bytes(), type=State)
     except FileNotFoundError:

@@ -1,7 +1,7 @@
 """One end of a plain TCP stream: `stream.py send|receive ADDRESS PORT SECONDS`.
 
-The receiver prints the bytes a second that arrived after the first quarter of the time. A script of its own,
-started by path: nothing is imported from the packages around it.
+The receiver prints the bytes a second that arrived after the first quarter of the time. A standalone script,
+started by path: it imports nothing from the surrounding packages.
 """
 
 import socket

@@ -12,8 +12,10 @@ from bench.netlab.lab import Lab
 class Counters(NamedTuple):
     """Bytes on the wire, headers included.
 
-    sent: by each host, in the order of `Lab.hosts`. received: likewise. uplinks: both directions of each
-    rack's uplink together; empty on one switch.
+    Attributes:
+        sent: by each host, in the order of `Lab.hosts`.
+        received: by each host, in the same order.
+        uplinks: both directions of each rack's uplink together; empty on one switch.
     """
 
     sent: tuple[int, ...]
@@ -21,13 +23,13 @@ class Counters(NamedTuple):
     uplinks: tuple[int, ...]
 
     def since(self, before: Self) -> Counters:
-        """What came after `before`."""
+        """The traffic after `before`."""
         pairs = (zip(now, then, strict=True) for now, then in zip(self, before, strict=True))
         return Counters(*(tuple(now - then for now, then in pair) for pair in pairs))
 
 
 def counters(lab: Lab) -> Counters:
-    """The counters as they stand."""
+    """The current counters."""
     hosts = [_interfaces(host.name)["eth0"] for host in lab.hosts]
     switch = _interfaces(lab.switch) if lab.shape.racks > 1 else {}
     names = ["up1"] if lab.shape.racks == 2 else [f"up{rack + 1}" for rack in range(lab.shape.racks)]

@@ -1,1 +1,1 @@
-"""The parts of `bench.gpu`, each in a process of its own."""
+"""The parts of `bench.gpu`, each in a separate process."""

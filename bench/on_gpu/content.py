@@ -68,7 +68,7 @@ def _fed(
 
 
 def _seen(pixels: Any, kept: list[tuple[Any, Any]], rng: np.random.Generator) -> tuple[Any, Any]:
-    """The checksums of a batch, of which one in five is kept for later, at most `KEPT` at a time."""
+    """The checksums of a batch; one in five is kept for a later check, at most `KEPT` at a time."""
     numbers, sums = device_sums(pixels)
     if rng.random() < 0.2:
         kept.append((pixels, sums))

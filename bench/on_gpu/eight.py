@@ -1,7 +1,7 @@
 """The training step of one of eight devices without its network: the fusions of XLA that a plan prevents.
 
-Each way is the same transformer step with a barrier in place of every collective, beside the step that
-reduces nothing.
+Each variant is the same transformer step with a barrier instead of every collective, compared with the step
+that reduces nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def measure(scale: Scale, findings: Findings) -> None:
 
 
 def _training(model: Transformer, reduced: Callable[[Any], Any], like: Any, tokens: Any) -> Callable[[], Any]:
-    """A call that makes one step with donated weights of its own."""
+    """A function that makes one step with donated weights."""
 
     def train(params: Any) -> Any:
         return sgd(params, reduced(tax.gradients(model, params, tokens)))

@@ -1,7 +1,7 @@
 """Members of an ensemble as processes on one device: with shared input, and with one input each.
 
-The cells of `bench.ensemble_input`, in which JPEGs are decoded on the host, with members that put their
-batches on the device and run a jitted step there.
+The cells of `bench.ensemble_input`, with JPEGs decoded on the host, and members that put their batches on the
+device and run a jitted step there.
 """
 
 from __future__ import annotations

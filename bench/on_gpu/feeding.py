@@ -48,10 +48,11 @@ class Records:
 
 
 def measure(scale: Scale, findings: Findings) -> None:
-    """Bytes a second of batches of 77 MB for each device: of 512 images, each of which costs the interpreter
-    something to read, and of 16 blocks, for which bytes alone count.
+    """Bytes a second of batches of 77 MB for each device: of 512 images, which cost the interpreter time to
+    read, and of 16 blocks, for which only bytes count.
 
-    Raises AssertionError if bytes on the device differ from the host's.
+    Raises:
+        AssertionError: if bytes on the device differ from the host's.
     """
     mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     images = scale.pick(32, 512) * mesh.size
@@ -84,8 +85,8 @@ def measure(scale: Scale, findings: Findings) -> None:
 
 
 def _fed(mesh: Mesh, rows: Any, ahead: int, step: Any, scale: Scale) -> dict[str, float]:
-    """Bytes a second of the plan's batches, by themselves and under `step`, bytes that are registered, and
-    rows of two more batches that are wrong."""
+    """Bytes a second of the plan's batches, alone and under `step`, registered bytes, and the number of wrong
+    rows in two more batches."""
     batches = scale.pick(4, 40)
     hint = f", device_prefetch = {ahead}" if ahead else ""
     text = PLAN.format(row=rows.shape[1], batch=len(rows), cores=scale.pick(1, 8), ahead=hint)

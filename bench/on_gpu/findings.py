@@ -13,8 +13,8 @@ Result = dict[str, Any]
 
 
 class Findings:
-    """The lines and figures of a part so far. Every `add` reports all of them, so that a part which is killed
-    leaves what it had found.
+    """The lines and figures of a part so far. Every `add` reports all of them, so that a killed part leaves
+    its findings.
 
     Args:
         report: called with `{"lines": [..], figure: value, ..}`.

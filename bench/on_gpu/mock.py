@@ -1,8 +1,8 @@
 """The training step of one of 32 GPUs, compiled and timed on one GPU: XLA alone, and with the plan.
 
-JAX's `jax_mock_gpu_topology` makes a client for 4 hosts of 8 GPUs out of one GPU, with collectives of NCCL
-that do nothing. So XLA compiles for 32 with its autotuner, and the computation takes its real time. XLA may
-demand as many GPUs in a process as there are: then each of the 32 has a process of its own.
+JAX's `jax_mock_gpu_topology` makes a client for 4 hosts of 8 GPUs out of one GPU, with NCCL collectives that
+do nothing. So XLA compiles for 32 with its autotuner, and the computation takes its real time. XLA may
+require as many GPUs per process as exist: then each of the 32 has a separate process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The traffic of a bucketed reduction on the device's memory, in bytes for each byte of gradients.
+"""The memory traffic of a bucketed reduction on the device, in bytes for each byte of gradients.
 
 The step of one of eight ranks without its collectives: with gradients packed into buffers (`jax.jit`), with
-arrays as they are (`run.jit` on GPUs), and with a 16-bit wire, beside the division of the mean alone.
+unpacked arrays (`run.jit` on GPUs), and with a 16-bit wire, compared with the division of the mean alone.
 """
 
 from __future__ import annotations

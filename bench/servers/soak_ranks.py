@@ -1,7 +1,7 @@
-"""A rank of `bench.soak`, which starts some under mpirun: a worker that asks until it is told to stop, or a
-server.
+"""A rank of `bench.soak`, which starts some under mpirun: a worker that sends requests until it is stopped,
+or a server.
 
-What a worker was answered it notes in a file at once. It begins when a file tells it to.
+A worker writes each answer to a file at once. A file triggers its start.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Until:
 
 
 def averaging(run: Any, state: Any, rank: int, workers: int, units: Any, note: Any, stop: Until) -> None:
-    """Each request leaves a number of its own in the centre, and gets the one before."""
+    """Each request stores a different number in the centre, and returns the previous one."""
     del workers
     count = 0
     while not stop:
@@ -134,7 +134,7 @@ def exchanging(run: Any, state: Any, rank: int, workers: int, units: Any, note: 
 
 
 def look(run: Any, state: Any, folder: Path, least: Any) -> None:
-    """What the servers hold when everybody else has left; terms of others may still be on their way."""
+    """The state of the servers when all other workers have left; terms of others may still be in flight."""
     view: Any = None
     for _ in range(100):
         out, state = run.look(state)
@@ -146,7 +146,7 @@ def look(run: Any, state: Any, folder: Path, least: Any) -> None:
 
 
 def expected(folder: Path, workers: int) -> Any:
-    """What the weights are at least, by the workers' notes."""
+    """The least weights, by the workers' logs."""
     counts = [0] * workers
     for rank in range(workers):
         if (folder / f"note-{rank}").exists():

@@ -49,7 +49,7 @@ def phase(run: Any, given: list[list[Array]], note: str, seconds: float) -> Jitt
 
 
 class Empty(Operation):
-    """A call of the engine that does nothing: what it costs to leave XLA and come back."""
+    """A call of the engine that does nothing: the cost of leaving XLA and returning."""
 
     def __init__(self, work: Work) -> None:
         importlib.import_module("commplan.lowering.mpi.build").library()

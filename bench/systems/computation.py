@@ -1,7 +1,7 @@
-"""Computation to hide communication under: products of small matrices, one after another, on one thread.
+"""Computation that hides communication: products of small matrices, one after another, on one thread.
 
-All elements stay 1, which the results must show. How many products fit into a span of time is found once in
-every process, so that the computation alone and the computation beside communication are the same work.
+All elements stay 1, which the results must show. The number of products for a time span is calibrated once in
+every process, so that the computation alone and with communication is the same work.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def matrix() -> Array:
 
 
 def after_products(call: Callable[[list[Array]], Any], seconds: float) -> Callable[[list[Array]], Any]:
-    """`call` of tensors of which the first one is there only after the computation, to be jitted."""
+    """A function to be jitted: `call` of tensors of which the first is ready only after the computation."""
     if not seconds:
         return call
     count = jax_count(seconds)

@@ -1,4 +1,4 @@
-"""A jitted call over a list of tensors: what is measured of every system that runs inside JAX."""
+"""A jitted call over a list of tensors: the measured work of every system inside JAX."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = Any
 
 
 class Jitted(Operation):
-    """`call`, jitted. given: the operands of each variant. note: what the table says about it."""
+    """The jitted `call`. `given`: the operands of each variant. `note`: its remark in the table."""
 
     def __init__(
         self, call: Callable[[list[Array]], list[Array]], given: list[list[Array]], note: str = ""

@@ -1,7 +1,6 @@
-"""mpi4jax's own operations, jitted, from `jax.Array` to `jax.Array`.
+"""mpi4jax's operations, jitted, from `jax.Array` to `jax.Array`.
 
-It has no reduce-scatter: what stands here for it is an all-to-all and a local sum, which moves the bytes of
-one and no more.
+It has no reduce-scatter: an all-to-all and a local sum replace it, which moves the same bytes.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Each(Operation):
 
 
 class Beside(Each):
-    """All tensors but the first under way while what the first one waits for is computed."""
+    """All tensors but the first in flight during the computation before the first one."""
 
     def __init__(self, system: OpenMPI, work: Work) -> None:
         super().__init__(system, work)

@@ -1,7 +1,7 @@
-"""XLA's own collectives on CPUs, which go over Gloo: `shard_map` on a mesh of one device per process.
+"""XLA's CPU collectives, which go over Gloo: `shard_map` on a mesh of one device per process.
 
-There is no broadcast for CPUs: what stands here is what `lax` programs do instead, a sum in which only the
-root's term is not zero.
+There is no broadcast for CPUs: `lax` programs use a sum whose terms are zero except on the root, and so does
+this bench.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Xla:
         )
 
     def _own(self, x: Floats) -> Array:
-        """A global array of which this process holds `x`."""
+        """A global array; this process holds `x`."""
         array = jax.device_put(x, jax.local_devices()[0])
         return jax.make_array_from_single_device_arrays((x.size * self.ranks,), self.split, [array])
 
