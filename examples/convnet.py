@@ -14,7 +14,7 @@ from photos import CLASSES
 
 Params = dict[str, dict[str, Any]]
 
-WIDTHS = (4, 6, 8)  # so narrow that networks differ by what they were born with: averaging them pays
+WIDTHS = (4, 6, 8)  # so narrow that networks differ by their initial weights: averaging them pays
 
 
 def init(key: Any) -> Params:

@@ -28,7 +28,7 @@ import devices
 import photos
 
 PLANS = Path(__file__).parent / "plans"
-ETA, RATE = 0.05, 0.3  # what the plans pull with, and the rate of the workers' own steps
+ETA, RATE = 0.05, 0.3  # the coefficient of the pull in the plans, and the learning rate of the workers
 BATCH = 16
 
 

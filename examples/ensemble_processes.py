@@ -33,7 +33,7 @@ import photos
 
 PLAN = Path(__file__).parent / "plans" / "ensemble_training.plan"
 MEMBERS, REPLICAS = 2, 4
-RESULT = "result: "  # what a member's last line begins with
+RESULT = "result: "  # the prefix of a member's last line
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -188,7 +188,7 @@ def _relay(number: int, lines: IO[str] | None, result: dict[str, Any], gone: thr
         for line in lines or ():
             if line.startswith(RESULT):
                 result.update(json.loads(line.removeprefix(RESULT)))
-            elif "peer ranks" not in line:  # Gloo's own, on how its connections stand
+            elif "peer ranks" not in line:  # Gloo's message about its connections
                 print(f"member {number} | {line}", end="", flush=True)
     except BrokenPipeError:
         gone.set()

@@ -26,7 +26,7 @@ from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.wait import check_seconds
 
-_PORT = 9  # to which nothing is sent: it tells the address with which a rank reaches the first one
+_PORT = 9  # a port without traffic: a socket connected to it has the address that reaches the first rank
 
 
 class GuardedMesh(MeshMachine):

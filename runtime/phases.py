@@ -185,7 +185,7 @@ class PhaseCall:
         if not _compat.tracing():
             read, inputs = self._placed(read, self._reads), self._placed(inputs, self.lowered.arguments)
         if check.has_numbers(jax.tree_util.tree_leaves(inputs)):
-            # A number that does not fit, of which jit would make an array.
+            # A number that does not fit: jit would convert it to an array.
             self._checked(read, inputs, layout)
         try:
             outputs, new = call(read, inputs)

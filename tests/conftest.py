@@ -14,7 +14,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # Tests compile thousands of programs and run each a few times: LLVM need not make them fast.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-# What ranks record stays where they end badly: here that is on purpose, and no affair of this user's.
+# Records of ranks remain after failures: these are on purpose, and must not appear among the user's.
 _RECORDS = tempfile.TemporaryDirectory(prefix="commplan-records-")
 os.environ["COMMPLAN_RECORDS"] = _RECORDS.name
 

@@ -14,8 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = {room: f"commplan.{room}" for room in ("dsl", "lowering", "runtime")} | {"commplan": "commplan"}
 
-# What each room may import beside itself, `commplan.ir`, `commplan.io` and `commplan.diagnostics`. Modules
-# that stand in no room (the public face, the command, drawings, explanations) may import every room.
+# The allowed imports of each room, in addition to itself, `commplan.ir`, `commplan.io` and
+# `commplan.diagnostics`. Modules outside rooms (the public interface, the command, drawings, explanations)
+# may import every room.
 OURS = "commplan"
 ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.diagnostics": (),
@@ -181,7 +182,7 @@ def test_no_circles(room: str):
     assert not arrows, f"a circle among {sorted(arrows)}"
 
 
-# Packages that still import each other while the program runs: none may be added.
+# Packages that still import each other at run time: the list must not grow.
 BOTH_WAYS = {
     frozenset(f"commplan.{name}" for name in pair.split())
     for pair in (

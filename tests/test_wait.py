@@ -15,7 +15,7 @@ import pytest
 from commplan.wait import Wait, apart, attended, until
 
 ROOT = Path(__file__).parents[1]
-# Calls that wait for other processes as long as these like, whatever they are given.
+# Calls that wait for other processes for an unbounded time, with any arguments.
 ENDLESS = {
     "allgather",
     "bcast",
@@ -28,7 +28,7 @@ ENDLESS = {
     "Wait",
     "Recv",
 }
-# Calls that do so where they are given nothing.
+# Calls that do so without arguments.
 BOUNDED = {"wait", "join", "result", "get", "acquire", "communicate", "recv", "accept"}
 # What still waits, and why it may.
 ALLOWED: dict[str, set[str]] = {
@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime/input/multirate/clocked.py": {"join"},
     # Of a socket that does not block.
     "commplan/sidecar/__main__.py": {"accept"},
-    # Behind a poll; and of its parent, with whom it ends.
+    # After a poll; and for its parent, with which it ends.
     "runtime/input/stages/worker_pool.py": {"recv"},
     "runtime/input/stages/worker_process.py": {"recv"},
 }

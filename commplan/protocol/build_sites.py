@@ -15,7 +15,7 @@ from commplan.ir.types import DType
 from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Kind, Site, Sites
 from commplan.protocol.units import Flat, StateLayout, beside, weights
 
-# The states of a request, what a worker sends, and what it gets.
+# The states of a request, the worker's messages, and the answers.
 _Request = tuple[tuple[Value, ...], tuple[Buffer, ...], tuple[Buffer, ...]]
 
 
@@ -33,7 +33,7 @@ class _Survey:
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.entry = {value.id: value for value in schedule.entry}
-        self.tags = itertools.count(FIRST_TAG)  # given out in the order in which messages are posted
+        self.tags = itertools.count(FIRST_TAG)  # in the order of posting
         self.first: dict[str, int] = {}
         count = 0
         for axis in schedule.axes:
@@ -49,7 +49,7 @@ class _Survey:
         calls: list[Site] = []
         if self.servers:
             ops = list(self._ops())
-            for _, op, values in ops:  # layouts follow from exchanges wherever these stand
+            for _, op, values in ops:  # layouts follow from exchanges anywhere in the plan
                 if isinstance(op, Exchange | Elastic):
                     self._lay(op, values)
             for number, (phase, op, values) in enumerate(ops):
@@ -174,7 +174,7 @@ class _Survey:
             buffers.append(self._each("scalar", dtype, layout, value, (place,), down=down))
         for slot, flats in enumerate(layout.slots):
             buffers += self._data(layout, flats, [flat.dtype for flat in flats], value, slot)
-        if not buffers and not down:  # of a state without leaves it is told that it is there
+        if not buffers and not down:  # for a state without leaves, an acknowledgement
             return (self._each("token", DType.I32, layout),)
         return tuple(buffers)
 

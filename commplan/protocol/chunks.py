@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
-LEAST = 4 * 1024  # bytes of a chunk that nobody asked for
+LEAST = 4 * 1024  # bytes of a chunk unless the plan has a size
 MOST = 256 * 1024
 FOR_EACH = 8  # chunks for every owner, so that they stream and balance
 

@@ -133,7 +133,7 @@ def beside(
     for places in copies.values():
         missing = [leaf.path for place, leaf in enumerate(leaves) if place not in places]
         if missing and all(state_leaves[place].shape == () for place in places.values()):
-            scalars += places.values()  # a count of steps, and weights in which something is called so too
+            scalars += places.values()  # a step count, and weights with the same name
         elif missing:
             some = state_leaves[next(iter(places.values()))]
             _refuse(some, f"its copy of the weights lacks `{missing[0]}`", span, file)

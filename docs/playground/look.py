@@ -21,7 +21,7 @@ from commplan.report.gather import Recorded, gather
 from commplan.report.graph import graphs
 from commplan.verify.claims import claims
 
-numpy.loading = False  # what is imported when it is first used below must not call it either
+numpy.loading = False  # modules imported lazily below must not call it either
 
 FILE = "playground.plan"
 SCHEDULE = 200_000  # characters that are shown

@@ -13,7 +13,7 @@ from commplan.errors import RANGES, page, titles
 FOLDER = "errors"
 CODE = re.compile(r"(?<![\w\[/`-])(CP\d{4})(?![\w\]`-]|\.\w)")
 INDENTED = re.compile(r"^```(?s:.*?)^```$|^(?P<plain> {4}.*\n(?:(?: {4}.*)?\n)*)", re.M)
-# Where a code must stay as it is: blocks and spans of code, links, headings.
+# The parts of a page in which codes are not linked: blocks and spans of code, links, headings.
 VERBATIM = re.compile(r"^(```|~~~).*?^\1|^(?: {4}|#)[^\n]*$|`[^`\n]+`|\[[^\]\n]*\]\([^)\n]*\)", re.M | re.S)
 
 

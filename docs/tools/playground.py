@@ -27,7 +27,7 @@ from commplan.topology import load_topology
 
 ROOT = vendor.ROOT
 SCRIPTS = tuple(name for name in page.SCRIPTS if name != "main.js")
-# What the checker, the passes and the explanation do not import.
+# Modules that the checker, the passes and the explanation do not import.
 LEFT_OUT = (
     "runtime/", "cli/", "pages/", "lowering/jax/", "lowering/mpi/", "report/assets/",
 )  # fmt: skip

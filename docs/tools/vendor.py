@@ -37,13 +37,13 @@ PYODIDE = Package(
     "sha512-0YvXxEhfEdpLfb/XkM2BFAeMROq0iMUX2bzzH9pOttyMcWkwq+HbE5uyuGD82LN7y2q+SNvi/6V5JEsOlD2R1A==",
     ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json"),
 )
-# What the playground installs in Pyodide, by digest, and for which Python.
+# The packages that the playground installs in Pyodide, by digest, and their Python.
 WHEELS = Path(__file__).parent / "browser.txt"
 BROWSER = (
     "--python-version=3.14", "--abi=cp314", "--abi=none",
     "--platform=pyemscripten_2026_0_wasm32", "--platform=any",
 )  # fmt: skip
-# What the theme would load from another host, as it stands in its script, and what it is to load instead.
+# The URLs in the theme's script that point to other hosts, and their replacements.
 ELSEWHERE = {
     "https://unpkg.com/mermaid@11/dist/mermaid.min.js":
         'new URL("assets/vendor/mermaid.min.js",__md_scope).href',

@@ -23,7 +23,7 @@ PASSES = 5  # Over all hosts; each host joins the rack of most of its fast links
 ALONE = 16  # With more hosts, only some pairs are measured alone.
 SHARED = 1.4  # The least ratio of bandwidths within a rack and across racks.
 LONG_S = 0.05  # An exchange of this length hides latencies.
-LEAST, RUNS = 2**16, 2  # Bytes; exchanges of each pair, of which the best counts.
+LEAST, RUNS = 2**16, 2  # Bytes; exchanges of each pair, and the best of them counts.
 
 HostPairs = Sequence[tuple[int, int]]
 

@@ -80,7 +80,7 @@ class ServerCheckpoint:
     """The checkpoint file of one server in `folder`.
 
     Attributes:
-        found: Whether the file existed.
+        existed: Whether the file existed.
 
     Args:
         folder: The folder; created if necessary.

@@ -38,7 +38,7 @@ from commplan.runtime.param_server.startup_guard import begin_serving, end_servi
 from commplan.runtime.param_server.store import Array, Pool
 
 ABORT = 3  # the tag of a message with the reason that a server ends
-DEATH = 4  # the tag with which servers tell each other that a replay has reached a worker's death
+DEATH = 4  # the tag of messages between servers that a replay has reached a worker's death
 _LEAVES = "OMPI_MCA_async_mpi_finalize"  # set by `mpirun --mca`: whether MPI_Finalize ignores dead ranks
 _SPIN_S = 200e-6  # seconds without a message before the first sleep
 _NAP_S = 50e-6  # seconds of the first sleep; each is twice as long as the one before

@@ -125,7 +125,7 @@ class World:
         for rank in answers:
             if rank != self.rank:
                 self._comm.send(all_failed, dest=rank, tag=_VERDICT)
-        # Ranks without errors of their own failed because of other ranks' errors.
+        # Ranks without errors failed because of other ranks' errors.
         silent = sum(not problems for problems in answers.values())
         return together(answers, len(living) - silent), all_failed
 

@@ -134,7 +134,7 @@ def test_a_jax_mesh() -> None:
 
     devices = jax.make_mesh((4, 2), ("data", "model"))
     shapes = {"grads": {"w": jax.ShapeDtypeStruct((3, 4), "float32"), "b": [jax.numpy.zeros(2)]}}
-    # Leaves may be cut over `model`: they are packed only where the plan says so.
+    # Leaves may be sharded over `model`: they are packed only if the plan says so.
     whole = commplan.loads(TEXT).compile(devices, shapes)
     assert whole == commplan.loads(TEXT).compile({"data": 4}, shapes, passes=whole.schedule.pipeline)
     assert "bucket{pinned=true}" in whole.schedule.pipeline

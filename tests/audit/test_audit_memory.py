@@ -16,7 +16,7 @@ def test_results_that_lie_where_arguments_lay_count_once() -> None:
     memory = compile_step(donating, argument, argument).memory
     assert memory is not None
     assert (memory.arguments, memory.donated) == (2 * KIB, KIB)
-    assert 2 * KIB <= memory.outputs < 3 * KIB  # a table of the two lies beside them on CPUs
+    assert 2 * KIB <= memory.outputs < 3 * KIB  # CPUs add a table of the two
     assert memory.total == memory.arguments + memory.outputs - KIB + memory.temporary
 
 

@@ -17,7 +17,7 @@ from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, profile, shifts
 from commplan.lowering.jax.typing_shim import jax
 
 MACHINE = Machine(flops=10_000, memory=10_000, bus=1_000, start=1)
-# The all-reduce is awaited before the product of `OVERLAPPED` is issued.
+# The all-reduce is complete before the product of `OVERLAPPED` is issued.
 AWAITED_FIRST = re.sub(r"(  %product = .*\n)(  %done = .*\n)", r"\2\1", OVERLAPPED)
 LOOP = f"""\
 {HEAD}

@@ -193,7 +193,7 @@ def test_results_are_read_back(tmp_path: Path):
     assert "2 racks of 3, ranks go round" in heading(example(Shape(3, 2, interleave=True)).surroundings)
 
 
-# What is compared
+# The compared values
 
 
 def test_entries_of_collectives():

@@ -37,7 +37,7 @@ def reason_against() -> str:
 
 AGAINST = reason_against()
 needs_lab = pytest.mark.skipif(bool(AGAINST), reason=AGAINST)
-NAME = f"t{os.getpid()}"  # beside labs of other runs of these tests
+NAME = f"t{os.getpid()}"  # unique among labs of other runs of these tests
 
 
 def namespaces(name: str = NAME) -> list[str]:
@@ -82,7 +82,7 @@ def test_bytes_cross_the_links_between_the_hosts_and_no_others(racks: Lab):
     assert max(idle) < inside.sent[sender] / 10, "only what keeps a network up"
     assert send(racks, 0, 1, 200_000) == 200_000
     across = counters(racks).since(before).since(inside)
-    crossed = across.sent[sender] + across.received[sender]  # what was sent again is counted on both links
+    crossed = across.sent[sender] + across.received[sender]  # both links count retransmissions
     assert 200_000 < across.uplinks[0] < 1.5 * crossed, "once, though an uplink has two ends"
 
 

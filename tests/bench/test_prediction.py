@@ -14,7 +14,7 @@ def pair(nbytes: int, how: str, measured: float, predicted: float) -> Pair:
 
 def test_the_predicted_best_is_compared_with_the_measured_best() -> None:
     pairs = [
-        pair(4, "", 1.0, 9.0),  # commplan's choice is no way of its own
+        pair(4, "", 1.0, 9.0),  # commplan's choice is not a separate method
         pair(4, "via ring", 1.0, 1.1),
         pair(4, "via native", 2.0, 1.2),
         pair(8, "via ring", 1.04, 1.0),

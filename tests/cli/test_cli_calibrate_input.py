@@ -158,7 +158,7 @@ def test_links_measured_later_leave_the_input(here: Here, capsys: Capture) -> No
     document = json.loads(capsys.readouterr().out)
     assert document["calibration"]["input"]["fn"][0]["name"] == "decode"
     before = here.found()
-    # In a process of its own: the number of devices is settled where JAX has run before.
+    # In a separate process: JAX fixes the number of devices when it first runs.
     words = ("calibrate", "--devices", "2", "--seconds", "1", "--largest", "4B", "-o", here.out)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_")} | {
         "JAX_PLATFORMS": "cpu"

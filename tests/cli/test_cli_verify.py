@@ -151,7 +151,7 @@ def test_a_saved_schedule(plan: str, shapes: str, tmp_path: Path, capsys: Captur
     capsys.readouterr()
     assert main(["verify", str(saved)]) == 0
     assert "plan two_level, 32 ranks" in capsys.readouterr().out
-    # Somebody changes it: what is wrong is said at the plan's line, and that it was changed.
+    # Somebody edits it: the errors point at the plan's line, and mention the edit.
     text = saved.read_text()
     assert '"name": "ring"' in text or '"hierarchical"' in text
     saved.write_text(text.replace('"ring"', '"rung"'))
@@ -180,7 +180,7 @@ def test_a_schedule_that_was_saved_as_text(plan: str, shapes: str, tmp_path: Pat
     text = saved.read_text()
     saved.write_bytes(text.replace("\n", "\r\n").encode())
     assert main(["verify", str(saved)]) == 0
-    # Not what the plan says; and sound, but nothing tells whether it was edited.
+    # Not the plan's schedule; and one that is sound, without a trace of an edit.
     for edited, code in (
         (text.replace("op=sum", "op=max"), "CP0766"),
         (text.rpartition("# digest")[0], "CP1004"),

@@ -61,7 +61,7 @@ def test_the_median_error_of_bus_bandwidth_in_published_tables() -> None:
 def test_the_error_of_each_table(name: str) -> None:
     (table,) = (each for each in published() if each.name == name)
     assert statistics.median(row.error for row in table.rows) < (0.23 if table.fitted else 0.17)
-    # Large messages are what plans are chosen by.
+    # Plans are chosen by large messages.
     large = [row.error for row in table.rows if row.nbytes >= 1 << 30]
     assert all(error < 0.25 for error in large)
 
@@ -112,7 +112,7 @@ def test_the_protocol_follows_the_size() -> None:
     assert set(taken) >= {"ll", "simple"}
 
 
-# What must hold
+# The invariants
 
 
 @pytest.mark.parametrize("devices", DEVICES)
@@ -159,7 +159,7 @@ def test_groups_that_share_links_share_their_rate() -> None:
     pairs = Layout(np.arange(16).reshape(2, 8).T.copy())
     alone = Layout(np.array([[0, 8]]))
     size = 1024 * MIB
-    # Each rank has a network card of its own: eight pairs are as fast as one.
+    # Each rank has a separate network card: eight pairs are as fast as one.
     assert seconds("all_reduce", size, pairs, topology) == pytest.approx(
         seconds("all_reduce", size, alone, topology)
     )

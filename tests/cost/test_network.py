@@ -132,7 +132,7 @@ def test_fair_shares_fill_links_and_cannot_be_improved(flows_: int, links: int, 
     carried = rates @ use
     assert (carried <= capacity * (1 + 1e-9)).all()
     for flow in range(flows_):
-        # Every flow has a full link on which nobody is faster: only slower ones could give way.
+        # Every flow has a full link on which no other flow is faster: only slower ones could give way.
         full = (carried >= capacity * (1 - 1e-6)) & (use[flow] > 0)
         fastest = [(rates[use[:, link] > 0]).max() for link in np.flatnonzero(full)]
         assert fastest
@@ -263,5 +263,5 @@ def test_a_rank_alone_needs_no_time() -> None:
 
 
 def test_a_word_reaches_eight_ranks_no_sooner_than_a_best_tree_does() -> None:
-    # o = 6 us, alpha = 60 us: one rank tells another every 6 us, who knows 72 us later.
+    # o = 6 us, alpha = 60 us: one rank sends to another every 6 us, and each message arrives 72 us later.
     assert lower_bound("all_reduce", 0.0, one_group(IN_ORDER), NETWORK) >= 13 * 6e-6

@@ -113,7 +113,7 @@ def test_an_axis_declared_twice_is_no_reason_to_say_that_none_is() -> None:
 
 def test_a_value_reduced_twice_is_found_behind_other_mistakes() -> None:
     body = (
-        "    a = reduce g over dta by sum\n"  # how `a` lies is not known
+        "    a = reduce g over dta by sum\n"  # the placement of `a` is unknown
         "    b = reduce a over data by sum\n"
         "    c = reduce b over data by sum\n"  # but `b` is the same over `data`
         "    d = reduce c over data by sum\n"

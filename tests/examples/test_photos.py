@@ -39,7 +39,7 @@ def test_augmenting_keeps_every_pixel():
 @pytest.mark.parametrize("label", range(photos.CLASSES))
 def test_no_pixel_is_in_both_sets(label: int):
     photograph = photos._photograph(*photos.PHOTOGRAPHS[label])
-    # A picture that holds its own coordinates: a crop of it tells where it was taken.
+    # A picture whose pixels are their coordinates: a crop shows its position.
     height, width = photograph.shape[:2]
     rng = np.random.default_rng(label)
     taken = {False: np.zeros((height, width), bool), True: np.zeros((height, width), bool)}

@@ -36,8 +36,8 @@ def compiled(path: Path) -> commplan.Program:
 def test_the_schedule_of_an_example(path: Path, snapshot: SnapshotAssertion) -> None:
     schedule = compiled(path).schedule
     assert verify(schedule) == ()
-    # The plan that it carries has a test of its own.
+    # Another test covers the plan that it carries.
     text = print_schedule(msgspec.structs.replace(schedule, origin=None))
-    # What is known by its digest elsewhere, and where the file lies, is not what this test is about.
+    # Not covered here: digests of other contents, and the location of the file.
     kept = [line for line in text.splitlines() if not line.startswith(("  plan_digest", "  file"))]
     assert "\n".join(kept) == snapshot

@@ -86,7 +86,7 @@ def test_buckets_that_hold_everything():
         "output a, b, c, d, e",
     ]
     text = step(*lines, head=head)
-    assert found(text) == [("CP1203", 8)]  # of the tree nothing is known; d and e share their buckets
+    assert found(text) == [("CP1203", 8)]  # the tree has no shapes; d and e share their buckets
     leaves = (Leaf("w", (1000, 1000), DType.F32),)
     assert found(text, shapes={"t": leaves}) == [("CP1203", 8), ("CP1203", 9)]
 

@@ -33,7 +33,7 @@ def test_layout_and_comments_stay():
         "  output  x\r\n}\r\n"
     )
     better, count = repaired(text, diagnostics)
-    assert count == 2  # the word, and then the count that nobody reads
+    assert count == 2  # the word, and then the unused count
     assert better == text.replace("exactly_onc", "exactly_once").replace("x , n=load", "x=load")
     assert not diagnostics(better)
 

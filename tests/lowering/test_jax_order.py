@@ -94,7 +94,7 @@ def test_a_tap_reduces_inside_the_scanned_backward_pass(policy: bool):
     x = rng.normal(size=(4, 8, 16)).astype(np.float32)
     lowered = step.lower({}, params, x)
     copies = re.findall(r"dynamic_update_slice.*tensor<5x16x16xf32>", lowered.as_text())
-    assert len(copies) == (1 if policy else 2)  # the gradient, and what the backward pass keeps of weights
+    assert len(copies) == (1 if policy else 2)  # the gradient, and the residuals of the weights
     text = lowered.compile().as_text() or ""
     bodies = [part for part in text.split("\n\n") if " all-reduce(" in part]
     assert len(bodies) == 1

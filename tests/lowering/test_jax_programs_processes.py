@@ -35,7 +35,7 @@ def test_rounds_between_processes_agree_with_the_oracle(tmp_path: Path):
         assert len(part.files) == 12
         for key in part.files:
             name, leaf = key.split()
-            if name == "mine" and leaf == "f":  # what a native level adds first is XLA's affair
+            if name == "mine" and leaf == "f":  # the first additions of a native level are up to XLA
                 np.testing.assert_allclose(part[key], wanted[name][leaf], rtol=1e-5, atol=1e-5)
             else:
                 assert part[key].tobytes() == np.asarray(wanted[name][leaf]).tobytes(), key

@@ -43,9 +43,7 @@ class Case:
     spec: Spec
     size: int  # of a rank's operand
     dtype: str = "float32"
-    cuts: tuple[
-        int, ...
-    ] = ()  # sizes of the arrays in a row of operand and result, where they are not one array
+    cuts: tuple[int, ...] = ()  # sizes of the arrays in a row of operand and result, if there are several
     gap: int = 0  # elements at the end of a row that are in none of them
 
 

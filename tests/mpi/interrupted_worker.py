@@ -13,7 +13,7 @@ from mpi4py import MPI
 import commplan
 
 LONG_S = 600.0  # no bound ends a wait here
-SIZE = 30_000 if sys.argv[1] == "exit" else 64  # JAX runs what is small in the calling thread
+SIZE = 30_000 if sys.argv[1] == "exit" else 64  # JAX runs small programs in the calling thread
 PLAN = f"""
 plan p
 axis data = 2

@@ -124,7 +124,7 @@ def exchange(servers: int, output: str) -> None:
         weights, moment = sgd(weights, moment, grads)
         if output:
             same(out.weights, weights)
-    comm_of_workers(run).Barrier()  # else others may be ahead of this one, and what it sees of the server
+    comm_of_workers(run).Barrier()  # otherwise others may be ahead of this one, and of its view of the server
     out, state = run.look(state)
     same(out.weights, weights)
     same(out.moment, moment)
@@ -179,7 +179,7 @@ def elastic(mode: str, servers: int, eta: str = "0.25", hints: str = "", late: b
         atol = 1e-5 if x.itemsize > 2 else 1e-2
         np.testing.assert_allclose(np.asarray(out.center[n]), moved, rtol=0, atol=atol)
     if not late:
-        run.close()  # else it is left to the collector of garbage, or to the interpreter's exit
+        run.close()  # otherwise the garbage collector closes it, or the interpreter's exit
 
 
 def roles() -> None:

@@ -22,7 +22,7 @@ KINDS = {
     "thread": ["-O1", "-fsanitize=thread"],
 }
 OPTIONS = ["-std=c++17", "-g1", "-fno-omit-frame-pointer", "-pthread", f"-I{HERE}", f"-I{SOURCES}"]
-# A channel is never freed, nor what a message may still arrive in.
+# A channel is never freed, nor a buffer in which a message may still arrive.
 ENVIRONMENT = {"ASAN_OPTIONS": "detect_leaks=0", "TSAN_OPTIONS": "halt_on_error=1"}
 
 

@@ -25,7 +25,7 @@ def played(
     command = mpirun.command(len(words["hosts"]), WORKER, folder, json.dumps(words))
     done = mpirun.started([command[0], *options, *command[1:]], timeout)
     said = [json.loads(path.read_text()) for path in folder.glob("said-*.json")]
-    print(f"mpirun ended with {done.returncode}\n{done.stdout}\n{done.stderr}")  # shown where a test fails
+    print(f"mpirun ended with {done.returncode}\n{done.stdout}\n{done.stderr}")  # shown if a test fails
     return {one["process"]: one for one in said}, done
 
 

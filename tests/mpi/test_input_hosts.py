@@ -56,7 +56,7 @@ def test_an_error_on_one_host_reaches_all(tmp_path: Path):
     assert len({one["message"] for one in said.values()}) == 1
 
 
-# Of three readers on four processes a host makes nothing: it learns otherwise who has which batch.
+# With three readers on four processes a host makes nothing: it learns in another way who has which batch.
 SOME = "multi_broadcast(readers = 3)"
 CASES = {
     "a host": (SOME, "a,b,c,d", {"2": {"batch": 2}}),

@@ -27,7 +27,7 @@ WITHOUT_JIT = """
 with jax.disable_jit():
     assert (run(x) == 2 * x).all() and (run(x, 'split') == 2 * x).all()
 """
-# Else its memory would be given to others while messages arrive in it.
+# Otherwise its memory could be reused while messages arrive in it.
 UNUSED_RESULTS = """
 spec = Spec('all_reduce', algorithm=Algorithm('ring'), form='split')
 def first(x, y, token):
@@ -57,7 +57,7 @@ with warnings.catch_warnings():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert (run(x, 'split') == 2 * x).all()
 """
-# A rank without jit issues what the others compile: begun or called at once, and whatever of it is used.
+# A rank without jit issues what the others compile: begun or called at once, whatever part of it is used.
 ONE_WITHOUT_JIT = """
 jax.config.update('jax_disable_jit', comm.rank == 1)
 def drop(spec, x, y, token):

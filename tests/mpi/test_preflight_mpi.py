@@ -45,7 +45,7 @@ def answers(cases: str) -> dict[str, dict[int, list[str]]]:
     said: dict[str, dict[int, list[str]]] = {}
     for line in mpirun.run(2, SCRIPT, "mpi", cases).splitlines():
         if not line.startswith("["):
-            continue  # what a case prints
+            continue  # the output of a case
         number, name, words = json.loads(line)
         said.setdefault(name, {})[number] = words
     return said

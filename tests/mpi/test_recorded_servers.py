@@ -71,7 +71,7 @@ def test_a_server_that_is_stopped_is_named_by_those_who_ask(stopped: tuple[list[
     lanes = [(record.rank, record.lane) for record in records]
     assert lanes == [(0, ""), (0, "requests"), (1, ""), (1, "requests"), (2, "server")]
     verdict = blame(records)
-    assert list(verdict.holders) == [2]  # by a watchdog's word, or where none came to one, by the requests
+    assert list(verdict.holders) == [2]  # by a watchdog's verdict, or otherwise by the requests
     assert re.match(r"it (is stopped|has not answered request 6 of line 13 of <plan>$)", verdict.holders[2])
     for rank in verdict.ranks[:2]:
         (activity,) = rank.activities

@@ -39,7 +39,7 @@ def summed(run):
 MANY = (
     BEGIN
     + """
-gc.disable()  # each rank collects at a time of its own, one of them with other runs still in use
+gc.disable()  # each rank collects at another time, one of them with other runs still in use
 kept = collections.deque(maxlen=1 + 15 * comm.rank)
 before = handles()
 for number in range(240):

@@ -59,7 +59,7 @@ def test_who_does_not_come_is_named_on_all_others(where: str, how: str, options:
         rf" *note: rank 1 {process}\n"
     )
     raised = sorted(re.findall(said, done.stdout))
-    # MPI continues a stopped process before it ends it, and sometimes it then says what it has heard, too.
+    # MPI continues a stopped process before it ends it, and sometimes it then prints its messages, too.
     assert [rank for rank in raised if rank != "1"] == ["0", "2"], done.stdout + done.stderr
     assert done.stdout.count(" raised ") == len(raised), done.stdout
 

@@ -53,7 +53,7 @@ def test_a_killed_server_loses_nothing_that_was_answered(tmp_path: Path):
     assert min(answered) >= 3
     output = mpirun.run(4, SCRIPT, "pushing", tmp_path, 2000, 1)
     assert all(one["restored"] for one in served(output))
-    # Every unit is at the last update that was answered, or at one that nobody was told of yet.
+    # Every unit is at the last acknowledged update, or at a later one.
     near = [weights(steps) for steps in range(max(answered), max(answered) + 3)]
     begins = [np.load(tmp_path / f"begins-{worker}.npy") for worker in range(2)]
     np.testing.assert_array_equal(*begins)

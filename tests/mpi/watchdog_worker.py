@@ -85,7 +85,7 @@ def go_wrong() -> None:
     elif fault == "lock":
         keep_the_lock()
     elif fault == "held":
-        sys.setswitchinterval(60)  # nobody is let in meanwhile
+        sys.setswitchinterval(60)  # no other thread runs until then
         until = time.monotonic() + 3 * bound_s
         while time.monotonic() < until:
             pass

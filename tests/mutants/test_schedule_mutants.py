@@ -183,7 +183,7 @@ def test_every_edit_can_be_read_back_and_never_breaks_the_verifier() -> None:
                 broken = repaired(edit.make(), "types", sound)
                 try:
                     verify(decode(encode(broken)))
-                except CommplanError as error:  # what is no schedule at all, such as no axes, is not read
+                except CommplanError as error:  # an invalid schedule, such as one without axes, is not read
                     if error.diagnostics[0].code != "CP1003":
                         raise AssertionError(edit.what) from error
                     continue

@@ -157,7 +157,7 @@ def test_a_wheel_with_the_engine_needs_no_compiler(built: tuple[Path, Path], tmp
     cache = tmp_path / "cache"
     environment = {name: value for name, value in mpirun.environment().items() if name != "PYTHONPATH"}
     environment |= {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(cache)}
-    environment["LD_LIBRARY_PATH"] = str(Path(sys.prefix, "lib"))  # mpi4py looks beside its own Python
+    environment["LD_LIBRARY_PATH"] = str(Path(sys.prefix, "lib"))  # mpi4py looks next to its Python
     words = mpirun.command(2, RANK, forked=False)
     words[words.index(sys.executable)] = str(python)
     where: dict[str, Any] = {"cwd": tmp_path, "env": environment}

@@ -105,7 +105,7 @@ def test_compiling_grows_with_the_plan(
     name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trials, "SCHEDULES", 4)  # of a larger plan more sizes of buckets are tried
-    compiled(PLANS[name], 20, **options)  # what is found out once is not counted
+    compiled(PLANS[name], 20, **options)  # cached results are not counted
     once, twice = (calls(lambda n=n: compiled(PLANS[name], n, **options)) for n in (SMALL, LARGE))
     assert twice < GROWTH * once, (once, twice)
 

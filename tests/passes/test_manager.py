@@ -221,7 +221,7 @@ def test_failures_share_one_folder_of_the_user(own_temporary: Path) -> None:
     other = write_reproducer(compiled(reduce_plan("max"), "", **GIVEN), "bucket", PassContext(), "said so")
     assert [*own_temporary.iterdir()] == [place] and {*place.iterdir()} == {path, other} != {path}
     other.unlink()
-    place.chmod(0o777)  # others may change what is in it
+    place.chmod(0o777)  # others may change its contents
     assert write_reproducer(schedule, "bucket", PassContext(), "said so").parent != place
     path.unlink()
     place.rmdir()

@@ -256,7 +256,7 @@ def test_a_few_owners_hold_equal_parts_and_are_spread_over_racks() -> None:
         "`weights`: 2 owners (ranks 0, 1 along worker, rack), the fullest with 56 B, 1.077 of the mean"
     )
     moment = {value.id: value for value in schedule.entry}["moment.0"]
-    assert moment.placement.per == ("rack", "worker")  # nobody may take it to be the same
+    assert moment.placement.per == ("rack", "worker")  # it must not count as replicated
     assert moment.nbytes == 4 * (8 + 4 + 2 + 1)
 
 

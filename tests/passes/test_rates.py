@@ -50,7 +50,8 @@ def test_the_round_the_buffer_and_the_lag_are_recorded(tmp_path: Path) -> None:
         step.what
         == "`raw` of step by the clocks of `member`: a round of 12 records (3 steps of batch 4, 2 of 6)"
     )
-    # 4 * 6 + 4 - 2 records of 16 bytes: what `mirror` takes, the last that is the same for all members.
+    # 4 * 6 + 4 - 2 records of 16 bytes: the operand of `mirror`, the last value that is the same for all
+    # members.
     assert step.why.startswith("at most 26 records are kept (416 B), in units of 2, 3 batches ahead; ")
     assert "4 records apart at most, and none gets more than 26 ahead" in step.why
     assert step.span is not None

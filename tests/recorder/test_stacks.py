@@ -26,7 +26,7 @@ if sys.argv[1] == "own":
     signal.signal(signal.SIGRTMIN + 11, lambda *_: None)
 offer_stacks_of_process()
 assert start_recording("5f0c", "p", 0, 1)
-start_recording("5f0d", "p", 0, 1).remove()  # of a run that has ended meanwhile
+start_recording("5f0d", "p", 0, 1).remove()  # for a run that has ended
 threading.Thread(target=rest, daemon=True).start()
 if sys.argv[1] == "ignored":
     faulthandler.unregister(signal.SIGRTMIN + 11)
@@ -85,7 +85,7 @@ def test_a_process_in_c_that_keeps_the_lock_is_asked(started: subprocess.Popen[s
         main, *others = stacks(record)
     assert [frame.rpartition(" in ")[2] for frame in main] == ["match", "backtrack", "<module>"]
     assert main_stack(record).startswith(main[1])
-    (read,) = read_records([str(record)])  # what stands behind it is no part of it
+    (read,) = read_records([str(record)])  # later bytes are not part of it
     assert read.rank == 0 and started.poll() is None
 
 

@@ -18,7 +18,7 @@ from commplan.recorder.collectives import Run
 from commplan.recorder.file import BEGIN, END, FAILED, VERDICT, WAITED, Details, Event, Recording
 
 AXES = {"node": 2, "data": 2}
-TRUE_OFFSETS = (0.0, 3.25)  # what is added to the clock of each host
+TRUE_OFFSETS = (0.0, 3.25)  # the offset of the clock of each host
 
 
 def details(kind: str = "all_reduce", root: int = 0, axes: str = "node,data", opens: str = "") -> Details:
@@ -98,7 +98,7 @@ def test_between_clocks_that_cannot_be_compared_nobody_is_last() -> None:
 
 
 def test_processes_of_one_machine_have_its_clock() -> None:
-    stepped = record(1, *once(1, 2.0, 3.0, details()))._replace(clock=1.0)  # set back by a second meanwhile
+    stepped = record(1, *once(1, 2.0, 3.0, details()))._replace(clock=1.0)  # set back by a second in between
     run = read_run([record(0, *once(1, 1.0, 2.0, details())), stepped])
     assert {(each.begin, each.end) for each in run.slices} == {(1.0, 2.0)}
 
@@ -117,7 +117,7 @@ def test_who_came_last_holds_those_that_depend_on_it() -> None:
     assert holders("broadcast", root=2) == [(2, 1.0), (2, 1.0), (None, 0.0), (None, 0.0)]
     assert holders("reduce", root=1) == [(None, 0.0), (3, 2.0), (None, 0.0), (None, 0.0)]
     assert holders("shift", root=1) == [(3, 2.0), (None, 0.0), (None, 0.0), (None, 0.0)]
-    # Over `data` ranks 0 and 1 are a group, over `node` 0 and 2; roots count along the axes as they stand.
+    # Over `data` ranks 0 and 1 are a group, over `node` 0 and 2; roots count along the axes in order.
     assert holders("all_gather", axes="data") == [(None, 0.0), (None, 0.0), (3, 1.0), (None, 0.0)]
     assert holders("all_gather", axes="node") == [(2, 1.0), (3, 2.0), (None, 0.0), (None, 0.0)]
     assert holders("broadcast", 1, "data,node") == [(2, 1.0), (2, 1.0), (None, 0.0), (None, 0.0)]
@@ -164,7 +164,7 @@ def valid(document: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
             assert event["ph"] in ("s", "f") and type(event["id"]) is int
     named = {(event["pid"], event["tid"]) for event in events["M"] if event["name"] == "thread_name"}
     assert {(event["pid"], event["tid"]) for event in events["X"] + events["i"]} <= named
-    # Slices of a track follow one another: viewers nest what overlaps, and drop what does so in part.
+    # Slices of a track are consecutive: viewers nest overlapping ones, and drop partial overlaps.
     ends = defaultdict[tuple[int, int], float](float)
     for event in events["X"]:
         track = event["pid"], event["tid"]

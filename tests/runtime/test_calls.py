@@ -21,7 +21,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Calls]:
     recording = start_recording("job", "plan", 0, 2)
     assert recording is not None
     yield Calls((0, 1), recording)
-    recording.remove()  # or what other tests record would go into it
+    recording.remove()  # or records of other tests would go into it
 
 
 def test_calls_are_recorded_with_their_lines_and_ends(calls: Calls, tmp_path: Path):

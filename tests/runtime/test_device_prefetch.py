@@ -37,7 +37,7 @@ RECORDS = np.random.default_rng(0).integers(0, 256, (44, 32), np.uint8)  # six b
 Records = Callable[[int], Any]
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:warning.CP0949")  # the same epoch several times is meant
+pytestmark = pytest.mark.filterwarnings("ignore:warning.CP0949")  # repeats the same epoch on purpose
 
 
 class Source:
@@ -98,7 +98,7 @@ def test_an_epoch_may_be_left_while_the_next_ones_batches_are_not_taken():
         iter(early), iter(plain)
         wanted = [next(plain) for _ in range(4)]
         got = [next(early) for _ in range(2)]
-        for one in early:  # goes on where it stands
+        for one in early:  # continues from its position
             got.append(one)
         assert all(same(one, other) for one, other in zip(wanted, got, strict=False)) and len(got) == 6
         assert early.state()["epoch"] == 1

@@ -168,7 +168,7 @@ def test_without_jit_a_step_is_traced_once(kind: AxisType):
     trainer = Trainer(mesh := jax.make_mesh((8,), ("data",), (kind,)))
     weights = jax.device_put(params(), NamedSharding(mesh, P()))
     assert close(trainer.losses(trainer.train, weights, batch()))
-    assert trainer.traces <= 2  # its results are typed otherwise than what it was given first
+    assert trainer.traces <= 2  # its results have other types than its first arguments
 
 
 @pytest.mark.parametrize("kind", [AUTO, EXPLICIT])
@@ -257,7 +257,7 @@ def test_an_array_that_jax_has_not_summed_is_not_the_same_everywhere():
         def step(state: Any, w: Any) -> Any:
             return state, 2 * w
 
-        np.testing.assert_array_equal(step({}, weights)[1], 2 * params()["w"])  # what is reduced is the same
+        np.testing.assert_array_equal(step({}, weights)[1], 2 * params()["w"])  # a reduced value is the same
         with pytest.raises(CommplanError, match=r"CP0813.*is unreduced over data") as error:
             step({}, terms)
         assert "jax.reshard(x, jax.P(None, None))" in str(error.value)

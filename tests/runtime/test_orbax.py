@@ -25,7 +25,7 @@ import commplan
 import commplan.orbax
 from commplan.diagnostics import CommplanError
 
-# What a run may have to go on with: states in parts and whole, calls that are counted, input.
+# Everything that a run may continue from: sharded and whole states, counted calls, input.
 TRAINING = """plan training
 axis worker = ?
 source images : f32[3]

@@ -333,7 +333,7 @@ def test_ranks_issue_what_all_of_its_ranks_issue():
     assert issued_together(steps("rc rc rc rc")) == dict.fromkeys(range(4), 2)
     assert issued_together(steps("rc rc cr cr")) == dict.fromkeys(
         range(4), 2
-    )  # the rows wait for nobody else
+    )  # the rows do not wait for others
     assert issued_together(steps("rc cr cr rc")) == dict.fromkeys(range(4), 0)
     assert issued_together(steps("r r rr rr")) == {0: 1, 1: 1, 2: 2, 3: 2}
     assert issued_together(steps("r r r rr")) == {0: 1, 1: 1, 2: 1, 3: 1}

@@ -151,7 +151,7 @@ def test_a_jit_of_the_programs_own_is_told_how_to_set_the_mesh(program: Program)
 
 @pytest.mark.parametrize("host", [True, False], ids=["from the host", "from devices"])
 def test_transfers_are_explicit(program: Program, wanted: list[Any], host: bool) -> None:
-    del wanted  # all is compiled: what XLA is given to compile with is no transfer of a step
+    del wanted  # all is compiled: transfers of constants during compilation are not transfers of a step
     with contextlib.ExitStack() as stack:
         for guard in (
             jax.transfer_guard_host_to_device,

@@ -285,7 +285,7 @@ def test_weights_and_gradients_travel_as_the_plan_says(gather: str, check_vma: b
     text = lowered.as_text()
     assert ("collective_permute" in text) == (gather == "via ring")
     assert ("all_gather" in text) == (gather != "via ring")
-    assert "all_to_all" in text  # what is sent narrow and added wide
+    assert "all_to_all" in text  # sent narrow and added wide
 
 
 def test_two_axes_and_replicas_of_the_shards():

@@ -42,7 +42,7 @@ def test_two_processes_agree_with_one(tmp_path: Path):
         np.testing.assert_allclose(part["grads"], alone["grads"][:, member : member + 1], rtol=1e-6)
         np.testing.assert_allclose(part["best"], alone["best"], rtol=1e-6)
         np.testing.assert_allclose(part["center"][0], alone["center"][0, member : member + 1], rtol=1e-6)
-    # What both have kept one process restores.
+    # One process restores what both have saved.
     mesh = mesh_of(member=2, data=2)
     run = two_processes.bound(mesh, list)
     with ocp.Checkpointer(commplan.orbax.PlanCheckpointHandler()) as checkpointer:
@@ -50,7 +50,7 @@ def test_two_processes_agree_with_one(tmp_path: Path):
     center = np.concatenate([part["center"][0] for part in parts])
     np.testing.assert_array_equal(kept["state"]["center"]["w"], center)
     assert kept["batches"]["epoch"] == 2
-    # Ten records and two of padding, twice: what one process decodes alone, two share.
+    # Ten records and two of padding, twice: one process decodes them alone, or two share them.
     decoded = sorted(np.concatenate([part["decoded"] for part in parts]))
     assert decoded == sorted(alone["decoded"])
     assert all(0 < len(part["decoded"]) < len(decoded) for part in parts)

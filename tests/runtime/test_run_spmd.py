@@ -288,7 +288,7 @@ def test_what_a_result_may_be_named_after():
         return state, run.step(state, grads=grads, one=jnp.int32(1))[0].grads
 
     grads = {name: np.ones((2, 2, *leaf.shape), np.float32) for name, leaf in TREE.items()}
-    _, reduced = both(run.init(), grads)  # a name that is both means the value: what the phase makes
+    _, reduced = both(run.init(), grads)  # a name that is both means the value: the phase's result
     assert reduced["w"].sharding.spec == P("member")
 
 

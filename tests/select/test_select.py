@@ -31,7 +31,7 @@ CHOOSING = "decompose,wire,select"
 
 
 def context(topology: Topology, costs: Any) -> PassContext:
-    return PassContext(topology=topology, costs=costs, choices={})  # nothing is searched: each by itself
+    return PassContext(topology=topology, costs=costs, choices={})  # without a search: each separately
 
 
 class Told:

@@ -22,7 +22,7 @@ from commplan.recorder import blame, read_records
 from commplan.sidecar import __main__ as sidecar
 from commplan.sidecar.attend import SOCKET, attend, locked
 
-# A process of a job of three ranks, in an operation: it says when it is there, then does what it is told.
+# A process of a job of three ranks, in an operation: it reports when it is ready, then follows instructions.
 PROGRAM = """
 import os, signal, struct, sys, time
 from commplan.recorder.file import BEGIN, EVENT, EVENTS, HEAD, put_name, start_recording
@@ -65,7 +65,7 @@ def ended(started: Process, word: str = "\n") -> str:
 
 def test_who_is_killed_is_named_with_the_signal_and_the_line(place: Path) -> None:
     last, other = process(0, "time.sleep(600)"), process(1, "os.kill(os.getpid(), 9)")
-    assert ended(other) == ""  # somebody is left who may say it
+    assert ended(other) == ""  # another process is left to report it
     last.send_signal(signal.SIGTERM)
     said = ended(last)
     assert f"error[CP0834]: rank 1 (process {other.pid} on " in said

@@ -68,7 +68,7 @@ def main(port: str, index: str, count: str, out: str) -> None:
                 labels = np.array(item["labels"].addressable_shards[0].data)
                 pointer = x.addressable_shards[0].data.unsafe_buffer_pointer()
                 shared += in_shared_memory(pointer, Path("/proc/self/maps").read_text())
-                # Some are held until slots are scarce, some are let go at once, some are donated.
+                # Some are held until slots are scarce, some are released at once, some are donated.
                 what = rng.randrange(3)
                 if what == 0:
                     held.append((seen, x, labels))

@@ -146,7 +146,7 @@ def _run(sizes: Mapping[str, int], ranks: Sequence[RankCalls]) -> Counterexample
         members = mesh.members(rank, call.axes)
         there = [_current(ranks, at, one) for one in members]
         if any(other is None or other.axes != call.axes for other in there):
-            continue  # someone has not come yet; who comes last lets all go on
+            continue  # not all have arrived yet; the last one releases all
         for member, other in zip(members, there, strict=True):
             if other is not None and other.agreed != call.agreed:
                 return _unlike(ranks, at, rank, member)

@@ -205,7 +205,7 @@ def _become(request: dict[str, object], descriptors: list[int]) -> list[str]:
         os.close(descriptor)
     environment, folder, program = (request[name] for name in ("environment", "folder", "program"))
     assert isinstance(environment, dict) and isinstance(program, list)
-    # Streams remember what they were opened on.
+    # Streams remember their target.
     sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = sys.__stdout__ = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115

@@ -39,7 +39,7 @@ def _served(settings: tuple[tuple[str, str], ...], modules: tuple[str, ...]) -> 
         subprocess.Popen(
             [*serve, str(Path(folder, str(number))), *modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**others, **dict(settings)},
-            process_group=0,  # a session of its own would get a share of the cores of its own
+            process_group=0,  # a new session would get a separate share of the cores
         )
         for number in range(2)
     ]  # fmt: skip

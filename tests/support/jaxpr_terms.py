@@ -19,7 +19,7 @@ from . import terms
 from .terms import Array, Term, is_known, lift
 
 Values = list[Array]
-Request = tuple[Any, Values]  # an equation that all ranks carry out together, and what this one brings
+Request = tuple[Any, Values]  # an equation that all ranks execute together, and this one's operands
 Walk = Generator[Request, Values, Values]
 OPAQUE = "opaque:"  # names of jitted functions that stand for those of users
 
@@ -286,7 +286,7 @@ def _moved(name: str, how: Mapping[str, Any], xs: Values) -> Values:
     return [np.concatenate([row[i] for row in rows], how["concat_axis"]) for i in range(ways)]
 
 
-# What one rank does alone
+# The actions of a single rank
 
 
 def _alike(*xs: Array) -> Values:

@@ -12,7 +12,7 @@ from lsprotocol import types
 from pygls.lsp.client import LanguageClient
 
 URI = "file:///plans/p.plan"
-WAIT_S = 120.0  # for what a loaded machine does late; nothing waits as long as it does
+WAIT_S = 120.0  # for a slow answer on a loaded machine; no request normally takes as long
 
 
 class Client:

@@ -140,7 +140,7 @@ def _execute(
     pairs, loose = _pairs(send, out, receive, into)
     rounds = _Rounds(projection)
     count = len(rounds.rank)
-    waits = [1] * count  # what is still missing: that it opens, and the other end of each message
+    waits = [1] * count  # the missing conditions: that it opens, and the other end of each message
     tells: list[list[int]] = [[] for _ in range(count)]
     for one, other in pairs:
         here, there = rounds.of_send[one], rounds.of_receive[other]
@@ -231,7 +231,7 @@ def _stuck(
     loose: list[tuple[bool, int]],
 ) -> Counterexample:
     """Follow the waits, from the lowest rank that is stuck, to a cycle or a missing message."""
-    lacks: dict[int, tuple[bool, int]] = {}  # round -> an end that nobody will ever meet
+    lacks: dict[int, tuple[bool, int]] = {}  # round -> an end without a partner
     awaits: dict[int, tuple[int, bool, int]] = {}  # round -> the round of a peer that has not opened
     for is_send, place in loose:
         lacks.setdefault(rounds.of_send[place] if is_send else rounds.of_receive[place], (is_send, place))

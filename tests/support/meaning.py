@@ -69,7 +69,7 @@ class Judge:
         entry = (*self.plan.inputs, *self.plan.states)
         env = {ref: given[name] for ref in entry if (name := ref.rpartition(".")[0]) in given}
         for stage in phase.stages:
-            if isinstance(stage, graph.Load):  # loaded values come in as inputs, where they are needed at all
+            if isinstance(stage, graph.Load):  # loaded values enter as inputs, if they are needed
                 loaded = (stage.result, *((stage.count,) if stage.count else ()))
                 env |= {ref: given[name] for ref in loaded if (name := ref.rpartition(".")[0]) in given}
             elif all(ref in env for ref in operands(stage)):
@@ -150,7 +150,7 @@ class Judge:
     def _swapped(self, leaf: Array, dim: int) -> Array:
         """Block j of the dimension behind those of the axes goes to rank j along `dim`."""
         ranks, rows = self.sizes[dim], len(self.sizes)
-        blocks = np.stack(np.split(leaf, ranks, rows), rows)  # a dimension of its own for the block
+        blocks = np.stack(np.split(leaf, ranks, rows), rows)  # a separate dimension for the block
         return np.swapaxes(blocks, dim, rows).reshape(leaf.shape)
 
     def _broadcast(self, value: Meaning, over: Sequence[str], root: int) -> Meaning:

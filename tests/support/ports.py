@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-FIRST, LAST = 10_000, 32_768  # the kernel's own begin at LAST or above it where nothing else is said
+FIRST, LAST = 10_000, 32_768  # the kernel's range begins at LAST or above by default
 WORKERS = 64  # of one run of the tests; each has the ports of one remainder
 
 
@@ -23,7 +23,7 @@ def own_ports() -> Iterator[int]:
     end = LAST
     with contextlib.suppress(OSError):
         end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    if end < FIRST + 1000:  # there is hardly anything below
+    if end < FIRST + 1000:  # almost nothing below
         end = LAST
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))

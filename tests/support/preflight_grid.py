@@ -55,7 +55,7 @@ def main() -> None:
     crossed = member != data
     both = [lambda x, y: rows(x).sum() + columns(y).sum(), lambda x, y: columns(y).sum() + rows(x).sum()]
     tell("crossed", run.jit(both[crossed], timeout=20.0))
-    alone = run.jit(lambda x: x.sum(), timeout=20.0)  # no collectives: each rank may call what it likes
+    alone = run.jit(lambda x: x.sum(), timeout=20.0)  # no collectives: each rank may call different ones
     tell("local", lambda x, _: alone(x[: 1 + comm.rank]))
     apart = comm.Split(member, comm.rank)  # a communicator of the user's for each member
     import mpi4jax  # noqa: PLC0415

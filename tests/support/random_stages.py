@@ -22,7 +22,7 @@ NUMPY = {
     "i32": "int32", "i64": "int64", "u8": "uint8", "bool": "bool",
 }  # fmt: skip
 FLOATS = ("f32", "bf16", "f16", "f64")
-# What each stage takes after `via`; and the levels inside of others, which scatter and gather.
+# The algorithms of each stage after `via`; and those of inner levels, which scatter and gather.
 VIA = {
     "reduce": ("native", "ring", "recursive_doubling", "halving_doubling", "binomial_tree", "double_tree",
                "torus", "chain"),

@@ -27,7 +27,7 @@ INTEGERS: dict[str, Any] = {"i32": np.dtype(np.int32), "u8": np.dtype(np.uint8),
 TYPES: dict[str, Any] = FLOATS | INTEGERS
 WEIGHTS = ("i32", "u8", "f32", "bf16", "f16")
 ROUNDOFF = {"f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
-# What a term may lose below the normal numbers: of f32 and bf16 XLA:CPU reads denormals as zero.
+# The loss of a term below the normal numbers: of f32 and bf16 XLA:CPU reads denormals as zero.
 UNDERFLOW = {"f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-24}
 LARGE = {"f32": 1e37, "bf16": 1e37, "f16": 60000.0}  # eight times the first two are finite
 
@@ -254,7 +254,7 @@ def systematic(sizes: tuple[int, int]) -> Iterator[Case]:
     for dtype, weight in itertools.product(FLOATS, WEIGHTS):
         for how, options in (ways[0], ways[1], ways[3], ways[5], ways[6]):
             yield one(sizes, "mean(weight = n)", {"x": dtype}, how, options, weight)
-    for dtype, absent in itertools.product(FLOATS, (0, 10**6)):  # none is absent, and all are
+    for dtype, absent in itertools.product(FLOATS, (0, 10**6)):  # no term is absent, and all are
         yield one(sizes, "mean(weight = n)", {"x": dtype}, weight="i32", absent=absent)
     for op, how in itertools.product(("mean", "mean(weight = n)"), ("max", "first")):
         for options in ((), (("wire", "bf16"),)):

@@ -30,7 +30,7 @@ BACKENDS: tuple[Literal["jax", "mpi"], ...] = ("jax", "mpi")
 PASSES = ("share", "rates", "place", "bucket", "fuse_update", "decompose", "wire", "select", "overlap")
 DTYPES = ("f32", "bf16", "f16", "i32", "u8", "bool", "f64", "i64")
 BROKEN = ("CP0718", "CP0719", "CP1005")  # a compiler that made what its verifier refuses
-# What the other plans seldom have, and every algorithm with every stage that takes it.
+# Features that the other plans rarely have, and every algorithm with every stage that takes it.
 EXTRA = """
 plan extra
 axis a = 2
@@ -48,7 +48,7 @@ each step {{
     output s, d, r, q, t
 }}
 """
-# Parameter servers among the workers, some of whom own, and beside them; states that are read elsewhere.
+# Parameter servers among the workers, of which some own, and separate ones; states that are read elsewhere.
 SERVED = """
 plan served
 axis a = 2

@@ -23,7 +23,7 @@ class Result(NamedTuple):
     """An output or a state as it leaves a phase."""
 
     placement: str
-    leaves: tuple[tuple[str, DType, Array, Array | None], ...]  # path, dtype, data, where it is no padding
+    leaves: tuple[tuple[str, DType, Array, Array | None], ...]  # path, dtype, data, mask without padding
 
 
 Behaviour = dict[tuple[Any, ...], Result | str]

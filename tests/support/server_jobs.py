@@ -24,7 +24,7 @@ from commplan.runtime.param_server.driver import Driver
 from commplan.runtime.param_server.routing import RoutingTable
 
 Array = Any
-# What a worker does: yields a site and its operands by name, gets the leaves of the site's answer.
+# The program of a worker: yields a site and its operands by name, receives the leaves of the site's answer.
 Program = Generator[tuple[Site, Mapping[str, Any]], list[Array], None]
 
 
@@ -48,7 +48,7 @@ class Job:
     wires: dict[tuple[int, int], deque[tuple[int, Array]]] = field(default_factory=dict)
     inbox: dict[tuple[int, int], deque[Array]] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
-    order: list[tuple[int, int, int]] = field(default_factory=list)  # what was delivered: server, worker, tag
+    order: list[tuple[int, int, int]] = field(default_factory=list)  # deliveries: server, worker, tag
     hear: Callable[[int, int, int, Array], None] | None = None
 
     def __post_init__(self) -> None:
@@ -163,7 +163,7 @@ class Job:
         assert site is not None
         return all(self.inbox.get((worker, c.tag)) for b in site.down for c in b.chunks)
 
-    # --- what servers hold ---
+    # --- contents of servers ---
 
     def held(self, state: str, group: int = 0) -> list[list[Array]]:
         """Of each slot of a state its flat parts, put together from all servers; then the scalars."""

@@ -22,7 +22,7 @@ Number = int | Fraction
 Mono = tuple[tuple[int, int], ...]  # (atom, power), by atom
 Key = frozenset[tuple[Mono, Number]]
 
-EXACT = ""  # the type of what is never rounded
+EXACT = ""  # the type without rounding
 
 _atoms: dict[Any, int] = {}
 _words: list[str] = []

@@ -28,7 +28,7 @@ each step {
     output y
 }
 """
-_SIGACTION = 152  # bytes of a `struct sigaction`, of which the handler is the first word
+_SIGACTION = 152  # bytes of a `struct sigaction`; the handler is the first word
 
 
 def settings() -> dict[str, Any]:

@@ -181,7 +181,7 @@ def divided_early(ops: Ops) -> Ops:
 
 
 EDITS: dict[str, tuple[str, str, Callable[[Ops], Any], str, str]] = {
-    # name: plan, passes, change, phase, a piece of what is said
+    # name: plan, passes, change, phase, a part of the message
     "no all-reduce": (REDUCE, "bucket", cut_out(REDUCES), "step", "the plan says"),
     "max for sum": (REDUCE, "bucket", replaced(REDUCES, op="max"), "step", "the max over gpu, node of"),
     "min for max": (
@@ -382,11 +382,11 @@ MEAN = (("allow", BOTH, BF16, F32, F32, True, True), over(8))
         ((DOWN, UP, ADDED, DOWN, UP), ALLOWED, True),
         ((DOWN, UP, ("sum", ("a",)), DOWN, UP, ("sum", ("b",)), DOWN, UP), ALLOWED, True),
         (ALLOWED, ALLOWED, True),  # not written out yet
-        ((), ALLOWED, False),  # what is to travel in 16 bits
+        ((), ALLOWED, False),  # sent in 16 bits
         ((ADDED, DOWN, UP), ALLOWED, False),
         ((DOWN, UP, ADDED), ALLOWED, False),
         ((DOWN, UP, ADDED), SCATTERED, True),
-        ((DOWN, UP, ADDED, DOWN, UP), SCATTERED, False),  # what is not sent on, in 16 bits
+        ((DOWN, UP, ADDED, DOWN, UP), SCATTERED, False),  # not sent on, in 16 bits
         ((DOWN, UP, ("sum", ("a",)), DOWN, UP, ("sum", ("b",))), SCATTERED, True),
         ((DOWN, ADDED, UP), ALLOWED, False),  # added in 16 bits
         ((("cast", F32, DType.F16), ("cast", DType.F16, F32), ADDED), ALLOWED, False),
@@ -394,7 +394,7 @@ MEAN = (("allow", BOTH, BF16, F32, F32, True, True), over(8))
         ((DOWN, UP, ADDED, DOWN), ALLOWED, False),  # left in 16 bits
         ((DOWN, UP), (("allow", (), BF16, BF16, F32, False, False),), True),
         ((), (("allow", (), BF16, BF16, F32, False, False),), True),  # a move may be exact
-        ((), WIDE, False),  # a wider sum was asked for
+        ((), WIDE, False),  # a wider sum is required
         ((("cast", F32, F64), ("sum", ("a",)), ("cast", F64, F32)), WIDE, True),
         ((DOWN, UP, ADDED, over(8), DOWN, UP), MEAN, True),
         ((DOWN, UP, ADDED, DOWN, UP, over(8)), MEAN, False),  # a sum travels in 16 bits

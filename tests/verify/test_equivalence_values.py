@@ -245,7 +245,7 @@ NARROW = {  # sums and extremes of values that were rounded before
 def test_values_that_are_rounded_twice_compile(name: str, passes: str | None):
     schedule = compiled(NARROW[name], passes)
     assert verify(schedule) == ()
-    if name in ("the maximum of a pull", "the sum of minima"):  # what an f16 mean gives is f16 already
+    if name in ("the maximum of a pull", "the sum of minima"):  # the result of an f16 mean is f16 already
         other = compiled(NARROW[name].replace("wire = bf16", "wire = f16"), passes)
         if other.phases != schedule.phases:
             refused(replace(schedule, phases=other.phases))

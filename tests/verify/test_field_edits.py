@@ -111,7 +111,7 @@ phase other {
 }
 """,
 }
-# Edits that change nothing, by op, field and what is done to it.
+# Edits without effect, by op, field and kind of edit.
 NOTHING = {
     ("pack", "parts", "exchanged"): "each part says where it goes",
     ("unpack", "parts", "exchanged"): "each part says where it goes",
@@ -121,7 +121,7 @@ NOTHING = {
 }
 
 
-SAME = "`m.0/weights`: kind: tree"  # likewise of a phase: a scalar is a tree of one leaf too
+SAME = "`m.0/weights`: kind: tree"  # in a phase: a scalar is a tree of one leaf too
 
 
 class Edit(NamedTuple):

@@ -263,7 +263,7 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("reduce", op(ir.Collective, dtype=DType.BF16), "CP0732", "bf16 is not the widest type"),
     ("reduce", value("grads.0", leaves=INTS), "CP0732", "is packed"),
     ("reduce", value("grads.1/sum", leaves=INTS), "CP0732", "from"),
-    # what an op permits
+    # values permitted by an op
     ("reduce", phase(period=0), "CP0735", "has period 0"),
     ("reduce", op(ir.Collective, op=None), "CP0735", "all_reduce and op None do not go together"),
     ("reduce", op(ir.Collective, root=0), "CP0735", "all_reduce and root 0 do not go together"),
@@ -275,7 +275,7 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
         "reduce", op(ir.Collective, algorithm=graph.Algorithm("hierarchical", (graph.Arg("x"),))), "CP0735",
         "hierarchical(x) does not list the axes data",
     ),
-    # algorithms: that they fit, and that their programs do what the collective promises
+    # algorithms: they fit, and their programs satisfy the postcondition of the collective
     ("reduce", spread(4), "CP0735", "`data` is on host"),
     ("reduce", spread(3, 2), "CP0735", "the levels of `data` have 3 x 2 places for 4 ranks"),
     ("reduce", spread(0, 4), "CP0735", "have 0 x 4 places for 4 ranks"),

@@ -420,7 +420,7 @@ def test_memory_of_shared_and_of_own_values() -> None:
     batch = 64 * 224 * 224 * 3
     assert (memory.batches, memory.records) == (4, 256)
     assert memory.shared == 5 * batch  # two ahead, two that a process may show, one between hosts
-    assert memory.private == 4 * batch  # what `augment` makes of them for each member
+    assert memory.private == 4 * batch  # the result of `augment` for each member
 
 
 def test_verify_lists_the_proofs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def _assumed(schedule: Schedule, phase: Phase, predictor: Predictor, order: Orde
     entry = {value.id: value for value in schedule.entry if value.id in phase.inputs}
     network = predictor.network
     busy = np.zeros(len(network.levels))
-    ordered: list[tuple[Value, int]] = []  # leaves in the order in which they are computed
+    ordered: list[tuple[Value, int]] = []  # leaves in the order of computation
     for stage in gradient_stages(schedule, phase.name):
         value = entry.get(stage.operand)
         if value is None or any(value is seen_value for seen_value, _ in ordered):

@@ -49,7 +49,7 @@ class MapFields(msgspec.Struct, frozen=True):
             split = operands[0].value.placement.split if operands else ()
             shapes = (tuple(leaf.shape for leaf in operand.value.leaves) for operand in operands)
             marks = (*marks, *split, *shapes)
-            if fn not in env.elementwise:  # else the position of an element identifies its shard
+            if fn not in env.elementwise:  # otherwise the position of an element identifies its shard
                 differing += split
         random_arguments = [steps.random_argument(env, differing)]
         env.call(fn, operands, self.results, marks, by_record=by_record, random_arguments=random_arguments)

@@ -34,7 +34,7 @@ def drain(*, this_thread: bool) -> BaseException | None:
     errors: list[Exception] = []
     for array in pending:
         try:
-            attended(functools.partial(_ready, array))  # JAX's own wait ignores Ctrl-C
+            attended(functools.partial(_ready, array))  # JAX's wait ignores Ctrl-C
             array.block_until_ready()
         except Exception as error:  # noqa: BLE001  a failed program has ended, too
             errors.append(error)

@@ -303,7 +303,7 @@ def test_a_tapped_scan_reduces_inside_the_loop(h100: Any) -> None:
         return state, twins.sgd(params, jax.grad(scanned_loss)(params, x, tapped.tap))
 
     step = audited(inside, {}, params, x)
-    assert len(step.collectives) == 2  # each large gradient by itself
+    assert len(step.collectives) == 2  # each large gradient separately
     for reduce in step.collectives:
         assert len(reduce.loops) == 1
         assert (reduce.kind, reduce.dtypes, reduce.count) == ("all_reduce", ("bf16",), 4 * WIDTH * WIDTH)

@@ -76,7 +76,7 @@ def test_under_run_jit_a_layers_sum_has_the_next_round_to_hide_under() -> None:
     waiting = {by: estimate(step, machine).exposed for by, step in steps.items()}
     assert waiting["run.jit"] < waiting["jax.jit"]
     sums = {by: sum(step.trips(c) for c in step.collectives) for by, step in steps.items()}
-    assert sums["run.jit"] == sums["jax.jit"]  # each layer's once, that of the last beside the loop
+    assert sums["run.jit"] == sums["jax.jit"]  # one for each layer, with that of the last outside the loop
     (loop,) = {c.loops for c in steps["jax.jit"].collectives}
     assert loop and () in {c.loops for c in steps["run.jit"].collectives}
 

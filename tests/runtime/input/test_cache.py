@@ -373,7 +373,7 @@ def test_a_full_disk_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert [sums for sums, _ in found] == uncached() and 0 < found[1][1] <= RECORDS
 
 
-# --- what cannot be identified ---
+# --- functions and sources that cannot be identified ---
 
 
 class Locked(list[int]):

@@ -90,7 +90,7 @@ def test_programs_with_pytorch_and_without_share_one_feed(feed_name: str) -> Non
     """Each is a separate process that cannot import JAX."""
     pytest.importorskip("torch")
     members = [Member(feed_name, epochs=2, wait=True, torch=number > 0) for number in range(2)]
-    for member in members:  # so that none is late
+    for member in members:  # so that all are in time
         member.go_on()
         member.until("joined")
     for member in members:

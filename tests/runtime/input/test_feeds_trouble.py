@@ -210,7 +210,7 @@ def test_a_wait_is_told_while_it_lasts(
     finally:
         recording.remove()
     assert list(tmp_path.iterdir()) == []
-    for thread in ours():  # that looks, and ends where nothing is to be looked at any more
+    for thread in ours():  # the one that polls, which ends when nothing is left to poll
         thread.join(60)
     assert ours() == []
 

@@ -107,7 +107,7 @@ def test_where_the_passes_share_nothing_each_member_reads_for_itself() -> None:
     source = Counting(images(40))
     expected = [alone(made, m, 40) for m in range(2)]
     with members(made, source) as feeds:
-        for m in (1, 0):  # in any order: nobody waits for anybody
+        for m in (1, 0):  # in any order: no member waits for another
             for batch in feeds[m]:
                 same(batch, next(expected[m]))
         assert Counter(source.read) == Counter(dict.fromkeys(range(40), 2))

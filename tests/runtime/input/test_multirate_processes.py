@@ -20,7 +20,7 @@ from support import interpreter
 HERE = Path(__file__).parent
 SCRIPT = str(HERE / "multirate_process.py")
 SHARED = Path("/dev/shm")
-OURS = f"clocks{os.getpid()}"  # runs of other tests go on beside these
+OURS = f"clocks{os.getpid()}"  # runs of other tests exist at the same time
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def test_the_example_decodes_each_record_once() -> None:
     assert lines[3] == "256 records decoded for 256 that each member saw"
 
 
-@pytest.mark.filterwarnings("ignore:warning.CP0949")  # the same epoch several times is meant
+@pytest.mark.filterwarnings("ignore:warning.CP0949")  # repeats the same epoch on purpose
 @pytest.mark.parametrize("workers", ["threads", "processes"])
 def test_a_rehearsal_takes_all_members_through_their_rounds(workers: str) -> None:
     text = (PLANS / "ensemble_rates.plan").read_text(encoding="utf-8")

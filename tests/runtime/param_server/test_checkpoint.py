@@ -141,7 +141,7 @@ def test_what_was_answered_is_kept_whenever_a_server_is_killed(tmp_path: Path, m
         driver.checkpoint.close()  # type: ignore[union-attr]  the locks, which die with a process
     second = job(tmp_path)
     keeping(second, tmp_path / "kept")
-    least = max(len(each) for each in done)  # nobody is answered before the update
+    least = max(len(each) for each in done)  # no worker has an answer before the update
     w, m = second.held("weights")[0][0], second.held("moment")[0][0]
     for driver in second.drivers:
         for kept in driver.store.cells["weights", 0].units.values():

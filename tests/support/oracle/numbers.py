@@ -56,7 +56,7 @@ def combine(op: Literal["sum", "max", "min"], left: Array, right: Array, dtype: 
     with np.errstate(all="ignore"):
         combined = function(left, right)
         if op != "sum" and dtype.is_float:
-            # Of two zeros NumPy gives either. Their sum is -0 only where both are, as is their maximum.
+            # Of two zeros NumPy gives either. Their sum is -0 only if both are, as is their maximum.
             zeros = left + right if op == "max" else -(-left - right)
             combined = np.where((left == 0) & (right == 0), zeros, combined)
         return convert(combined, dtype)

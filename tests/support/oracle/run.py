@@ -175,7 +175,7 @@ class Oracle:
         values: Mapping[str, ir.Value],
     ) -> Any:
         """The result of `function` for one rank's operands; randomness follows the part, not the rank."""
-        # Whole values beside records go to every record as they are.
+        # Whole values among records go to every record unchanged.
         batched = [op.per_record and values[ref].kind == "records" for ref in op.operands]
         first = values[op.operands[batched.index(True) if op.per_record else 0]] if op.operands else None
         piece = self.grid.position(rank, first.placement.split if first is not None else ())

@@ -178,7 +178,7 @@ class Desk:
         if event.dies:
             desk.heard |= {worker}
             desk.missing[worker] = frozenset()
-            desk.books = {  # the order in which units meet workers is that of the living
+            desk.books = {  # units serve the live workers in one order
                 number: book._replace(order=tuple(other for other in book.order if other != worker))
                 for number, book in self.books.items()
             }
@@ -367,7 +367,7 @@ def explore_server(model: Model, sites: Sites, server: int, *, most: int) -> Gra
     ways: list[tuple[int, Event] | None] = [None]
     left = collections.deque([(start, 0)])
     while left:
-        desk, number = left.popleft()  # nearest first, so that a way to what is wrong is a shortest one
+        desk, number = left.popleft()  # breadth first, so that the path to an error is a shortest one
         for event in desk.events():
             try:
                 after = desk.after(event)

@@ -15,7 +15,7 @@ from commplan.protocol.sites import LEAVE, Sites, receives, sends
 from .models import Model, program, sites_of
 from .one_server import Book, BrokenError
 
-Event = tuple[str, int, int]  # what happens, to which worker, and at which server, or -1
+Event = tuple[str, int, int]  # the event, its worker, and its server, or -1
 LOST = -1  # in a channel: the server hears that the worker has died
 
 
@@ -41,7 +41,7 @@ class World:
         self.keys = [machine.key() for machine in self.machines]  # an event changes one of them at most
         zero = Book((0,) * model.workers)
         self.books = {unit.number: zero for unit in sites.all[0].layout.units}
-        self.answered = dict.fromkeys(range(model.workers), 0)  # requests of which every answer has come
+        self.answered = dict.fromkeys(range(model.workers), 0)  # requests with all their answers
         self.deaths, self.failed = 0, False
         for worker in range(model.workers):
             self._advance(worker)

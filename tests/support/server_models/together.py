@@ -107,12 +107,13 @@ class _Together:
         """The successors of states of one rank."""
         states = [table.at(codes) for table in self.tables]
         tables = list(zip(self.tables, states, strict=True))
-        failed = np.logical_or.reduce([table.failed[at] for table, at in tables])  # then all are told
+        failed = np.logical_or.reduce([table.failed[at] for table, at in tables])  # then all report it
         posted = self.posted[codes // self.size]
         answered = np.minimum.reduce([table.answered[at] for table, at in tables])
         moved = failed | np.logical_and.reduce([table.over[at] for table, at in tables])
         for table, at in tables:
-            # A leg is posted when the one before is answered everywhere; who dies has posted all it will.
+            # A leg is posted when the one before is answered everywhere; a worker that dies has posted all
+            # its legs.
             come = (table.leg[at] <= answered) & (table.leg[at] < posted)
             dead = (posted < self.lives) & (posted <= answered + 1) & (table.lost[at] >= 0)
             for after, can in ((table.arrived, come), (table.lost, dead)):
