@@ -225,7 +225,7 @@ def stored_rounds(
         program: The program.
         size: The number of elements of the whole buffer. Rounds that move none of them are skipped.
         forwards: For each round, whether it forwards the data of the round before.
-        result: Whether the data received last is the result.
+        ends_in_result: Whether the data received last is the result.
     """
     edges = bounds(program.kind, program.ranks, program.chunks, size)
     live = postcondition(program.kind, program.ranks, program.chunks, program.root).ends.copy()

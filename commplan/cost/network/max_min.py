@@ -19,7 +19,7 @@ def max_min(use: Floats, capacity: Floats, maximum: Floats) -> Floats:
     Args:
         use: The load of each flow on each link at rate 1; 0 if it does not use the link; [f, l].
         capacity: The capacity of each link, positive; [l].
-        most: The maximum rate of each flow; may be infinite for flows that use a link; [f].
+        maximum: The maximum rate of each flow; may be infinite for flows that use a link; [f].
     """
     flows = len(maximum)
     rate = np.zeros(flows)
