@@ -51,15 +51,19 @@ WORDS = {  # each match of a pattern contains one of these: a fast test
     "told": ("told", " asked", " said", " given", " spoken", " let", " had", " meant", " seen", " awaited"),
 }
 SHARE = {"product": 2.0, "other": 3.0}  # percent of the texts of a room
-# Rooms that exceed their share, with the present percentage of each pattern, which must not grow.
+# Rooms that exceed their share, with the present number of docstrings for each pattern, which must not grow.
 BUDGETS = {
-    "runtime-docstrings": {
-        "what-clause": 11.5,
-        "where-for-if": 9.3,
-        "who": 3.5,
-        "lies-stands": 3.8,
-        "told": 3.1,
-    }
+    "commplan/recorder": {
+        "what-clause": 34,
+        "where-for-if": 21,
+        "who": 4,
+        "lies-stands": 4,
+        "beside": 7,
+        "told": 4,
+    },
+    "commplan/sidecar": {"what-clause": 5, "where-for-if": 7, "who": 5, "lies-stands": 1, "told": 1},
+    "runtime/input": {"what-clause": 127, "where-for-if": 110, "who": 31, "lies-stands": 53, "told": 24},
+    "runtime/observe": {"what-clause": 41, "where-for-if": 24, "who": 8, "told": 13},
 }
 AMBIGUOUS = {
     "about", "asked", "beside", "beyond", "come", "company", "course", "crew", "desk", "found", "given",
@@ -69,7 +73,7 @@ AMBIGUOUS = {
 }  # fmt: skip
 # A file without a match assigns to none of these names: a fast test.
 _ASSIGNED = re.compile(rf"\b_*(?:{'|'.join(sorted(AMBIGUOUS))})_*\b *(?:[:=,)\]]|in\b|\+=)")
-MOST_AMBIGUOUS = 300  # the goal is 40; variables, parameters and attributes with such a name
+MOST_AMBIGUOUS = 285  # the goal is 40; variables, parameters and attributes with such a name
 MOST_HOMONYMS = 20  # public classes that share their name with another one
 
 
@@ -192,20 +196,29 @@ def test_a_missing_parameter_is_found():
     assert isinstance(function, ast.FunctionDef) and undefined(function) == {"c"}
 
 
-ROOMS = [*((room, "docstrings") for room in (*PRODUCT, "bench", "examples", "tests", "docs")),
+ROOMS = [*((room, "docstrings") for room in (*PRODUCT, *BUDGETS, "bench", "examples", "tests", "docs")),
          *((room, "markdown") for room in ("commplan", "docs"))]  # fmt: skip
+
+
+def _docstrings(room: str) -> list[Text]:
+    """The docstrings of a room or of one of its folders, without folders that have a separate budget."""
+    folders = [ROOT / folder for folder in BUDGETS if folder != room]
+    return [
+        text
+        for text in _room(room.partition("/")[0]).docstrings
+        if text.path.is_relative_to(ROOT / room) and not any(map(text.path.is_relative_to, folders))
+    ]
 
 
 @pytest.mark.parametrize(("room", "kind"), ROOMS, ids=map("-".join, ROOMS))
 def test_a_room_keeps_to_its_budget(room: str, kind: str):
-    texts = _room(room).docstrings if kind == "docstrings" else list(_paragraphs(room))
+    texts = _docstrings(room) if kind == "docstrings" else list(_paragraphs(room))
     assert texts
-    default = SHARE["product" if room in PRODUCT and kind == "docstrings" else "other"]
+    share = SHARE["product" if room.startswith(PRODUCT) and kind == "docstrings" else "other"]
     for name in PATTERNS:
-        allowed = BUDGETS.get(f"{room}-{kind}", {}).get(name, default)
+        allowed = max(BUDGETS.get(room, {}).get(name, 0), int(share / 100 * len(texts)))
         wrong = matches(texts, name)
-        share = 100 * len(wrong) / len(texts)
-        assert share <= allowed, f"{name}: {share:.2f}%, at most {allowed}%\n" + "\n".join(wrong)
+        assert len(wrong) <= allowed, f"{name}: {len(wrong)} of at most {allowed}\n" + "\n".join(wrong)
 
 
 @pytest.mark.parametrize("room", [*PRODUCT, "bench", "examples", "tests", "docs"])
