@@ -113,7 +113,7 @@ def _wrong(way: str, code: int, output: str, *, ulfm: bool) -> str:
 
 
 def campaign(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All launches that `options.count` exits take; those of the file `options.resume` are there already."""
+    """All launches that `options.count` exits take; those in the file `options.resume` are done already."""
     kept = Path(options.resume) if options.resume else None
     lines = kept.read_text("utf-8").splitlines() if kept and kept.exists() else []
     own = (options.ulfm, options.elements)

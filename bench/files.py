@@ -46,7 +46,7 @@ _TOKEN = re.compile(rb'"(?:[^"\\\n]|\\.)*"|[A-Za-z_][A-Za-z_0-9]*|-?[0-9][0-9.eE
 
 
 class Outcome(NamedTuple):
-    """kind: accepted, refused or wrong. text: what went wrong. seconds: of processor time."""
+    """`kind`: accepted, refused or wrong. `text`: the error. `seconds`: of processor time."""
 
     kind: str
     text: str
@@ -102,7 +102,7 @@ def run_case(of: Format, seed: str, folder: Path) -> Outcome:
 
 
 def damage(rng: random.Random, of: Format, path: Path, canary: Path) -> None:
-    """Write a damaged file, or put something else in its place."""
+    """Write a damaged file, or replace it by something that is not a regular file."""
     samples = of.samples()
     data = rng.choice(samples)
     if rng.random() < 1 / 12:

@@ -390,7 +390,7 @@ def _caches() -> tuple[bytes, ...]:
 
 
 def _read_cache(path: Path) -> int:
-    """A row that is there is right, or has never been in the file."""
+    """A row in the cache is correct, or was never in the file."""
     rows, numbers = table.in_file(str(path), table.Shape.of("0" * 32, [CACHED], 6, 1 << 20)), np.arange(6)
     out = np.zeros((6, *CACHED.shape), CACHED.dtype)
     is_stored = rows.has(numbers)

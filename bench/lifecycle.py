@@ -293,7 +293,7 @@ def _ended(life: Life) -> bool:
 
 
 def run(start: Start, limit: float) -> Counter[str]:
-    """Run a start, look at what its processes wrote, and count what happened."""
+    """Run a start, check the logs of its processes, and count the errors."""
     tended(start, start.lives, limit)
     _judge_ends(start, start.lives)
     again = second_lives(start)

@@ -85,7 +85,7 @@ def rows(figures: Sequence[Figure]) -> list[list[str]]:
 
 
 def hidden(exchange: float, computation: float, both: float) -> float:
-    """What doing both at once saves, as a share of the shorter one."""
+    """The saving of doing both at once, as a share of the shorter one."""
     return (exchange + computation - both) / min(exchange, computation)
 
 

@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Watch:
-    """Looks at the kernel's counters now and then, to tell later what crossed between two moments."""
+    """Samples the kernel's counters, to compute the traffic between two times later."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage, self._end = stage, threading.Event()
@@ -140,7 +140,7 @@ class _Watch:
             self._seen.append(((before + time.time()) / 2, now))
 
     def between(self, began: float, ended: float) -> Counters:
-        """What crossed in that time, to one look's precision at either end."""
+        """The traffic in that time, with the precision of one sample at either end."""
         first = max((sample for sample in self._seen if sample[0] <= began), key=lambda sample: sample[0])
         later = [sample for sample in self._seen if sample[0] >= ended]
         last = min(later, key=lambda sample: sample[0], default=self._seen[-1])

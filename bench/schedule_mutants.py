@@ -52,7 +52,7 @@ BESIDE = ("bindings and values of a phase", "outputs and updates", "axes, functi
 
 
 def labels(base: Base, op: ir.Op) -> list[str]:
-    """What `op` counts for."""
+    """The categories that `op` counts for."""
     names = [f"op {type(op).__name__.lower()}"]
     verb = base.verbs.get((op.span.line, op.span.column))
     if verb:
@@ -279,7 +279,7 @@ def _confirmed(refused: Sequence[Diagnostic], verdict: Verdict) -> bool | None:
 
 
 class Systematic(Campaign):
-    """Every single edit of a few schedules, as it is and with what follows repaired."""
+    """Every single edit of a few schedules, unrepaired and with its consequences repaired."""
 
     def __init__(self, seed: int, count: int) -> None:
         super().__init__(seed, 0.1)

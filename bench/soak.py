@@ -81,7 +81,7 @@ class Soak:
     # --- while it runs ---
 
     def watched(self, job: subprocess.Popen[bytes]) -> str:
-        """Let workers join and kill them, until all is done; what went wrong."""
+        """Let workers join and kill them, until all is done; returns the errors."""
         ranks = range(self.workers + self.servers)
         if not self.wait(job, [f"bound-{rank}" for rank in ranks]):
             return "ranks hang before they begin"

@@ -129,7 +129,7 @@ def member(options: Any) -> None:
 
 
 def train(run: Any, mesh: Any, options: Any) -> tuple[list[float], Any]:
-    """Train this process's member; its losses and what its input cost."""
+    """Train this process's member; returns its losses and the costs of its input."""
     over = NamedSharding(mesh, PartitionSpec("member", "data"))
 
     def draw() -> Any:

@@ -1,4 +1,4 @@
-"""The tests run alike if whoever starts them ignores or blocks signals."""
+"""The tests behave alike if their parent ignores or blocks signals."""
 
 from __future__ import annotations
 

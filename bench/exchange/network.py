@@ -84,7 +84,8 @@ class Device:
         self._ready = jax.ShapeDtypeStruct((), jnp.float32)
 
     def begin(self, pixels: Array, after: Array) -> Array:
-        """`pixels`, and the step of the device begins: now, or, inside jit, when `after`, f32[], is there."""
+        """Begin the step of the device and return `pixels`: now, or, inside jit, when `after`, f32[], is
+        ready."""
         zero = jax.pure_callback(self._begin, jax.ShapeDtypeStruct((), jnp.uint8), after)
         return pixels + zero
 

@@ -185,7 +185,7 @@ def _measure(orders: Orders, way: Way, comm: Any) -> Measured:
 
 
 def _difference(orders: Orders, weights: Tree) -> float:
-    """How far from what NumPy gets."""
+    """The largest difference from NumPy's result."""
     expected = tensors(orders.sizes, 0)
     moment = {name: np.zeros_like(x) for name, x in expected.items()}
     for number in range(orders.steps + 1):

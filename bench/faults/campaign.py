@@ -163,7 +163,7 @@ def _session(leader: int) -> list[int]:
 
 
 def resumed(file: Path | None, judge: Callable[[Fault], Outcome], fault: Fault) -> Outcome:
-    """The outcome in `file`, a line of JSON each; else that of a new job, which is added there."""
+    """The outcomes in `file`, a line of JSON each, or that of a new job, which is appended."""
     if file is not None and file.exists():
         for line in file.read_text("utf-8").splitlines():
             words, *result = json.loads(line)

@@ -60,7 +60,7 @@ def judged(fault: Fault) -> Outcome:
 
 
 def _changed(lab: Lab, fault: Fault) -> None:
-    """Carry out what happens to a link, at both of its ends."""
+    """Apply a fault to a link, at both of its ends."""
     host, port = lab.ranks[fault.culprit].name, f"h{fault.culprit + 1}"
     if fault.kind == "down":
         shell.run("ip", "-n", lab.switch, "link", "set", port, "down")

@@ -118,7 +118,7 @@ def draw(drawn: random.Random, kind: str) -> Fault:
 
 
 def judged(fault: Fault) -> Outcome:
-    """Run a job, and look at what its members said."""
+    """Run a job, and judge the output of its members."""
     words = [sys.executable, "-u", "-m", __name__, *fault.words]
     with tempfile.TemporaryFile("w+") as output:
         job = subprocess.Popen(words, stdout=output, stderr=output, start_new_session=True)

@@ -193,7 +193,7 @@ class Stage:
         self._stack.close()
 
     def _calibrate(self, path: Path) -> None:
-        """Measure the lab as `commplan calibrate` does, before anything else runs in it."""
+        """Measure the lab as `commplan calibrate` does, before other programs run in it."""
         words = ["nice", "-n", str(PRIORITY), sys.executable, "-m", "commplan.cli", "calibrate"]
         command = self.lab.mpirun([*words, "--topology", str(self.topology), "-o", str(path.resolve())])
         done = subprocess.run(
@@ -246,7 +246,7 @@ class Stage:
 
 
 def _surroundings(lab: Lab) -> Surroundings:
-    """Measures the line rates before anything else runs in the lab."""
+    """Measure the line rates before other programs run in the lab."""
     racks = [host.rack for host in lab.ranks]
     pairs = {"host": (0, next((r for r in range(1, len(racks)) if racks[r] == racks[0]), 1))}
     if lab.shape.racks > 1:

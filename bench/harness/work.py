@@ -102,7 +102,7 @@ def wrong(work: Work, results: list[Floats], rank: int, ranks: int, variant: int
 
 
 def expected(work: Work, tensor: int, rank: int, ranks: int, variant: int) -> Floats:
-    """What `rank` must hold of one tensor in the end, flat."""
+    """The expected final contents of one tensor of `rank`, flat."""
     count = work.counts[tensor]
     block = count // ranks
     match work.kind:

@@ -46,7 +46,7 @@ SHARE = """rows = share rows over member via {design}
 
 
 class Log:
-    """Lines that are there as soon as they are written, whatever ends the process."""
+    """Lines that are on disk as soon as they are written, however the process ends."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -217,7 +217,7 @@ def serve(**fields: Any) -> None:
 
 
 def answer(epoch: Any, **ready: Any) -> None:
-    """Say that this member is ready; then for every line of the input say what `epoch` returns."""
+    """Report that this member is ready; then for every line of the input print the result of `epoch`."""
     say(**ready)
     for _ in sys.stdin:
         reply: Answer = epoch()
@@ -230,5 +230,5 @@ def cannot(why: str) -> None:
 
 
 def say(**fields: Any) -> None:
-    """A line for whoever started this process."""
+    """Print a line for the parent process."""
     print(f"{MARK}{json.dumps(fields)}", flush=True)

@@ -164,7 +164,8 @@ class Lab:
         return shell.inside(host.name, words, host.name)
 
     def environment(self, rank: int, port: int = 29_500) -> dict[str, str]:
-        """What torch.distributed and jax.distributed read: rank, size, and rank 0's address and `port`."""
+        """The variables that torch.distributed and jax.distributed read: rank, size, and rank 0's address and
+        `port`."""
         first, size = self.ranks[0].address, str(len(self.ranks))
         return {
             "RANK": str(rank), "WORLD_SIZE": size, "LOCAL_RANK": "0",
@@ -271,7 +272,7 @@ def _shape(namespace: str, interface: str, rate: str) -> None:
 
 
 def _tool(name: str) -> str:
-    """A program of this Python's environment, else one on the path."""
+    """A program of this Python's environment, or one on the path."""
     own = Path(sys.executable).with_name(name)
     path = str(own) if own.exists() else shutil.which(name)
     if path is None:

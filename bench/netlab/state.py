@@ -57,7 +57,7 @@ class State(msgspec.Struct, frozen=True):
 
     @property
     def left_behind(self) -> bool:
-        """Whether the process that should have cleared it away is gone."""
+        """Whether the process that should have removed it has ended."""
         return self.owner is not None and not self.owner.alive
 
 

@@ -46,7 +46,7 @@ def print_result(result: Result) -> None:
 
 
 def result_of(line: str) -> Result | None:
-    """The result in a line of a part's output; None if the line is something else."""
+    """The result in a line of a part's output; None if the line is not a result."""
     return json.loads(line.removeprefix(RESULT)) if line.startswith(RESULT) else None
 
 

@@ -99,7 +99,7 @@ def main(folder_name: str, mode: str, servers_text: str) -> None:
 
 
 class Until:
-    """When a worker is to stop: the one that ends last goes on until all others have left."""
+    """The stop condition of a worker: the one that ends last continues until all others have left."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.stop, self.last, self.finish = folder / "stop", folder / f"last-{rank}", folder / "finish"

@@ -69,7 +69,8 @@ def test_layers_are_as_planned(scan: bool) -> None:
 
 
 def test_an_all_to_all_of_several_operands_is_told_by_its_own_name() -> None:
-    """XLA:CPU gives it one for each rank, and behind a derivative no name to what takes its arrays out."""
+    """XLA:CPU returns one array for each rank, and behind a derivative the op that unpacks them has no
+    name."""
     plan = PLAN.replace("by mean", "by mean { wire = bf16, accumulate = f32 }")
     _, text, report = compiled(4, plan=plan)
     assert "all-to-all(" in text.compiled

@@ -1,4 +1,4 @@
-"""Steps that are compiled once more, with a profile of what their instructions take."""
+"""Steps that are compiled once more, with a profile of their instruction times."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gpus(*processes: int, kind: str = H100) -> list[Any]:
 
 
 class Executable:
-    """What XLA compiles, by its text."""
+    """The text of the program that XLA compiles."""
 
     def __init__(self, text: str) -> None:
         self.text = text

@@ -1,4 +1,4 @@
-"""What phases compile to, on a mesh of two axes and on one with more axes than the plan."""
+"""Compiled phases, on a mesh of two axes and on one with more axes than the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What algorithms compile to: the permutes of their rounds, and levels one after the other."""
+"""Compiled algorithms: the permutes of their rounds, and levels one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets of ahead-of-time compilation, and what their absence says."""
+"""Targets of ahead-of-time compilation, and the errors if they are missing."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Mesh:
 
 
 def test_without_the_dependency_the_buckets_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chain is what keeps the buckets: by hand without it XLA:CPU makes one all-reduce of them."""
+    """The chain preserves the buckets: without it XLA:CPU combines them to one all-reduce."""
     monkeypatch.setattr(twins, "after", lambda x, previous, axis: x)
     made = twins.data_parallel(jax.devices())
     wanted = expected(made.schedule, "step", Mesh({"data": 8}))

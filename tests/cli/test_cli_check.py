@@ -156,7 +156,7 @@ def test_watch_checks_again_until_it_is_interrupted(plan: Path):
 
 
 def _put(path: Path, text: str) -> None:
-    """Write a file in one step, as editors do: what watches it never sees half of it."""
+    """Write a file in one step, as editors do: a watcher never reads half of it."""
     new = path.with_suffix(".new")
     new.write_text(text)
     new.replace(path)

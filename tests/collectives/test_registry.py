@@ -1,4 +1,4 @@
-"""Programs by name, placement, layout, and what users get wrong."""
+"""Programs by name, placement, layout, and errors of users."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_a_member_that_fails_ends_the_launch_with_a_message():
 
 
 def under_mpirun(name: str, *options: str) -> str:
-    """Run an example on eight ranks; what rank 0 printed."""
+    """Run an example on eight ranks and return the output of rank 0."""
     script = EXAMPLES / name
     command = mpirun.command(8, script, *options)
     at = command.index(str(script))

@@ -22,7 +22,7 @@ FILES = [path for room in ROOMS for path in sorted(ROOT.glob(room)) if "jax" in 
 
 
 def imports(tree: ast.Module) -> tuple[dict[str, str], list[str]]:
-    """What names of the file mean modules of JAX, and all that it imports from JAX."""
+    """The names of the file that are modules of JAX, and all its imports from JAX."""
     modules, taken = dict[str, str](), list[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -60,7 +60,7 @@ def chains(tree: ast.Module, modules: dict[str, str]) -> Iterator[str]:
 
 
 def missing(chain: str) -> str | None:
-    """The part of `chain` that JAX does not have; what functions and objects have is not asked."""
+    """The part of `chain` that JAX does not have; attributes of functions and objects are not checked."""
     found: Any = importlib.import_module("jax")
     path = "jax"
     for name in chain.split(".")[1:]:

@@ -1,4 +1,4 @@
-"""Order and buckets in the compiled program: what XLA keeps of them on CPUs."""
+"""Order and buckets in the compiled program, as far as XLA preserves them on CPUs."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Op = Literal["sum", "max", "min"]
 
 
 class Trial(NamedTuple):
-    """A program, and what its ranks hold before, [ranks, elements]."""
+    """A program, and the initial buffers of its ranks, [ranks, elements]."""
 
     program: ChunkProgram
     op: Op

@@ -1,4 +1,4 @@
-"""Every chunk program executed in NumPy: bit by bit what its collective is defined to give."""
+"""Every chunk program executed in NumPy equals the definition of its collective bitwise."""
 
 from __future__ import annotations
 

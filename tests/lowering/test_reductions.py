@@ -1,4 +1,4 @@
-"""What docs/reductions.md says of each reduction holds on devices and under MPI, by every algorithm."""
+"""The rules of docs/reductions.md for each reduction hold on devices and under MPI, by every algorithm."""
 
 from __future__ import annotations
 

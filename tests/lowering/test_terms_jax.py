@@ -151,7 +151,7 @@ def least_for_most(patch: pytest.MonkeyPatch) -> None:
 
 
 def not_stored(patch: pytest.MonkeyPatch) -> None:
-    """What arrives in the middle of a program, and is read later, is not written into its slot."""
+    """Data that arrives in the middle of a program, and is read later, is not written into its slot."""
     right = permutes.steps
 
     def wrong(program: Any, size: int) -> Any:

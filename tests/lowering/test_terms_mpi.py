@@ -1,4 +1,4 @@
-"""What ranks hand to the MPI engine does what their plan means: tables and lists of instructions, not run."""
+"""The MPI engine's tables have the meaning of their plan: tables and instruction lists, not run."""
 
 from __future__ import annotations
 

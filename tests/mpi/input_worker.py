@@ -39,7 +39,7 @@ def content(number: int, array: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class Slot:
-    """The arrays of one batch, and what of them this host has made."""
+    """The arrays of one batch, with the parts that this host has made."""
 
     def __init__(self, found: Division, number: int, rows: int, last: int) -> None:
         self.number = number

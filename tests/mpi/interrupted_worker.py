@@ -30,7 +30,7 @@ if where == "step":
 
 
 def stay_away() -> None:
-    """Rank 1 does; rank 0 says that it goes on to wait for it."""
+    """Rank 1 arrives; rank 0 reports that it continues to wait for it."""
     if comm.rank == 1:
         time.sleep(LONG_S)
     print(f"waits as {os.getpid()}", flush=True)

@@ -57,7 +57,7 @@ def bind() -> None:
 
 
 def inside() -> None:
-    """Rank 1 comes to bind, and stops when it has a duplicate of the communicator."""
+    """Rank 1 reaches bind, and stops when it has a duplicate of the communicator."""
     plan = commplan.loads(PLAN).compile(comm)
     call = Rendezvous.__call__
     calls: list[str] = []

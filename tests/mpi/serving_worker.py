@@ -131,7 +131,7 @@ def kill_when(folder: Path) -> None:
 
 
 def dying(folder: Path, victim: str) -> None:
-    """A worker kills itself before its third step; the others go on to their sixth."""
+    """A worker kills itself before its third step; the others continue to their sixth."""
     run = bound(EXCHANGE.format(hints=""))
     if run is None:
         return

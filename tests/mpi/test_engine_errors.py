@@ -142,7 +142,7 @@ print(build._cached(build.compiler(), build.mpi_library()))
 
 
 def test_of_ranks_that_start_together_one_compiles(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """With a compiler that takes its time and links the engine that is there already."""
+    """With a slow compiler that links the existing engine."""
     engine, links, wrapper = mpirun.run(1, BUILT).strip(), tmp_path / "links", tmp_path / "mpicxx"
     script = f'case "$*" in *-shared*) sleep 0.3; echo >> {links}; cp {engine} "$last";; esac'
     wrapper.write_text(f"#!/bin/sh\nfor last do :; done\n{script}\n")

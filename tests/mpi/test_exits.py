@@ -1,4 +1,4 @@
-"""Ranks that end with steps in flight end well; one that ends before the others leaves nobody waiting."""
+"""Ranks that end with steps in flight end without errors; one that ends early does not block the others."""
 
 from __future__ import annotations
 

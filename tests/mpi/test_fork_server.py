@@ -1,4 +1,4 @@
-"""Processes that are forked from one with JAX are what `python -W error` would have started."""
+"""Processes that are forked from one with JAX equal those started by `python -W error`."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ REFUSED = {
 
 
 def answers(cases: str) -> dict[str, dict[int, list[str]]]:
-    """By case and rank, what became of each call."""
+    """By case and rank, the outcome of each call."""
     said: dict[str, dict[int, list[str]]] = {}
     for line in mpirun.run(2, SCRIPT, "mpi", cases).splitlines():
         if not line.startswith("["):

@@ -1,4 +1,4 @@
-"""A rank that does not come to bind, compile, share or measure is named by all others, and the job ends."""
+"""A rank that does not reach bind, compile, share or measure is named by all others, and the job ends."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def recorded_in(place: Path) -> Generator[None]:
 
 
 def told(done: subprocess.CompletedProcess[str], rank: int) -> str:
-    """The text of a rank's error. How soon it comes, `bench.faults` looks at."""
+    """The text of a rank's error. `bench.faults` measures its delay."""
     match = re.search(rf"rank {rank} was told: (.*?)waits for it", done.stdout, re.DOTALL)
     assert match is not None, done.stdout + done.stderr
     return match[1]

@@ -35,7 +35,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def shipped() -> set[str]:
-    """What belongs into the packages: every module and every file that the command reads."""
+    """The contents of the packages: every module and every file that the command reads."""
     found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan").rglob("*.py")}
     for room in ("dsl", "lowering", "runtime"):
         for path in (ROOT / room).rglob("*"):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """As much of a checkout as the set-up looks at."""
+    """The part of a checkout that the set-up reads."""
     place = tmp_path / "checkout"
     for name in ("pyproject.toml", "constraints.txt", ".ci/venv"):
         (place / name).parent.mkdir(parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def programs(folder: Path, *wanted: str) -> Path:
-    """A folder with these programs of the machine and nothing else."""
+    """A folder with only these programs of the machine."""
     folder.mkdir()
     for name in wanted:
         found = shutil.which(name)

@@ -1,4 +1,4 @@
-"""fuse_update: each bucket's shard is updated as soon as its sum is there."""
+"""fuse_update: each bucket's shard is updated as soon as its sum is ready."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_batches_and_places_are_those_without_it(ahead: int):
 
 
 def test_a_place_is_that_of_the_caller():
-    """Batches that were taken ahead are made again by who goes on from the state."""
+    """Batches that were taken ahead are made again after a restart from the state."""
     with fed(2).batches() as early:
         iter(early)
         first = [next(early) for _ in range(3)]

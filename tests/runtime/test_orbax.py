@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on, restored onto the same mesh and onto others."""
+"""Checkpoints: everything that a run needs to continue, restored onto the same mesh and onto others."""
 
 from __future__ import annotations
 

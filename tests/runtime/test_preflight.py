@@ -76,7 +76,7 @@ def ended(cases: str, flags: tuple[str, str] = ("", "")) -> list[tuple[tuple[str
 
 
 def answers(cases: str, flags: tuple[str, str] = ("", "")) -> dict[str, list[list[str]]]:
-    """By case, what became of each call on each of two processes."""
+    """By case, the outcome of each call on each of two processes."""
     ends = ended(cases, flags)
     assert [code for _, code in ends] == [0, 0], "".join(errors for (_, errors), _ in ends)
     lines = [
@@ -185,7 +185,7 @@ def test_binding_compares_the_flags_of_xla():
 
 
 def refused(programs: Sequence[Program]) -> str:
-    """What processes raise that bind these programs."""
+    """The errors of processes that bind these programs."""
     barrier, answers = threading.Barrier(len(programs)), dict[int, Any]()
 
     def exchange(number: int, mine: Any) -> dict[int, Any]:

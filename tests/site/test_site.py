@@ -109,7 +109,7 @@ def test_the_search_finds_errors_verbs_and_flags(address: str, tab: Browser, wor
 
 
 def until(tab: Browser, script: str) -> str:
-    """The first value of `script` that is true, looked at again and again: a busy machine takes minutes."""
+    """The first value of `script` that is true, polled: a busy machine takes minutes."""
     limit = time.monotonic() + PATIENCE_S
     while not (value := tab.run(script)) and time.monotonic() < limit:
         time.sleep(0.05)

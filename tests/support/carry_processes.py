@@ -43,7 +43,7 @@ def leads(found: Division, index: int) -> bool:
 
 
 def batch(found: Division, number: int, rows: int) -> list[RowSlices]:
-    """A slot as everybody should have it in the end, notes of the parts too; it has room for ROWS rows."""
+    """The expected slot of every process, including the notes of the parts; it has room for ROWS rows."""
     random = np.random.default_rng(number)
     bounds = (*(found.part(rows, part)[0] for part in range(found.parts)), rows)
     whole = [
@@ -56,7 +56,7 @@ def batch(found: Division, number: int, rows: int) -> list[RowSlices]:
 
 
 def own(found: Division, index: int, whole: list[RowSlices]) -> list[RowSlices]:
-    """The parts of the process's host, and nothing else."""
+    """Only the parts of the process's host."""
     low, high = found.part_range(found.hosts[index])
     parcels = []
     for parcel in whole:

@@ -40,7 +40,7 @@ def needs_chromium() -> str:
 
 
 class Browser:
-    """One tab. errors: what went wrong on the page, in words; requests: the addresses that it asked for."""
+    """One tab. `errors`: the errors of the page; `requests`: the requested addresses."""
 
     def __init__(self, program: str, profile: Path) -> None:
         to_chromium, from_chromium = os.pipe(), os.pipe()

@@ -210,7 +210,7 @@ class _Part:
 
 
 class World:
-    """The ranks of a world, each with its library, in the collectives that they come to one after another."""
+    """The ranks of a world, each with its library, in their collectives one after another."""
 
     def __init__(self, libraries: Sequence[Library], seed: int = 0) -> None:
         self.libraries, self.chance = libraries, random.Random(seed)

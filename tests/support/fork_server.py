@@ -189,7 +189,7 @@ def _reap(clients: dict[int, socket.socket], waiting: selectors.BaseSelector) ->
 
 
 def _forward(client: socket.socket, process: int, waiting: selectors.BaseSelector) -> None:
-    """Hand a signal on; a client that is gone has been killed."""
+    """Pass a signal on; a client that has vanished was killed."""
     try:
         number = int(client.recv(MOST) or 0)
     except OSError:

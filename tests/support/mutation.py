@@ -1,4 +1,4 @@
-"""Programs broken on purpose: one mistake in what ranks execute, as a compiler or a hand might make it."""
+"""Programs broken on purpose: one mistake in the ranks' code, as by a compiler or by hand."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def mutate(rng: random.Random, of: ChunkProgram) -> Mutant:
 
 
 def same_as_project(of: ChunkProgram) -> bool:
-    """Whether a draft that nobody changed is the program's own projection."""
+    """Whether an unchanged draft is the program's projection."""
     one, other = Draft(of).projection(), project(of)
     return all(
         np.array_equal(getattr(getattr(one, end), field.name), getattr(getattr(other, end), field.name))

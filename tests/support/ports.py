@@ -19,7 +19,7 @@ WORKERS = 64  # of one run of the tests; each has the ports of one remainder
 
 
 def own_ports() -> Iterator[int]:
-    """Each port of this worker once. Runs that go on at the same time begin at different ones."""
+    """Each port of this worker once. Concurrent runs begin at different ones."""
     end = LAST
     with contextlib.suppress(OSError):
         end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

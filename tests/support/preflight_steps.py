@@ -271,7 +271,7 @@ def end() -> None:
 
 
 def miscounted(job: Job) -> Words:
-    """What carries out collectives on process 1 gets the third element of each result wrong."""
+    """A backend that corrupts the third element of each collective's result on process 1."""
     backend = type(job.run.context.backend)
     move = backend.move
 
@@ -287,7 +287,7 @@ def miscounted(job: Job) -> Words:
 
 
 def checks(job: Job) -> Words:
-    """What tries collectives on process 0 and does something else on process 1 is refused before it moves."""
+    """Checking collectives on process 0 and another call on process 1 are refused before data moves."""
     step, arguments = job.step(check_s=0.0 if job.index else 60.0), job.arguments()
     said = [outcome(lambda: step({}, *arguments))]
     said += [

@@ -266,7 +266,7 @@ def _kept(projection: Projection, done: Execution) -> bool:
 
 
 def _same(one: Execution, other: Execution, projection: Projection) -> bool:
-    """Whether two executions come to the same results, bit by bit."""
+    """Whether two executions have the same results, bit by bit."""
     _, ends = _promised(projection)
     return (
         not other.waiting
@@ -373,7 +373,7 @@ def _order(projection: Projection, claim: Counterexample) -> bool:
 
 
 def _useless(projection: Projection, claim: Counterexample) -> bool:
-    """Without it all comes to the same."""
+    """Without it the results are the same."""
     write = (claim.ranks[0], claim.rounds[0], claim.ranks[1], claim.chunk or 0)
     done = execute(projection)
     return write in done.written and _same(done, execute(projection, without=write), projection)

@@ -66,7 +66,7 @@ class Projection:
 
 
 def project(program: ChunkProgram) -> Projection:
-    """What every rank of `program` executes."""
+    """The projection of `program` to each rank."""
     timed = [(time, family) for time, families in enumerate(program.rounds) for family in families]
     sizes = [len(family.src) for _, family in timed]
     time = np.repeat(np.array([time for time, _ in timed], np.int64), sizes)

@@ -65,7 +65,7 @@ class Var:
 
     @property
     def written(self) -> str:
-        """Its type, as a plan says it."""
+        """Its type, in the syntax of plans."""
         if self.is_tree:
             return "tree"
         spec = self.form

@@ -32,7 +32,7 @@ Behaviour = dict[tuple[Any, ...], Result | str]
 def behaviour(
     schedule: ir.Schedule, like: ir.Schedule, linear: frozenset[str], scale: float, rounding: bool = True
 ) -> Behaviour:
-    """What `schedule` does, called as `like`: results and errors by step and phase."""
+    """The effects of `schedule`, called as `like`: results and errors by step and phase."""
     given, runner = (Exactly(each, like.fns, linear, scale, rounding) for each in (like, schedule))
     entry = {value.id: value for value in like.entry}
     state = {name_of(ref): given.entering(entry[ref]) for ref in like.states}

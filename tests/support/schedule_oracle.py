@@ -99,7 +99,7 @@ def exact() -> Generator[None]:
 
 
 def number(*what: Any) -> float:
-    """A number in [1, 2) that follows from `what`."""
+    """A number in [1, 2) that depends on `what`."""
     return 1 + zlib.crc32(repr(what).encode()) / 2**32
 
 

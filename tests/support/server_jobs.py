@@ -97,7 +97,7 @@ class Job:
             self.wires.setdefault((worker, server), deque()).append((LEAVE, np.zeros(0, np.uint8)))
 
     def answered(self, worker: int, site: Site) -> list[Array] | None:
-        """The buffers of a request's answer, None before all of it is there."""
+        """The buffers of a request's answer, None before all of it has arrived."""
         wanted = [(buffer, chunk) for buffer in site.down for chunk in buffer.chunks]
         if any(not self.inbox.get((worker, chunk.tag)) for _, chunk in wanted):
             return None

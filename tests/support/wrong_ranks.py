@@ -1,4 +1,4 @@
-"""What ranks may do wrong; each prints the code of every refusal. `mpirun -n 2 python wrong_ranks.py`."""
+"""Mistakes of ranks; each prints the code of every error. `mpirun -n 2 python wrong_ranks.py`."""
 
 from __future__ import annotations
 

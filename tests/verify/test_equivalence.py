@@ -1,4 +1,4 @@
-"""A schedule that does something else than its plan says is refused, with the plan line and both terms."""
+"""A schedule with another effect than its plan is refused, with the plan line and both terms."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ DIVIDES, BACK = of(ir.Scale, how="div"), of(ir.Cast, dtype=DType.F32)
 
 
 def divided_late(ops: Ops) -> Ops:
-    """The sum travels in 16 bits, and the mean is made of what arrives."""
+    """The sum is sent in 16 bits, and the mean is computed from the received values."""
     (scale,) = filter(DIVIDES, ops)
     ops = cut_out(DIVIDES)(ops)
     at = [index for index, op in enumerate(ops) if BACK(op)][-1]

@@ -1,4 +1,4 @@
-"""Schedules that differ from their plan in what single values are: draws, whole leaves, factors, owners."""
+"""Schedules that differ from their plan in single values: draws, whole leaves, factors, owners."""
 
 from __future__ import annotations
 

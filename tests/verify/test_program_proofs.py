@@ -88,7 +88,7 @@ ROTATING: list[tuple[str, Kind]] = [
 def test_large_programs_of_rotations_are_proved_by_one_chunk(
     name: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The transfers that are looked at are as many as one rank sends, and no rank's own are computed."""
+    """The proof examines as many transfers as one rank sends, and computes the transfers of no other rank."""
     for column in ("src", "dst", "chunk", "count"):
         monkeypatch.delattr(Rotation, column)
     most = 2 if kind == "all_reduce" else 1

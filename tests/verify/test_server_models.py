@@ -93,7 +93,7 @@ def _dropped(self: Machine, worker: int) -> None:
 
 
 def _deaf(self: Machine, worker: int) -> list[Effect]:
-    """A death that nobody acts upon."""
+    """A death without a reaction."""
     self.departed.add(worker)
     return []
 

@@ -1,4 +1,4 @@
-"""The visitation contract: sound arithmetic is proved; what breaks it is refused, with a case."""
+"""The visitation contract: correct arithmetic is proved, and violations are refused, with a case."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ShortWhenEven(Order):
 
 @dataclass(frozen=True)
 class WrongFromAThousandOn(Order):
-    """Wrong only for sources that nobody looks at one by one."""
+    """Wrong only for sources that are not checked one by one."""
 
     def span(self, step: int) -> tuple[int, int]:
         low, high = super().span(step)

@@ -72,7 +72,7 @@ def step_of(run: Any, split: str) -> Callable[..., Any]:
 
 
 def default_step(mesh: Mesh) -> Callable[..., Any]:
-    """What JAX users write without a plan: every gradient summed, left to XLA to combine."""
+    """A typical JAX program without a plan: every gradient summed, left to XLA to combine."""
     axes = mesh.axis_names
 
     def train(params: Tree, x: Any) -> Any:
@@ -281,7 +281,7 @@ def scanned_loss(params: Tree, x: Any, tap: Callable[[Tree], Tree]) -> Any:
 
 
 def test_a_tapped_scan_reduces_inside_the_loop(h100: Any) -> None:
-    """Without the tap nothing overlaps: the gradients of all layers are there only after the loop."""
+    """Without the tap nothing overlaps: the gradients of all layers are ready only after the loop."""
     mesh = twins.mesh_of(h100, data=32)
     up = jax.ShapeDtypeStruct((LAYERS, WIDTH, 4 * WIDTH), "bfloat16")
     down = jax.ShapeDtypeStruct((LAYERS, 4 * WIDTH, WIDTH), "bfloat16")

@@ -84,7 +84,7 @@ def test_a_run_keeps_a_file_of_all_its_batches(tmp_path: Path):
 
 
 def test_a_run_that_is_gone_has_written_its_last(tmp_path: Path):
-    """Nobody closes anything: the interpreter's exit does."""
+    """No explicit close: the interpreter's exit closes everything."""
     script = (
         f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         f"sys.path.insert(0, {str(Path(__file__).parents[2])!r})\n"

@@ -1,5 +1,4 @@
-"""`{ cache = SIZE }`: results of host functions are kept across epochs, and nobody gets rows of another
-function."""
+"""`{ cache = SIZE }`: results of host functions are kept across epochs, without mixing functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells one function or source from another: code, and all data that the code reads."""
+"""The digest of a function or source: code, and all data that the code reads."""
 
 from __future__ import annotations
 

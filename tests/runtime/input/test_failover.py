@@ -1,4 +1,4 @@
-"""Readers and members that die or leave in the middle of an epoch, and runs that go on elsewhere."""
+"""Readers and members that die or leave during an epoch, and runs that continue elsewhere."""
 
 from __future__ import annotations
 

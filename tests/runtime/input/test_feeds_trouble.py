@@ -35,7 +35,7 @@ from commplan.runtime.input.shm.slots import Slots
 
 @pytest.fixture
 def hanging() -> Iterator[tuple[threading.Event, threading.Event]]:
-    """`decode` hangs at record 13, of the first unit: the first event says so, the second one ends it."""
+    """`decode` hangs at record 13, of the first unit: it sets the first event, and the second one ends it."""
     hung, go_on = feed_process.HANG
     hung.clear()
     go_on.clear()

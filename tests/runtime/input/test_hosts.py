@@ -112,8 +112,7 @@ def test_a_process_that_dies_is_told_to_other_hosts(hosts: Hosts) -> None:
 
 
 def test_a_leader_that_carries_nothing_is_named(hosts: Hosts) -> None:
-    """The caller of process 0, which carries the batches of its host, is away: process 1 does not wait for
-    ever."""
+    """The caller of process 0, which transfers the batches of its host, is away: process 1 does not hang."""
     slow = {0: {"pause": 4.0, "stop_after": 1}, 1: {"then_timeout": 0.5}, 2: {"stop_after": 1}}
     found = hosts.told([0, 0, 1], design="all_shared", records=400, by_caller=True, each=slow)
     problem = next(x for x in found[1] if "code" in x)

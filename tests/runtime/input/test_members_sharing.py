@@ -1,4 +1,4 @@
-"""`run.batches(member=m)` of what members share: read once for all, and the same bits as `run.batches()`."""
+"""`run.batches(member=m)` of shared values: read once for all, and the same bits as `run.batches()`."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_collection_in_the_middle_of_anything_waits_for_nothing() -> None:
 
 
 def test_closing_from_another_thread_ends_the_wait() -> None:
-    """The records are stuck until the wait has ended: nothing else can end it."""
+    """The records are stuck until the wait has ended: only that can end it."""
     entered, release = threading.Event(), threading.Event()
     released: list[bool] = []
 

@@ -161,7 +161,7 @@ def test_faults_of_all_kinds_at_once_and_a_process_that_joins_late(
 
 
 def resume(processes: list[Process], is_over: threading.Event) -> None:
-    """Let processes that are stopped go on after a moment."""
+    """Continue stopped processes after a moment."""
     while not is_over.wait(0.1):
         for process in processes:
             if process_state(process.pid) == "stopped":

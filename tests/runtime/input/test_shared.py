@@ -31,7 +31,7 @@ SLOW_S = 0.05  # between the steps of those that are ended: an epoch takes half 
 
 
 class Team(Processes):
-    """Processes of one run; all are gone when the test ends, however it ends."""
+    """Processes of one run; all have ended when the test ends, however it ends."""
 
     def __init__(self) -> None:
         super().__init__("input_process.py")
@@ -171,7 +171,7 @@ def test_when_one_leaves_early_the_others_say_so(team: Team) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGSTOP, signal.SIGKILL])
 def test_who_waits_for_one_that_gave_up_blames_whom_that_one_blames(team: Team, how: signal.Signals) -> None:
-    """Process 2 waits for what process 0 alone makes, which it cannot as long as process 1 takes nothing."""
+    """Process 2 waits for a value that only process 0 makes, which process 1 blocks by taking nothing."""
     orders = {"records": 4000, "pause": SLOW_S, "timeout": 120.0, "design": DESIGNS[1]}
     first, lost, last_one = (
         team.start(i, 3, **orders, then_timeout=2.0 if i == 0 else 120.0) for i in range(3)
@@ -265,7 +265,7 @@ def test_an_interrupt_ends_a_waiting_process(team: Team) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="/proc is Linux's")
 def test_opening_and_closing_leaves_nothing_open(team: Team) -> None:
-    """The same run id over and over: each time the processes meet anew, and let go of everything."""
+    """The same run id repeatedly: each time the processes meet anew, and release all resources."""
     for said in [told(p) for p in team.all(2, cycles=12)]:
         assert last(said, "first") == last(said, "last")
         assert last(said, "first")[0] == 5 and last(said, "first")[2:] == [0, 1]

@@ -1,4 +1,4 @@
-"""What processes tell each other about a part that went wrong."""
+"""Messages between processes about a part that failed."""
 
 from __future__ import annotations
 

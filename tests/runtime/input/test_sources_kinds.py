@@ -244,7 +244,7 @@ def test_a_serial_data_set_is_called_by_one_thread_at_a_time() -> None:
 
 
 class Tensor:
-    """What of a torch tensor is used."""
+    """The methods of a torch tensor that are used."""
 
     def __init__(self, array: np.ndarray[Any, Any], device: str = "cpu") -> None:
         self.array, self.device, self.dtype, self.shape = array, device, f"torch.{array.dtype}", array.shape

@@ -1,4 +1,4 @@
-"""Lists of what hosts send each other: carried out here by all of them at once, in any order of arrival."""
+"""Transfers between hosts: executed here by all of them at once, in any order of arrival."""
 
 from __future__ import annotations
 

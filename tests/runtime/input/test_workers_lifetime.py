@@ -42,7 +42,7 @@ def lives(pid: int) -> bool:
 
 
 def until(true: Callable[[], bool]) -> None:
-    """Wait; what never comes ends with the test's own limit."""
+    """Wait; the test's time limit ends a wait for ever."""
     while not true():
         time.sleep(0.02)
 

@@ -197,7 +197,8 @@ def test_a_half_written_place_is_not_believed(tmp_path: Path):
 
 
 def test_what_is_answered_before_it_is_kept_is_refused(tmp_path: Path):
-    """With `staleness` a worker is answered before another one's term has come: that is kept nowhere."""
+    """With `staleness` a worker is answered before another one's term has arrived, and no file holds that
+    term."""
     for staleness in (0, 2):
         made = job(tmp_path, TEXT.replace("chunk = 1 KiB", f"chunk = 1 KiB, staleness = {staleness}"))
         site = made.site("exchange", "step")

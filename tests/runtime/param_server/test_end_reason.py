@@ -1,4 +1,4 @@
-"""What workers hear of the end of their server."""
+"""The errors of workers after the end of their server."""
 
 from __future__ import annotations
 

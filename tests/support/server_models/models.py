@@ -77,7 +77,7 @@ def sites_of(model: Model) -> Sites:
 
 
 def program(model: Model) -> tuple[int, ...]:
-    """The sites that a worker comes to: a put, then requests with the other puts between."""
+    """The sites of a worker: a put, then requests with the other puts between."""
     numbers = [0]
     for number in range(model.requests):
         numbers += [1, 2] if model.gets else [1]

@@ -45,7 +45,7 @@ NEVER = 127  # a leg that no worker comes to
 
 
 class Event(NamedTuple):
-    """What happens at a server: the next message of a worker arrives, or its death is heard of."""
+    """An event at a server: the next message of a worker, or the detection of its death."""
 
     worker: int
     dies: bool
@@ -160,7 +160,7 @@ class Desk:
         return NEVER if self.gone(worker) else self.streams[worker][self.sent[worker]].leg
 
     def _amid(self, worker: int) -> bool:
-        """Whether a leg of a worker has come in part."""
+        """Whether a leg of a worker has arrived in part."""
         number = self.sent[worker]
         return number > 0 and self.streams[worker][number - 1].leg == self.leg(worker)
 

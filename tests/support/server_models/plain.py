@@ -176,7 +176,7 @@ class World:
                 raise BrokenError(f"worker {effect.worker} is answered {late} updates too early")
 
     def _answer(self, server: int, effect: Effect) -> None:
-        """The answer reaches its worker at once: when it does changes nothing for anybody else."""
+        """The answer reaches its worker at once: the delay affects no other process."""
         worker, site = self.workers[effect.worker], self.sites.all[effect.site]
         chunks = [c for b in site.down for c in b.chunks if c.server == server]
         chunks = [c for c in chunks if effect.unit in (-1, c.unit)]

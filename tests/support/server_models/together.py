@@ -132,7 +132,7 @@ class _Together:
             self.waiting.setdefault(rank + int(step), []).append(codes[more == step])
 
     def _wait(self, states: Sequence[Codes], which: int) -> None:
-        """Nothing can happen any more, and not all workers are gone."""
+        """No event is possible, and not all workers are gone."""
         pairs = zip(self.tables, states, strict=True)
         answered = (table.answered[at[which]].tolist() for table, at in pairs)
         words = "; ".join(f"server {server} has answered {legs}" for server, legs in enumerate(answered))
