@@ -30,7 +30,7 @@ if where == "step":
 
 
 def stay_away() -> None:
-    """Rank 1 arrives; rank 0 reports that it continues to wait for it."""
+    """Rank 1 stays away; rank 0 prints its process id before it waits."""
     if comm.rank == 1:
         time.sleep(LONG_S)
     print(f"waits as {os.getpid()}", flush=True)

@@ -88,7 +88,7 @@ def test_the_dead_hold_the_living():
 
 
 def test_who_was_stopped_when_the_job_ended_is_said_to_have_been():
-    """Every waiting process has ended with the verdict; the stopped one was killed and left no message."""
+    """The waiting rank has ended with the verdict; the record of the stopped one does not show its end."""
     said = Event(9, VERDICT, "rank 1 is stopped (SIGSTOP, or a debugger)", 0, 0, 0)
     events = (*run("line 6", 1, None, 1), said, Event(10, GONE, "exited with status 1", 0, 0, 0))
     verdict = blame([record(0, *events, process=gone()), record(1, process=gone())])
