@@ -67,7 +67,7 @@ class SelectPass(Pass, frozen=True):
             hints = replace(hints, chunk=decision.chunk)
         form = op.form if chooser.schedule.backend == "mpi" else None
         if chooser.schedule.backend == "mpi" and form is None and op.kind in KINDS:
-            # One call, or a start and a finish if computation may overlap it.
+            # One call, or where computation is asked to go on meanwhile a start and a finish.
             form = "split" if self.split and op.hints.overlap is not None else "call"
         return replace(op, algorithm=decision.algorithm, hints=hints, form=form)
 

@@ -98,7 +98,7 @@ def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
         orders = permutations(keys) if is_by_axis and op.kind not in options.ORDERED else (keys,)
         result += [Algorithm("hierarchical", tuple(map(Arg, order))) for order in orders]
         if is_by_axis and not chooser.is_jax and op.kind in ("all_reduce", "broadcast"):
-            # With one native level, each level is a separate collective, and other work may run between them.
+            # With one native level, each level is a collective of its own, which other work may run between.
             levels = [[Arg("native", key) if key == native else Arg(key) for key in keys] for native in keys]
             result += [Algorithm("hierarchical", tuple(args)) for args in levels]
     return list(dict.fromkeys([*result, NATIVE]))

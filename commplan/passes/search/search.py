@@ -61,15 +61,15 @@ def _searched(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context:
     search.run()
     if not trials.apart or trials.is_spent:
         return search
-    separate = Trials(schedule, phase, passes, context, context.costs, trials.apart)
-    separate.elsewhere = trials.count
-    second = _Search(separate)
-    second.run()
-    trials.elsewhere = len(separate.predictions)
-    best, worse = (second, search) if second.seconds < search.seconds * (1 - NEAR) else (search, second)
+    others = Trials(schedule, phase, passes, context, context.costs, trials.apart)
+    others.elsewhere = trials.count
+    other = _Search(others)
+    other.run()
+    trials.elsewhere = len(others.known)
+    best, rest = (other, search) if other.seconds < search.seconds * (1 - NEAR) else (search, other)
     for key, tried in best.tried.items():
-        if key in worse.tried:
-            tried[worse.table[key]] = worse.tried[key][worse.table[key]]
+        if key in rest.tried:
+            tried[rest.table[key]] = rest.tried[key][rest.table[key]]
     return best
 
 
@@ -90,7 +90,7 @@ class _Search:
 
     @property
     def seconds(self) -> float:
-        return self.trials.predictions[self.trials.key(self.table)].seconds if self.units else 0.0
+        return self.trials.known[self.trials.key(self.table)].seconds if self.units else 0.0
 
     def run(self) -> None:
         """Descend from the start, and once more from a table in which several units take one algorithm."""
@@ -127,7 +127,7 @@ class _Search:
                 if unit.chooses and alike:
                     moved[unit.key] = min(alike, key=lambda each: (each.seconds, each.order)).choice
             table = self.table | moved
-            is_new = len(moved) > 1 and self.trials.key(table) not in self.trials.predictions
+            is_new = len(moved) > 1 and self.trials.key(table) not in self.trials.known
             prediction = self.trials.predicted(table) if is_new else None
             if prediction is not None and prediction.seconds <= limit:
                 best, limit = table, prediction.seconds

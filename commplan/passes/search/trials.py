@@ -26,7 +26,7 @@ class Trials:
         start: the initial table.
         units: the open choices.
         apart: a start table in which stages do not share buckets; empty if no table has this effect.
-        predictions: the predictions, by the choices for each unit.
+        known: predictions, by the choices for each unit.
         packed: the phase before algorithms are chosen, by bucket sizes.
         elsewhere: the number of schedules of this phase that other trials have predicted.
     """
@@ -49,14 +49,14 @@ class Trials:
         self.apart = stages_apart(phase, packed.phases[0]) if self.units else NO_CHOICES
         size = len(packed.phases[0].ops) + sum(len(value.leaves) for value in packed.phases[0].values)
         self.budget, self.elsewhere = max(4, min(SCHEDULES, WORK // max(1, size))), 0
-        self.predictions: dict[tuple[StageChoice, ...], Searched] = {}
+        self.known: dict[tuple[StageChoice, ...], Searched] = {}
         self.packed: dict[tuple[int | None, ...], Schedule] = {}
         self.measured = context.calibration.input if context.calibration else None
         self.ready = readiness(schedule, phase, predictor, context.step, context.order)
 
     @property
     def count(self) -> int:
-        return len(self.predictions) + self.elsewhere
+        return len(self.known) + self.elsewhere
 
     @property
     def is_spent(self) -> bool:
@@ -68,7 +68,7 @@ class Trials:
     def predicted(self, table: Choices) -> Searched | None:
         """The phase with the choices of `table`; None if the budget is spent."""
         key = self.key(table)
-        if key not in self.predictions:
+        if key not in self.known:
             if self.is_spent:
                 return None
             after = self._compiled(table)
@@ -76,8 +76,8 @@ class Trials:
             whole = replace(after, phases=tuple(phase if p is self.phase else p for p in self.phases))
             exposed, nbytes = predict_exposed(whole, phase, self.predictor, self.ready, self.measured)
             count = sum(isinstance(op, Collective) for op in phase.ops)
-            self.predictions[key] = Searched(_digits(exposed), count, _digits(nbytes), 0, OPEN)
-        return self.predictions[key]
+            self.known[key] = Searched(_digits(exposed), count, _digits(nbytes), 0, OPEN)
+        return self.known[key]
 
     def _compiled(self, table: Choices) -> Schedule:
         """The phase after all passes; what precedes `decompose` is computed once for the same buckets."""
