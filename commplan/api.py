@@ -273,18 +273,9 @@ class Program(Generic[RunT]):
                 other mismatches.
         """
         check_binding(self._schedule, self._digest, mesh)
-        from commplan.runtime.run import Run  # noqa: PLC0415  jax is loaded only here
+        from commplan.runtime.binding import Bindings, bind  # noqa: PLC0415  jax is loaded only here
 
-        run = Run(
-            self,
-            mesh,
-            sources=sources,
-            functions=functions,
-            seed=seed,
-            watchdog_s=watchdog_s,
-            busy_s=busy_s,
-            timeout=timeout,
-        )
+        run = bind(self, mesh, Bindings(sources, functions, seed, watchdog_s, busy_s, timeout))
         return cast("RunT", run)
 
     def compiler_options(self, target: str = "gpu") -> dict[str, bool | int | str]:

@@ -50,8 +50,8 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
         message = f"phase `{phase}` does not turn an input `{name}` into an output `{name}`"
         note = f"it takes: {', '.join(call.lowered.arguments) or 'nothing'}"
         fail("CP0820", message, note, f"it returns: {', '.join(outputs) or 'nothing'}", file=file)
-    if run.init_names:
-        message = f"the plan has states ({', '.join(run.init_names)}), which optax cannot pass on"
+    if run.context.states:
+        message = f"the plan has states ({', '.join(run.context.states)}), which optax cannot pass on"
         note = f"call run.{phase}(state, {name}=...) yourself, before the optimiser"
         fail("CP0820", message, note, file=file)
     extra_arguments = [argument for argument in call.lowered.arguments if argument != name]

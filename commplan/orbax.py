@@ -43,7 +43,7 @@ from commplan.runtime.spmd import placement_of
 from commplan.tracebacks import public_face
 
 if TYPE_CHECKING:
-    from commplan.runtime.bound import Bound
+    from commplan.runtime.run import TypedRun
 
 ocp: Any = _checkpoint
 FORMAT, SCHEMA = "commplan checkpoint", 1
@@ -80,7 +80,7 @@ class Checkpoint:
         CommplanError: CP0811 for unknown names, CP0872 for a run bound to a communicator.
     """
 
-    def __init__(self, run: Bound, **values: str) -> None:
+    def __init__(self, run: TypedRun, **values: str) -> None:
         self.context = run.context
         if self.context.machine.layout != "global":
             self.context.fail(

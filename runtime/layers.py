@@ -1,8 +1,7 @@
-"""`run.layers`: a sequence of layers whose weights are sharded over ranks."""
+"""Layers inside a step: with weights that are sharded over ranks, and with gradients reduced in place."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from commplan.ir.schedule import Leaf, Schedule
 from commplan.ir.shard_shapes import cut_all
 from commplan.lowering.jax import _compat, ops
 from commplan.lowering.jax.jaxprs import traced
+from commplan.lowering.jax.layers import backward_reduce
 from commplan.lowering.jax.layers.exchange import LeafCollectives, ShardedLayer
 from commplan.lowering.jax.layers.sharded import Layer, scanned, unrolled
 from commplan.lowering.jax.layers.vjp import LayerVjp, layer_vjp
@@ -26,61 +26,21 @@ Leaves = tuple[Leaf, ...]
 
 
 class ShardedWeights:
-    """The part of a run for weights that are sharded over ranks."""
+    """Calls of layers whose weights are sharded as a phase gathers and scatters them; see `run.layers`."""
 
-    context: Context
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._exchanges: dict[Any, ShardedLayer] = {}  # By their stages and leaves.
 
-    def _inside(self, caller: str) -> None:
-        raise NotImplementedError
-
-    def _phase(self, name: str) -> Any:
-        raise NotImplementedError
-
-    def layer(
-        self, body: Callable[..., Any], shards: Any, *args: Any, shapes: Any = None, **options: Any
-    ) -> Any:
-        """Call `body(weights, *args)` with the weights gathered from `shards`; see `layers`."""
-        whole = None if shapes is None else [shapes]
-        return self.layers(
-            lambda weights, inputs: body(weights, *inputs), [shards], args, shapes=whole, **options
-        )
+    def stages(self, phase: str, weights: str | None, grads: str | None) -> ShardedStages:
+        """The stages of `phase` that gather `weights` and scatter `grads`; raises CP0826."""
+        return sharded_stages(self.context.schedule, phase, weights, grads)
 
     def layers(
-        self, body: Body | Sequence[Body], shards: Sequence[Any], x: Any, *,
-        shapes: Sequence[Any] | None = None, phase: str = "step",
-        weights: str | None = None, grads: str | None = None,
+        self, stages: ShardedStages, body: Body | Sequence[Body], shards: Sequence[Any], x: Any,
+        shapes: Sequence[Any] | None,
     ) -> Any:  # fmt: skip
-        """Apply layers one after another: layer i returns `body(weights, x)` for the result of layer i - 1.
-
-        A layer's weights are gathered from `shards` as phase `phase` gathers its split input. This runs while
-        earlier layers compute: as many as the plan's `gather` has in `{ prefetch = .. }`, one by default. The
-        weights are dropped after use.
-
-        The backward pass gathers the weights again in reverse order. It scatters the gradient as the phase
-        scatters its partial input. The gradient of `shards` is therefore sharded already: do not pass it to
-        the phase again. The backward pass keeps all other residuals unless `body` is `jax.checkpoint(body)`.
-
-        Only first-order, reverse-mode derivatives are supported.
-
-        Args:
-            body: One function, or one per layer.
-            shards: For each layer a pytree of this rank's shards, as `slice` and `run.shards` make them, of
-                any float dtype.
-            x: The input of the first layer, a pytree.
-            shapes: For each layer a pytree of its whole leaves, if the plan's weights do not determine them.
-            phase: The phase that gathers and scatters.
-            weights: The split input of the phase, if it has several.
-            grads: The partial input of the phase, if it has several.
-
-        Returns:
-            The result of the last layer.
-
-        Raises:
-            CommplanError: CP0816 outside a shard_map; CP0826 if the phase does not gather the weights and
-                scatter their gradient; CP0827 for shards that do not fit.
-        """
-        self._inside("run.layers")
-        stages = self._stages(phase, weights, grads)
+        """See `run.layers`."""
         bodies = [body] * len(shards) if callable(body) else list(body)
         if not shards or len(bodies) != len(shards) or (shapes is not None and len(shapes) != len(shards)):
             counts = f"{len(shards)} layers, {len(bodies)} functions"
@@ -102,30 +62,8 @@ class ShardedWeights:
         result = unrolled(layers, weights_of_layers, flat_x, stages.prefetch)
         return jax.tree_util.tree_unflatten(structure, result)
 
-    def scan_layers(
-        self, body: Body, shards: Any, x: Any, *, shapes: Any = None, phase: str = "step",
-        weights: str | None = None, grads: str | None = None,
-    ) -> Any:  # fmt: skip
-        """Apply equal layers under `lax.scan`; see `layers`.
-
-        Args:
-            body: A function whose result has the structure, shapes and dtypes of `x`.
-            shards: A pytree of this rank's shards of all layers, stacked along a leading dimension as
-                `run.shards(.., stacked=True)` makes them.
-            x: The input of the first layer, a pytree.
-            shapes: A pytree of the whole leaves of one layer.
-            phase: See `layers`.
-            weights: See `layers`.
-            grads: See `layers`.
-
-        Returns:
-            The result of the last layer.
-
-        Raises:
-            CommplanError: see `layers`.
-        """
-        self._inside("run.scan_layers")
-        stages = self._stages(phase, weights, grads)
+    def scan_layers(self, stages: ShardedStages, body: Body, shards: Any, x: Any, shapes: Any) -> Any:
+        """See `run.scan_layers`."""
         flat, exchange = self._exchange(stages, shards, shapes, stacked=True)
         whole = tuple(_gathered(exchange, [leaf[0] for leaf in flat.leaves]))
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(_with_strong_type, x))
@@ -152,24 +90,9 @@ class ShardedWeights:
             structure, scanned(Layer(vjp, exchange), flat.leaves, flat_x, stages.prefetch)
         )
 
-    def shards(
-        self, tree: Any, *, stacked: bool = False, phase: str = "step", weights: str | None = None
-    ) -> Any:
-        """This rank's shards of whole weights, with the placement of the split input of phase `phase`.
-
-        A leaf is flattened, padded with zeros and cut; a scalar is not cut.
-
-        Args:
-            tree: A pytree of whole weights.
-            stacked: Whether the leading dimension of each leaf counts layers, each of which is cut.
-            phase: The phase that gathers the weights.
-            weights: Its split input, if it has several.
-
-        Raises:
-            CommplanError: CP0816 outside a shard_map; CP0826 if the phase does not gather the weights.
-        """
-        self._inside("run.shards")
-        axes = self._stages(phase, weights, None).weights.placement.split
+    def shards(self, phase: str, weights: str | None, tree: Any, *, stacked: bool) -> Any:
+        """See `run.shards`."""
+        axes = self.stages(phase, weights, None).weights.placement.split
         backend = self.context.backend
 
         def cut(leaf: Any) -> Any:
@@ -178,15 +101,6 @@ class ShardedWeights:
             return leaf
 
         return jax.tree_util.tree_map(jax.vmap(cut) if stacked else cut, tree)
-
-    def _stages(self, phase: str, weights: str | None, grads: str | None) -> ShardedStages:
-        self._phase(phase)
-        return sharded_stages(self.context.schedule, phase, weights, grads)
-
-    @functools.cached_property
-    def _exchanges(self) -> dict[Any, ShardedLayer]:
-        """The compiled exchanges by their stages and leaves."""
-        return {}
 
     def _exchange(
         self, stages: ShardedStages, tree: Any, shapes: Any, *, stacked: bool
@@ -210,8 +124,7 @@ class ShardedWeights:
 
             gathers = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.gather_schedules(leaves))
             scatters = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.scatter_schedules(leaves))
-            platform = getattr(backend, "platform", "")
-            self._exchanges[key] = ShardedLayer(split, partial, backend, gathers, scatters, platform)
+            self._exchanges[key] = ShardedLayer(split, partial, backend, gathers, scatters)
         typed = [
             backend.varying(x, split) if leaf.shape else x
             for x, leaf in zip(flat.leaves, shard_leaves, strict=True)
@@ -314,3 +227,29 @@ def _with_types(body: Body, types: Sequence[Any]) -> Body:
         return jax.tree_util.tree_unflatten(structure, leaves)
 
     return retyped
+
+
+def tapped(context: Context, lowered: Lowered, tree: Any, like: str | None) -> Any:
+    """See `run.tap`. lowered: the phase that reduces the gradients."""
+    context.require_inside("run.tap")
+    partial = [name for name, value in lowered.arguments.items() if value.placement.partial]
+    names = [like] if like is not None else partial
+    if len(names) != 1 or names[0] not in partial:
+        context.fail(
+            "CP0815",
+            f"run.tap needs one partial input of phase `{lowered.phase.name}` to reduce like",
+            f"its partial inputs: {', '.join(partial) or 'none'}",
+            'name one: run.tap(layer, like="grads")',
+        )
+    paths, flat = flatten(tree)
+    recipe = backward_reduce.recipe(lowered, names[0], flat.leaves)
+    for path, leaf in zip(paths, flat.leaves, strict=True):
+        again = [axis for axis in recipe.axes if axis in _compat.varying_axes(leaf)]
+        if again and any(context.sizes[axis] > 1 for axis in again):
+            where = f" at `{path}`" if path else ""
+            context.fail(
+                "CP0815",
+                f"run.tap takes parameters{where} that vary over {', '.join(again)} already",
+                "tap the parameters before run.varying: run.tap makes them varying itself",
+            )
+    return backward_reduce.tap(recipe, tree)

@@ -1,53 +1,39 @@
-"""`run.member(m)`: the part of the plan that belongs to one member of an ensemble."""
+"""One member of an ensemble, with its part of the plan and of the mesh."""
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from typing import TYPE_CHECKING, Any
 
-from commplan.diagnostics import fail
-from commplan.ir import schedule as ir
-from commplan.ir.plan import AxisKind
+from commplan.runtime.context import Context
+from commplan.runtime.run import Run
+from commplan.runtime.run_input import RunInput
+from commplan.tracebacks import public_face
 
-
-def ensemble(schedule: ir.Schedule, place: int) -> str:
-    """The plan's only ensemble; raises CP0818 if there is none, several, or no member `place`."""
-    names = [axis for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
-    if len(names) != 1:
-        ensembles = ", ".join(f"`{axis.name}`" for axis in names)
-        fail(
-            "CP0818",
-            f"run.member needs a plan with one ensemble, but this plan has {ensembles or 'none'}",
-            file=schedule.file,
-        )
-    if not 0 <= place < names[0].size:
-        fail(
-            "CP0818",
-            f"ensemble `{names[0].name}` has no member {place}",
-            f"its members are 0 to {names[0].size - 1}",
-            file=schedule.file,
-        )
-    return names[0].name
+if TYPE_CHECKING:
+    from commplan.api import Program
 
 
-def without(schedule: ir.Schedule, axis: str) -> ir.Schedule:
-    """The schedule of one member: no value differs along `axis`, and no collective crosses it.
+@public_face
+class Member(Run):
+    """One member of an ensemble, made by `run.member(m)`, with a mesh of its devices.
 
-    Phases with a collective over `axis` are omitted because they belong to all members.
+    Its attributes are the phases without communication between members. `spmd`, `varying`, `tap`, `batches`
+    and `init` work as on the run. Values have no dimension for the member.
+
+    Members may have different architectures: compile the plan once for the shapes of each, and take every
+    member from its own run. Their programs may run different numbers of steps. `mesh` contains the member's
+    devices, and `index` is its place.
     """
 
-    def value(entry: ir.Value) -> ir.Value:
-        where = entry.placement
-        per, partial = (tuple(name for name in names if name != axis) for names in (where.per, where.partial))
-        return replace(entry, placement=replace(where, per=per, partial=partial))
+    def __init__(self, program: Program[Any], whole: Context, run_input: RunInput, place: int) -> None:
+        super().__init__(program, whole.member(place), run_input)
+        self.index, self._whole = place, whole
+        (self.axis,) = self.context.members
 
-    phases = tuple(
-        replace(phase, values=tuple(value(entry) for entry in phase.values))
-        for phase in schedule.phases
-        if not any(isinstance(op, ir.Collective) and axis in op.axes for op in phase.ops)
-    )
-    return replace(
-        schedule,
-        axes=tuple(entry for entry in schedule.axes if entry.name != axis),
-        entry=tuple(value(entry) for entry in schedule.entry),
-        phases=phases,
-    )
+    def __repr__(self) -> str:
+        return f"<Member {self.index} of {self.axis}: {', '.join(self.phases)}>"
+
+    def take(self, name: str, tree: Any) -> Any:
+        """This member's part of global arrays with the placement of the value `name`; nothing is sent."""
+        placement = self._whole.placement(name)
+        return self._whole.machine.part(name, tree, placement, self.axis, self.context.machine)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import Span, fail, listed, near_note
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail, listed, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, _jit, check
@@ -320,6 +320,17 @@ class Every(Mapping[int, PhaseCall]):
 
     def __len__(self) -> int:
         return len(self._phases)
+
+
+class UnknownPhaseError(CommplanError, AttributeError):
+    """The plan has no phase of this name."""
+
+
+def unknown_phase(name: str, phases: Iterable[str], others: Iterable[str]) -> UnknownPhaseError:
+    """The error for a phase that the plan lacks. others: all names that the user may have meant."""
+    notes = (*near_note(name, others), f"it has: {listed(phases) or 'none'}")
+    message = f"the plan has no phase `{name}`"
+    return UnknownPhaseError(Diagnostic("CP0817", message, None, tuple(map(Note, notes))))
 
 
 def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:

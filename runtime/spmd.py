@@ -15,8 +15,9 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat, _jit
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import Tree, flatten
-from commplan.lowering.jax.typing_shim import jnp
+from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat
+from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.observe.same_values import Declared
 from commplan.runtime.phases import check_state
 from commplan.tracebacks import ends_at_caller
@@ -425,3 +426,17 @@ def _together(parts: tuple[Sequence[Any], Sequence[Any]], structure: Any, scalar
     """The inverse of `_by_cut`."""
     cut, same = map(iter, parts)
     return Tree(tuple(next(same if scalar else cut) for scalar in scalars), structure).build()
+
+
+def varying(context: Context, tree: Any) -> Any:
+    """See `run.varying`."""
+    axes, backend, mesh = tuple(context.sizes), context.backend, context.machine.mesh
+    if has_reduced(mesh, axes) and not context.around("run.varying is called"):
+        with context.machine.context():
+            return jax.tree_util.tree_map(functools.partial(reduced_over, mesh, axes), tree)
+    context.require_inside("run.varying")
+
+    def vary(x: Any) -> Any:
+        return backend.varying(jnp.asarray(x), axes)
+
+    return jax.tree_util.tree_map(vary, tree)

@@ -53,6 +53,11 @@ class Backend(Protocol):
         ...
 
     @property
+    def platform(self) -> str:
+        """The platform of the mesh's devices, such as cpu or gpu; empty for ranks of a communicator."""
+        ...
+
+    @property
     def typed(self) -> bool:
         """Whether JAX types values by the axes over which they vary, as inside a shard_map."""
         ...

@@ -6,7 +6,7 @@ import inspect
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -14,12 +14,10 @@ from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import name_of
+from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.ops import ENABLE_X64
 from commplan.lowering.jax.pytree import LEAF, Tree, flatten
 from commplan.lowering.jax.typing_shim import jax, jnp
-
-if TYPE_CHECKING:
-    from commplan.lowering.jax.phase import Lowered
 
 Array = Any
 
@@ -53,61 +51,6 @@ def short_seed(seed: int) -> np.uint32:
     return np.uint32((seed ^ (seed >> 32)) & 0xFFFFFFFF if seed >= 0 else seed & 0xFFFFFFFF)
 
 
-def apply_function(
-    op: ir.Map, lowered: Lowered, env: Mapping[str, Tree], rng: RngContext | None
-) -> dict[str, Tree]:
-    """Apply the function of `op`, record by record under `vmap` if the op says so.
-
-    A random function receives a JAX key as its first argument. The key depends on the seed, the step, the
-    call's position in the plan, the member (only along the ensembles of `per`) and, for each record, on the
-    record. It does not depend on the number of ranks or on the rank.
-
-    Raises:
-        CommplanError: CP0809 if the function does not accept its operands, or if its results differ from the
-            plan.
-    """
-    function = lowered.functions[op.fn]
-    operands = [env[ref].build() for ref in op.operands]
-    # Operands that are not records, such as a scale or a palette, are passed whole to every call.
-    batched = [op.per_record and lowered.values[ref].kind == "records" for ref in op.operands]
-    rows = env[op.operands[batched.index(True)]].leaves[0].shape[0] if op.per_record else None
-    lead = [0 if records else None for records in batched]
-    if rng is not None and op.random:
-        key = _key(op, lowered, rng)
-        first = op.operands[batched.index(True)] if op.per_record else ""
-        operands = [_record_keys(first, lowered, key, rng, rows) if rows is not None else key, *operands]
-        lead = [0, *lead]
-    _check_arity(op, lowered, function, len(operands))
-    applied: Callable[..., Any] = jax.vmap(function, in_axes=tuple(lead)) if op.per_record else function
-    return _results(op, lowered, applied(*operands), rows)
-
-
-def _key(op: ir.Map, lowered: Lowered, rng: RngContext) -> Array:
-    name = op.results[0]  # passes may move ops, but keep the names of their results
-    key = jax.random.fold_in(rng.key, zlib.crc32(f"{lowered.phase.name}/{name}/{op.fn}".encode()))
-    for axis in op.per:
-        fixed = rng.members.get(axis)
-        key = jax.random.fold_in(key, lowered.backend.index(axis) if fixed is None else fixed)
-    # The shards of a split value are drawn independently.
-    split = lowered.values[op.operands[0]].placement.split if op.operands else ()
-    if split and not op.per_record:
-        key = jax.random.fold_in(key, lowered.backend.index(split))
-    return key
-
-
-def _record_keys(ref: str, lowered: Lowered, key: Array, rng: RngContext, rows: int) -> Array:
-    """One key per row of `ref`, from its record, or else from its position in the global batch."""
-    records = rng.records.get(loaded_by(lowered.phase, ref))
-    if records is None:
-        split = lowered.values[ref].placement.split
-        records = (lowered.backend.index(split) * rows if split else 0) + jnp.arange(rows)
-
-    def fold(record: Array) -> Array:
-        return jax.random.fold_in(key, record)
-
-    return jax.vmap(fold)(records)
-
-
 def loaded_by(phase: ir.Phase, ref: str) -> str:
     """The id of the load that `ref` comes from, through maps and shares; "" if there is none."""
     uses = DefUse(phase.ops)
@@ -117,60 +60,129 @@ def loaded_by(phase: ir.Phase, ref: str) -> str:
     return op.result if isinstance(op, ir.Read) else ""
 
 
-def _refuse(op: ir.Map, lowered: Lowered, problem: str, *notes: str) -> NoReturn:
-    fail("CP0809", f"function `{op.fn}` {problem}", *notes, span=op.span, file=lowered.schedule.file)
+@dataclass(frozen=True)
+class DeviceFunctions:
+    """The device functions of a phase, and the values that they map.
 
+    Attributes:
+        functions: The functions by name.
+        phase: The phase.
+        values: The values of the phase, by id.
+        backend: The backend.
+        file: The plan's file, for errors.
+    """
 
-def _check_arity(op: ir.Map, lowered: Lowered, function: Callable[..., Any], count: int) -> None:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a builtin: it raises its own error
-        return
-    try:
-        signature.bind(*range(count))
-    except TypeError as error:
-        arguments = f"{count} argument{'s' if count != 1 else ''}{', the first a key' if op.random else ''}"
-        _refuse(op, lowered, f"is called with {arguments}, but is `{op.fn}{signature}`", str(error))
+    functions: Mapping[str, Callable[..., Any]]
+    phase: ir.Phase
+    values: Mapping[str, ir.Value]
+    backend: Backend
+    file: str
 
+    def apply(self, op: ir.Map, env: Mapping[str, Tree], rng: RngContext | None) -> dict[str, Tree]:
+        """Apply the function of `op`, record by record under `vmap` if the op says so.
 
-def _results(op: ir.Map, lowered: Lowered, returned: Any, rows: int | None) -> dict[str, Tree]:
-    count = len(op.results)
-    if count == 1:
-        return {op.results[0]: _checked(op, lowered, op.results[0], returned, rows)}
-    is_sequence = isinstance(returned, tuple | list)
-    answers = cast("Sequence[Any]", returned) if is_sequence else ()
-    if len(answers) != count:
-        shown = f"{len(answers)} values" if is_sequence else f"a {type(cast('object', returned)).__name__}"
-        _refuse(op, lowered, f"should return a tuple of {count} values, but returned {shown}")
-    return {
-        ref: _checked(op, lowered, ref, result, rows) for ref, result in zip(op.results, answers, strict=True)
-    }
+        A random function receives a JAX key as its first argument. The key depends on the seed, the step,
+        the call's position in the plan, the member (only along the ensembles of `per`) and, for each record,
+        on the record. It does not depend on the number of ranks or on the rank.
 
+        Raises:
+            CommplanError: CP0809 if the function does not accept its operands, or if its results differ from
+                the plan.
+        """
+        function = self.functions[op.fn]
+        operands = [env[ref].build() for ref in op.operands]
+        # Operands that are not records, such as a scale or a palette, are passed whole to every call.
+        batched = [op.per_record and self.values[ref].kind == "records" for ref in op.operands]
+        rows = env[op.operands[batched.index(True)]].leaves[0].shape[0] if op.per_record else None
+        lead = [0 if records else None for records in batched]
+        if rng is not None and op.random:
+            key = self._key(op, rng)
+            first = op.operands[batched.index(True)] if op.per_record else ""
+            operands = [self._record_keys(first, key, rng, rows) if rows is not None else key, *operands]
+            lead = [0, *lead]
+        self._check_arity(op, function, len(operands))
+        applied: Callable[..., Any] = jax.vmap(function, in_axes=tuple(lead)) if op.per_record else function
+        return self._results(op, applied(*operands), rows)
 
-def _checked(op: ir.Map, lowered: Lowered, ref: str, answer: Any, rows: int | None) -> Tree:
-    """Check one result. With `tail short`, the last batch may have fewer than the compiled number of rows."""
-    value = lowered.values[ref]
-    paths, tree = flatten(answer)
-    expected = tuple(leaf.path for leaf in value.leaves)
-    name = name_of(ref)
-    if paths != expected:
-        missing = [path for path in expected if path not in paths]
-        extra = [path for path in paths if path not in expected]
-        message = f"returned a value for `{name}` whose structure differs from the compiled one"
-        note = f"missing: {', '.join(missing[:4]) or 'nothing'}"
-        _refuse(op, lowered, message, note, f"unexpected: {', '.join(extra[:4]) or 'nothing'}")
-    leaves: list[Any] = []
-    for leaf, array in zip(value.leaves, tree.leaves, strict=True):
-        weak = isinstance(array, bool | int | float) or bool(getattr(array, "weak_type", False))
-        x = jnp.asarray(array, leaf.dtype.numpy_name) if weak else jnp.asarray(array)
-        at = f" at `{leaf.path}`" if leaf.path else ""
-        expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
-        if tuple(x.shape) != expected_shape:
-            problem = f"returned the shape {list(x.shape)} for `{name}`{at}"
-            _refuse(op, lowered, f"{problem}, expected {list(expected_shape)}")
-        if str(x.dtype) != leaf.dtype.numpy_name:
-            problem = f"returned the dtype {x.dtype} for `{name}`{at}"
-            notes = (ENABLE_X64,) if leaf.dtype.nbytes > 4 else ()
-            _refuse(op, lowered, f"{problem}, expected {leaf.dtype.numpy_name}", *notes)
-        leaves.append(x)
-    return Tree(tuple(leaves), tree.structure if value.kind == "tree" else LEAF)
+    def _key(self, op: ir.Map, rng: RngContext) -> Array:
+        name = op.results[0]  # passes may move ops, but keep the names of their results
+        key = jax.random.fold_in(rng.key, zlib.crc32(f"{self.phase.name}/{name}/{op.fn}".encode()))
+        for axis in op.per:
+            fixed = rng.members.get(axis)
+            key = jax.random.fold_in(key, self.backend.index(axis) if fixed is None else fixed)
+        # The shards of a split value are drawn independently.
+        split = self.values[op.operands[0]].placement.split if op.operands else ()
+        if split and not op.per_record:
+            key = jax.random.fold_in(key, self.backend.index(split))
+        return key
+
+    def _record_keys(self, ref: str, key: Array, rng: RngContext, rows: int) -> Array:
+        """One key per row of `ref`, from its record, or else from its position in the global batch."""
+        records = rng.records.get(loaded_by(self.phase, ref))
+        if records is None:
+            split = self.values[ref].placement.split
+            records = (self.backend.index(split) * rows if split else 0) + jnp.arange(rows)
+
+        def fold(record: Array) -> Array:
+            return jax.random.fold_in(key, record)
+
+        return jax.vmap(fold)(records)
+
+    def _refuse(self, op: ir.Map, problem: str, *notes: str) -> NoReturn:
+        fail("CP0809", f"function `{op.fn}` {problem}", *notes, span=op.span, file=self.file)
+
+    def _check_arity(self, op: ir.Map, function: Callable[..., Any], count: int) -> None:
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):  # a builtin: it raises its own error
+            return
+        try:
+            signature.bind(*range(count))
+        except TypeError as error:
+            arguments = (
+                f"{count} argument{'s' if count != 1 else ''}{', the first a key' if op.random else ''}"
+            )
+            self._refuse(op, f"is called with {arguments}, but is `{op.fn}{signature}`", str(error))
+
+    def _results(self, op: ir.Map, returned: Any, rows: int | None) -> dict[str, Tree]:
+        count = len(op.results)
+        if count == 1:
+            return {op.results[0]: self._checked(op, op.results[0], returned, rows)}
+        is_sequence = isinstance(returned, tuple | list)
+        answers = cast("Sequence[Any]", returned) if is_sequence else ()
+        if len(answers) != count:
+            shown = (
+                f"{len(answers)} values" if is_sequence else f"a {type(cast('object', returned)).__name__}"
+            )
+            self._refuse(op, f"should return a tuple of {count} values, but returned {shown}")
+        return {
+            ref: self._checked(op, ref, result, rows) for ref, result in zip(op.results, answers, strict=True)
+        }
+
+    def _checked(self, op: ir.Map, ref: str, answer: Any, rows: int | None) -> Tree:
+        """Check one result. With `tail short`, the last batch may have fewer rows than compiled."""
+        value = self.values[ref]
+        paths, tree = flatten(answer)
+        expected = tuple(leaf.path for leaf in value.leaves)
+        name = name_of(ref)
+        if paths != expected:
+            missing = [path for path in expected if path not in paths]
+            extra = [path for path in paths if path not in expected]
+            message = f"returned a value for `{name}` whose structure differs from the compiled one"
+            note = f"missing: {', '.join(missing[:4]) or 'nothing'}"
+            self._refuse(op, message, note, f"unexpected: {', '.join(extra[:4]) or 'nothing'}")
+        leaves: list[Any] = []
+        for leaf, array in zip(value.leaves, tree.leaves, strict=True):
+            weak = isinstance(array, bool | int | float) or bool(getattr(array, "weak_type", False))
+            x = jnp.asarray(array, leaf.dtype.numpy_name) if weak else jnp.asarray(array)
+            at = f" at `{leaf.path}`" if leaf.path else ""
+            expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
+            if tuple(x.shape) != expected_shape:
+                problem = f"returned the shape {list(x.shape)} for `{name}`{at}"
+                self._refuse(op, f"{problem}, expected {list(expected_shape)}")
+            if str(x.dtype) != leaf.dtype.numpy_name:
+                problem = f"returned the dtype {x.dtype} for `{name}`{at}"
+                notes = (ENABLE_X64,) if leaf.dtype.nbytes > 4 else ()
+                self._refuse(op, f"{problem}, expected {leaf.dtype.numpy_name}", *notes)
+            leaves.append(x)
+        return Tree(tuple(leaves), tree.structure if value.kind == "tree" else LEAF)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, cast
+from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
@@ -15,7 +15,7 @@ from commplan.ir.analysis.server_ops import ServerOp, server_op, worker_operands
 from commplan.ir.plan import Gather, name_of
 from commplan.lowering.jax import _compat, ops, packing, servers
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.functions import RngContext, apply_function
+from commplan.lowering.jax.functions import DeviceFunctions, RngContext
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.primitives import warning_when_transposed
 from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by
@@ -90,6 +90,10 @@ class Lowered:
         available = [*self.phase.inputs, *self.phase.states, *(binding.value for binding in self.phase.takes)]
         needed = [binding.value for binding in (*self.outputs, *self.phase.updates)]
         return DefUse(self.phase.ops).ancestors(needed, frozenset(available))
+
+    @cached_property
+    def _device_functions(self) -> DeviceFunctions:
+        return DeviceFunctions(self.functions, self.phase, self.values, self.backend, self.schedule.file)
 
     @cached_property
     def is_random(self) -> bool:
@@ -267,7 +271,7 @@ class Lowered:
                 pairs = zip(env[op.operand].leaves, env[op.delta].leaves, strict=True)
                 env[op.result] = env[op.operand].like([x + delta for x, delta in pairs])
             case ir.Map():
-                env |= apply_function(op, cast("Any", self), env, rng)
+                env |= self._device_functions.apply(op, env, rng)
             case ir.Share():
                 env[op.result] = env[op.operand]
             case ir.Put() | ir.Get():

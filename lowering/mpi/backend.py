@@ -67,6 +67,7 @@ class MpiBackend:
         channel: Runs the collectives.
         spread: How each axis maps to the topology of the plan.
         file: The plan's file, for errors.
+        platform: Empty: ranks are no devices of a mesh.
         typed: Whether JAX types varying values: never.
         order: The token of the last operation.
         service: The servers of the plan, if it has any.
@@ -77,6 +78,7 @@ class MpiBackend:
     channel: Channel
     spread: Mapping[str, tuple[Spread, ...]]
     file: str = ""
+    platform: str = ""
     typed: bool = False
     order: TokenOrder = field(default_factory=TokenOrder)
     service: MpiService | None = None

@@ -100,6 +100,15 @@ class Machine(Protocol):
         ...
 
     @property
+    def role(self) -> Literal["worker", "server"]:
+        """The role of this process: a server of the plan's states, or a worker."""
+        ...
+
+    def serve(self, context: Any, **options: Any) -> Any:
+        """Serve the workers of the bound program `context` on a server; return None on a worker."""
+        ...
+
+    @property
     def calls(self) -> Calls | None:
         """The counter of compiled steps that the watchdog reads.
 

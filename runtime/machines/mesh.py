@@ -9,7 +9,7 @@ import itertools
 import secrets
 import warnings
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NoReturn, cast
+from typing import Any, Literal, NoReturn, cast
 
 import msgspec
 import numpy as np
@@ -83,6 +83,13 @@ class MeshMachine:
     @property
     def layout(self) -> Layout:
         return "global"
+
+    @property
+    def role(self) -> Literal["worker"]:
+        return "worker"
+
+    def serve(self, context: Any, **options: Any) -> None:
+        """Return None: the plan's servers are other ranks."""
 
     @property
     def backend(self) -> LaxBackend:

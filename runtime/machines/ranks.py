@@ -13,7 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 
@@ -51,10 +51,11 @@ from commplan.runtime.machines.machine import (
     shortened,
 )
 from commplan.runtime.machines.rank_calls import RankCalls
+from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import alike, watch
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.peers import Peer
-from commplan.runtime.param_server.server_rank import ServerMachine
+from commplan.runtime.param_server.server_rank import ServerRank
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
 
@@ -86,6 +87,13 @@ class Ranks:
     @property
     def layout(self) -> Layout:
         return "local"
+
+    @property
+    def role(self) -> Literal["worker"]:
+        return "worker"
+
+    def serve(self, context: Any, **options: Any) -> None:
+        """Return None: the plan's servers are other ranks."""
 
     @property
     def calls(self) -> Calls | None:
@@ -326,7 +334,8 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
         return _worker(comm, part, backend, schedule.file, bound_s, workers)
     expect_serving(duplicate, roles)
     name = server_names(schedule)[server]
-    return ServerMachine(comm, duplicate, roles, server, name, schedule.file, requests and requests.watch)
+    this_server = ServerRank(duplicate, roles, server, name, requests and requests.watch)
+    return ServerMachine(comm, this_server, schedule.file)
 
 
 def _worker(

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from commplan.runtime.param_server.event_log import LOST, Recorder, Replay, read
 from commplan.runtime.param_server.mailbox import Mail, Mailbox
 from commplan.runtime.param_server.routing import RoutingTable
 from commplan.runtime.param_server.serve_record import ServeRecord
-from commplan.runtime.param_server.server_rank import ServerMachine
+from commplan.runtime.param_server.server_rank import ServerRank
 from commplan.runtime.param_server.shared import SharedStates, uses_shared_memory
 from commplan.runtime.param_server.startup_guard import begin_serving, end_serving
 from commplan.runtime.param_server.store import Array, Pool
@@ -105,22 +105,10 @@ class Served:
         )
 
 
-def serve(
-    context: Context,
-    server: ServerMachine,
-    *,
-    checkpoint: str | os.PathLike[str] | None = None,
-    every_s: float | None = None,
-    record: str | os.PathLike[str] | None = None,
-    replay: str | os.PathLike[str] | None = None,
-    stop: threading.Event | Callable[[], bool] | None = None,
-    timeout: float = 1800.0,
-) -> Served:
-    """Serve until every worker has left or died.
+class ServeOptions(NamedTuple):
+    """How a server serves.
 
-    Args:
-        context: The bound program.
-        server: This server.
+    Attributes:
         checkpoint: A folder for states that survive the process. States of an earlier run of the plan in this
             folder are restored. Every update is in the checkpoint before it is answered, so `staleness` is
             not possible.
@@ -131,6 +119,37 @@ def serve(
         stop: Ends serving early when it is set, or returns True.
         timeout: Seconds that a state which is set again may wait for workers that have not reached that line
             and have not left.
+    """
+
+    checkpoint: str | os.PathLike[str] | None = None
+    every_s: float | None = None
+    record: str | os.PathLike[str] | None = None
+    replay: str | os.PathLike[str] | None = None
+    stop: threading.Event | Callable[[], bool] | None = None
+    timeout: float = 1800.0
+
+    def check(self) -> None:
+        """Raise CP0980 for options that exclude each other."""
+        if self.record is not None and self.replay is not None:
+            fail("CP0980", "a run cannot be recorded and replayed at once", "a replay has the recorded order")
+        if self.every_s is not None and (self.checkpoint is None or not self.every_s > 0):
+            message = "there is no checkpoint" if self.checkpoint is None else "seconds must be positive"
+            example = "for example checkpoint=FOLDER, every_s=60"
+            fail("CP0980", f"every_s is {self.every_s!r}, but {message}", example)
+
+    @property
+    def can_share(self) -> bool:
+        """Whether workers may update the states in shared memory, without requests."""
+        return self.checkpoint is None and self.record is None and self.replay is None
+
+
+def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served:
+    """Serve until every worker has left or died.
+
+    Args:
+        context: The bound program.
+        server: This server.
+        options: How it serves.
 
     Returns:
         The work of the server.
@@ -142,32 +161,33 @@ def serve(
             continue, CP0979 for messages of another program, CP0980 for options that exclude each other. The
             workers receive the reason.
     """
+    file = context.schedule.file
     begin_serving(server.service, server.name)
     pool, sites = Pool(), server.sites
     mailbox = Mailbox(server.service, sites.workers, pool)
     try:
-        _check(checkpoint, every_s, record, replay)
-        if checkpoint is not None:
-            check_prompt(sites, server.file)
+        options.check()
+        if options.checkpoint is not None:
+            check_prompt(sites, file)
         routing = RoutingTable(context.schedule, sites, server.number, context.functions, context.structures)
         driver = Driver(sites, server.number, routing, mailbox.send, pool)
         if server.watch is not None and server.watch.recording is not None:
             lane = Lane(server.watch.recording)
-            driver.record = ServeRecord(lane, routing.sites.values(), context.schedule.file)
+            driver.record = ServeRecord(lane, routing.sites.values(), file)
         with contextlib.ExitStack() as closing:
-            loop = ServerLoop(driver, mailbox, server.name, stop, timeout, server.watch)
-            if checkpoint is not None:
-                _use_checkpoint(loop, Path(checkpoint), server.number, every_s, closing)
-            if record is not None:
-                path = _numbered(Path(record), server)
+            loop = ServerLoop(driver, mailbox, server.name, options.stop, options.timeout, server.watch)
+            if options.checkpoint is not None:
+                folder = Path(options.checkpoint)
+                _use_checkpoint(loop, folder, server.number, options.every_s, closing)
+            if options.record is not None:
+                path = _numbered(Path(options.record), server)
                 loop.recorder = Recorder(path, recordings.log_header(sites, server.number))
                 closing.callback(loop.recorder.close)
-            if replay is not None:
-                path = _numbered(Path(replay), server)
+            if options.replay is not None:
+                path = _numbered(Path(options.replay), server)
                 loop.follow(read_events(path, recordings.log_header(sites, server.number)))
             if uses_shared_memory(sites):
-                can_share = checkpoint is None and record is None and replay is None
-                _offer(loop, closing, share=can_share)
+                _offer(loop, closing, share=options.can_share)
             served = loop.run()
     except BaseException as error:
         reason = end_reason(error)
@@ -189,15 +209,7 @@ def end_reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _check(checkpoint: object, every_s: float | None, record: object, replay: object) -> None:
-    if record is not None and replay is not None:
-        fail("CP0980", "a run cannot be recorded and replayed at once", "a replay has the recorded order")
-    if every_s is not None and (checkpoint is None or not every_s > 0):
-        message = "there is no checkpoint" if checkpoint is None else "seconds must be positive"
-        fail("CP0980", f"every_s is {every_s!r}, but {message}", "for example checkpoint=FOLDER, every_s=60")
-
-
-def _numbered(path: Path, server: ServerMachine) -> Path:
+def _numbered(path: Path, server: ServerRank) -> Path:
     if server.sites.servers == 1:
         return path
     return path.with_name(f"{path.stem}.server-{server.number}{path.suffix}")

@@ -237,7 +237,7 @@ def test_batches_that_are_not_there():
     run = bound(2)
     assert refused(lambda: run.batches("evaluate"))[0] == "CP0817"
     assert refused(lambda: run.batches("merge"))[0] == "CP0917"
-    run.sources.clear()
+    run.input.sources.clear()
     code, text = refused(run.batches)
     assert (code, "`images`" in text) == ("CP0803", True)
 

@@ -46,7 +46,6 @@ class ShardedLayer:
         backend: The backend.
         gathers: The gathers of the weights.
         scatters: The reduce-scatters of the gradient.
-        platform: The platform of the mesh; empty for ranks of a communicator, which need data dependencies.
     """
 
     axes: tuple[str, ...]
@@ -54,7 +53,6 @@ class ShardedLayer:
     backend: Backend
     gathers: tuple[LeafCollectives, ...]
     scatters: tuple[LeafCollectives, ...]
-    platform: str
 
     def __post_init__(self) -> None:
         _layers_in_use.add(self)
@@ -78,13 +76,14 @@ class ShardedLayer:
 
     def after(self, shards: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
         """Both, unchanged; gathers of `shards` are ordered after `values`. Callers must use these values."""
-        return self._tied(shards, values) if self.platform in ("", "cpu") else barred(shards, values)
+        is_tied = self.backend.platform in ("", "cpu")
+        return self._tied(shards, values) if is_tied else barred(shards, values)
 
     def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
         """`after` for gradients. CPU devices run collectives in the order of the schedule, so they need a
-        barrier only: a data dependency would copy each whole gradient.
+        barrier only: a data dependency, which ranks of a communicator need, would copy each whole gradient.
         """
-        return barred(gradients, values) if self.platform else self._tied(gradients, values)
+        return barred(gradients, values) if self.backend.platform else self._tied(gradients, values)
 
     def _tied(self, xs: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
         """Order by a data dependency (see `order.tie`). Scalars are gathered separately, or not at all."""

@@ -43,7 +43,7 @@ def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World |
     metrics = bound.metrics(args.metrics) if args.metrics else nullcontext()
     title = "" if world is None or world.size == 1 else f"rank 0 of {world.size}"
     quiet = world is not None and world.rank > 0
-    with metrics, live(console, bound.ledger.summaries, title, quiet=quiet) as progress, user_code():
+    with metrics, live(console, bound.input.ledger.summaries, title, quiet=quiet) as progress, user_code():
         return rehearse_process(bound, steps=args.steps, seed=args.seed, progress=progress)
 
 

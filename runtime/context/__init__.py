@@ -19,13 +19,13 @@ from commplan.lowering import compiler_options as xla
 from commplan.lowering.audit.profile import LatencyProfile, ProfileChoice, latency_profile
 from commplan.lowering.jax import _context
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.pytree import Structure, Tree, build, flatten
 from commplan.lowering.jax.typing_shim import jax
+from commplan.runtime.context.member_schedule import ensemble, without
+from commplan.runtime.context.unset_states import UnsetStates
 from commplan.runtime.machines.machine import Machine
-from commplan.runtime.unset_states import UnsetStates
 
 CALLS = "#calls"  # The key of the state that counts the calls of each phase with random device functions.
 
@@ -62,20 +62,18 @@ class Context:
 
     @property
     def _options(self) -> tuple[xla.CompilerOption, ...]:
-        on_gpus = isinstance(self.backend, LaxBackend) and self.backend.platform == "gpu"
-        return xla.compiler_options(self.schedule, "gpu") if on_gpus else ()
+        return xla.compiler_options(self.schedule, "gpu") if self.backend.platform == "gpu" else ()
 
     def profile(self, choice: ProfileChoice) -> LatencyProfile | None:
         """The profile for `run.jit(.., pgle=choice)` on these devices; see `latency_profile`."""
-        jax_devices = isinstance(self.backend, LaxBackend)
-        return latency_profile(choice, self.machine.mesh.devices.flat if jax_devices else ())
+        return latency_profile(choice, self.machine.mesh.devices.flat if self.backend.platform else ())
 
     def warn_about_flags(self) -> None:
         """Warn about flags in XLA_FLAGS that override the schedule (CP0858)."""
         for problem in xla.overriding_flags(
             self._options, os.environ.get("XLA_FLAGS", ""), self.schedule.file
         ):
-            warnings.warn(str(problem), RuntimeWarning, 4)
+            warnings.warn(str(problem), RuntimeWarning, 5)
 
     def fail(self, code: str, message: str, *notes: str, span: Span | None = None) -> NoReturn:
         """Raise a `CommplanError` about the plan's file; see `diagnostics.fail`."""
@@ -109,10 +107,28 @@ class Context:
         """The phases with random functions, whose calls the state counts."""
         return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).is_random)
 
+    def initial_state(self) -> dict[str, Any]:
+        """The plan's states before `at start`; see `run.init`."""
+        state: dict[str, Any] = {}
+        for name, value in self.states.items():
+            leaves = [self.machine.zeros(value, leaf) for leaf in value.leaves]
+            self.unset.add(name, leaves)
+            state[name] = build([leaf.path for leaf in value.leaves], leaves, self.structures)
+        return state | ({CALLS: self.no_calls()} if self.counted else {})
+
     def no_calls(self) -> dict[str, Any]:
         """The initial counts of calls."""
         count = ir.Value("calls.0", "array", (ir.Leaf("", (), DType.I32),), SAME)
         return {name: self.machine.zeros(count, count.leaves[0]) for name in self.counted}
+
+    def member(self, place: int) -> Context:
+        """The context of member `place` of the plan's ensemble, on its devices; raises CP0818."""
+        axis = ensemble(self.schedule, place)
+        schedule = without(self.schedule, axis)
+        machine = self.machine.member(schedule, axis, place)
+        return dataclasses.replace(
+            self, schedule=schedule, machine=machine, members={axis: place}, whole=self.schedule
+        )
 
     def origin(self, name: str) -> str:
         """A note that `name` means an output, if an entry of that name has another placement; else ""."""
@@ -130,6 +146,13 @@ class Context:
             message = f"the plan has no output, state or input `{name}`"
             self.fail("CP0811", message, *near_note(name, named), f"it has {listed(named)}")
         return named[name]
+
+    def placement(self, name: str, axis: str | None = None) -> Placement:
+        """The placement of the value `name`; raises CP0811, and CP0818 if it is not per `axis`."""
+        placement = self.named(name).placement
+        if axis is not None and axis not in placement.per:
+            self.fail("CP0818", f"`{name}` is the same for all members: it is {placement}")
+        return placement
 
     def sharding(self, name: str) -> Any:
         """One sharding, or a tree of them for a tree; see `run.sharding`."""
@@ -171,6 +194,12 @@ class Context:
             sizes = ", ".join(f"{axis} = {manual[axis]}, expected {self.sizes[axis]}" for axis in wrong)
             self.fail("CP0814", f"{caller} inside a shard_map whose mesh has other sizes: {sizes}", span=span)
         return True
+
+    def require_inside(self, caller: str) -> None:
+        """Raise CP0816 unless the calling code sees one rank's arrays."""
+        if self.sizes and not self.around(f"{caller} is called"):
+            note = "call it in run.spmd, or in your own shard_map over the plan's axes"
+            self.fail("CP0816", f"{caller} is called outside a shard_map", note)
 
     def placed(self, tree: Any, placement: Placement) -> Any:
         """Put host arrays of `tree` on the devices, explicitly because a transfer guard may be on."""

@@ -1,0 +1,143 @@
+"""Bind a program: check its sources, functions and options, and find its machine."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast
+
+from commplan.diagnostics import Diagnostic, Note, fail, fail_if, near_note
+from commplan.ir import schedule as ir
+from commplan.lowering.jax.pytree import known_structures
+from commplan.runtime.context import Context
+from commplan.runtime.input.sources.files import bound
+from commplan.runtime.input.stages.functions import checked_functions
+from commplan.runtime.machines.machine import BindRequest
+from commplan.runtime.machines.mesh import machine_for
+from commplan.runtime.run import Run
+from commplan.runtime.run_input import RunInput
+from commplan.wait import BUSY_S, TIMEOUT_S, check_seconds
+
+if TYPE_CHECKING:
+    from commplan.api import Program
+
+
+def bind(program: Program[Any], mesh: Any, bindings: Bindings) -> Run:
+    """Bind `program` to a mesh or a communicator; see `Program.bind`.
+
+    Raises:
+        CommplanError: CP0801 or CP0802 for a mesh that does not fit; CP0803 for missing or unknown functions
+            and sources; CP0901 to CP0903 for sources without random access; CP0908 for host functions with
+            other parameters.
+    """
+    schedule = program.schedule
+    request = BindRequest(
+        schedule, program.digest, bindings.seed, functools.partial(bindings.check, schedule),
+        bindings.watchdog_s, bindings.timeout, bindings.busy_s,
+    )  # fmt: skip
+    machine = machine_for(request, mesh)
+    structures = known_structures(program.structures.values())
+    functions, seed = dict(bindings.functions or {}), operator.index(bindings.seed)
+    context = Context(schedule, machine, functions, seed, structures)
+    run = Run(program, context, RunInput(dict(bindings.sources or {})))
+    context.warn_about_flags()
+    return run
+
+
+class Bindings(NamedTuple):
+    """The data, functions and options with which a program is bound; see `Program.bind`."""
+
+    sources: Mapping[str, Any] | None = None
+    functions: Mapping[str, Callable[..., Any]] | None = None
+    seed: SupportsIndex = 0
+    watchdog_s: float | None = None
+    busy_s: float = BUSY_S
+    timeout: float = TIMEOUT_S
+
+    def check(self, schedule: ir.Schedule) -> None:
+        """Raise CP0803, CP0901 to CP0903 or CP0908 for values that do not fit the plan."""
+        self._check_kinds(schedule)
+        sources, functions = self.sources or {}, dict(self.functions or {})
+        check_bound(schedule, dict(sources), functions)
+        bound(schedule, dict(sources), sources)
+        checked_functions(schedule, functions)
+
+    def _check_kinds(self, schedule: ir.Schedule) -> None:
+        """Raise CP0803 for values of the wrong type.
+
+        Sources and functions must be mappings, the seed an integer, the others positive numbers of seconds.
+        """
+        passed: dict[str, object] = {"sources": self.sources, "functions": self.functions}
+        for name, value in passed.items():
+            if value is not None and not isinstance(value, Mapping):
+                message = f"{name} is of type {type(value).__name__}: expected a mapping by name"
+                fix = f"pass it: program.bind(mesh, {name}={{NAME: ...}})"
+                fail("CP0803", message, fix, file=schedule.file)
+        seed = cast("object", self.seed)
+        if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
+            message = f"the seed is {seed!r}, of type {type(seed).__name__}: expected a whole number"
+            fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
+        forever = "such as program.bind(comm, watchdog_s=60); None waits forever"
+        file = schedule.file
+        check_seconds("CP0803", "watchdog_s", self.watchdog_s, forever, file=file, also_allowed=(None,))
+        check_seconds("CP0803", "busy_s", self.busy_s, "such as program.bind(comm, busy_s=600)", file=file)
+        check_seconds("CP0803", "timeout", self.timeout, "such as program.bind(comm, timeout=600)", file=file)
+
+
+def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
+    """Raise CP0803 with every name that is missing, unknown or not callable."""
+    used = {op.fn for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Map | ir.Exchange)}
+    read = {op.source for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Read)}
+    wrong = _differences("function", {f.name for f in schedule.fns}, used, functions, schedule.file)
+    wrong += _differences("source", {s.name for s in schedule.sources}, read, sources, schedule.file)
+    wrong += _missing_sources(schedule, sources)
+    wrong += [
+        Diagnostic(
+            "CP0803",
+            f"function `{name}` is a {type(function).__name__}, which cannot be called",
+            file=schedule.file,
+        )
+        for name, function in functions.items()
+        if not callable(function)
+    ]
+    fail_if(wrong)
+
+
+def _missing_sources(schedule: ir.Schedule, sources: Mapping[str, Any]) -> list[Diagnostic]:
+    """Sources that are missing in a phase that has other sources: it can never make batches.
+
+    A phase without any of its sources runs without data, which is no error.
+    """
+    wrong: dict[str, Diagnostic] = {}
+    for phase in schedule.phases:
+        reads = [op for op in phase.ops if isinstance(op, ir.Read)]
+        bound = [op.source for op in reads if op.source in sources]
+        for op in reads if bound else ():
+            if op.source not in sources and op.source not in wrong:
+                also = Note(f"phase `{phase.name}` also reads `{bound[0]}`, which is bound")
+                fix = Note(f"pass it: program.bind(mesh, sources={{{op.source!r}: ...}})")
+                message = f"source `{op.source}` is not bound"
+                wrong[op.source] = Diagnostic("CP0803", message, op.span, (also, fix), file=schedule.file)
+    return list(wrong.values())
+
+
+def _differences(
+    kind: str, declared: set[str], used: set[str], passed: Mapping[str, Any], file: str
+) -> list[Diagnostic]:
+    note = Note(f"the plan declares: {', '.join(sorted(declared)) or 'none'}")
+    wrong = [
+        Diagnostic(
+            "CP0803", f"the plan has no {kind} `{name}`", None,
+            (*map(Note, near_note(name, declared)), note), file=file,
+        )
+        for name in sorted(passed)
+        if name not in declared
+    ]  # fmt: skip
+    if kind == "source":  # A run without data is an error only once its batches are requested.
+        return wrong
+    note = Note(f"pass it: program.bind(mesh, {kind}s={{...}})")
+    return wrong + [
+        Diagnostic("CP0803", f"{kind} `{name}` is not bound", None, (note,), file=file)
+        for name in sorted(used - set(passed))
+    ]

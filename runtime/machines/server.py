@@ -1,0 +1,51 @@
+"""The machine of a server's rank."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, NoReturn
+
+from commplan.diagnostics import fail
+from commplan.runtime.param_server.server_rank import ServerRank
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ServerMachine:
+    """The machine of a server's rank (see `machine.Machine`): it runs no phase, and reports that as an error.
+
+    Attributes:
+        mesh: The communicator to which the user bound the program.
+        rank: This server.
+    """
+
+    mesh: Any
+    rank: ServerRank
+    file: str = ""
+    calls: None = None  # No phase waits for a server.
+    role: Literal["server"] = "server"
+    platform: Literal[""] = ""  # Of the backend.
+
+    def serve(self, context: Any, **options: Any) -> Any:
+        """Serve until all workers have left; see `serve.serve`. context: that of the bound program."""
+        from commplan.runtime.param_server.serve import ServeOptions, serve  # noqa: PLC0415  only on servers
+
+        return serve(context, self.rank, ServeOptions(**options))
+
+    def process(self) -> tuple[int, int]:
+        return int(self.rank.service.Get_rank()), int(self.rank.service.Get_size())
+
+    @property
+    def backend(self) -> ServerMachine:
+        """Phases are bound on every rank, servers included; only calls are errors."""
+        return self
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        fail(
+            "CP0853",
+            f"this rank is {self.rank.name}: it runs no phase and holds no arrays",
+            "call only run.serve() on it, which returns when all workers have left",
+            "run.serve() is None on workers: use `if run.serve(): raise SystemExit` on all ranks",
+            file=self.file,
+        )
