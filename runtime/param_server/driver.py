@@ -50,7 +50,7 @@ class ServerCounters:
     updates: int = 0
 
 
-class Driver:
+class ServerDriver:
     """The state machine of one server, and its arrays.
 
     Args:

@@ -27,7 +27,7 @@ from commplan.runtime.context import Context
 from commplan.runtime.observe.abort_hook import told
 from commplan.runtime.param_server import event_log as recordings
 from commplan.runtime.param_server.checkpoint import ServerCheckpoint, check_prompt
-from commplan.runtime.param_server.driver import Driver
+from commplan.runtime.param_server.driver import ServerDriver
 from commplan.runtime.param_server.event_log import LOST, Recorder, Replay, read_events
 from commplan.runtime.param_server.mailbox import Mail, Mailbox
 from commplan.runtime.param_server.routing import RoutingTable
@@ -170,7 +170,7 @@ def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served
         if options.checkpoint is not None:
             check_prompt(sites, file)
         routing = RoutingTable(context.schedule, sites, server.number, context.functions, context.structures)
-        driver = Driver(sites, server.number, routing, mailbox.send, pool)
+        driver = ServerDriver(sites, server.number, routing, mailbox.send, pool)
         if server.watch is not None and server.watch.recording is not None:
             lane = Lane(server.watch.recording)
             driver.record = ServeRecord(lane, routing.sites.values(), file)
@@ -272,7 +272,7 @@ class PutTimeout:
     `timeout` is in seconds. Workers that have left or died are not waited for.
     """
 
-    def __init__(self, driver: Driver, timeout: float) -> None:
+    def __init__(self, driver: ServerDriver, timeout: float) -> None:
         self._driver, self._timeout = driver, timeout
         self._checked = time.monotonic()
         self._since: dict[tuple[int, tuple[int, ...]], float] = {}
@@ -315,7 +315,7 @@ class ServerLoop:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: ServerDriver,
         mailbox: Transport,
         name: str,
         stop: threading.Event | Callable[[], bool] | None = None,

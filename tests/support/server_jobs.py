@@ -20,7 +20,7 @@ from commplan.lowering.jax.pytree import flatten, known_structures
 from commplan.protocol.build_sites import sites as survey
 from commplan.protocol.sites import LEAVE, Buffer, Chunk, Site, Sites
 from commplan.runtime.input.sources.record_convert import numpy_dtype
-from commplan.runtime.param_server.driver import Driver
+from commplan.runtime.param_server.driver import ServerDriver
 from commplan.runtime.param_server.routing import RoutingTable
 
 Array = Any
@@ -44,7 +44,7 @@ class Job:
     program: Any
     functions: Mapping[str, Callable[..., Any]]
     sites: Sites = field(init=False)
-    drivers: list[Driver] = field(init=False)
+    drivers: list[ServerDriver] = field(init=False)
     wires: dict[tuple[int, int], deque[tuple[int, Array]]] = field(default_factory=dict)
     inbox: dict[tuple[int, int], deque[Array]] = field(default_factory=dict)
     dead: set[int] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Job:
         for server in range(self.sites.servers):
             known = known_structures(self.program.structures.values())
             desks = RoutingTable(schedule, self.sites, server, self.functions, known)
-            self.drivers.append(Driver(self.sites, server, desks, self.answer))
+            self.drivers.append(ServerDriver(self.sites, server, desks, self.answer))
 
     def site(self, kind: str, phase: str, state: str | None = None) -> Site:
         return next(
