@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         params, loss = on_devices(devices.choose(options.device, REPLICAS), batches, options.seed)
     if params is None:  # a rank that leaves the comparison to rank 0
         return
-    single, single_loss = alone(batches, options.seed)
+    single, single_loss = train_on_one_device(batches, options.seed)
     gap = max(
         float(jnp.abs(a - b).max())
         for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(single), strict=True)
@@ -72,7 +72,7 @@ def on_devices(chosen: list[Any], batches: list[tuple[Any, Any]], seed: int) -> 
     """Final weights and the last loss of data-parallel training on a mesh of devices."""
     mesh = jax.make_mesh((REPLICAS,), ("data",), devices=chosen)
     keys = jax.random.split(jax.random.key(seed), REPLICAS)  # every replica draws; replica 0's are kept
-    params, losses = together(mesh, jax.vmap(convnet.init)(keys), batches)
+    params, losses = train_under_plan(mesh, jax.vmap(convnet.init)(keys), batches)
     return params, float(losses.mean())
 
 
@@ -82,15 +82,15 @@ def on_ranks(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
 
     comm: Any = MPI.COMM_WORLD
     each = BATCH // REPLICAS
-    own = slice(comm.rank * each, (comm.rank + 1) * each)
-    parts = [(pixels[own], labels[own]) for pixels, labels in batches]
+    part = slice(comm.rank * each, (comm.rank + 1) * each)
+    parts = [(pixels[part], labels[part]) for pixels, labels in batches]
     keys = jax.random.split(jax.random.key(seed), REPLICAS)
-    params, losses = together(comm, convnet.init(keys[comm.rank % REPLICAS]), parts)
+    params, losses = train_under_plan(comm, convnet.init(keys[comm.rank % REPLICAS]), parts)
     loss = comm.allreduce(float(losses)) / REPLICAS
     return (None if comm.rank else params), loss
 
 
-def together(where: Any, params: Any, batches: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+def train_under_plan(where: Any, params: Any, batches: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Final weights and the last losses of training under the plan, on a mesh or on ranks."""
     shapes = jax.eval_shape(convnet.init, jax.random.key(0))
     plan = commplan.loads(PLAN.read_text(encoding="utf-8").replace(NARROW, ""), str(PLAN))
@@ -120,7 +120,7 @@ def together(where: Any, params: Any, batches: list[tuple[Any, Any]]) -> tuple[A
     return params, losses
 
 
-def alone(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
+def train_on_one_device(batches: list[tuple[Any, Any]], seed: int) -> tuple[Any, float]:
     """Train on one device, in plain JAX, from the initial parameters of replica 0."""
     params = convnet.init(jax.random.split(jax.random.key(seed), REPLICAS)[0])
     optimizer = _optimizer()

@@ -37,8 +37,8 @@ def main(argv: list[str] | None = None) -> None:
     jax.config.update("jax_platforms", options.device)
     comm: Any = MPI.COMM_WORLD
     began = time.perf_counter()
-    own = jax.eval_shape(convnet.init, jax.random.key(0))
-    program = commplan.load(PLANS / f"easgd_{options.mode}.plan").compile(comm, shapes={"params": own})
+    shapes = jax.eval_shape(convnet.init, jax.random.key(0))
+    program = commplan.load(PLANS / f"easgd_{options.mode}.plan").compile(comm, shapes={"params": shapes})
     run = program.bind(comm)
     served = run.serve()
     if served is not None:  # this rank has the centre, and every worker has left
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def stepped(w: Any, g: Any, pull: Any = 0.0) -> Any:
-    """A parameter after a step of the worker's own, and the centre's pull."""
+    """A parameter after a local step of the worker and the centre's pull."""
     return w - RATE * g - pull
 
 

@@ -36,8 +36,8 @@ def main(argv: list[str] | None = None) -> None:
     comm: Any = MPI.COMM_WORLD
     began = time.perf_counter()
 
-    own = jax.eval_shape(convnet.init, jax.random.key(0))
-    program = commplan.load(PLAN).compile(comm, shapes={"params": own, "grads": own})
+    param_shapes = jax.eval_shape(convnet.init, jax.random.key(0))
+    program = commplan.load(PLAN).compile(comm, shapes={"params": param_shapes, "grads": param_shapes})
     sources = {
         "images": photos.Crops(options.records, seed=options.seed),
         "held_out": photos.Crops(options.held_out, seed=options.seed, held_out=True),
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     members, replicas = (run.context.sizes[axis] for axis in ("member", "data"))
     member, replica = run.place["member"], run.place["data"]
 
-    # Every rank draws its own parameters; the plan's `start` keeps those of replica 0 of each member.
+    # Ranks draw different parameters; the plan's `start` keeps those of replica 0 of each member.
     keys = jax.random.split(jax.random.key(options.seed), (members, replicas))
     state = run.init()
     out, state = run.start(state, params=convnet.init(keys[member, replica]))
@@ -121,20 +121,20 @@ def evaluate(run: Any, comm: Any, params: Any) -> tuple[list[float], float]:
     def predict(state: Any, params: Any, pixels: Any) -> Any:
         return state, jax.nn.softmax(convnet.logits(params, pixels))
 
-    others = comm.Split(run.place["data"], run.place["member"])  # the same records in all members
-    right, together, count = np.zeros(others.size), 0, 0
+    members = comm.Split(run.place["data"], run.place["member"])  # the same records in all members
+    right, right_together, count = np.zeros(members.size), 0, 0
     with run.batches("evaluate") as batches:
         for item in batches:
             _, out = predict(run.init(), params, item["pixels"])
-            every = np.stack(others.allgather(np.asarray(out)))  # [member, record, class]
+            every = np.stack(members.allgather(np.asarray(out)))  # [member, record, class]
             valid = int(item["valid"])  # the rank's cut is padded at its end
             labels = np.asarray(item["labels"])[:valid]
             right += (every[:, :valid].argmax(-1) == labels).sum(-1)
-            together += int((every.mean(0)[:valid].argmax(-1) == labels).sum())
+            right_together += int((every.mean(0)[:valid].argmax(-1) == labels).sum())
             count += valid
-    others.Free()
-    right, together, count = (comm.allreduce(one) for one in (right, together, count))
-    return (right / count).tolist(), together / count
+    members.Free()
+    right, right_together, count = (comm.allreduce(term) for term in (right, right_together, count))
+    return (right / count).tolist(), right_together / count
 
 
 def _options(argv: list[str] | None) -> Any:

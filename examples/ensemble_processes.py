@@ -67,27 +67,29 @@ def launch(options: Any) -> list[dict[str, Any]]:
         command += [f"--{name}", str(getattr(options, name))]
     started: list[subprocess.Popen[str]] = []
     results: list[dict[str, Any]] = [{} for _ in range(MEMBERS)]
-    gone = threading.Event()
+    closed = threading.Event()
     try:
         for number in range(MEMBERS):
-            one = subprocess.Popen([*command, "--member", str(number)], stdout=subprocess.PIPE, text=True)
-            started.append(one)
+            process = subprocess.Popen([*command, "--member", str(number)], stdout=subprocess.PIPE, text=True)
+            started.append(process)
         readers = [
-            threading.Thread(target=_relay, args=(number, one.stdout, results[number], gone), daemon=True)
-            for number, one in enumerate(started)
+            threading.Thread(
+                target=_relay, args=(number, process.stdout, results[number], closed), daemon=True
+            )
+            for number, process in enumerate(started)
         ]
         for reader in readers:
             reader.start()
-        _until_all_end(started, gone)
+        _until_all_end(started, closed)
         for reader in readers:
             reader.join()
     finally:
-        for one in reversed(started):  # the first coordinates: the others would say that it left
-            one.kill()
-        for one in started:
-            one.wait()
-            if one.stdout:
-                one.stdout.close()
+        for process in reversed(started):  # the first one coordinates: others would report its end
+            process.kill()
+        for process in started:
+            process.wait()
+            if process.stdout:
+                process.stdout.close()
     return results
 
 
@@ -102,13 +104,12 @@ def member(options: Any) -> None:
     jax.distributed.initialize(f"localhost:{options.port}", MEMBERS, options.member, own_gpus)
     mesh = jax.make_mesh((MEMBERS, REPLICAS), ("member", "data"))
     jax.set_mesh(mesh)
-    own = jax.eval_shape(convnet.init, jax.random.key(0))
+    params = jax.eval_shape(convnet.init, jax.random.key(0))
+    shapes = {"params": params, "grads": params}
     crops = photos.Crops(options.records, seed=options.seed)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for design, how in (("shared", "all_shared"), ("duplicated", "duplicate")):
-        program = commplan.load(PLAN).compile(
-            mesh, shapes={"params": own, "grads": own}, passes=measure.PIPELINE.format(design=how)
-        )
+        program = commplan.load(PLAN).compile(mesh, shapes=shapes, passes=measure.PIPELINE.format(design=how))
         run = program.bind(
             mesh,
             sources={"images": crops, "held_out": crops},
@@ -118,13 +119,13 @@ def member(options: Any) -> None:
         losses, usage = train(run, mesh, options)
         work = {line.what: line for line in usage.lines}
         records = options.records * options.epochs
-        found[design] = {
+        results[design] = {
             "losses": losses,
             "decoded": work["map decode"].records,
             "cpu_ms": 1e3 * usage.cpu_s / records,
         }
         print(f"{design}: loss {losses[0]:.3f} -> {losses[-1]:.3f} in {len(losses)} steps", flush=True)
-    print(RESULT + json.dumps(found), flush=True)
+    print(RESULT + json.dumps(results), flush=True)
     jax.distributed.shutdown()
 
 
@@ -166,24 +167,24 @@ def train(run: Any, mesh: Any, options: Any) -> tuple[list[float], Any]:
         return losses, batches.summary()
 
 
-def _until_all_end(started: list[subprocess.Popen[str]], gone: threading.Event) -> None:
-    """Wait for all processes; stop at the first failure, or when `gone` is set: the output is closed."""
+def _until_all_end(started: list[subprocess.Popen[str]], closed: threading.Event) -> None:
+    """Wait for all processes; stop at the first failure, or when `closed` is set: the output is closed."""
     waiting = list(enumerate(started))
     while waiting:
-        if gone.is_set():
+        if closed.is_set():
             raise BrokenPipeError
-        for number, one in list(waiting):
+        for number, process in list(waiting):
             try:
-                code = one.wait(timeout=0.1)
+                code = process.wait(timeout=0.1)
             except subprocess.TimeoutExpired:
                 continue
             if code:
                 sys.exit(f"the process of member {number} ended with status {code}; the others are ended too")
-            waiting.remove((number, one))
+            waiting.remove((number, process))
 
 
-def _relay(number: int, lines: IO[str] | None, result: dict[str, Any], gone: threading.Event) -> None:
-    """Print a member's lines with its number, and keep its result. Sets `gone` when the output is closed."""
+def _relay(number: int, lines: IO[str] | None, result: dict[str, Any], closed: threading.Event) -> None:
+    """Print a member's lines with its number, and keep its result. Sets `closed` if the output is."""
     try:
         for line in lines or ():
             if line.startswith(RESULT):
@@ -191,7 +192,7 @@ def _relay(number: int, lines: IO[str] | None, result: dict[str, Any], gone: thr
             elif "peer ranks" not in line:  # Gloo's message about its connections
                 print(f"member {number} | {line}", end="", flush=True)
     except BrokenPipeError:
-        gone.set()
+        closed.set()
 
 
 def _warnings() -> list[str]:

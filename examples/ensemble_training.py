@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> None:
 
     mesh = jax.make_mesh((MEMBERS, REPLICAS), ("member", "data"), devices=chosen)
     jax.set_mesh(mesh)
-    own = jax.eval_shape(convnet.init, jax.random.key(0))
-    shapes = {"params": own, "grads": own}
+    param_shapes = jax.eval_shape(convnet.init, jax.random.key(0))
+    shapes = {"params": param_shapes, "grads": param_shapes}
     program = commplan.load(PLAN).compile(mesh, shapes=shapes)
     sources = {
         "images": photos.Crops(options.records, seed=options.seed),
@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> None:
     functions = {"decode": photos.decode, "augment": photos.augment}
     run = program.bind(mesh, sources=sources, functions=functions, seed=options.seed)
 
-    # Every replica draws its own parameters; the plan's `start` keeps those of replica 0 of each member.
+    # Replicas draw different parameters; the plan's `start` keeps those of replica 0 of each member.
     keys = jax.random.split(jax.random.key(options.seed), (MEMBERS, REPLICAS))
     state = run.init()
     out, state = run.start(state, params=jax.vmap(jax.vmap(convnet.init))(keys))

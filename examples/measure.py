@@ -29,18 +29,18 @@ def inputs(
     one epoch are made and dropped. The time is the user and system time of the threads that read, decode and
     augment, as counted by the runtime.
     """
-    found: dict[str, dict[str, float]] = {}
+    costs: dict[str, dict[str, float]] = {}
     for design, how in (("shared", "all_shared"), ("duplicated", "duplicate")):
         program = commplan.load(plan).compile(mesh, shapes=shapes, passes=PIPELINE.format(design=how))
         run = program.bind(mesh, sources=sources, functions=functions)
         steps = augmented = 0
-        with run.batches() as made:
-            for item in made:  # a whole epoch, so that the work ahead ends with it
+        with run.batches() as batches:
+            for item in batches:  # a whole epoch, so that the work ahead ends with it
                 steps, augmented = steps + 1, augmented + item["batch"].shape[0] * item["batch"].shape[1]
-            usage = made.summary()
+            usage = batches.summary()
         decoded = sum(line.records for line in usage.lines if line.what == "map decode")
-        found[design] = {"cpu_ms": 1e3 * usage.cpu_s / augmented, "decoded_per_step": decoded / steps}
-    return found
+        costs[design] = {"cpu_ms": 1e3 * usage.cpu_s / augmented, "decoded_per_step": decoded / steps}
+    return costs
 
 
 def collectives(program: commplan.Program) -> list[dict[str, Any]]:
@@ -92,8 +92,8 @@ def communication(
     for _ in range(rounds):
         steps.append(_seconds(step, arguments))
         phases.append(_seconds(reduce, (state, params)))
-    whole, alone = statistics.median(steps), statistics.median(phases)
-    return {"step_ms": 1e3 * whole, "phase_ms": 1e3 * alone, "share": alone / whole, "rounds": rounds}
+    step_s, phase_s = statistics.median(steps), statistics.median(phases)
+    return {"step_ms": 1e3 * step_s, "phase_ms": 1e3 * phase_s, "share": phase_s / step_s, "rounds": rounds}
 
 
 def _seconds(call: Callable[..., Any], arguments: tuple[Any, ...]) -> float:

@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     weights = init(options.seed)
     batches = [batch(options.seed, step) for step in range(options.steps)]
     shared, shared_loss = on_devices(chosen, weights, batches, options.room)
-    single, single_loss = alone(weights, batches, options.room)
+    single, single_loss = train_on_one_device(weights, batches, options.room)
     pairs = zip(jax.tree.leaves(shared), jax.tree.leaves(single), strict=True)
     gap = max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
     print(f"{options.steps} steps, {EXPERTS} x {TOKENS} tokens, room for {options.room} of each rank")
@@ -102,30 +102,30 @@ def on_devices(
     shapes = {"tokens": block, "answers": block, "router": router}
     run = commplan.load(PLAN).compile(mesh, shapes=shapes).bind(mesh)
 
-    def loss(own: Any, router: Any, x: Any, target: Any) -> Any:
-        """Of this rank's tokens; `own` is this rank's expert."""
+    def loss(weight: Any, router: Any, x: Any, target: Any) -> Any:
+        """Of this rank's tokens; `weight` is this rank's expert."""
         where, gate = route(router, x, room)
         blocks = jnp.einsum("ter,tw->erw", where, x).reshape(EXPERTS * room, WIDTH)
         arrived = run.dispatch({}, tokens=blocks)[0].arrived
-        returned = run.combine({}, answers=expert(own, arrived))[0].returned
+        returned = run.combine({}, answers=expert(weight, arrived))[0].returned
         answers = jnp.einsum("ter,erw->tw", where, returned.reshape(EXPERTS, room, WIDTH))
         return error(answers, x, target, gate)
 
     @jax.jit
-    @run.spmd(own="per expert", router="same", x="per expert", target="per expert",
+    @run.spmd(weight="per expert", router="same", x="per expert", target="per expert",
               returns=("per expert", "same", "loss"))  # fmt: skip
-    def train(state: Any, own: Any, router: Any, x: Any, target: Any) -> Any:
-        value, grads = jax.value_and_grad(loss, (0, 1))(own, run.varying(router), x, target)
+    def train(state: Any, weight: Any, router: Any, x: Any, target: Any) -> Any:
+        value, grads = jax.value_and_grad(loss, (0, 1))(weight, run.varying(router), x, target)
         out, state = run.step(state, router=grads[1], loss=value)
-        return state, own - RATE * grads[0] / EXPERTS, router - RATE * out.router, out.loss
+        return state, weight - RATE * grads[0] / EXPERTS, router - RATE * out.router, out.loss
 
-    state, own, router, value = run.init(), weights["experts"], weights["router"], jnp.zeros(())
+    state, weight, router, value = run.init(), weights["experts"], weights["router"], jnp.zeros(())
     for x, target in batches:
-        state, own, router, value = train(state, own, router, x, target)
-    return {"experts": own, "router": router}, float(value)
+        state, weight, router, value = train(state, weight, router, x, target)
+    return {"experts": weight, "router": router}, float(value)
 
 
-def alone(weights: Any, batches: list[tuple[Any, Any]], room: int) -> tuple[Any, float]:
+def train_on_one_device(weights: Any, batches: list[tuple[Any, Any]], room: int) -> tuple[Any, float]:
     """The same on one device."""
 
     def loss(weights: Any, x: Any, target: Any) -> Any:

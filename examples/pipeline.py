@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     weights = init(options.seed)
     batches = [batch(options.seed, step) for step in range(options.steps)]
     piped, piped_loss = in_stages(chosen, weights, batches, options.micro)
-    single, single_loss = alone(weights, batches)
+    single, single_loss = train_on_one_device(weights, batches)
     gap = float(np.abs(np.asarray(piped) - np.asarray(single)).max())
     print(f"{options.steps} steps, batch {BATCH} in {options.micro} micro-batches")
     print(f"{STAGES} stages through the plan: loss {piped_loss:.6f}")
@@ -84,17 +84,17 @@ def in_stages(
     def loss(weights: Any, x: Any, target: Any) -> Any:
         """This rank's share of the loss: all of it on the last stage, nothing elsewhere."""
         stage = jax.lax.axis_index("stage")
-        parts, wanted = x.reshape(micro, -1, WIDTH), target.reshape(micro, -1, WIDTH)
+        parts, targets = x.reshape(micro, -1, WIDTH), target.reshape(micro, -1, WIDTH)
 
         def tick(arrived: Any, now: Any) -> tuple[Any, Any]:
             new = parts[jnp.minimum(now, micro - 1)]
-            made = layers(weights, jnp.where(stage == 0, new, arrived))
-            out, _ = run.hand_on({}, activation=made)
-            return out.activation, made
+            outputs = layers(weights, jnp.where(stage == 0, new, arrived))
+            out, _ = run.hand_on({}, activation=outputs)
+            return out.activation, outputs
 
         first = run.varying(jnp.zeros((BATCH // micro, WIDTH)))
-        _, made = jax.lax.scan(tick, first, jnp.arange(ticks))
-        error = jnp.mean((made[STAGES - 1 :] - wanted) ** 2)
+        _, outputs = jax.lax.scan(tick, first, jnp.arange(ticks))
+        error = jnp.mean((outputs[STAGES - 1 :] - targets) ** 2)
         return jnp.where(stage == STAGES - 1, error, 0.0)
 
     @jax.jit
@@ -110,7 +110,7 @@ def in_stages(
     return weights, float(value)
 
 
-def alone(weights: Any, batches: list[tuple[Any, Any]]) -> tuple[Any, float]:
+def train_on_one_device(weights: Any, batches: list[tuple[Any, Any]]) -> tuple[Any, float]:
     """The same on one device."""
 
     def loss(weights: Any, x: Any, target: Any) -> Any:
