@@ -53,8 +53,8 @@ def test_diagnostics_point_into_the_file_and_their_fixes_help(path: Path) -> Non
         span = diagnostic.fix.span
         assert span.line == span.end_line
         line = lines[span.line - 1]
-        mended = line[: span.column - 1] + diagnostic.fix.text + line[span.end_column - 1 :]
-        repaired = "\n".join([*lines[: span.line - 1], mended, *lines[span.line :]])
+        fixed_line = line[: span.column - 1] + diagnostic.fix.text + line[span.end_column - 1 :]
+        repaired = "\n".join([*lines[: span.line - 1], fixed_line, *lines[span.line :]])
         _, after = load(repaired, path.name)
         here = (span.line, span.column, diagnostic.code)
         assert here not in _places(after), f"the fix {diagnostic.fix.title!r} does not mend it"
