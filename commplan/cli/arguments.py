@@ -100,8 +100,10 @@ def parser(verb: str = "") -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         out = subparser.add_argument_group("output")
-        _choice(out, "--format", ("human", *formats), "how to write results and diagnostics (default: human)")
-        _choice(out, "--color", ("auto", "always", "never"), "default: auto, which heeds NO_COLOR")
+        _choice(
+            out, "--format", ("human", *formats), "the format of results and diagnostics (default: human)"
+        )
+        _choice(out, "--color", ("auto", "always", "never"), "use of colours; auto respects NO_COLOR")
         add(subparser)
     return root
 
@@ -218,7 +220,7 @@ def _simulated(verb: Any, topologies: str = "") -> None:
     scale = "multiply the bandwidth of a level, such as node=1/4 or node=2.5 (repeatable)"
     _repeatable(verb, "--scale", "LEVEL=FACTOR", scale, argument_types.scale)
     _step(verb)
-    _flag(verb, "--target", "NAME:HOSTSxDEVICES", "GPUs that --step is estimated for, such as h100:4x8")
+    _flag(verb, "--target", "NAME:HOSTSxDEVICES", "GPUs for the estimate of --step, such as h100:4x8")
     _binding(verb, topologies)
 
 
@@ -294,7 +296,7 @@ def _calibrate(verb: Any) -> None:
         verb,
         "--seconds",
         "N",
-        "about how long to measure (default: 120, 20 for the input, 10 for a step)",
+        "approximate time of measurement (default: 120, 20 for the input, 10 for a step)",
         argument_types.count,
     )
     input_group = verb.add_argument_group("the input of a plan")
@@ -373,7 +375,7 @@ def _trace(verb: Any) -> None:
 
 
 def _feeds(verb: Any) -> None:
-    _switch(verb, "--watch", "show them live, until Ctrl-C")
+    _switch(verb, "--watch", "update the list until Ctrl-C")
 
 
 _JSON = ("json",)
@@ -388,12 +390,7 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         ("concise", "json", "github", "sarif"),
         _check,
     ),
-    "fmt": (
-        "rewrite plans in their one layout",
-        "Files are rewritten in place; - reads stdin and writes stdout.",
-        _JSON,
-        _fmt,
-    ),
+    "fmt": ("format plans", "Files are rewritten in place; - reads stdin and writes stdout.", _JSON, _fmt),
     "compile": ("compile a plan to a schedule", "", _JSON, _compile),
     "explain": ("explain a compiled plan, or an error code", "", _JSON, _explain),
     "verify": (
@@ -412,7 +409,7 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _simulate,
     ),
     "report": (
-        "show a plan on one HTML page: its graph, timeline, choices, proofs and links",
+        "write one HTML page about a plan: its graph, timeline, choices, proofs and links",
         "The page is self-contained. Times and links need --topology.",
         _JSON,
         _report,
@@ -489,8 +486,8 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
         _completion,
     ),
     "feeds": (
-        "list the feeds that run on this host, and who waits for whom",
-        "A feed is what programs share their input by that call commplan.join with one name.",
+        "list the feeds of this host, their members and their waits",
+        "A feed is a group of programs that share their input: they call commplan.join with one name.",
         _JSON,
         _feeds,
     ),
