@@ -37,7 +37,7 @@ each step {{
 }}
 """
 WAYS = ("chained", "kept", "dropped", "unbound")
-FAILURES = {  # and what the job says then
+FAILURES = {  # and the expected messages
     "raises": "loss is not finite",
     "exits": "exit code: +3|MPI_ABORT was invoked",
     "killed": "signal 9|Killed|has died",
@@ -107,7 +107,7 @@ def launched(number: int, elements: int, *, ulfm: bool) -> dict[str, Any]:
 def _wrong(way: str, code: int, output: str, *, ulfm: bool) -> str:
     if way not in FAILURES:
         return f"exit code {code}" if code or output.strip() else ""
-    if code == 0 and not (ulfm and way == "killed"):  # the survivors end by themselves, and say what failed
+    if code == 0 and not (ulfm and way == "killed"):  # the survivors exit normally, and report the failure
         return "exit code 0"
     return "" if re.search(FAILURES[way], output, re.IGNORECASE) else "it is not said why"
 

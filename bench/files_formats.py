@@ -110,7 +110,7 @@ def command(*words: str | Path) -> int:
     return code if code in (0, 1) else 3
 
 
-# --- what is read as text ---
+# --- formats read as text ---
 
 
 @functools.cache
@@ -215,7 +215,7 @@ def _read_trace(path: Path) -> int:
     return command(*words)
 
 
-# --- what is read as bytes ---
+# --- formats read as bytes ---
 
 
 @functools.cache

@@ -52,7 +52,7 @@ from commplan.lowering.mpi.instructions import RECEIVE, SEND
 from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 from commplan.topology import parse_topology
 
-BUSY = 0.9  # of all cores: above this there is no core for what comes when it comes
+BUSY = 0.9  # of all cores: above this a task waits for a core
 COPY, WIRE = 1e-10, 1e-9  # CPU seconds of a byte copied, and sent or received, as machines of today have it
 ROW = SHAPE[0] * SHAPE[1] * SHAPE[2]  # bytes of a decoded record
 

@@ -33,12 +33,12 @@ from tests.support.schedule_mutation import NAMES, Edit, edits, head_edits, op_e
 from tests.support.schedule_repair import Repair, repaired
 
 _COMPARISON = Path(schedule_rules.__file__).with_name("equivalence.py")
-# What a comparison with the plan says; any other code is that of a fault of form.
+# The codes of comparisons with the plan; any other code is an error of form.
 MEANING = set(re.findall(r"CP\d{4}", _COMPARISON.read_text())) if _COMPARISON.exists() else set[str]()
 REPAIRS: tuple[Repair, ...] = ("", "types", "placements")
 SYSTEMATIC = ("data_parallel", "two_level", "sharded_update", "weighted_mean", "easgd_sync")
 PATIENCE = 60  # seconds that one case may take
-SHOWN = 20  # failures of each sort that are told
+SHOWN = 20  # failures of each kind that are printed
 
 
 REQUIRED = (
@@ -424,7 +424,7 @@ def _results(
         yield from pool.imap_unordered(_run, numbers, chunksize=8)
 
 
-# what is said at the end
+# the final output
 
 
 def summary(records: Iterable[Record], least: int, again: Callable[[int], str]) -> tuple[list[str], bool]:

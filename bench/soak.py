@@ -130,7 +130,7 @@ class Soak:
     def happen(self, event: str, rank: int) -> None:
         if event == "kill":
             if rank == 0 and not self.noted(0):
-                return  # without what it puts there is no centre
+                return  # without its put there is no centre
             time.sleep(self.rng.uniform(0, 0.01))
             os.kill(self.pids[rank], signal.SIGKILL)
             self.killed.append(rank)
@@ -191,7 +191,7 @@ class Soak:
         seen = Counter([int(x) for note in notes for x in note] + [int(x) for x in last])
         twice = [x for x, count in seen.items() if count > 1]
         strange = set(seen) - own - untold - {0}
-        # Each run of untold pushes hides who stood before its first one, and shows its last one.
+        # Each run of unacknowledged pushes hides the worker before its first one, and shows its last one.
         hidden, shown = (own | {0}) - set(seen), untold & set(seen)
         problems = [f"{sorted(strange)[:5]} were never sent"] if strange else []
         if twice:

@@ -15,15 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-GRACE_S = 5.0  # after the bound, in which the first message must come
+GRACE_S = 5.0  # after the bound, for the first message
 START_S = 300.0  # of a job, until its fault: the engine may have to be compiled first
 DEADLINE_S = 90.0  # from the fault on: what lasts longer hangs
 POLL_S = 0.02
 LATEST_S = 3.0  # for the sidecar to report, after all processes have ended in silence
-LINKS, LINK_S = ("down", "slow"), 0.5  # what happens to links, and the seconds in which it does
+LINKS, LINK_S = ("down", "slow"), 0.5  # faults of links, and the seconds until they take effect
 MARK = re.compile(r"fault at ([\d.]+)")
 SAID = re.compile(r"error\[CP|commplan: |signal \d|loss is not finite")
-# A mount of its own over /dev/shm, which is full from the start: other processes of the machine keep theirs.
+# A separate mount over /dev/shm, full from the start: other processes of the machine keep theirs.
 FULL = 'mount -t tmpfs -o size=16k tmpfs /dev/shm && head -c 16k /dev/zero > /dev/shm/full; exec "$0" "$@"'
 
 
@@ -131,7 +131,7 @@ def observed(
     until, marked, report_time, ended, text = time.monotonic() + START_S, None, None, False, ""
     while time.monotonic() < until and not ended:
         time.sleep(POLL_S)
-        ended = over(text)  # what it said last is read below
+        ended = over(text)  # the last output is read below
         text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
         if marked is None and (mark := MARK.search(text)):
             marked, until = mark, time.monotonic() + DEADLINE_S
@@ -145,7 +145,7 @@ def observed(
         if marked is not None and SAID.search(text, marked.end()):
             report_time = time.time() - float(marked[1])
     for job in jobs:
-        for process in {job.pid, *_session(job.pid)}:  # ranks are in groups of their own
+        for process in {job.pid, *_session(job.pid)}:  # ranks are in separate groups
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         job.wait()

@@ -38,10 +38,10 @@ each step {{
 """
 DESIGNS = {"all_shared": 3, "single_broadcast(readers = 1)": 1, "multi_broadcast(readers = 2)": 2}
 MEMBERS, RECORDS, BOUND_S = 3, 360, 3.0
-MEETING_S = 60.0  # for all to come, where that is not what goes wrong: the machine may be busy
+MEETING_S = 60.0  # for the join of all processes, unless it fails on purpose: the machine may be busy
 MAPS, SHARES = 8, 9  # lines
 KINDS = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "plan")
-MEETING = ("order", "plan")  # what is wrong from the start
+MEETING = ("order", "plan")  # faults from the start
 
 
 def member(fault: Fault, run: str, index: int) -> None:

@@ -100,7 +100,7 @@ def judged(fault: Fault) -> Outcome:
     words = command(RANKS, __name__, *fault.words, options=options)
     with tempfile.TemporaryDirectory() as records, tempfile.TemporaryFile("w+") as output:
         env = dict(environment())
-        if fault.kind == "memory":  # the default folder of records; MPI itself is given another one
+        if fault.kind == "memory":  # the default folder of records; MPI uses another one
             words = without_memory(words)
             env["OMPI_MCA_btl_sm_backing_directory"] = records
         else:

@@ -63,7 +63,7 @@ class Group:
             ranks = range(len(self._lab.ranks))
             return [self._lab.spawn(r, words, env=env, stdout=self._log, stderr=self._log) for r in ranks]
         command = self._lab.mpirun(words, options=options)
-        # All ranks in one session of their own: a rank that yields does so to its own session alone.
+        # All ranks in a separate session: a rank that yields does so only to its session.
         return [
             subprocess.Popen(
                 command, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=self._log,

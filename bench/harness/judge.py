@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from bench.harness.stage import Figure, Surroundings
 
 PEERS = ("mpi4jax", "xla", "torch")
-LARGE = 4 << 20  # bytes from which the network and nothing else should count
-SMALL = 16 << 10  # bytes up to which calls and latencies count
+LARGE = 4 << 20  # bytes from here on should depend on the network alone
+SMALL = 16 << 10  # bytes up to here depend on calls and latencies
 NOISE = 0.05  # two medians this close are one
 
 

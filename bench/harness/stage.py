@@ -29,7 +29,7 @@ from commplan.topology import Level, Topology, parse_topology, places_of_hosts, 
 
 # Under mpirun or started one by one. torch and XLA find their peers through the environment.
 UNDER_MPI = {"commplan": True, "openmpi": True, "mpi4jax": True, "xla": False, "torch": False}
-# Everything runs on CPUs, and every host of the lab counts as a machine of its own.
+# Everything runs on CPUs, and every host of the lab counts as a separate machine.
 ENVIRONMENT = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1", "OMP_NUM_THREADS": "1"}
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 0.5  # seconds: a repetition above this needs no company in its block, and no second warm-up

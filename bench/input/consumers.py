@@ -86,6 +86,8 @@ def _step(rows: int) -> Touch:
     def touch(batch: Any) -> None:
         state["weights"] = jax.block_until_ready(train(state["weights"], jax.device_put(batch)))
 
-    warm = mmap.mmap(-1, rows * int(np.prod(SHAPE)))  # given back at once, unlike what malloc gives
+    warm = mmap.mmap(
+        -1, rows * int(np.prod(SHAPE))
+    )  # returned to the system at once, unlike memory of malloc
     touch(np.frombuffer(warm, np.uint8).reshape(rows, *SHAPE))
     return touch

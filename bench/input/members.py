@@ -142,7 +142,7 @@ def consuming(options: Any, records: Packed) -> None:
     """The consumer alone, on batches in memory. It has none before its first epoch: the memory of the process
     is then that of members without input."""
 
-    importlib.import_module("commplan.runtime.input")  # its modules are a part of what a process takes
+    importlib.import_module("commplan.runtime.input")  # its modules count as memory of the process
     consumer = Consumer(options.consumer, BATCH)
     block: list[Batch] = []
 

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@"
-END_S = 10.0  # for members to end by themselves
+END_S = 10.0  # for members to exit normally
 # glibc's own thresholds cost Pillow hundreds of page faults a record, in some runs and not in others:
 # everything is measured under one setting.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
@@ -107,7 +107,7 @@ class Team:
         self._folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"{name}.log"
         before = os.sched_getaffinity(0)
-        os.sched_setaffinity(0, self._cores)  # inherited by what is started now
+        os.sched_setaffinity(0, self._cores)  # inherited by processes started now
         try:
             with log.open("w") as errors:
                 process = subprocess.Popen(

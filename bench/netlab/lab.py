@@ -111,7 +111,7 @@ class Lab:
         self._connect_racks()
         for number, host in enumerate(self.hosts, 1):
             self._add_host(host, f"h{number}")
-        # mpirun itself runs beside the switches and reaches the daemons on the hosts from here.
+        # mpirun runs in the namespace of the switches and reaches the daemons on the hosts from there.
         shell.run("ip", "-n", self.switch, "addr", "add", f"{SWITCH_ADDRESS}/24", "dev", "rack1")
         for namespace in (self.switch, *(host.name for host in self.hosts)):
             self._settle(namespace)

@@ -18,7 +18,7 @@ MPI: Any = importlib.import_module("mpi4py.MPI")
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
 Array = Any
-# Files that the parent writes once the lab stands and its rates are known.
+# Files that the parent writes once the lab exists and its rates are measured.
 TOPOLOGY, CALIBRATION = "COMMPLAN_BENCH_TOPOLOGY", "COMMPLAN_BENCH_CALIBRATION"
 
 

@@ -50,7 +50,7 @@ def after_products(call: Callable[[list[Array]], Any], seconds: float) -> Callab
 
     def with_computation(xs: list[Array]) -> Any:
         jnp: Any = importlib.import_module("jax.numpy")
-        # What is computed from an operand cannot be computed while compiling.
+        # A value computed from an operand cannot be computed during compilation.
         start = jnp.asarray(matrix()) * (1 + 0 * xs[0][0])
         done = jax_products(start, count)
         return call([xs[0] + (done[0, 0] - 1), *xs[1:]])

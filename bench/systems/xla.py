@@ -43,7 +43,7 @@ class Xla:
         match work.how:
             case "fused":
                 call = self._jit(lambda xs: bucketed(collective, xs), work.kind)
-            case "combined":  # left to XLA, which combines what it can
+            case "combined":  # left to XLA's combiner
 
                 def each(xs: list[Array]) -> list[Array]:
                     return [collective(x) for x in xs]
