@@ -15,13 +15,14 @@ from typing import Any
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
+from commplan.ir.stages.base import StageOverAxes
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.typing_shim import jax, lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
+from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.service import MpiService, Requests, send_leave, waiting_line
-from commplan.lowering.mpi.tuning import NATIVE
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
 from commplan.wait import BUSY_S
@@ -176,12 +177,24 @@ class MpiBackend:
         )
 
 
-def _communicator(op: Collective, channel: Channel) -> None:
-    """Create the communicator of `op` now, which is collective: ranks compile at different times."""
-    if channel.engine is None or op.form == "rounds":
-        channel.groups.blocking(op.axes)
-    elif op.algorithm == NATIVE:
-        channel.groups.native(op.axes)
+def _create_communicators(schedule: Schedule, groups: Groups, *, has_engine: bool) -> None:
+    """Create the communicators along the axes of all collectives, and no others later.
+
+    Their creation is collective, and ranks trace at different times. A trace may need MPI's own collectives
+    along any of these axes, whatever the schedule's algorithms are: for scalars of a split tree, and in
+    `run.layers`, whose schedules are compiled while tracing.
+    """
+    ops = [op for phase in schedule.phases for op in phase.ops if isinstance(op, Collective)]
+    phases = schedule.origin.plan.phases if schedule.origin else ()
+    stages = [stage for phase in phases for stage in phase.stages if isinstance(stage, StageOverAxes)]
+    axes = [op.axes for op in ops] + [stage.axes for stage in stages if stage.COLLECTIVE is not None]
+    for along in dict.fromkeys(axes):
+        if all(axis in groups.sizes for axis in along) and groups.ways(along) > 1:
+            if has_engine:
+                groups.native(along)
+            if not has_engine or any(op.form == "rounds" for op in ops):
+                groups.blocking(along)
+    groups.seal()
 
 
 def backend_of(
@@ -221,8 +234,7 @@ def backend_of(
             op for op in phase.ops if isinstance(op, Collective) and channel.groups.ways(op.axes) > 1
         ]
         opening += [(op, phase.name) for op in collectives[:1]]
-        for op in collectives:
-            _communicator(op, channel)
+    _create_communicators(schedule, channel.groups, has_engine=channel.engine is not None)
     if sites.servers:
         if channel.engine is None or requests is None:
             send_leave(whole, sites)

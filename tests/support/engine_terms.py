@@ -77,6 +77,7 @@ class Comm:
     """As much of a communicator as a channel asks of it."""
 
     def __init__(self, rank: int, size: int, made: dict[int, tuple[int, ...]], handle: int = 0) -> None:
+        self.tags: list[int] = []
         self.rank, self.size, self.made, self.handle = rank, size, made, handle
 
     def Dup(self) -> Comm:  # noqa: N802
@@ -95,7 +96,7 @@ class Comm:
         return tuple(ranks)
 
     def Create_group(self, ranks: tuple[int, ...], tag: int) -> Comm:  # noqa: N802
-        del tag
+        self.tags.append(tag)
         handle = len(self.made) + 1
         self.made[handle] = ranks
         return Comm(ranks.index(self.rank), len(ranks), self.made, handle)

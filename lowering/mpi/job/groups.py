@@ -9,8 +9,10 @@ from typing import Any
 
 from commplan.diagnostics import fail
 from commplan.ir.axes import coordinates, group, position
-from commplan.lowering.mpi.job.rendezvous import Rendezvous
+from commplan.lowering.mpi.job.rendezvous import Rendezvous, highest_tag
 from commplan.lowering.mpi.typing_shim import MPI
+
+_USES = ("native", "blocking")
 
 
 class Groups:
@@ -44,6 +46,7 @@ class Groups:
         self.place = coordinates(self.rank, self.sizes, self.sizes)
         self.hosts: tuple[str, ...] = tuple(self.meet(self.comm.allgather, socket.gethostname()))
         self._communicators: dict[tuple[str, tuple[str, ...]], Any] = {}
+        self._is_sealed = False
 
     def ways(self, axes: Sequence[str]) -> int:
         """The number of ranks along `axes`."""
@@ -63,8 +66,7 @@ class Groups:
     def native(self, axes: tuple[str, ...]) -> Any:
         """The communicator of the ranks along `axes`, for MPI's own collectives.
 
-        It is created on first use, which is collective: all of its ranks must create communicators in the
-        same order.
+        It is created on first use, which is collective over its ranks.
         """
         return self._created("native", axes)
 
@@ -72,13 +74,31 @@ class Groups:
         """A second communicator of the same ranks, for mpi4jax."""
         return self._created("blocking", axes)
 
+    def seal(self) -> None:
+        """Create no further communicators. Ranks trace programs at different times, so a trace that created
+        one would block until its other ranks trace the same program.
+        """
+        self._is_sealed = True
+
     def _created(self, use: str, axes: tuple[str, ...]) -> Any:
         if (use, axes) not in self._communicators:
             ranks = self.along(axes)
+            if self._is_sealed:
+                axes_text = "; ".join(sorted({", ".join(key) for _, key in self._communicators})) or "none"
+                problem = f"there is no communicator of the ranks along {', '.join(axes)}"
+                note = f"a bound program has communicators along the axes of its collectives: {axes_text}"
+                fail("CP0831", problem, note)
             group = self.comm.Get_group().Incl(list(ranks))
             create = self.meet.among(ranks)
-            self._communicators[use, axes] = create(self.comm.Create_group, group, len(self._communicators))
+            self._communicators[use, axes] = create(self.comm.Create_group, group, self._tag(use, axes))
         return self._communicators[use, axes]
+
+    def _tag(self, use: str, axes: tuple[str, ...]) -> int:
+        """The tag of `Create_group`: equal on all ranks, in whatever order they create communicators."""
+        names, number = list(self.sizes), 0
+        for axis in axes:
+            number = number * (len(names) + 1) + names.index(axis) + 1
+        return (number * len(_USES) + _USES.index(use)) % highest_tag()
 
     def communicators(self) -> tuple[Any, ...]:
         """All communicators that belong to this object."""
