@@ -25,14 +25,9 @@ from commplan.ir.serialization.canonical_json import schedule_digest
 from commplan.lowering.audit.compare import StepComparison, StepDifference, changed, same_ranks
 from commplan.lowering.audit.expect import Expected
 from commplan.lowering.audit.step import CollectiveOrigin, CompiledCollective, CompiledStep
+from commplan.lowering.collective_primitives import collective_kind
 
 # The primitives of JAX that communicate.
-_PRIMITIVES = frozenset(
-    {
-        "psum", "pmax", "pmin", "ppermute", "all_gather", "all_to_all", "reduce_scatter", "psum_scatter",
-        "ragged_all_to_all", "pbroadcast", "unreduced_psum", "pgather",
-    }
-)  # fmt: skip
 _FIELDS = {"dtype": "retyped", "groups": "regrouped"}
 _FOLDED = "the step asks for it, and XLA removed it: nothing uses the result, or it is known without it"
 _COPIED = "the step asks for it once, and XLA issues it again: it unrolled or peeled a loop"
@@ -121,7 +116,7 @@ class Causes:
         names = _listed(origins)
         if self._by_autodiff(actual, origins):
             return "autodiff", _AUTODIFF.format(names)
-        if any(origin.primitive in _PRIMITIVES for origin in origins):
+        if any(collective_kind(origin.primitive) for origin in origins):
             derived = "the derivative of " if any(map(_is_transposed, origins)) else ""
             return "own", f"issued by {derived}the step's own code: {names}"
         return "partitioner", _PARTITIONER.format(names)

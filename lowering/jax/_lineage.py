@@ -10,8 +10,9 @@ from typing import Any, cast
 from jax._src import core as _src_core
 from jax._src import source_info_util as _src_source_info_util
 
+from commplan.lowering.collective_primitives import is_replicating
+
 _core, _source_info = cast("Any", _src_core), cast("Any", _src_source_info_util)
-_SUMS = ("psum", "pmax", "pmin", "all_gather", "unreduced_psum", "commplan_same")
 _PLANNED = re.compile(r"commplan/([^/()]+)/line(\d+)")
 
 
@@ -109,7 +110,8 @@ def _constant(tracer: Any) -> Any:
 
 def _reductions(equation: Any, info: Any) -> Iterator[TracedReduction]:
     """The collectives of `equation`, including those of functions that it calls."""
-    if equation.primitive.name.startswith(_SUMS):
+    name = equation.primitive.name
+    if is_replicating(name) or name == "commplan_same":
         stack = str(info.name_stack)
         planned = _PLANNED.search(stack)
         phase, line = (planned[1], int(planned[2])) if planned else ("", 0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+from commplan.lowering.collective_primitives import collective_kind
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
@@ -14,16 +15,6 @@ Array = Any
 Jaxpr = Any
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_")
 _TYPES_ONLY = ("pvary", "pcast")
-_BETWEEN_RANKS = (
-    "psum",
-    "pmax",
-    "pmin",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "ppermute",
-    "axis_index",
-)
 
 
 @dataclass(frozen=True)
@@ -101,7 +92,7 @@ def _alone(equation: Any, operands: list[Array]) -> Sequence[Array]:
         return evaluate_alone(*called, operands)
     if name.startswith(_TYPES_ONLY):
         return operands
-    if name.lstrip("_").startswith(_BETWEEN_RANKS):
+    if collective_kind(name) is not None or name == "axis_index":
         pairs = zip(equation.outvars, operands or [None] * len(equation.outvars), strict=True)
         return [_substitute(variable.aval, operand) for variable, operand in pairs]
     if name == "scan":

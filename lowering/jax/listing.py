@@ -6,23 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from commplan.ir.types import DType
+from commplan.lowering.collective_primitives import GROUPED, collective_kind
 from commplan.lowering.jax.jaxprs import called_by
-
-# By prefix of their name in JAX; the rest of the name differs between versions.
-_KINDS = {
-    "psum_scatter": "reduce_scatter",
-    "reduce_scatter": "reduce_scatter",
-    "psum": "all_reduce(sum)",
-    "pmax": "all_reduce(max)",
-    "pmin": "all_reduce(min)",
-    "all_gather": "all_gather",
-    "_all_gather": "all_gather",
-    "all_to_all": "all_to_all",
-    "ragged_all_to_all": "ragged_all_to_all",
-    "ppermute": "permute",
-    "psend": "send",
-    "precv": "receive",
-}
 
 
 class ListedEquation(NamedTuple):
@@ -48,14 +33,20 @@ def equations(jaxpr: Any, scope: str = "", loops: str = "") -> Iterator[ListedEq
 def collectives_of(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """Text and scope of the collectives of `jaxpr` over axes with more than one rank."""
     for equation, scope, loops in equations(jaxpr):
-        name = equation.primitive.name
-        kind = next((kind for begin, kind in _KINDS.items() if name.startswith(begin)), None)
-        parameter: Any = equation.params.get("axes", equation.params.get("axis_name", ()))
+        name, params = equation.primitive.name, equation.params
+        kind, within = collective_kind(name), ""
+        if kind is None or name.endswith("_done"):  # listed at its start
+            continue
+        if name == GROUPED:
+            kind = "broadcast" if params["kind"] == "broadcast" else f"{kind}({params['kind']})"
+            first = params["groups"][0]
+            within = f" in groups of {len(first)}, the first with {', '.join(map(str, first[:2]))}"
+        parameter: Any = params.get("axes", params.get("axis_name", ()))
         names = cast("Sequence[Any]", parameter if isinstance(parameter, list | tuple) else (parameter,))
         axes = [str(axis) for axis in names if axis in sizes]
-        if kind is not None and any(sizes[axis] > 1 for axis in axes):
+        if any(sizes[axis] > 1 for axis in axes):
             operands = ", ".join(typed(str(x.aval.dtype), x.aval.shape) for x in equation.invars)
-            yield f"{kind} {operands} over {', '.join(axes)}{loops}", scope
+            yield f"{kind} {operands} over {', '.join(axes)}{within}{loops}", scope
 
 
 def typed(dtype: str, shape: tuple[int, ...]) -> str:

@@ -25,6 +25,7 @@ from commplan.ir.plan import Algorithm, Arg, Hints
 from commplan.ir.types import DType
 from commplan.lowering import programs
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
+from commplan.lowering.jax.listing import collectives_of
 
 SPAN = Span(7, 5, 7, 20)
 
@@ -55,6 +56,25 @@ def test_a_broadcast_within_groups_is_xlas_own_on_gpus():
     text = on_ranks({"a": 6}, backend, lambda x: backend.move(x, op)).lower(jnp.ones((6, 8))).as_text()
     groups = re.findall(r'"stablehlo.collective_broadcast".*dense<(\[\[.*?\]\])>', text)
     assert groups == ["[[3, 0], [4, 1], [5, 2]]", "[[1, 0, 2], [4, 3, 5]]"]
+
+
+def test_collectives_within_groups_and_broadcasts_are_listed():
+    """The steps of several processes are compared by these texts before they are compiled."""
+    backend = LaxBackend("gpu", {"a": 6}, spread={"a": (ir.Spread("gpu", 3), ir.Spread("node", 2))})
+    levels, axes = over_levels(gpu="native", node="native"), ("a",)
+
+    def listed(op: ir.Collective) -> list[str]:
+        trace = jax.make_jaxpr(on_ranks({"a": 6}, backend, lambda x: backend.move(x, op)))(jnp.ones((6, 6)))
+        return [text for text, _ in collectives_of(trace.jaxpr, {"a": 6})]
+
+    assert listed(collective("broadcast", Algorithm("native"), axes, root=4)) == ["broadcast f32[6] over a"]
+    assert listed(collective("broadcast", levels, axes, root=4)) == [
+        "broadcast f32[6] over a in groups of 2, the first with 3, 0",
+        "broadcast f32[6] over a in groups of 3, the first with 1, 0",
+    ]
+    assert listed(collective("all_reduce", levels, axes))[1] == (
+        "all_reduce(sum) f32[2] over a in groups of 2, the first with 0, 3"
+    )
 
 
 @pytest.mark.parametrize("own", ["ring", "native"])

@@ -15,6 +15,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import batching, mlir
 
 from commplan.ir.axes import groups as groups_along
+from commplan.lowering.collective_primitives import GROUPED
 from commplan.lowering.jax.typing_shim import jax
 
 Array = Any
@@ -28,13 +29,13 @@ def all_reduce(x: Array, axes: tuple[str, ...], groups: Sequence[Sequence[int]],
 
     `groups` are ranks counted row-major over `axes`, the first axis major; each rank is in one group.
     """
-    return _grouped.bind(x, kind=op, groups=_devices(axes, groups))
+    return _grouped.bind(x, kind=op, axes=axes, groups=_devices(axes, groups))
 
 
 def broadcast(x: Array, axes: tuple[str, ...], groups: Sequence[Sequence[int]], root: int) -> Array:
     """`x` of the rank at index `root` of each group; see `all_reduce`. GPUs only."""
     first = [(group[root], *group[:root], *group[root + 1 :]) for group in groups]
-    return _grouped.bind(x, kind="broadcast", groups=_devices(axes, first))
+    return _grouped.bind(x, kind="broadcast", axes=axes, groups=_devices(axes, first))
 
 
 def _devices(axes: tuple[str, ...], groups: Sequence[Sequence[int]]) -> Groups:
@@ -46,10 +47,12 @@ def _devices(axes: tuple[str, ...], groups: Sequence[Sequence[int]]) -> Groups:
     )
 
 
-_grouped: Any = Primitive("commplan_grouped")
+_grouped: Any = Primitive(GROUPED)
 
 
-def _lowered(ctx: Any, x: Any, *, kind: Literal["sum", "max", "min", "broadcast"], groups: Groups) -> Any:
+def _lowered(
+    ctx: Any, x: Any, *, kind: Literal["sum", "max", "min", "broadcast"], axes: Any, groups: Groups
+) -> Any:
     dialect, types = cast("Any", stablehlo), cast("Any", ir)
     common: dict[str, Any] = {
         "replica_groups": types.DenseIntElementsAttr.get(np.array(groups, np.int64)),
