@@ -22,7 +22,7 @@ from commplan.lowering.jax.typing_shim import jax, lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
-from commplan.lowering.mpi.service import MpiService, Requests, send_leave, waiting_line
+from commplan.lowering.mpi.service import MpiService, Requests, send_leave
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
 from commplan.wait import BUSY_S
@@ -172,7 +172,8 @@ class MpiBackend:
             chunk=op.hints.chunk,
             levels=levels,
             form=op.form or "call",
-            where=waiting_line(op.span, self.file),
+            line=op.span.line,
+            file=self.file,
             opens=next((phase for first, phase in self.opening if first is op), ""),
         )
 

@@ -11,7 +11,6 @@ collective takes the token of the previous one and returns its own.
 from __future__ import annotations
 
 import functools
-import re
 import warnings
 import weakref
 import zlib
@@ -31,6 +30,7 @@ from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.instructions import Instructions, instructions
 from commplan.lowering.mpi.job import interruption, watchdog
 from commplan.lowering.mpi.job.drain import at_exit, drain
+from commplan.lowering.mpi.job.engine_errors import waiting_line
 from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.mpi.job.release import Resources, free_dropped
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
@@ -42,7 +42,6 @@ from commplan.wait import BUSY_S
 Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
-_LINE = re.compile(r"line \d+")
 LABELS = 1024  # the number of labels that fit in the engine's tags
 _issued: dict[int, Issued] = {}
 
@@ -375,7 +374,7 @@ class Channel:
         kind = KINDS.index("all_to_all" if spec.kind == "swap" else spec.kind)
         dtype_code, op = _DTYPES.index(code), _OPS.index(spec.op)
         table = _numbers((kind, group.py2f(), count, spec.root, dtype_code, op), np.int64)
-        return self._library.commplan_native(self._channel, table.ctypes.data, spec.where.encode())
+        return self._library.commplan_native(self._channel, table.ctypes.data, _waiting(spec).encode())
 
     def _make_list(
         self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], label: int
@@ -384,7 +383,7 @@ class Channel:
         code, op = _DTYPES.index(dtype.name) if reduces(program) else 0, _OPS.index(spec.op)
         settings = Settings(WINDOW, label, messages > WINDOW, code, op)
         peers = [ranks[peer] for peer in program.peers]
-        number = make_list(self._library, self._channel or 0, program, peers, settings, spec.where)
+        number = make_list(self._library, self._channel or 0, program, peers, settings, _waiting(spec))
         self._completion[number] = program.last, program.late
         return number
 
@@ -392,12 +391,17 @@ class Channel:
 def _label(spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
     """The label in the tags of this collective, which separates its messages from those of most others.
 
-    All ranks must compute the same label, but their plan files may have different paths: only the line number
-    counts. `whole` is the number of elements of the whole buffer.
+    All ranks must compute the same label, but their plan files may have different paths. `whole` is the
+    number of elements of the whole buffer.
     """
-    line = _LINE.search(spec.where)
-    portable = replace(spec, where=line[0] if line else "")
-    return zlib.crc32(f"{portable} {whole} {dtype}".encode()) % LABELS
+    algorithm = str(spec.algorithm), spec.chunk
+    fields = (spec.kind, spec.axes, spec.op, spec.root, *algorithm, spec.line, whole, dtype.name)
+    return zlib.crc32("\0".join(map(str, fields)).encode()) % LABELS
+
+
+def _waiting(spec: Spec) -> str:
+    """The text that the engine appends to failures of this collective; empty without a plan."""
+    return waiting_line(spec.line, spec.file) if spec.line else ""
 
 
 def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Array) -> tuple[Pending, Array]:

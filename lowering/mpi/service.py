@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from commplan.diagnostics import CommplanError, Span, fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives
 from commplan.lowering.mpi.job.drain import drain
+from commplan.lowering.mpi.job.engine_errors import waiting_line
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.job.watchdog import RequestWatch, Watched, job
 from commplan.lowering.mpi.shared import Region, regions, shares
@@ -181,7 +182,7 @@ class MpiService:
         ]
         counter = self._counter(site.states).ctypes.data if site.kind == "put" else None
         number = self._library.commplan_request(
-            self._channel, waiting_line(site.span, self.file).encode(), peers.ctypes.data,
+            self._channel, waiting_line(site.span.line, self.file).encode(), peers.ctypes.data,
             (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows),
             _window(rows), counter,
         )  # fmt: skip
@@ -280,11 +281,6 @@ def _window(rows: Sequence[tuple[int, ...]]) -> int:
     """
     largest = max((row[-1] for row in rows if not row[0]), default=1)
     return max(LEAST, min(MOST, IN_FLIGHT // max(1, largest)))
-
-
-def waiting_line(span: Span, file: str) -> str:
-    """The line of the plan that waits, for errors."""
-    return f"line {span.line} of {file or 'the plan'} waits for it"
 
 
 def _ended(request: Any) -> bool:

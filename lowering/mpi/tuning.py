@@ -38,7 +38,8 @@ class Spec:
         chunk: Bytes of a message; None for a default that depends on the size.
         levels: How a single axis maps to the topology, innermost first, for `hierarchical`.
         form: See `commplan.ir.schedule.Form`. Ignored by `start` and `finish`, which are always `split`.
-        where: The line of the plan, for errors.
+        line: The line of the plan, for errors and message tags; 0 without a plan.
+        file: The file of the plan, for errors.
         opens: The phase that begins with this collective, for flight records.
     """
 
@@ -50,7 +51,8 @@ class Spec:
     chunk: int | None = None
     levels: tuple[Spread, ...] = ()
     form: Form = "call"
-    where: str = ""
+    line: int = 0
+    file: str = ""
     opens: str = ""
 
 

@@ -77,7 +77,7 @@ def collectives() -> None:
     for name in ("native", "ring"):
         for form in ("call", "split"):
             channel = Channel(comm)
-            spec = Spec("all_reduce", algorithm=Algorithm(name), form=form, where="line 7 of x.plan")
+            spec = Spec("all_reduce", algorithm=Algorithm(name), form=form, line=7, file="x.plan")
             waiting[f"{name} {form}"] = reducing(channel, spec)
     run = commplan.loads(REDUCE, "reduces.plan").compile(comm).bind(comm)
     waiting["plan"] = lambda: jax.block_until_ready(run.step(run.init(), grads=np.ones(64, np.float32)))

@@ -34,7 +34,7 @@ class Slow:
                 return
             time.sleep(0.01)
 channel = Channel(MPI.COMM_WORLD, watchdog_s=1.5 if rest == "watched" else None, plan="p")
-spec = Spec("all_reduce", algorithm=Algorithm(algorithm), form=form, where="line 6 of x.plan waits for it")
+spec = Spec("all_reduce", algorithm=Algorithm(algorithm), form=form, line=6, file="x.plan")
 step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
 ys = []
 try:
@@ -149,7 +149,7 @@ class Stopped:
 watchdog.FIRST = 2
 bound_s = None if how == "none" and rank == 1 else 2.0
 channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, plan="p")
-spec = Spec("all_reduce", algorithm=Algorithm("ring"), where="line 6 of x.plan waits for it")
+spec = Spec("all_reduce", algorithm=Algorithm("ring"), line=6, file="x.plan")
 step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
 step.lower(np.ones(1000, np.float32), channel.token()).compile()  # as long as it takes: then all begin
 MPI.COMM_WORLD.Barrier()

@@ -38,7 +38,8 @@ def step(line: int, size: int):
         "all_reduce",
         algorithm=Algorithm(algorithm),
         form="split" if form == "split" else "call",
-        where=f"line {line} of x.plan waits for it",
+        line=line,
+        file="x.plan",
     )
     run = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
     return lambda: jax.block_until_ready(run(np.ones(size, np.float32), channel.token()))

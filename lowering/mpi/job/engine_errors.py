@@ -12,10 +12,15 @@ from commplan.lowering.mpi.job.interruption import interruption
 _ENGINE_ERROR = re.compile(
     r"commplan: (?:error\[CP0834\]: )?(?:an earlier operation failed: )?(?P<what>.*)", re.DOTALL
 )
-_WHERE = re.compile(r"; (?P<text>line (?P<line>\d+) of .* waits for it)\s*$", re.DOTALL)
+_WHERE = re.compile(r"; (?P<text>line (?P<line>\d+) of .* waits for it)\s*$", re.DOTALL)  # see `waiting_line`
 _AGAIN = re.compile(r"(?:Error dispatching computation: )+(?=commplan: )")
 _NOTE = "note: "
 IS_REPORTED = "commplan_reported"  # an attribute of errors that all living ranks have received
+
+
+def waiting_line(line: int, file: str) -> str:
+    """The text with the waiting line of the plan that the engine appends to failures; read by `reason`."""
+    return f"line {line} of {file or 'the plan'} waits for it"
 
 
 def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> Diagnostic | None:
