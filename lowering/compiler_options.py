@@ -125,7 +125,7 @@ def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, .
 
     Args:
         schedule: The schedule.
-        target: cpu, gpu, cuda, rocm, or a target of `commplan audit --target`.
+        target: The target: cpu, gpu, cuda, rocm, or one of `commplan audit --target`.
 
     Raises:
         CommplanError: CP1150 for an unknown target.

@@ -25,8 +25,8 @@ def least_exposed(hlo_text: str, machine: Machine) -> float:
     """Return a lower bound, in seconds, on the waiting time of a step for any order of its instructions.
 
     Args:
-        hlo_text: the compiled step.
-        machine: the rates to estimate with.
+        hlo_text: The compiled step.
+        machine: The rates to estimate with.
 
     Returns:
         The largest bound of all network levels.
@@ -111,8 +111,8 @@ def hidden(needs: Sequence[float], offers: Mapping[int, float]) -> float:
     Maximum flow with shortest augmenting paths (Edmonds and Karp 1972).
 
     Args:
-        needs: amounts needed.
-        offers: amounts offered, by the bit set of needs that each can serve.
+        needs: Amounts needed.
+        offers: Amounts offered, by the bit set of needs that each can serve.
     """
     free = dict(offers)
     allocated: dict[int, dict[int, float]] = {offer: {} for offer in offers}

@@ -2,14 +2,22 @@
 
 The program that JAX traced distinguishes changes by XLA from collectives that the step requests.
 
-| cause | | |---|---| | combined | XLA merged several collectives | | split | XLA split a collective | |
-folded | XLA removed it | | reordered | XLA issues it in another position | | loop | XLA issues it in another
-number of loops | | retyped, regrouped, replaced | XLA changed the dtype, the ranks, or the kind of collective
-| | copied | XLA issues it more than once | | repeated | the step requests it more than once | | absent | the
-step does not request it | | recompiled | the step requests other collectives at this plan line | | own | the
-step's own code requests it | | autodiff | the derivative of a value replicated on all ranks, a sum over them
-| | partitioner | inserted by XLA's partitioner, since operands and result are sharded differently | | unknown
-| the HLO text does not contain the cause |
+| cause | |
+|---|---|
+| combined | XLA merged several collectives |
+| split | XLA split a collective |
+| folded | XLA removed it |
+| reordered | XLA issues it in another position |
+| loop | XLA issues it in another number of loops |
+| retyped, regrouped, replaced | XLA changed the dtype, the ranks, or the kind of collective |
+| copied | XLA issues it more than once |
+| repeated | the step requests it more than once |
+| absent | the step does not request it |
+| recompiled | the step requests other collectives at this plan line |
+| own | the step's own code requests it |
+| autodiff | the derivative of a value that is replicated on all ranks: a sum over them |
+| partitioner | inserted by XLA's partitioner, since operands and result are sharded differently |
+| unknown | the HLO text does not contain the cause |
 """
 
 from __future__ import annotations
@@ -29,9 +37,9 @@ from commplan.lowering.collective_primitives import collective_kind
 
 # The primitives of JAX that communicate.
 _FIELDS = {"dtype": "retyped", "groups": "regrouped"}
-_FOLDED = "the step asks for it, and XLA removed it: nothing uses the result, or it is known without it"
-_COPIED = "the step asks for it once, and XLA issues it again: it unrolled or peeled a loop"
-_RECOMPILED = "the step asks for others here: its program was compiled {}"
+_FOLDED = "the step requests it, and XLA removed it: nothing uses the result, or it is known without it"
+_COPIED = "the step requests it once, and XLA issues it again: it unrolled or peeled a loop"
+_RECOMPILED = "the step requests other collectives here: its program was compiled {}"
 _SHAPES = "for other shapes, such as those of one layer under `run.tap`"
 _AUTODIFF = (
     "summed by autodiff: {}: the parameter is the same on all ranks, so its gradient is a sum over"
@@ -44,9 +52,9 @@ class Causes:
     """Determines the causes of the differences of one step.
 
     Args:
-        report: the comparison.
-        traced: the step as JAX passes it to XLA.
-        compiled: how the compilation of the step's program differs from that of the schedule, if known, for
+        report: The comparison.
+        traced: The step as JAX passes it to XLA.
+        compiled: How the compilation of the step's program differs from that of the schedule, if known, for
             example "for topology `a`".
     """
 
@@ -93,7 +101,7 @@ class Causes:
     def _missing(self, expected: Expected) -> tuple[str, str]:
         traced = len(self.traced[expected.scope])
         if not traced:
-            call = f"the step does not ask for it: phase `{expected.phase}` is not called"
+            call = f"the step does not request it: phase `{expected.phase}` is not called"
             return "absent", f"{call}, or nothing uses its outputs"
         otherwise = traced < self.planned_counts[expected.scope] or not self._requests(expected)
         return ("recompiled", self.recompiled) if otherwise else ("folded", _FOLDED)
@@ -108,7 +116,7 @@ class Causes:
             if traced <= self.planned_counts[phase, line]:
                 return "copied", _COPIED
             if self.planned_counts[phase, line]:
-                return "repeated", f"the step asks for it more than once: it calls phase `{phase}` again"
+                return "repeated", f"the step requests it more than once: it calls phase `{phase}` again"
             return "recompiled", self.recompiled
         origins = [o for o in actual.origins if o.op_name] or self._unnamed(actual, actual.count)
         if not origins:
@@ -182,8 +190,8 @@ def compiled_otherwise(schedule: Schedule, programs: Iterable[Schedule]) -> str 
     """Describe how the first of `programs` was compiled differently from `schedule`.
 
     Args:
-        schedule: the schedule of the audit.
-        programs: the schedules that the step traces.
+        schedule: The schedule of the audit.
+        programs: The schedules that the step traces.
 
     Returns:
         None if one of them is the same, or if the difference is unknown.

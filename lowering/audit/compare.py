@@ -16,13 +16,13 @@ class StepDifference(msgspec.Struct, frozen=True):
     """A difference between the plan and the compiled step.
 
     Attributes:
-        kind: kind of the difference.
-        text: description.
-        expected: collectives of the plan.
-        found: collectives of the compiled step in their place.
-        cause: one word, see `causes`; empty if not yet determined.
-        reason: a sentence; empty if not yet determined.
-        is_additional: whether the plan is complete, and the step's own code has additional collectives.
+        kind: Kind of the difference.
+        text: Description.
+        expected: Collectives of the plan.
+        found: Collectives of the compiled step in their place.
+        cause: One word, see `causes`; empty if not yet determined.
+        reason: A sentence; empty if not yet determined.
+        is_additional: Whether the plan is complete, and the step's own code has additional collectives.
     """
 
     kind: Literal["missing", "extra", "changed", "moved", "merged", "split"]
@@ -58,9 +58,9 @@ def compare(expected: Sequence[Expected], step: CompiledStep, *, scope: str = ""
     """Compare the collectives of a plan with those of a compiled step.
 
     Args:
-        expected: the plan's collectives.
-        step: the compiled step.
-        scope: restrict the comparison to collectives whose `op_name` contains it.
+        expected: The plan's collectives.
+        step: The compiled step.
+        scope: Restrict the comparison to collectives whose `op_name` contains it.
     """
     return match(expected, [item for item in step.collectives if scope in item.op_name])
 

@@ -29,8 +29,8 @@ class Links(Protocol):
     """A cost model of collectives.
 
     Attributes:
-        levels: names of the network levels.
-        source: description of its data.
+        levels: Names of the network levels.
+        source: Description of its data.
     """
 
     levels: tuple[Level, ...]
@@ -45,13 +45,13 @@ class Machine(msgspec.Struct, frozen=True):
     """Achievable rates, rather than the vendor's peaks.
 
     Attributes:
-        flops: operations per second.
-        memory: bytes per second of memory.
-        bus: bytes per second of a rank within its host.
-        start: seconds to start a collective.
-        network: bytes per second of a rank's link between hosts; 0 if all ranks are on one bus.
-        per_host: ranks per host, counted row-major over the mesh.
-        links: replaces `bus`, `network` and `start` as the cost model of collectives.
+        flops: Operations per second.
+        memory: Bytes per second of memory.
+        bus: Bytes per second of a rank within its host.
+        start: Seconds to start a collective.
+        network: Bytes per second of a rank's link between hosts; 0 if all ranks are on one bus.
+        per_host: Ranks per host, counted row-major over the mesh.
+        links: Replaces `bus`, `network` and `start` as the cost model of collectives.
     """
 
     flops: float
@@ -93,14 +93,14 @@ class Estimate(msgspec.Struct, frozen=True):
     """The estimated times of a step, in seconds.
 
     Attributes:
-        total: the step.
-        computation: computation alone.
-        communication: communication alone.
-        exposed: waiting for collectives.
-        last: waiting for the last collective.
-        waits: waiting for each collective.
-        busy: time for which each level is busy.
-        after: computation after the start of the last collective of a plan.
+        total: The step.
+        computation: Computation alone.
+        communication: Communication alone.
+        exposed: Waiting for collectives.
+        last: Waiting for the last collective.
+        waits: Waiting for each collective.
+        busy: Time for which each level is busy.
+        after: Computation after the start of the last collective of a plan.
     """
 
     total: float

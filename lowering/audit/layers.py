@@ -28,11 +28,11 @@ def of_layers(
     """The collectives of plan lines executed by `layers`, once for each time the step requests them.
 
     Args:
-        traced: the step as JAX passes it to XLA.
-        layers: the schedules of layers.
-        called: the collectives of phases that the step may also call. A line that is requested exactly as
+        traced: The step as JAX passes it to XLA.
+        layers: The schedules of layers.
+        called: The collectives of phases that the step may also call. A line that is requested exactly as
             often as by one call belongs to the phase.
-        mesh: the mesh.
+        mesh: The mesh.
         platform: `cpu` or `gpu`.
     """
     layer_items = [item for layer in layers for item in expected(layer, layer.phases[0].name, mesh, platform)]

@@ -41,8 +41,8 @@ def profile(compiled: str, machine: Machine) -> bytes:
     """Estimate the time of each instruction of a compiled step, for the compile option `fdo_profile`.
 
     Args:
-        compiled: the compiled text.
-        machine: the rates.
+        compiled: The compiled text.
+        machine: The rates.
 
     Raises:
         HloError: the text is not a whole HLO module.
@@ -90,13 +90,13 @@ class CollectiveShift(msgspec.Struct, frozen=True):
     """A collective without and with a profile; pairs are (before, after).
 
     Attributes:
-        phase: phase of the plan, empty if not part of the plan.
-        line: plan line, 0 if not part of the plan.
-        collective: description.
-        kind: see `CompiledCollective`.
-        started: number of products issued before its start.
-        awaited: number of products issued before its done.
-        exposed: estimated exposed seconds.
+        phase: Phase of the plan, empty if not part of the plan.
+        line: Plan line, 0 if not part of the plan.
+        collective: Description.
+        kind: See `CompiledCollective`.
+        started: Number of products issued before its start.
+        awaited: Number of products issued before its done.
+        exposed: Estimated exposed seconds.
     """
 
     phase: str
@@ -145,9 +145,9 @@ class LatencyProfile(msgspec.Struct, frozen=True):
     """A source of instruction times for `run.jit(.., pgle=..)`.
 
     Attributes:
-        source: description, equal on all processes that have the same profile.
-        machine: the rates to estimate with, None for a measured profile.
-        measured: the contents of a measured profile.
+        source: Description, equal on all processes that have the same profile.
+        machine: The rates to estimate with, None for a measured profile.
+        measured: The contents of a measured profile.
     """
 
     source: str
@@ -161,8 +161,8 @@ class LatencyProfile(msgspec.Struct, frozen=True):
         (CP0860) if a measured profile names few instructions of the step.
 
         Args:
-            plain: the executable compiled without a profile.
-            again: compiles the step with a profile.
+            plain: The executable compiled without a profile.
+            again: Compiles the step with a profile.
         """
         if self.machine is None:
             self._check(plain.as_text())
@@ -193,8 +193,8 @@ def latency_profile(choice: ProfileChoice, devices: Sequence[Any]) -> LatencyPro
     Warns (CP0860) for devices other than GPUs.
 
     Args:
-        choice: the value of `pgle`.
-        devices: the devices of the mesh, in row-major order.
+        choice: The value of `pgle`.
+        devices: The devices of the mesh, in row-major order.
 
     Raises:
         CommplanError: CP1150 for an unknown target or invalid rates; CP0859 for a file that is not a profile,

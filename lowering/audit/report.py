@@ -30,14 +30,14 @@ class Row(msgspec.Struct, frozen=True):
     """Consecutive equal collectives.
 
     Attributes:
-        phase: the phase.
-        line: the plan line.
-        expected: the planned collective, empty if not part of the plan.
-        found: the compiled collective, empty if missing.
-        cause: empty if it matches the plan.
-        count: number of collectives.
-        seconds: estimated seconds of all, None without a machine.
-        exposed: estimated exposed seconds of all, None without a machine.
+        phase: The phase.
+        line: The plan line.
+        expected: The planned collective, empty if not part of the plan.
+        found: The compiled collective, empty if missing.
+        cause: Empty if it matches the plan.
+        count: Number of collectives.
+        seconds: Estimated seconds of all, None without a machine.
+        exposed: Estimated exposed seconds of all, None without a machine.
     """
 
     phase: str
@@ -54,16 +54,16 @@ class Audit(msgspec.Struct, frozen=True):
     """The result of comparing a compiled step with its plan. `str` formats it as a table and sentences.
 
     Attributes:
-        plan: name of the plan.
-        phases: the audited phases.
-        skipped: phases that the step does not call.
-        rows: the collectives.
-        differences: the differences with causes.
-        machine: the rates of the estimate.
-        estimate: the estimated times.
-        profiled: the step compiled with a profile.
-        memory: memory of one device, if known.
-        pgle: for `run.jit(.., pgle=..)`, whether a profile is used, which is the case if it makes the step
+        plan: Name of the plan.
+        phases: The audited phases.
+        skipped: Phases that the step does not call.
+        rows: The collectives.
+        differences: The differences with causes.
+        machine: The rates of the estimate.
+        estimate: The estimated times.
+        profiled: The step compiled with a profile.
+        memory: Memory of one device, if known.
+        pgle: For `run.jit(.., pgle=..)`, whether a profile is used, which is the case if it makes the step
             faster; None for other steps.
     """
 
@@ -184,19 +184,19 @@ def audit(
     """Compare the compiled text of a step with the schedule of its plan.
 
     Args:
-        schedule: the schedule.
-        compiled: the compiled text.
-        traced: the text of the step as JAX passes it to XLA.
+        schedule: The schedule.
+        compiled: The compiled text.
+        traced: The text of the step as JAX passes it to XLA.
         platform: `cpu` or `gpu`.
-        profiled: the text compiled with a profile estimated for `machine`.
-        memory: memory of the step on one device.
-        layers: schedules that `run.layers` may execute in the step.
-        pgle: see `Audit`.
-        programs: schedules that JAX traced in the step. One that was compiled differently is a cause of
+        profiled: The text compiled with a profile estimated for `machine`.
+        memory: Memory of the step on one device.
+        layers: Schedules that `run.layers` may execute in the step.
+        pgle: See `Audit`.
+        programs: Schedules that JAX traced in the step. One that was compiled differently is a cause of
             differences.
-        mesh: sizes of the axes in the order of device numbering, by default those in `traced` or the plan.
-        phases: phases to audit, by default those that the step calls and those that run `each step`.
-        machine: rates for an estimate.
+        mesh: Sizes of the axes in the order of device numbering, by default those in `traced` or the plan.
+        phases: Phases to audit, by default those that the step calls and those that run `each step`.
+        machine: Rates for an estimate.
 
     Raises:
         CommplanError: CP1151 for a phase that the plan does not have.

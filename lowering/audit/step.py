@@ -38,10 +38,10 @@ class Memory(msgspec.Struct, frozen=True):
     """The memory of a compiled step on one device, in bytes, as reported by XLA.
 
     Attributes:
-        arguments: arguments.
-        outputs: results.
-        donated: results stored in donated arguments.
-        temporary: temporary buffers.
+        arguments: Arguments.
+        outputs: Results.
+        donated: Results stored in donated arguments.
+        temporary: Temporary buffers.
     """
 
     arguments: int
@@ -65,20 +65,20 @@ class CompiledCollective(msgspec.Struct, frozen=True):
     """A collective of the compiled step.
 
     Attributes:
-        kind: kind of the collective.
-        op: reduction, if any.
-        inputs: arrays that one rank contributes.
-        outputs: arrays that one rank receives.
-        groups: participating partitions, numbered row-major over the mesh; for `permute`, (source, target)
+        kind: Kind of the collective.
+        op: Reduction, if any.
+        inputs: Arrays that one rank contributes.
+        outputs: Arrays that one rank receives.
+        groups: Participating partitions, numbered row-major over the mesh; for `permute`, (source, target)
             pairs.
-        channel: channel number.
-        computation: enclosing computation.
-        start: position of its start.
-        done: position of its done, equal to `start` if not asynchronous.
-        loops: names of the enclosing loops, outermost first.
-        name: name of the instruction.
+        channel: Channel number.
+        computation: Enclosing computation.
+        start: Position of its start.
+        done: Position of its done, equal to `start` if not asynchronous.
+        loops: Names of the enclosing loops, outermost first.
+        name: Name of the instruction.
         op_name: JAX's name.
-        synchronous: whether it blocks.
+        synchronous: Whether it blocks.
     """
 
     kind: str
@@ -143,12 +143,12 @@ class MemoryMove(msgspec.Struct, frozen=True):
     """An instruction that writes memory without computing a product: a copy, a concatenation, a fusion.
 
     Attributes:
-        kind: the opcode; for a fusion, that of its root.
-        name: name of the instruction.
-        computation: enclosing computation.
-        position: position in the computation.
-        outputs: arrays that it writes.
-        reads: bytes that it reads; less than the size of its operands if it reads slices.
+        kind: The opcode; for a fusion, that of its root.
+        name: Name of the instruction.
+        computation: Enclosing computation.
+        position: Position in the computation.
+        outputs: Arrays that it writes.
+        reads: Bytes that it reads; less than the size of its operands if it reads slices.
     """
 
     kind: str

@@ -34,10 +34,10 @@ def of_taps(
     collectives in the same order, as on CPUs.
 
     Args:
-        traced: the step as JAX passes it to XLA.
-        schedule: the schedule.
-        called: the collectives of each phase when it is called.
-        mesh: the mesh.
+        traced: The step as JAX passes it to XLA.
+        schedule: The schedule.
+        called: The collectives of each phase when it is called.
+        mesh: The mesh.
         platform: `cpu` or `gpu`.
     """
     result: list[Expected] = []

@@ -116,11 +116,11 @@ class _Frame(NamedTuple):
     """A computation being visited.
 
     Attributes:
-        computation: its name.
-        loops: enclosing loops.
-        shapes: results of its instructions, by name.
-        ends: positions of dones, by the name of the start.
-        parts: instructions that extract arrays from tuples.
+        computation: Its name.
+        loops: Enclosing loops.
+        shapes: Results of its instructions, by name.
+        ends: Positions of dones, by the name of the start.
+        parts: Instructions that extract arrays from tuples.
     """
 
     computation: str

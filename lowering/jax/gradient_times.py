@@ -1,9 +1,9 @@
 """Estimates when the gradients of a training step become available, from its trace.
 
 Inside `marking`, phases mark the leaves of their inputs with an identity that XLA does not see. The trace
-then shows which matrix products each leaf depends on. Time is counted in operations of products, in the order
-of the
-trace: the forward pass, then the backward pass from the last layer to the first. Other operations are free.
+then shows on which matrix products each leaf depends. Time is counted in operations of products, in the order
+of the trace: the forward pass, then the backward pass from the last layer to the first. Other operations take
+no time.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class PackElision:
 
 
 def pack_elision(sequence: Sequence[ir.Op], values: Mapping[str, ir.Value], backend: Backend) -> PackElision:
-    """Find the buffers of the ops `chosen` that need not be created."""
+    """Find the buffers of the ops in `sequence` that need not be created."""
     uses = DefUse(sequence)
     packs: dict[str, ir.Pack] = {}
     parts: dict[str, tuple[tuple[ir.Unpack, ir.Part], ...]] = {}

@@ -5,7 +5,8 @@ collective takes the token of the previous one and returns its own.
 
     channel = Channel(MPI.COMM_WORLD)
     token = channel.token()
-    y, token = jax.jit(lambda x, t: channel.run(x, Spec("all_reduce", algorithm=RING), t))(x, token)
+    spec = Spec("all_reduce", algorithm=Algorithm("ring"))
+    y, token = jax.jit(lambda x, t: channel.run(x, spec, t))(x, token)
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Channel:
         watchdog_s: Seconds without progress after which a wait ends with an error that names the blocking
             rank. If five times the median interval between two runs of the collective is longer, this applies
             instead. None disables the watchdog.
-        busy_s: Seconds that ranks have that are alive and late. They are printed before.
+        busy_s: Seconds until a rank that is alive but late fails the operation; a warning is printed first.
         plan: The name of the plan, for the flight record.
         job: The name of the job, for the flight record. The name on rank 0 counts; if it is empty, one is
             generated.

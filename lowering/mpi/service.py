@@ -97,7 +97,7 @@ def requests_of(
 
 
 class MpiService:
-    """Implements `lowering.jax.servers.Service` over MPI.
+    """Implements `lowering.jax.servers.ServerAccess` over MPI.
 
     Args:
         requests: The channel for requests on `comm`.

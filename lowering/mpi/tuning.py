@@ -30,7 +30,7 @@ class Spec:
     """One collective.
 
     Attributes:
-        kind: A kind of `collectives.program.KINDS`, or `all_to_all` (only as MPI's own).
+        kind: A kind of `collectives.program.KINDS`, `all_to_all` (only as MPI's own), or `shift`.
         axes: The axes; None for all.
         op: The reduction.
         root: The root's index along `axes`, row-major.

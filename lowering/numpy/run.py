@@ -38,8 +38,8 @@ class NumpyRun:
     array([2., 3., 4.], dtype=float32)
 
     Attributes:
-        schedule: the schedule.
-        functions: device functions of the plan by name, on trees of NumPy arrays. One that the plan applies
+        schedule: The schedule.
+        functions: Device functions of the plan by name, on trees of NumPy arrays. One that the plan applies
             to records gets one record.
     """
 
@@ -59,9 +59,9 @@ class NumpyRun:
         """Run a phase.
 
         Args:
-            name: the phase.
-            inputs: the inputs that it reads, and the values from sources that it takes, by name.
-            states: the states that it reads, by name; zeros by default.
+            name: The phase.
+            inputs: The inputs that it reads, and the values from sources that it takes, by name.
+            states: The states that it reads, by name; zeros by default.
 
         Returns:
             The outputs, except those from sources alone, and the new states, by name: a tree for each rank.

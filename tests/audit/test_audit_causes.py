@@ -82,7 +82,7 @@ def test_buckets_that_nothing_holds_apart_are_combined(mesh: Any) -> None:
 def test_a_phase_called_twice(mesh: Any) -> None:
     report = audited(mesh, calls=2)
     assert causes(report) == [("extra", "repeated")]
-    assert "calls phase `step` again" in report.differences[0].reason
+    assert "the step requests it more than once: it calls phase `step` again" in report.differences[0].reason
 
 
 def test_a_step_of_another_program(mesh: Any) -> None:

@@ -55,7 +55,8 @@ def test_who_does_not_come_is_named_on_all_others(where: str, how: str, options:
         "sleep": "has no process on the hosts of the other ranks: .*",
     }[how]
     said = (
-        rf"rank (\d) raised error\[CP0849\].*: rank 1 has not come to {PURPOSES[where]} within \d+ s\n"
+        rf"rank (\d) raised error\[CP0849\].*: rank 1 has not joined the call to {PURPOSES[where]}"
+        rf" within \d+ s\n"
         rf" *note: rank 1 {process}\n"
     )
     raised = sorted(re.findall(said, done.stdout))

@@ -57,7 +57,7 @@ def run(
         program: The chunk program.
         x: The operand: [k] for all_gather and gather, [n*k] for reduce_scatter, scatter and swap, else [S].
         groups: The groups of ranks.
-        op: sum, max or min. For booleans, sum and max are `or`, min is `and`.
+        op: The reduction: sum, max or min. For booleans, sum and max are `or`, min is `and`.
         on_cpu: Whether the devices are CPUs.
 
     Returns:

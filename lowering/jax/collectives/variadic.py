@@ -9,14 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from commplan.lowering.compiler_options import COPYING, DISABLED_PASSES
+from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.taps import COPY_NBYTES
-
-if TYPE_CHECKING:  # these modules import this one
-    from commplan.lowering.jax.backend import BufferLayout, BufferRun
 
 Array = Any
 

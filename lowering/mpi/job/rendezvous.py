@@ -157,11 +157,13 @@ class Rendezvous:
         down = {rank: process for rank, process in missing.items() if process[1] not in ("alive", "unknown")}
         if missing:
             blamed = down or missing  # a living rank may have left the call already
-            message = f"{_named([*blamed])} not come to {self.purpose} within {waited:.0f} s"
+            message = f"{_named([*blamed])} not joined the call to {self.purpose} within {waited:.0f} s"
             notes = [f"rank {rank} {text}" for rank, (text, _) in list(blamed.items())[:_SHOWN]]
         else:
-            message = f"all ranks have come, and nothing has moved for {waited:.0f} s"
-            notes = [f"rank {n} has come to {self._present[n].purpose}" for n in self.ranks[:_SHOWN]]
+            message = f"all ranks have joined the call, and nothing has moved for {waited:.0f} s"
+            notes = [
+                f"rank {n} has joined the call to {self._present[n].purpose}" for n in self.ranks[:_SHOWN]
+            ]
         sends = self._answer((message, notes))
 
         def refuse(over: float) -> NoReturn:
