@@ -34,6 +34,7 @@ from commplan.ir.grouping import grouped
 from commplan.ir.schedule import Collective, Pack, Schedule
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.targets import target as target_of
+from commplan.lowering.xla_passes import COPYING, DISABLED_PASSES, SLICING
 
 Value = bool | int | str
 _COMBINED = {  # by kind of collective: the maximum number of bytes that XLA combines
@@ -56,8 +57,6 @@ _PIPELINES: Mapping[str, Value] = {  # names in different versions of XLA, the n
 _PERMUTE = "xla_gpu_collective_permute_mode"
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
 _SYNCHRONOUS = "xla_gpu_disable_async_collectives"
-DISABLED_PASSES, COPYING = "xla_disable_hlo_passes", "all-reduce-contiguous"
-SLICING = "dynamic-slice-copy-fusion-async-wrapper"
 _EFFECTS = {
     _SCHEDULER: "collectives do not overlap with computation",
     **dict.fromkeys(_PIPELINES, "an all-reduce inside a loop does not overlap with the next iteration"),

@@ -243,6 +243,21 @@ def test_packages_import_in_one_direction() -> None:
     assert not {pair for pair in found if "commplan" not in pair} - BOTH_WAYS
 
 
+def test_lowered_phases_and_jit_do_not_import_the_audit() -> None:
+    """Compiling a step needs no reader of HLO; `lowering.jax.aot` and the runtime use it."""
+    pending = [f"commplan.lowering.jax.{name}" for name in ("_jit", "phase", "collectives.lax_backend")]
+    pending += ["commplan.lowering.mpi.backend", "commplan.lowering.jax.layers.sharded"]
+    reached = set[str]()
+    while pending:
+        name = pending.pop()
+        if name not in reached and name in modules():
+            reached.add(name)
+            targets = [target for target, _, at_run_time in imports(modules()[name], name) if at_run_time]
+            pending += [name.rpartition(".")[0], *targets]
+    assert "commplan.lowering.jax.ops" in reached
+    assert not sorted(name for name in reached if below(name, "commplan.lowering.audit"))
+
+
 def loaded(code: str) -> set[str]:
     """The top-level modules that a fresh interpreter has loaded after `code`."""
     script = f"import sys\n{code}\nprint('\\n'.join(sorted({{m.split('.')[0] for m in sys.modules}})))"

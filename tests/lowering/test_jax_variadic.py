@@ -11,11 +11,11 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from commplan.lowering.compiler_options import COPYING, DISABLED_PASSES
 from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import flatten
+from commplan.lowering.xla_passes import COPYING, DISABLED_PASSES
 
 PLAN = """plan p
 axis data = 8

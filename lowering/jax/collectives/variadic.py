@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from commplan.lowering.compiler_options import COPYING, DISABLED_PASSES
 from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.taps import COPY_NBYTES
+from commplan.lowering.xla_passes import COPYING, DISABLED_PASSES
 
 Array = Any
 
