@@ -31,7 +31,9 @@ class DecomposePass(Pass, frozen=True):
     after: ClassVar[tuple[str, ...]] = ("share", "place", "bucket", "fuse_update")
 
     def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
-        chooser = Chooser(schedule, context.costs, context.topology, explains=context.explains)
+        chooser = Chooser(
+            schedule, context.costs, context.topology, context.candidates, explains=context.explains
+        )
 
         def apart(op: Collective) -> bool:
             return bool(op.algorithm.levels) and not _stays(op, schedule)

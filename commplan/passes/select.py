@@ -32,7 +32,9 @@ class SelectPass(Pass, frozen=True):
     split: bool = True
 
     def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
-        chooser = Chooser(schedule, context.costs, context.topology, explains=context.explains)
+        chooser = Chooser(
+            schedule, context.costs, context.topology, context.candidates, explains=context.explains
+        )
         return [self._phase(chooser, phase, context.choices or {}, choices) for phase in schedule.phases]
 
     def _phase(self, chooser: Chooser, phase: Phase, searched: Choices, choices: list[Choice]) -> Phase:

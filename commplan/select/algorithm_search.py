@@ -50,6 +50,10 @@ def tie_break(candidates: Sequence[Candidate]) -> Candidate:
     return next(candidate for candidate in candidates if candidate.seconds <= fastest * (1 + TIE_MARGIN))
 
 
+# Candidates by what they depend on, for the many similar schedules of a search.
+CandidateCache = dict[tuple[object, ...], tuple[Candidate, ...]]
+
+
 class Decision(NamedTuple):
     """The selected algorithm, the reason, and the alternatives, fastest first; `seconds` if predicted."""
 
@@ -65,10 +69,17 @@ class Chooser:
     """Selects algorithms for the collectives of one schedule."""
 
     def __init__(
-        self, schedule: Schedule, costs: Predictor | None, topology: Topology | None, *, explains: bool = True
+        self,
+        schedule: Schedule,
+        costs: Predictor | None,
+        topology: Topology | None,
+        cache: CandidateCache,
+        *,
+        explains: bool = True,
     ) -> None:
-        """`explains`: whether decisions include alternatives."""
+        """`cache`: of schedules with the same axes. `explains`: whether decisions include alternatives."""
         self.schedule, self.costs, self.topology, self.explains = schedule, costs, topology, explains
+        self.cache = cache
         self.is_jax = schedule.backend == "jax"
 
     def decide(self, op: Collective) -> Decision:
@@ -114,9 +125,13 @@ class Chooser:
         return Decision(Algorithm(row.algorithm), row.chunk, "without a topology its size decides")
 
     def _pinned(self, op: Collective) -> Decision:
-        pinned = self._candidate(op, op.algorithm)
-        if pinned is None:
+        key = self._key(op, op.algorithm)
+        if key not in self.cache:
+            candidate = self._candidate(op, op.algorithm)
+            self.cache[key] = (candidate,) if candidate is not None else ()
+        if not self.cache[key]:
             return Decision(op.algorithm, None, WRITTEN)
+        (pinned,) = self.cache[key]
         candidates = [*self.flat(op), *self.hierarchies(op)] if self.explains else []
         return self._decision(op, pinned, candidates)._replace(why=WRITTEN)
 
@@ -151,6 +166,22 @@ class Chooser:
         `native` is the simplest. Under MPI it becomes slower than the best program for large messages, so it
         comes last for sizes at which the table of `size_thresholds` does not select it.
         """
+        key = self._key(op, few)
+        if key not in self.cache:
+            self.cache[key] = tuple(self._flat(op, few=few))
+        candidates = [*self.cache[key]]
+        native_first = self.is_jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
+        return (
+            candidates
+            if native_first
+            else sorted(candidates, key=lambda candidate: candidate.algorithm == NATIVE)
+        )
+
+    def _key(self, op: Collective, *rest: object) -> tuple[object, ...]:
+        """Everything that the candidates of `op` depend on."""
+        return op.kind, op.axes, size_class(op.nbytes), op.hints.chunk, op.root, *rest
+
+    def _flat(self, op: Collective, *, few: bool) -> list[Candidate]:
         algorithms = options.flat(op.kind, self.schedule.size(op.axes))
         bound_of = {algorithm: self._bound(op, algorithm) for algorithm in algorithms}
         fastest: dict[Algorithm, Candidate] = {}
@@ -163,13 +194,7 @@ class Chooser:
         if fastest and not few:  # try all message sizes only for the best
             simplest = tie_break(list(fastest.values()))
             fastest[simplest.algorithm] = self._candidate(op, simplest.algorithm) or simplest
-        candidates = [fastest[algorithm] for algorithm in algorithms if algorithm in fastest]
-        native_first = self.is_jax or rule("mpi", op.kind, self.whole(op)).algorithm == "native"
-        return (
-            candidates
-            if native_first
-            else sorted(candidates, key=lambda candidate: candidate.algorithm == NATIVE)
-        )
+        return [fastest[algorithm] for algorithm in algorithms if algorithm in fastest]
 
     def whole(self, op: Collective) -> int:
         """Bytes of the whole buffer of `op`."""
@@ -189,7 +214,10 @@ class Chooser:
             and all(level.key in op.axes for level in levels)
         ):
             return self._stepwise(op, levels)
-        return self._greedy(op, levels, few=few)
+        key = self._key(op, levels, few)
+        if key not in self.cache:
+            self.cache[key] = tuple(self._greedy(op, levels, few=few))
+        return [*self.cache[key]]
 
     def _greedy(self, op: Collective, levels: tuple[CrossedLevel, ...], *, few: bool) -> list[Candidate]:
         """Start with one default algorithm per level, then change it level by level if that is faster."""

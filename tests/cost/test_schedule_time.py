@@ -7,13 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.byhand import HERE, ensemble_plan, reduce_plan, sharded_plan, tree
 
 import commplan
 from commplan import dsl
 from commplan.compiler import compile_plan
 from commplan.cost import Predictor, predict
-from commplan.cost.schedule.list_scheduler import LaneTask, TaskTiming, critical_path, run_tasks
+from commplan.cost.schedule.list_scheduler import (
+    LaneTask,
+    TaskTiming,
+    critical_path,
+    run_tasks,
+    shares_of_links,
+)
 from commplan.cost.schedule.trace import trace
 from commplan.ir.plan import Algorithm, AxisKind, Hints
 from commplan.ir.schedule import Axis, Collective, Leaf, Pack, Phase, Schedule, Spread, Value
@@ -59,6 +67,26 @@ def test_flows_end_where_a_float_cannot_hold_how_long_they_take() -> None:
 def test_flows_that_leave_room_do_not() -> None:
     found = spans(LaneTask(("a",), (), 2.0, (0.5, 0.0)), LaneTask(("b",), (), 2.0, (0.5, 1.0)))
     assert found == [(0, 2.0), (0, 2.0)]
+
+
+def test_a_flow_that_needs_less_than_its_share_of_a_link_is_not_slowed() -> None:
+    """The first flow is limited by its own link, and uses a tenth of the second one's."""
+    first, second = LaneTask(("a",), (), 1.0, (1.0, 0.1)), LaneTask(("b",), (), 1.0, (0.0, 1.0))
+    assert spans(first, second) == [(0.0, 1.0), (0.0, pytest.approx(1.1))]
+
+
+@given(st.lists(st.tuples(*[st.floats(0.0, 1.0)] * 3), min_size=2, max_size=6))
+def test_shares_fill_links_and_slow_only_flows_of_a_full_one(uses: list[tuple[float, float, float]]) -> None:
+    flows = tuple(use for use in uses if any(share > 1e-6 for share in use))
+    if not flows:
+        return
+    rates = shares_of_links(flows)
+    assert all(0 < rate <= 1 for rate in rates)
+    loads = [sum(r * use[link] for r, use in zip(rates, flows, strict=True)) for link in range(3)]
+    assert max(loads) <= 1 + 1e-6
+    for rate, use in zip(rates, flows, strict=True):  # one that is slowed has at least an equal share
+        full = [link for link in range(3) if use[link] > 0 and rate * use[link] >= 1 / len(flows) - 1e-6]
+        assert rate == 1 or full
 
 
 def test_a_task_may_wait_for_another_to_begin() -> None:

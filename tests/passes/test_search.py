@@ -141,9 +141,12 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
         ),
         pytest.param(170, "hierarchical(gpu, node)", "", id="few leaves, divided evenly"),
         pytest.param(1761, "", "bucket = 16 MiB", id="sizes near the usual one"),
-        pytest.param(
-            192, "hierarchical(gpu = ring, node = native)", "", id="a hierarchy in several collectives"
-        ),
+        pytest.param(516, "hierarchical(node, gpu, pod)", "", id="small buckets for another order of levels"),
+        pytest.param(1557, "binomial_tree", "", id="two even buckets of four leaves"),
+        pytest.param(1631, "hierarchical(gpu, node)", "", id="small buckets for a hierarchy only"),
+        pytest.param(44, "", "bucket = 1 MiB", id="a hierarchy in several collectives"),
+        pytest.param(90, "", "bucket = 1 MiB", id="a size between two slower ones"),
+        pytest.param(190, "", "bucket = 1 MiB", id="sizes behind a slower one"),
     ],
 )
 def test_what_a_pin_brings_is_found_without_it(seed: int, via: str, option: str) -> None:

@@ -2,22 +2,19 @@
 
 A task starts once its dependencies are complete, its release time has come, and it is first in each of its
 lanes, which serve tasks in order. It takes its seconds, or longer if its links are shared: tasks that run at
-the same time share links max-min fairly.
+the same time have equal shares of a link, except for those that need less.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
-from commplan.cost.network.max_min import max_min
-from commplan.cost.network.network import Floats
-
-TINY = 1e-15  # seconds
+TINY = 1e-15  # seconds, or a share of a link
+FULL = 1e-9  # of a link: a demand that exceeds what is free by no more fits
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,7 @@ class _Simulation:
     def _rates(self) -> dict[int, float]:
         if len(self.flows) <= 1:
             return dict.fromkeys(self.flows, 1.0)
-        rates = _shares(tuple(self.tasks[index].use for index in self.flows))
+        rates = shares_of_links(tuple(self.tasks[index].use for index in self.flows))
         return dict(zip(self.flows, rates, strict=True))
 
     def _finish(self, index: int) -> None:
@@ -154,11 +151,42 @@ class _Simulation:
 
 
 @lru_cache(maxsize=1 << 12)
-def _shares(uses: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
-    """The rate of each flow, from the share of each group of links that it uses alone."""
-    use: Floats = np.array(uses, np.float64)
-    rates: list[float] = max_min(use, np.ones(len(use[0])), np.ones(len(use))).tolist()
+def shares_of_links(uses: tuple[tuple[float, ...], ...]) -> tuple[float, ...]:
+    """The rate of each flow, from the share of each group of links that it uses alone.
+
+    Each link is divided equally among its flows; those that need less, or are slowed by another link, leave
+    the rest to the others.
+    """
+    rates = [1.0] * len(uses)
+    free = [1.0] * len(uses[0])
+    growing = set(range(len(uses)))
+    while growing:
+        needs = [[uses[flow][link] for flow in growing] for link in range(len(free))]
+        full = max(range(len(free)), key=lambda link: sum(needs[link]) / free[link])
+        if sum(needs[full]) <= free[full] * (1 + FULL):
+            break
+        levels = [_level(sorted(need), capacity) for need, capacity in zip(needs, free, strict=True)]
+        slowed = [flow for flow in growing if uses[flow][full] > levels[full]]
+        for flow in slowed:
+            rates[flow] = min(
+                (level / use for use, level in zip(uses[flow], levels, strict=True) if use > level)
+            )
+            free = [
+                max(TINY, capacity - rates[flow] * use)
+                for capacity, use in zip(free, uses[flow], strict=True)
+            ]
+        growing -= set(slowed)
     return tuple(rates)
+
+
+def _level(needs: Sequence[float], free: float) -> float:
+    """The largest share that flows with these ascending needs can all have, up to their needs, of a link."""
+    for index, need in enumerate(needs):
+        share = free / (len(needs) - index)
+        if need > share:
+            return share
+        free -= need
+    return math.inf
 
 
 def critical_path(timings: Sequence[TaskTiming]) -> list[int]:

@@ -41,7 +41,7 @@ class PlacePass(Pass, frozen=True):
         exchanges = colocated(schedule, (op for phase in schedule.phases for op in phase.ops))
         if not exchanges:
             return schedule
-        chooser = Chooser(schedule, context.costs, context.topology)
+        chooser = Chooser(schedule, context.costs, context.topology, context.candidates)
         owners = {op.results: self._owners(chooser, op) for op in exchanges}
         moved = _moved(owners)
         for results, owner in owners.items():

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from commplan.cost.calibration import Calibration
     from commplan.cost.predictor import Predictor
     from commplan.cost.schedule.step import StepComputation
+    from commplan.select.algorithm_search import CandidateCache
     from commplan.topology import Topology
 
 _fields = functools.cache(msgspec.structs.fields)  # by class
@@ -72,6 +73,7 @@ class PassContext(msgspec.Struct, frozen=True):
         step: the computation that phases overlap with, if known.
         choices: choices for stages made by the search, before passes run.
         explains: whether passes record the reasons of their choices.
+        candidates: algorithms that passes have compared already, for schedules with the same axes.
     """
 
     order: Mapping[str, Sequence[str]] = msgspec.field(default_factory=dict[str, Sequence[str]])
@@ -82,6 +84,7 @@ class PassContext(msgspec.Struct, frozen=True):
     step: StepComputation | None = None
     choices: Choices | None = None
     explains: bool = True
+    candidates: CandidateCache = msgspec.field(default_factory=dict[tuple[object, ...], Any])
 
     def chosen(self, phase: Phase, op: Collective) -> StageChoice:
         """The search's choice for the stage of `op`, in `phase`."""

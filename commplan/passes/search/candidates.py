@@ -17,20 +17,26 @@ from commplan.select.options import NATIVE
 
 LEAST, MOST = 64 * 1024, 256  # bytes of a bucket, and how many there are, about
 FEW = 256  # leaves: of more, buckets of any size are about full
-STEP = 4  # sizes that are tried first differ by this factor
+COUNTS = (2, 3, 4, 6, 8)  # buckets among which few leaves are divided evenly
+STEP = 2  # sizes that are tried first differ by this factor
 PROGRAMS = 3  # chunk programs that are tried of each size: those that are fastest alone
 
 
-def bucket_sizes(unit: Unit) -> list[int | None]:
-    """Bucket sizes in bytes: the whole unit, a quarter of it, and so on; None is the default of the pass."""
+def bucket_sizes(unit: Unit) -> Sequence[int | None]:
+    """Bucket sizes in bytes: the whole unit, a quarter of it, and so on; None is the default of the pass.
+
+    Few leaves seldom fill such sizes, so those that divide them most evenly among few buckets are added.
+    """
     if not unit.packs:
         return [None]
-    sizes: list[int | None] = [unit.nbytes]
-    size = unit.nbytes
+    sizes, size = {unit.nbytes}, unit.nbytes
     while size // STEP >= least_bucket(unit):
         size = -(-size // STEP)
-        sizes.append(size)
-    return sizes
+        sizes.add(size)
+    if 0 < len(unit.leaves) <= FEW:
+        even = (even_size(unit.leaves, count) for count in COUNTS if count <= len(unit.leaves))
+        sizes |= {each for each in even if each >= least_bucket(unit)}
+    return sorted(sizes, reverse=True)
 
 
 def around(unit: Unit, choice: StageChoice) -> list[int]:
@@ -97,8 +103,21 @@ def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
         is_by_axis = all(key in op.axes for key in keys)
         orders = permutations(keys) if is_by_axis and op.kind not in options.ORDERED else (keys,)
         result += [Algorithm("hierarchical", tuple(map(Arg, order))) for order in orders]
-        if is_by_axis and not chooser.is_jax and op.kind in ("all_reduce", "broadcast"):
-            # With one native level, each level is a collective of its own, which other work may run between.
-            levels = [[Arg("native", key) if key == native else Arg(key) for key in keys] for native in keys]
-            result += [Algorithm("hierarchical", tuple(args)) for args in levels]
     return list(dict.fromkeys([*result, NATIVE]))
+
+
+def with_one_level_changed(unit: Unit, algorithm: Algorithm, chooser: Chooser) -> list[Algorithm]:
+    """The hierarchies that differ from `algorithm`, whose levels are open, in how one level is done.
+
+    Under MPI the level is native, and all levels become separate collectives, which others may run between.
+    Under JAX it is a chunk program, which does not wait for native collectives of other levels.
+    """
+    keys = [key for key, _ in algorithm.levels]
+    if unit.collective.kind not in ("all_reduce", "broadcast") or not set(keys) <= set(unit.collective.axes):
+        return []
+    name = "ring" if unit.collective.kind == "all_reduce" else "binomial_tree"
+    changed = name if chooser.is_jax else NATIVE.name
+    return [
+        Algorithm("hierarchical", tuple(Arg(changed, key) if key == level else Arg(key) for key in keys))
+        for level in keys
+    ]

@@ -24,19 +24,24 @@ from commplan.ir.hints import Algorithm
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Phase, Schedule
 from commplan.passes.pipeline.base import OPEN, Choices, Pass, PassContext, StageChoice, StageKey
-from commplan.passes.search.candidates import algorithms, around, bucket_sizes, message_sizes
+from commplan.passes.search.candidates import (
+    algorithms,
+    around,
+    bucket_sizes,
+    message_sizes,
+    with_one_level_changed,
+)
 from commplan.passes.search.remarks import Searched, remark
 from commplan.passes.search.trials import Trials
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import Chooser
 
 NEAR = 0.005  # of the exposed time: the simplest choice within this margin of the best is taken
-HOPELESS = (
-    1.1  # times the best: if a size is slower, and slower than the size before, no smaller one is tried
-)
+HOPELESS = 1.5  # times the algorithm's best: a size slower than this and than the size before ends its sizes
 DISTANT = 2.0  # times the best: all sizes are tried with the fastest algorithm of a kind that is no slower
 CLOSE = 1.25  # times the best: sizes are refined with the fastest algorithm of a kind that is no slower
 REVISITED = 1.5  # times the best: slower choices are not tried again after other units have moved
+ORDERS = 2  # of levels, the fastest: in each of them single levels are changed
 PROMISING = 1.25  # times the best: a slower table is not searched from
 
 
@@ -59,17 +64,21 @@ def _searched(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context:
     trials = Trials(schedule, phase, passes, context, context.costs)
     search = _Search(trials)
     search.run()
-    if not trials.apart or trials.is_spent:
+    if not trials.apart:
         return search
-    others = Trials(schedule, phase, passes, context, context.costs, trials.apart)
-    others.elsewhere = trials.count
-    other = _Search(others)
-    other.run()
-    trials.elsewhere = len(others.known)
-    best, rest = (other, search) if other.seconds < search.seconds * (1 - NEAR) else (search, other)
+    separate = Trials(schedule, phase, passes, context, context.costs, trials.apart)
+    separate.elsewhere, separate.work = trials.count, trials.work
+    if separate.is_spent:
+        return search
+    separate_search = _Search(separate)
+    separate_search.run()
+    trials.elsewhere = len(separate.known)
+    best, second = search, separate_search
+    if separate_search.seconds < search.seconds * (1 - NEAR):
+        best, second = second, best
     for key, tried in best.tried.items():
-        if key in rest.tried:
-            tried[rest.table[key]] = rest.tried[key][rest.table[key]]
+        if key in second.tried:
+            tried[second.table[key]] = second.tried[key][second.table[key]]
     return best
 
 
@@ -84,7 +93,8 @@ class _Search:
 
     def __init__(self, trials: Trials) -> None:
         self.trials, self.units = trials, trials.units
-        self.chooser = Chooser(trials.schedule, trials.predictor, trials.context.topology, explains=False)
+        topology, candidates = trials.context.topology, trials.context.candidates
+        self.chooser = Chooser(trials.schedule, trials.predictor, topology, candidates, explains=False)
         self.table: dict[StageKey, StageChoice] = dict(trials.start)
         self.tried: dict[StageKey, dict[StageChoice, Searched]] = {}
 
@@ -93,24 +103,50 @@ class _Search:
         return self.trials.known[self.trials.key(self.table)].seconds if self.units else 0.0
 
     def run(self) -> None:
-        """Descend from the start, and once more from a table in which several units take one algorithm."""
-        self._descend()
+        """Descend from the start, and again from tables with what one descent does not leave."""
+        self._descend(self.units)
         start = self._joint()
         if start is not None:
-            table, tried, limit = self.table, self.tried, self.seconds * (1 - NEAR)
-            self.table, self.tried = start, {}
-            self._descend()
-            if self.seconds >= limit:
-                self.table, self.tried = table, tried
+            self._descend_from(start, {}, self.units)
+        if len(self.units) > 1:
+            for unit, choice in self._runners_up():
+                movable = [each for each in self.units if each is not unit]
+                self._descend_from(self.table | {unit.key: choice}, dict(self.tried), movable)
         self._simplify()
 
-    def _descend(self) -> None:
+    def _descend(self, units: Sequence[Unit]) -> None:
         for _ in range(3):
             before = dict(self.table)
-            for unit in self.units:
+            for unit in units:
                 self._unit(unit)
-            if self.table == before or len(self.units) == 1:
+            if self.table == before or len(units) == 1:
                 return
+
+    def _descend_from(
+        self, start: Choices, tried: dict[StageKey, dict[StageChoice, Searched]], units: Sequence[Unit]
+    ) -> None:
+        """Search `units` from the table `start`, and take the result if it is better."""
+        if self.trials.predicted(start) is None:
+            return
+        before, limit = (self.table, self.tried), self.seconds * (1 - NEAR)
+        self.table, self.tried = dict(start), tried
+        self._descend(units)
+        if self.seconds >= limit:
+            self.table, self.tried = before
+
+    def _runners_up(self) -> list[tuple[Unit, StageChoice]]:
+        """For each unit, the best choice of every kind of algorithm that it does not take, the best first."""
+        result: list[tuple[float, Unit, StageChoice]] = []
+        for unit in self.units:
+            kinds = {_kind(self.table[unit.key])} if unit.key in self.table else set[str]()
+            ranked = sorted(
+                self.tried.get(unit.key, {}).values(), key=lambda each: (each.seconds, each.order)
+            )
+            for each in ranked:
+                if _kind(each.choice) not in kinds and each.seconds <= self.seconds * PROMISING:
+                    kinds.add(_kind(each.choice))
+                    result.append((each.seconds, unit, each.choice))
+        return [(unit, choice) for _, unit, choice in sorted(result, key=lambda each: each[0])]
 
     def _joint(self) -> dict[StageKey, StageChoice] | None:
         """The best table in which all units that can have the same algorithm do, with the best sizes tried.
@@ -157,13 +193,19 @@ class _Search:
                     result.setdefault(_kind(each.choice), each)
             return [*result.values()]
 
+        def orders() -> list[Algorithm]:
+            """The hierarchies, by order of levels, the fastest first."""
+            ranked = sorted(tried.values(), key=lambda each: each.seconds)
+            algorithms = [each.choice.algorithm for each in ranked if _name(each.choice) == "hierarchical"]
+            return list(dict.fromkeys(each for each in algorithms if each is not None))
+
         def attempt_sizes(choice: StageChoice) -> None:
-            larger = math.inf
+            larger = fastest = math.inf
             for size in sizes:
                 result = attempt(replace(choice, bucket=size))
-                if result is None or result.seconds > max(larger, HOPELESS * tried[best()].seconds):
+                if result is None or result.seconds > max(larger, HOPELESS * fastest):
                     return
-                larger = result.seconds
+                larger, fastest = result.seconds, min(fastest, result.seconds)
 
         def refine(choice: StageChoice) -> None:
             """Try sizes of buckets near the best with the algorithm of `choice`, until none is better."""
@@ -189,6 +231,9 @@ class _Search:
             attempt_sizes(current)
             for algorithm in ways if tried else ():
                 attempt(replace(best(), algorithm=algorithm))
+            for order in orders()[:ORDERS] if tried else ():
+                for algorithm in with_one_level_changed(unit, order, self.chooser):
+                    attempt(replace(best_of(order), algorithm=algorithm))
             for leader in leaders(DISTANT) if tried else ():
                 attempt_sizes(replace(current, algorithm=leader.choice.algorithm))
         if not tried:
@@ -243,9 +288,9 @@ def _name(choice: StageChoice) -> str:
 
 
 def _kind(choice: StageChoice) -> str:
-    """The kind of its algorithm: the backend's own, a hierarchy, one with a native level, a chunk program, or
-    each its own."""
-    name = _name(choice)
-    if choice.algorithm is not None and any(arg.key is not None for arg in choice.algorithm.args):
-        return "native level"
-    return name if name in ("", "native", "hierarchical") else "program"
+    """The kind of its algorithm: the backend's own, each its own, a chunk program, an order of levels, or one
+    in which one level is changed."""
+    algorithm = choice.algorithm
+    if algorithm is not None and any(arg.key is not None for arg in algorithm.args):
+        return "one level changed"
+    return str(algorithm or "") if _name(choice) in ("", "native", "hierarchical") else "program"

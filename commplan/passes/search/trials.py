@@ -15,8 +15,10 @@ from commplan.passes.pipeline.base import NO_CHOICES, OPEN, Choices, Pass, PassC
 from commplan.passes.search.remarks import Searched
 from commplan.passes.search.units import stages_apart, units
 
-SCHEDULES = 160  # that are predicted for a phase at most
-WORK = 100_000  # ops and leaves of all of them together, about
+SCHEDULES = 320  # that are predicted for a phase at most
+WORK = 60_000  # ops and leaves of all of them together, at most about
+HALF = 0.5  # of them: for schedules in which stages share buckets, if they may; the rest for separate ones
+FEWEST = 4  # that are predicted whatever their size
 
 
 class Trials:
@@ -29,6 +31,8 @@ class Trials:
         known: predictions, by the choices for each unit.
         packed: the phase before algorithms are chosen, by bucket sizes.
         elsewhere: the number of schedules of this phase that other trials have predicted.
+        work: ops and leaves of all schedules that were predicted.
+        share: of the budget, that may be spent before this search ends.
     """
 
     def __init__(
@@ -47,8 +51,9 @@ class Trials:
         packed = self._after(self.schedule, packs, start)
         self.units = units(packed, packed.phases[0], passes)
         self.apart = stages_apart(phase, packed.phases[0]) if self.units else NO_CHOICES
-        size = len(packed.phases[0].ops) + sum(len(value.leaves) for value in packed.phases[0].values)
-        self.budget, self.elsewhere = max(4, min(SCHEDULES, WORK // max(1, size))), 0
+        self.leaves = sum(len(value.leaves) for value in packed.phases[0].values)
+        self.elsewhere = self.work = 0
+        self.share = HALF if self.apart else 1.0
         self.known: dict[tuple[StageChoice, ...], Searched] = {}
         self.packed: dict[tuple[int | None, ...], Schedule] = {}
         self.measured = context.calibration.input if context.calibration else None
@@ -60,7 +65,8 @@ class Trials:
 
     @property
     def is_spent(self) -> bool:
-        return self.count >= self.budget
+        is_over = self.count >= SCHEDULES * self.share or self.work >= WORK * self.share
+        return is_over and self.count >= FEWEST
 
     def key(self, table: Choices) -> tuple[StageChoice, ...]:
         return tuple(table.get(unit.key, OPEN) for unit in self.units)
@@ -76,6 +82,7 @@ class Trials:
             whole = replace(after, phases=tuple(phase if p is self.phase else p for p in self.phases))
             exposed, nbytes = predict_exposed(whole, phase, self.predictor, self.ready, self.measured)
             count = sum(isinstance(op, Collective) for op in phase.ops)
+            self.work += len(phase.ops) + self.leaves
             self.known[key] = Searched(_digits(exposed), count, _digits(nbytes), 0, OPEN)
         return self.known[key]
 
