@@ -52,6 +52,7 @@ class TypedRun:
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
         self._weights = ShardedWeights(context)
+        self._members: dict[int, Member] = {}  # each keeps its compiled phases
 
     def __repr__(self) -> str:
         return f"<Run {self.program.schedule.plan}: {', '.join(self.phases)}>"
@@ -342,10 +343,18 @@ class TypedRun:
         return self._weights.shards(self._phase(phase).name, weights, tree, stacked=stacked)
 
     def member(self, place: int) -> Member:
-        """Member `place` of the plan's ensemble, with its devices and its part of the plan; raises CP0818."""
+        """Member `place` of the plan's ensemble, with its devices and its part of the plan.
+
+        Returns:
+            The same object for the same member.
+
+        Raises:
+            CommplanError: CP0818 if there is no such member.
+        """
         from commplan.runtime.member import Member  # noqa: PLC0415  a subclass of `Run`
 
-        return Member(self.program, self.context, self.input, place)
+        member = self._members.get(place)
+        return member or self._members.setdefault(place, Member(self.program, self.context, self.input, place))
 
     def batches(
         self,

@@ -221,6 +221,13 @@ def test_members_train_on_their_own_meshes():
     np.testing.assert_allclose(out.total["w"], np.asarray(joined["w"]).sum(0))
 
 
+def test_a_member_is_the_same_each_time():
+    """Its phases are compiled once."""
+    run = bound(2)
+    assert run.member(1) is run.member(1)
+    assert run.member(1) is not run.member(0)
+
+
 def test_members_that_are_not_there():
     run = bound(2)
     assert refused(lambda: run.member(2))[0] == "CP0818"
