@@ -353,8 +353,9 @@ class TypedRun:
         """
         from commplan.runtime.member import Member  # noqa: PLC0415  a subclass of `Run`
 
-        member = self._members.get(place)
-        return member or self._members.setdefault(place, Member(self.program, self.context, self.input, place))
+        if place not in self._members:
+            self._members.setdefault(place, Member(self.program, self.context, self.input, place))
+        return self._members[place]
 
     def batches(
         self,
