@@ -12,6 +12,7 @@ import pytest
 from support.embedding import bind, code_of, mesh_of
 
 from commplan.diagnostics import CommplanError
+from commplan.lowering.jax.collectives.order import barred
 
 REDUCE = """plan p
 axis data = 4
@@ -197,3 +198,9 @@ def test_sixteen_bit_wires_travel_as_sixteen_bits():
         ("all-gather", "u16"),
         ("all-to-all", "u16"),
     ]
+
+
+def test_a_barrier_leaves_missing_gradients_missing() -> None:
+    x = jnp.ones(3)
+    assert barred([None, x], [None]) == ([None, x], [None])
+    assert "barrier" in str(jax.make_jaxpr(lambda x: barred([None, x], [x, None]))(x))

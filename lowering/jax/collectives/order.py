@@ -34,10 +34,12 @@ def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
     return jnp.where(never, other, x)
 
 
-def barred(xs: Sequence[Array], previous: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-    """Both, with their types; `xs` are ordered after `previous`. GPUs only.
+def barred(xs: Sequence[Array | None], previous: Sequence[Array | None]) -> tuple[list[Any], list[Any]]:
+    """Both, with their types; `xs` are ordered after `previous`. None stays None.
 
-    Callers must use the returned `previous`: XLA removes unused results from a barrier, and with them the
-    order.
+    XLA:CPU does not keep collectives in this order. Callers must use the returned `previous`: XLA removes
+    unused results from a barrier, and with them the order.
     """
+    if all(x is None for x in xs) or all(x is None for x in previous):
+        return list(xs), list(previous)
     return optimization_barrier((list(xs), list(previous)))

@@ -9,8 +9,8 @@ from typing import Any
 
 from commplan.ir.schedule import Schedule
 from commplan.lowering.jax.backend import Backend
+from commplan.lowering.jax.collectives.order import barred
 from commplan.lowering.jax.phase import Lowered
-from commplan.lowering.jax.primitives import optimization_barrier
 from commplan.lowering.jax.pytree import Tree
 from commplan.lowering.jax.typing_shim import jax, jnp
 
@@ -100,10 +100,3 @@ def schedules_in_use() -> tuple[Schedule, ...]:
     """The schedules that gather and scatter layers in this process, as long as their runs exist."""
     parts = [part for layer in list(_layers_in_use) for part in (*layer.gathers, *layer.scatters)]
     return tuple(part.lowered.schedule for part in parts)
-
-
-def barred(xs: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
-    """Order by a barrier. XLA may remove it if none of the returned `values` is used."""
-    if all(x is None for x in xs) or all(x is None for x in values):
-        return list(xs), list(values)
-    return optimization_barrier((list(xs), list(values)))
