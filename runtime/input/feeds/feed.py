@@ -213,12 +213,12 @@ class Feed(RingMember):
                 self._meter.batches += 1
                 self._meter.ready += is_ready
                 return self._one_unit.batch(root, *divmod(place, self._steps))
-        made = self._made_at(place)
+        host_batch = self._made_at(place)
         self._note(place)  # of those before
-        self._contract.add(made)
-        values = ((name, made.values[ref], per) for name, ref, per in self._wanted)
+        self._contract.add(host_batch)
+        values = ((name, host_batch.values[ref], per) for name, ref, per in self._wanted)
         batch = Batch((name, array[0] if per else array) for name, array, per in values)
-        mask = made.mask and made.mask.rows.reshape(-1)  # its member dimension has one index
+        mask = host_batch.mask and host_batch.mask.rows.reshape(-1)  # its member dimension has one index
         return batch.place(*divmod(place, self._steps), mask)
 
     # --- the rest ---

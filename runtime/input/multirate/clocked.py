@@ -137,18 +137,18 @@ class ClockedPhase:
         if peers is None:
             ring, carriage = self._own_ring(content, position), None
             layout = layout_of(program, ring.parts)
-            made = units_of(content, layout, workers)
+            ring_units = units_of(content, layout, workers)
         else:
             group, count = peers.group, plan.schedule.axis(plan.clock).size
             met = meet(
                 group, program, course, content.order, slots=self.slots,
                 members=Members(member, peers.start, count),
             )  # fmt: skip
-            ring, made = met.ring, units_of(content, met.layout, workers)
+            ring, ring_units = met.ring, units_of(content, met.layout, workers)
             slots = ring.memory.mapped_slots()
-            carriage = carriage_of(ring, made, slots, group)
+            carriage = carriage_of(ring, ring_units, slots, group)
         ring.memory.title = f"`{plan.clock}`"
-        attachment = Attachment(name, ring, content, made, workers, carriage, calls, Recording(record))
+        attachment = Attachment(name, ring, content, ring_units, workers, carriage, calls, Recording(record))
         if record is not None:
             local = () if peers is None else peers.group.local
             record.watch(

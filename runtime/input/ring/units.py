@@ -216,8 +216,8 @@ def units_of(content: UnitProgram, layout: SlotLayout, workers: Workers | None =
 
         made_of = stages(program, content.sources, content.called, content.meter)
         block = _BLOCK if workers is None else workers.block
-        together = adapters.together(content.sources)
-        return BatchFactory(program, content.orders, made_of, content.meter, block, workers, together, course)
+        batched = adapters.together(content.sources)
+        return BatchFactory(program, content.orders, made_of, content.meter, block, workers, batched, course)
 
     units = Units(load, course, content.order, layout)
     if program.has_caches:
