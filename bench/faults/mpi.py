@@ -46,6 +46,8 @@ def rank(fault: Fault) -> None:
 
     comm = MPI.COMM_WORLD
     culprit = comm.rank == fault.culprit
+    if fault.place == "cluster":  # the emulated hosts share /dev/shm, but not a sidecar
+        os.environ["COMMPLAN_SIDECAR"] = f"{os.environ['COMMPLAN_RECORDS']}/host{comm.rank}"
     if culprit and fault.kind == "flag":
         os.environ["XLA_FLAGS"] = FLAG
     import commplan  # noqa: PLC0415

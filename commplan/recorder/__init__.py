@@ -1,4 +1,4 @@
-"""What a rank began and ended, in memory that outlives it: the file, who held whom, traces and summaries.
+"""Flight records in memory that outlives a rank: the file, the blocking ranks, traces and summaries.
 
 A rank under MPI maps a file below `/dev/shm`; the engine writes each collective's begin and end into a ring
 in it (`lowering/mpi/engine/recorder.cpp` has the same layout). `collectives` puts the records of a run

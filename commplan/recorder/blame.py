@@ -19,7 +19,7 @@ from commplan.recorder.verdict import Condition, Need, RankState, Wait
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")
 ROOTED = ("broadcast", "scatter", "reduce", "gather", "shift")  # ranks wait for some others alone
-_ANSWER = "answer"  # a sequence that no rank begins: what another rank owes this one
+ANSWER = "answer"  # a sequence that no rank begins: what another rank owes this one
 _TOGETHER_S = 0.5  # between deaths whose order is not certain
 _RECENT = 48  # calls whose order is compared
 _MISSING = 1000  # ranks without a record that are named: a damaged record may tell of any number of ranks
@@ -225,9 +225,16 @@ def _blocking(ranks: Sequence[Rank], when: float, *, is_judged: bool) -> dict[in
     return reasons
 
 
-def states_of(ranks: Sequence[Rank], when: float, down: Mapping[int, str]) -> dict[int, RankState]:
-    """The states of ranks at a time, for `verdict.blame`. down: those that cannot go on, each with how."""
-    recorded = [rank.rank for rank in ranks if rank.collective]
+def states_of(
+    ranks: Sequence[Rank], when: float, down: Mapping[int, str], recorded: Sequence[int] = ()
+) -> dict[int, RankState]:
+    """The states of ranks at a time, for `verdict.blame`.
+
+    Args:
+        down: The ranks that cannot go on, each with the reason.
+        recorded: The ranks that record collectives, by default those among `ranks`.
+    """
+    recorded = recorded or [rank.rank for rank in ranks if rank.collective]
     return {
         rank.rank: RankState(
             rank.rank,
@@ -253,11 +260,12 @@ def _waits(rank: Rank, recorded: Sequence[int], when: float) -> Iterator[Wait]:
         is_rooted = event.details is not None and event.details.kind in ROOTED
         needed = [progress.rank] if is_rooted and progress is not None else _members(rank, event, recorded)
         needs = tuple(Need(other, event.name, event.runs) for other in needed)
-        yield Wait(event.name, when - event.seconds, needs, f"come to {event.name}", event.runs)
+        seconds, missing = when - event.seconds, f"come to {event.name}"
+        yield Wait(event.name, seconds, needs, missing, event.runs, str(progress or ""))
     for activity in rank.activities:
         if activity.waits is not None and activity.progress is not None:
             event = activity.waits
-            needs = (Need(activity.progress.rank, _ANSWER, 1),)
+            needs = (Need(activity.progress.rank, ANSWER, 1),)
             owed = _owed(activity, event)
             yield Wait(described(event), when - event.seconds, needs, owed, event.runs)
 
@@ -323,7 +331,7 @@ def _silenced(ranks: Sequence[Rank], verdicts: Mapping[int, str]) -> dict[int, s
     if any(rank.state not in _GONE for rank in ranks):
         return {}
     matches = ((teller, _SILENT.match(text)) for teller, text in verdicts.items())
-    return {int(m[1]): f"it {m[2]}, said the watchdog of rank {teller}" for teller, m in matches if m}
+    return {int(m[1]): f"it {m[2]}, according to the verdict of rank {teller}" for teller, m in matches if m}
 
 
 def _left_waiting(rank: Rank) -> bool:

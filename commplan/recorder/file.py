@@ -22,7 +22,7 @@ from typing import NamedTuple
 from commplan import io
 from commplan.diagnostics import fail
 
-MAGIC, VERSION = b"commplan", 2
+MAGIC, VERSION = b"commplan", 3
 # Magic, version, process, rank, ranks, time of the start since 1970 and since boot (ns), places in the ring,
 # events written, names, whether an operation failed, host, machine, plan. Behind the zero byte that ends a
 # text comes what belongs to it: to the host the lane, to the plan its axes (`data=4,node=2`), to a name its
@@ -35,7 +35,8 @@ EVENTS = _HEADER.size + _NAME * MOST_NAMES  # where the ring begins
 _ENDING = EVENTS + EVENT.size * CAPACITY
 STACK_SIGNAL = _ENDING + 504
 _CALL = STACK_SIGNAL + 8
-SIZE = _CALL + 3584
+LIVE = _CALL + 3584  # the block of `recorder.live`
+SIZE = LIVE + 4096
 _WHOLE = (0, SIZE), (0, _HEADER.size)
 HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
 BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
@@ -189,7 +190,7 @@ class Recording:
         in none for long."""
         _SINCE.pack_into(self.memory, _CALL, int(call.seconds * 1e9) if call else 0)
         text = f"{call.text}\0{call.stack}" if call else ""
-        _put_text(self.memory, _CALL + _SINCE.size, SIZE, text)
+        _put_text(self.memory, _CALL + _SINCE.size, LIVE, text)
 
     def remove(self) -> None:
         """At the end of the process, or of a run that ended well. The record is kept, with how the process
@@ -292,11 +293,6 @@ def offer_stacks_of_process() -> None:
             offer_stacks(recording)
 
 
-def stacks_of_process() -> tuple[str, int]:
-    """The file that they are written to, whichever record that is, and the signal, 0 for none."""
-    return (f"/proc/self/fd/{_stacks[0][0]}", _stacks[0][1]) if _stacks else ("", 0)
-
-
 def is_handled(number: int, *masks: str, process: int | str = "self") -> bool:
     """Whether a process handles (mask `SigCgt:`) or ignores (`SigIgn:`) a signal, in Python or in C. Raises
     OSError if there is no such process."""
@@ -384,6 +380,12 @@ def read_records(paths: Iterable[str]) -> list[Record]:
     return sorted(records, key=lambda record: (record.plan, record.rank, record.lane))
 
 
+def read_open(path: Path, descriptor: int) -> Record:
+    """The record in an open file that may have been removed. Raises OSError, and CP1114 if it is damaged."""
+    data, after = (os.pread(descriptor, size, begin) for begin, size in _WHOLE)
+    return _record(path, data, after)
+
+
 def _pieces(path: Path, *places: tuple[int, int], flags: int = os.O_RDONLY) -> list[bytes]:
     """The bytes of a file at `places`, (begin, size), read one after another. Raises OSError."""
     descriptor = io.open_file(path, flags)
@@ -424,7 +426,7 @@ def _record(path: Path, data: bytes, after: bytes) -> Record:
     return Record(
         str(path), plan, rank, ranks, host, space, process, unix_ns / 1e9, bool(failed), lost, tuple(events),
         (unix_ns - boot_ns) / 1e9, _sizes(sizes, ranks), lane, _texts(data[_ENDING:STACK_SIGNAL])[0],
-        _call(data[_CALL:SIZE], unix_ns - boot_ns),
+        _call(data[_CALL:LIVE], unix_ns - boot_ns),
     )  # fmt: skip
 
 
@@ -432,7 +434,7 @@ def read_call(path: Path) -> Call | None:
     """The call in the record of a process of this machine that may still run; its seconds are those of
     `time.monotonic`."""
     with contextlib.suppress(OSError):
-        return _call(_pieces(path, (_CALL, SIZE - _CALL))[0], 0)
+        return _call(_pieces(path, (_CALL, LIVE - _CALL))[0], 0)
     return None
 
 

@@ -50,7 +50,7 @@ def _signal(process: int, number: int) -> None:
 
 
 def main_stack(record: Path) -> str:
-    """What the main thread does, in a line; empty where that is not told."""
+    """The stack of the main thread, in a line; empty if the process does not write it."""
     threads = stacks(record)
     return shown(threads[0]) if threads else ""
 
@@ -82,7 +82,7 @@ def _mapped(process: int) -> set[Path]:
 
 
 def _written(begins: Mapping[Path, int]) -> str:
-    """What is written to one of the records from there on, once that has come to an end."""
+    """The text that is appended to one of the records, once no more is appended."""
     sizes, polls, until = dict(begins), 0, time.monotonic() + _WAIT_S
     while polls < _SETTLED and time.monotonic() < until:
         time.sleep(_POLL_S)

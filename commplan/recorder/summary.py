@@ -98,7 +98,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summary(run: Run) -> Summary:
-    """What `run` says, in the order of the plan's lines."""
+    """The summary of `run`, in the order of the plan's lines."""
     everything = (*run.slices, *run.tasks)
     begins, ends = [each.begin for each in everything], [each.end for each in everything]
     alike: dict[tuple[int, str, str, str, int], list[tuple[Slice, ...]]] = {}

@@ -1,12 +1,13 @@
 """Which ranks block the others: a pure function of the states of all ranks.
 
-The watchdog of processes under `jax.distributed`, `commplan blame` and the sidecar of a host decide by
+The sidecar of a host, the watchdog of processes under `jax.distributed` and `commplan blame` decide by
 `blame`. They differ in how they obtain the states: from messages of the processes, or from their records.
 """
 
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Literal, NamedTuple
@@ -16,6 +17,12 @@ Condition = Literal[
 ]
 Kind = Literal["none", "order", "down", "late", "busy", "behind", "circle", "stalled"]
 _SHOWN, _LISTED = 4, 8  # ranks with a note of their own; ranks in a list
+FIRST = 12  # times the bound in the first runs of an operation, since late ranks may be compiling
+_FEW, _INTERVALS, _MEDIANS = (
+    3,
+    16,
+    5.0,
+)  # first runs; intervals of which the median is taken; times the median
 
 
 class Need(NamedTuple):
@@ -30,7 +37,8 @@ class Wait(NamedTuple):
     """An operation that has begun and not ended.
 
     where: such as `line 7 of x.plan`. seconds: since it began. needs: what it waits for. missing: what a rank
-    has not done that it waits for, such as `come to line 7`. runs: how often it has begun.
+    has not done that it waits for, such as `come to line 7`. runs: how often it has begun. progress: how far
+    it is, in words.
     """
 
     where: str
@@ -38,6 +46,7 @@ class Wait(NamedTuple):
     needs: tuple[Need, ...] = ()
     missing: str = ""
     runs: int = 0
+    progress: str = ""
 
 
 class RankState(NamedTuple):
@@ -77,10 +86,14 @@ States = Mapping[int, RankState]
 
 
 class Patience(NamedTuple):
-    """Seconds: a rank that is alive is `late` if a wait for it lasts `late` and nothing moves for `bound`."""
+    """Seconds: a rank that is alive is `late` if a wait for it lasts `late` and nothing moves for `bound`.
+
+    Ranks wait for one another in a `circle` if nothing moves for `still`, or for `late` if that is None.
+    """
 
     bound: float = 0.0
     late: float = 0.0
+    still: float | None = None
 
 
 _NONE = Patience()
@@ -187,7 +200,8 @@ def _all_wait(states: States, waiting: Sequence[int], patience: Patience) -> Ver
     }
     if behind:
         return Verdict("behind", behind, tuple(waiting))
-    is_still = _idle([states[rank] for rank in waiting]) >= patience.late
+    still_s = patience.late if patience.still is None else patience.still
+    is_still = _idle([states[rank] for rank in waiting]) >= still_s
     if len({wait.where for wait in oldest.values()}) < 2 or not is_still:
         return Verdict("stalled" if waiting else "none", {}, tuple(waiting))
     return Verdict("circle", _out_of_order(states, oldest, awaited), tuple(waiting))
@@ -251,6 +265,18 @@ def _minority(names: Mapping[int, str]) -> tuple[list[int], str]:
     return [] if is_tie else [rank for rank in names if names[rank] != usual], usual
 
 
+def usual_s(runs: int, intervals: Sequence[float], bound_s: float) -> float:
+    """Seconds after which an operation counts as one that lasts.
+
+    Args:
+        runs: how often it has begun.
+        intervals: seconds between its last runs, the newest first.
+    """
+    if runs <= _FEW:
+        return FIRST * bound_s
+    return max(bound_s, _MEDIANS * statistics.median(intervals[:_INTERVALS] or [0.0]))
+
+
 def _idle(states: Sequence[RankState]) -> float:
     """Seconds in which nothing has moved on these ranks."""
     return min((state.idle_s for state in states), default=0.0)
@@ -264,7 +290,9 @@ def described(verdict: Verdict, states: States, who: str, own: int) -> str:
         own: the rank that prints it.
     """
     ranks, waiting = list(verdict.reasons), list(verdict.waiting)
-    waits = [f"{who} {rank} waits in {states[rank].waits[0].where}" for rank in waiting[:_SHOWN]]
+    noun = "collective" if who == "rank" else "step"
+    waits = [_waits(who, states[rank]) for rank in waiting[:_SHOWN]]
+    seconds = _idle([states[rank] for rank in waiting])
     if verdict.kind == "order":
         name = verdict.names[ranks[0] if ranks else max(verdict.names)]
         odd, others = (
@@ -274,20 +302,29 @@ def described(verdict: Verdict, states: States, who: str, own: int) -> str:
         line = f"the {_plural(who)} call their steps in another order: {listed(who, odd)} {name} as call"
         return _joined(f"{line} {verdict.call}, {listed(who, others)} {verdict.names[others[0]]}", *waits)
     if verdict.kind == "circle":
-        seconds = _idle([states[rank] for rank in waiting])
-        line = f"the {_plural(who)} wait for one another since {seconds:.1f} s, in another order of steps"
+        line = f"the {_plural(who)} wait for one another since {seconds:.1f} s, in another order of {noun}s"
         return _joined(line, *waits)
+    if verdict.kind == "stalled":
+        return _joined(f"all {_plural(who)} have come, and nothing has moved for {seconds:.1f} s", *waits)
+    if verdict.kind == "behind":
+        return _joined(*(f"{who} {rank}: {reason}" for rank, reason in verdict.reasons.items()), *waits)
     if verdict.kind == "down":
         lines = [_down(who, states[rank]) for rank in ranks]
         lines += [note for rank in ranks for note in states[rank].notes]
         lines += [f"{listed(who, waiting)} wait{'' if len(waiting) > 1 else 's'}"] if waiting else []
+        lines += [_waits(who, states[n]) for n in waiting[:_SHOWN] if states[n].waits[0].progress]
         return _joined(*lines)
     seconds = states[own].waits[0].seconds if states[own].waits else 0.0
     lines = [f"{listed(who, ranks)} {'have' if len(ranks) > 1 else 'has'} not come within {seconds:.1f} s"]
     for state in (states[rank] for rank in ranks[:_SHOWN]):
-        text = f"{who} {state.rank} ({state.process}) is alive, in no step for {state.idle_s:.1f} s"
+        text = f"{who} {state.rank} ({state.process}) is alive, in no {noun} for {state.idle_s:.1f} s"
         lines += [text + state.finished, *([f"its Python: {state.stack}"] if state.stack else [])]
     return _joined(*lines)
+
+
+def _waits(who: str, state: RankState) -> str:
+    wait = state.waits[0]
+    return f"{who} {state.rank} waits in {wait.where}{f', {wait.progress}' if wait.progress else ''}"
 
 
 def _down(who: str, state: RankState) -> str:

@@ -1,10 +1,12 @@
-"""One process for each host and user that outlives the processes of a job and says how they ended.
+"""One process for each host and user that observes the processes of jobs, and outlives them.
 
-Where a process can speak, it or those that wait for it say what is wrong. Who is killed cannot, and a
-launcher that ends the others when one has died leaves nobody to speak for it. `attend` introduces a process
-and starts the sidecar (`commplan.sidecar.__main__`) where there is none; it ends with the last of those that
-it knows, and leaves nothing behind.
+`attend` introduces a process and starts the sidecar (`commplan.sidecar.__main__`) if there is none. While
+processes run, the sidecar reads their records, finds the rank that blocks the others (`observer`) and writes
+the verdict to the records. If no process of a job is left, it prints how they ended. It ends with the last
+process that it attends, and removes its files.
 """
 
 from commplan.sidecar.attend import attend as attend
+from commplan.sidecar.attend import introduce_hosts as introduce_hosts
 from commplan.sidecar.attend import leave as leave
+from commplan.sidecar.attend import unwatch as unwatch

@@ -1,6 +1,6 @@
-"""The sidecar: `python -m commplan.sidecar DESCRIPTOR`, started by `attend` with a socket that listens.
+"""The sidecar: `python -m commplan.sidecar LISTENER MAIL`, started by `attend` with two sockets.
 
-It imports little, and what reads records only where a process has died.
+It imports the readers of records only if a process is watched or has died.
 """
 
 from __future__ import annotations
@@ -17,62 +17,98 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from commplan.sidecar.attend import SOCKET, locked, peer
+from commplan.sidecar.attend import PORT, SOCKET, folder, locked, peer
 from commplan.sidecar.ending import described, kills_for_memory, status
+
+if TYPE_CHECKING:
+    from commplan.sidecar.observer import Observer
 
 _LONGEST = 65536  # bytes of a message
 _READ_MS = 1000  # to wait for who reads what is said
-_QUIET_S = 0.1  # without another end, until it is said what those before mean
+_QUIET_S = 0.1  # without another end, before the ends so far are evaluated
+_TICK_S = 0.25  # between two looks at processes that are watched
 
 
 class Attended:
-    """A process that introduces itself. number: that the kernel says it has. who: `rank 2`. descriptor,
-    errors: a pidfd of it and its standard error, which it gives; else -1. ended: its wait status, once it
-    has."""
+    """A process that introduces itself.
 
-    def __init__(self, line: socket.socket) -> None:
+    Attributes:
+        number: Its process number according to the kernel.
+        who: Such as `rank 2`.
+        descriptor, errors: A pidfd of it and its standard error, which it sends; -1 before.
+        ended: Its wait status once it has ended; `seconds`: when, on `time.monotonic`.
+        stack, asked: See `observer.AttendedProcess`.
+
+    Args:
+        sidecar: Receives the messages of the process that concern its job.
+    """
+
+    def __init__(self, line: socket.socket, sidecar: Sidecar) -> None:
         self.line, (self.number, _) = line, peer(line)
         line.setblocking(False)
-        self.who, self.descriptor, self.errors = "", -1, -1
+        self.sidecar = sidecar
+        self.who, self.stack, self.descriptor, self.errors = "", "", -1, -1
         self.records: list[Path] = []
         self.left = False
         self.ended: int | None = None
-        self.seconds = 0.0  # when it ended, on `time.monotonic`
+        self.seconds = self.asked = 0.0
 
     @property
     def job(self) -> str:
-        """What the records of a job's first communicator or mesh have in common."""
-        return str(self.records[0]).rpartition("/")[2].split(".")[0] if self.records else ""
+        """The common part of the file names of the first job's records."""
+        return job_of(self.records[0]) if self.records else ""
 
     def hear(self) -> bool:
-        """Take in what it says; False where its end of the line is closed."""
+        """Receive messages. Returns False once the process has closed the connection."""
         while True:
             try:
-                data, given, _, _ = socket.recv_fds(self.line, _LONGEST, 2)
+                data, descriptors, _, _ = socket.recv_fds(self.line, _LONGEST, 2)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
-            if len(given) == 2 and self.descriptor < 0:
-                self.descriptor, self.errors = given
+            if len(descriptors) == 2 and self.descriptor < 0:
+                self.descriptor, self.errors = descriptors
             else:
-                for descriptor in given:
+                for descriptor in descriptors:
                     os.close(descriptor)
             if not data:
                 return False
-            message = json.loads(data)
-            if "who" in message:
-                self.who = self.who or message["who"]
-                self.records.append(Path(message["record"]))
-                continue
+            self._take(json.loads(data))
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "stack" in message:
+            self.stack, self.asked = message["stack"], 0.0
+        elif "over" in message:
+            self.sidecar.unwatch(Path(message["over"]))
+        elif "hosts" in message:
+            self.sidecar.add_hosts(Path(message["record"]), message["hosts"])
+        elif "who" in message:
+            self.who = self.who or message["who"]
+            self.records.append(Path(message["record"]))
+            if message["watched"]:
+                self.sidecar.watch(self.records[-1], self)
+        else:
             self.left = True
             if message:
                 self._let_go()
 
+    def ask_stack(self) -> None:
+        """Ask for the Python of its main thread. It does not answer while a thread keeps the lock."""
+        if not self.asked:
+            self.asked = time.monotonic()
+            with contextlib.suppress(OSError):
+                self.line.send(b"stack")
+
+    def say(self, text: str) -> None:
+        """Print `text` to its standard error."""
+        if self.errors >= 0:
+            say(self.errors, text)
+
     def _let_go(self) -> None:
-        """It ends the job: some launchers do that when nobody holds its standard error any more."""
+        """Close its standard error: some launchers end a job only once no process holds it."""
         if self.errors >= 0:
             os.close(self.errors)
             self.errors = -1
@@ -87,10 +123,12 @@ class Attended:
 
 
 class Sidecar:
-    """Of all processes of this user on this host."""
+    """The sidecar of all processes of this user on this host."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self.listener = listener
+    def __init__(self, listener: socket.socket, mail: socket.socket) -> None:
+        self.listener, self.mail = listener, mail
+        self.key = (folder() / PORT).read_text("ascii").split()[1]  # messages to this sidecar begin with it
+        self.observer: Observer | None = None
         self.selector = selectors.DefaultSelector()
         self.running: list[Attended] = []
         self.gone: dict[str, list[Attended]] = {}  # of jobs of which some still run: those without a word
@@ -98,28 +136,64 @@ class Sidecar:
         self.killed = kills_for_memory()
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ, self.accept)
+        self.selector.register(mail, selectors.EVENT_READ, self.receive)
+
+    def receive(self) -> None:
+        """Receive messages of other sidecars."""
+        from commplan.sidecar.mail import received  # noqa: PLC0415  it takes long to load
+
+        messages = list(received(self.mail, self.key))
+        if self.observer is not None:
+            self.observer.take(messages)
+
+    def watch(self, record: Path, process: Attended) -> None:
+        """Find the rank that blocks the others of this record's job, while it runs."""
+        from commplan.sidecar import mail, observer  # noqa: PLC0415
+
+        if self.observer is None:
+            self.observer = observer.Observer(functools.partial(mail.send, self.mail))
+        self.observer.add(job_of(record), record, process)
+
+    def unwatch(self, record: Path) -> None:
+        if self.observer is not None:
+            self.observer.remove(record)
+
+    def add_hosts(self, record: Path, hosts: list[Any]) -> None:
+        """Add the sidecars of other hosts to a job."""
+        from commplan.sidecar.mail import Address  # noqa: PLC0415
+
+        if self.observer is not None:
+            rows = {tuple(ranks): Address(host, port, key, tuple(at)) for ranks, host, port, key, at in hosts}
+            self.observer.add_hosts(job_of(record), rows)
 
     def run(self) -> None:
         """Until the last one has gone."""
         self.accept()
+        looked = 0.0
         while True:
             if not self.running and not self.news and self.has_ended():
                 return
-            events = self.selector.select(None if self.running and not self.news else _QUIET_S)
+            is_watching = self.observer is not None and bool(self.observer.jobs)
+            events = self.selector.select(_QUIET_S if self.news else _TICK_S if is_watching else None)
             for key, _ in events:
                 key.data()
+            if self.observer is not None and time.monotonic() >= looked + _TICK_S:
+                looked = time.monotonic()
+                self.observer.look()
             if not events:
                 for process in self.news:
                     self.weigh(process)
                 self.news.clear()
 
     def has_ended(self) -> bool:
-        """Remove the socket, where nobody has come meanwhile."""
+        """Remove the sockets, if no process has connected meanwhile."""
         with contextlib.suppress(TimeoutError), locked() as place:
             self.accept()
             if not self.running:
-                (place / SOCKET).unlink(missing_ok=True)
-                place.rmdir()
+                for name in (SOCKET, PORT):
+                    (place / name).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # a sidecar of another version uses the folder
+                    place.rmdir()
                 return True
         return False
 
@@ -130,7 +204,7 @@ class Sidecar:
                 if peer(line)[1] != os.getuid():
                     line.close()
                     continue
-                process = Attended(line)
+                process = Attended(line, self)
                 self.running.append(process)
                 self.selector.register(line, selectors.EVENT_READ, self._hearing(process))
 
@@ -172,6 +246,8 @@ class Sidecar:
         after = self.news[self.news.index(process) + 1 :]
         if all(other.job != process.job for other in (*self.running, *after)):
             self._speak(self.gone.pop(process.job), process)
+        if self.observer is not None:
+            self.observer.drop(self.running)
         process.close()
 
     def _speak(self, gone: list[Attended], last: Attended) -> None:
@@ -186,6 +262,11 @@ class Sidecar:
             say(last.errors, text)
 
 
+def job_of(record: Path) -> str:
+    """The name of a record's job, see `recorder.file.path_of`."""
+    return record.name.split(".")[0].rpartition("-")[2]
+
+
 def say(descriptor: int, text: str) -> None:
     """Write `text` to the standard error of a process that has died, unless nobody reads that."""
     data, poll = memoryview(text.encode()), select.poll()
@@ -198,7 +279,7 @@ def say(descriptor: int, text: str) -> None:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    Sidecar(socket.socket(fileno=int(sys.argv[1]))).run()
+    Sidecar(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])).run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Introduces a process to the sidecar of its host, and starts one where there is none."""
+"""Introduces a process to the sidecar of its host, and starts one if there is none."""
 
 from __future__ import annotations
 
@@ -6,59 +6,123 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import socket
 import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Generator
+import warnings
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from commplan import io
 from commplan.ending import at_last
+from commplan.sidecar.mail import Address, open_socket, own_addresses
 
-SOCKET = "sidecar-2"  # the number is that of what is said over it
+SOCKET, PORT = "sidecar-3", "port"  # the number is the version of the messages; the port for datagrams
 LOCK_S = 5.0  # seconds to start or end a sidecar in, which takes milliseconds
 _POLL_S = 0.005
-_ANSWER_S = 3.0  # for the sidecar to answer one that aborts
+_ANSWER_S = 3.0  # for the sidecar to answer a process that aborts
+_HOSTS = 200  # in a message
+_STACK = 2048  # characters of a stack
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _lines: list[socket.socket] = []  # to the sidecar, while there is one
-_exempt: list[bool] = []  # this process says nothing more of itself
+_released = threading.Event()  # the sidecar has closed its copy of standard error
+_exempt: list[bool] = []  # this process reports no more of itself
 
 
-def attend(record: Path, who: str) -> None:
-    """From now on the sidecar of this host says how this process ends, if nobody else does.
+def attend(record: Path, who: str, *, watched: bool = False) -> Address | None:
+    """Introduce this process to the sidecar of this host, and start the sidecar if there is none.
 
-    record: the file of a `Recording`. who: `rank 2`, `process 0`. What keeps a sidecar from running keeps a
-    program from nothing. COMMPLAN_SIDECAR=0 starts none; else it may name a folder of this host for the
-    socket. It takes some milliseconds, once.
+    The sidecar reports how this process ends, if no other process does. It takes some milliseconds, once.
+    COMMPLAN_SIDECAR=0 starts no sidecar; else it may name a folder of this host for the socket.
+
+    Args:
+        record: The file of a `Recording`.
+        who: `rank 2`, `process 0`.
+        watched: Whether the sidecar finds the rank that blocks others, see `recorder.live.put_limits`.
+
+    Returns:
+        The address of the sidecar; None, with a warning, if none can run.
     """
-    if _exempt or os.environ.get("COMMPLAN_SIDECAR") == "0" or not hasattr(os, "pidfd_open"):
-        return
-    message = json.dumps({"record": str(record), "who": who}).encode()
+    if _exempt or os.environ.get("COMMPLAN_SIDECAR") == "0":
+        return None
+    message = json.dumps({"record": str(record), "who": who, "watched": watched}).encode()
+    try:
+        if not _lines:
+            _introduce(message)
+        else:
+            _lines[0].send(message)
+        port, key = (folder() / PORT).read_text("ascii").split()
+        return Address(socket.gethostname(), int(port), key, own_addresses())
+    except (OSError, ValueError) as error:
+        warnings.warn(
+            f"processes that block others are not reported: no sidecar runs: {error}", RuntimeWarning, 3
+        )
+        return None
+
+
+def introduce_hosts(record: Path, rank: int, addresses: Sequence[Address | None]) -> None:
+    """Send the addresses of a job's sidecars, by rank, to the sidecar of this host."""
+    hosts: dict[Address, list[int]] = {}
+    for other, address in enumerate(addresses):
+        if address is not None and address != addresses[rank]:
+            hosts.setdefault(address, []).append(other)
+    rows = [(ranks, *address) for address, ranks in hosts.items()]
+    with contextlib.suppress(OSError):
+        for begin in range(0, len(rows) if _lines else 0, _HOSTS):
+            message = {"record": str(record), "hosts": rows[begin : begin + _HOSTS]}
+            _lines[0].send(json.dumps(message).encode())
+
+
+def unwatch(record: Path) -> None:
+    """From now on the sidecar does not read this record."""
     with contextlib.suppress(OSError):
         if _lines:
-            _lines[0].send(message)
-            return
-        _lines.append(_connected())
-        at_last(leave)  # a process may be aborted while its exit handlers run
-        # A sidecar that comes up when this process has died already knows of both what they were.
-        own = os.pidfd_open(os.getpid())
-        try:
-            _ = socket.send_fds(_lines[0], [message], [own, 2])
-        finally:
-            os.close(own)
+            _lines[0].send(json.dumps({"over": str(record)}).encode())
+
+
+def _introduce(message: bytes) -> None:
+    _lines.append(_connected())
+    at_last(leave)  # a process may be aborted while its exit handlers run
+    threading.Thread(target=_answer, args=(_lines[0],), name="commplan-sidecar", daemon=True).start()
+    # A sidecar that starts after the death of this process receives both descriptors all the same.
+    descriptor = os.pidfd_open(os.getpid())
+    try:
+        _ = socket.send_fds(_lines[0], [message], [descriptor, 2])
+    finally:
+        os.close(descriptor)
+
+
+def _answer(line: socket.socket) -> None:
+    """Answer the sidecar's questions for the Python of the main thread."""
+    from commplan.recorder.lane import activity  # noqa: PLC0415  the sidecar does not need it
+    from commplan.recorder.stacks import own_frames, shown  # noqa: PLC0415
+
+    with contextlib.suppress(OSError):
+        while data := line.recv(64):
+            if data == b"{}":
+                _released.set()
+                continue
+            stack = "; ".join(filter(None, (shown(own_frames()), activity())))
+            line.send(json.dumps({"stack": stack[:_STACK]}).encode())
 
 
 def leave(*, aborts: bool = False) -> None:
-    """This process ends, and has said why where that is to be said. aborts: it ends its job as well, once the
-    sidecar, which may still be starting, has let go of what it holds of this process."""
+    """Report that this process ends, and has printed the reason if there is one.
+
+    Args:
+        aborts: It ends its job as well. Wait until the sidecar, which may still be starting, has closed its
+            copy of standard error.
+    """
     while _lines:
         with contextlib.suppress(OSError), _lines.pop() as line:
             line.send(b'{"aborts": 1}' if aborts else b"{}")
-            line.settimeout(_ANSWER_S)
-            _ = aborts and line.recv(1)
+            _ = aborts and _released.wait(_ANSWER_S)
+            line.shutdown(socket.SHUT_RDWR)
 
 
 def _forked() -> None:
@@ -125,19 +189,21 @@ def _connected() -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(address)
         listener.listen(4096)
+        mail = open_socket()
+        (place / PORT).write_text(f"{mail.getsockname()[1]} {secrets.token_hex(16)}", "ascii")
         line.connect(address)
-    with listener:  # others have lines to it already
-        _start(listener)
+    with listener, mail:  # other processes may be connected already
+        _start(listener.fileno(), mail.fileno())
     return line
 
 
-def _start(listener: socket.socket) -> None:
-    """In a session of its own, so that what ends the processes of a job leaves it."""
-    words = [sys.executable, "-P", "-m", "commplan.sidecar", str(listener.fileno())]
+def _start(*descriptors: int) -> None:
+    """Start the sidecar in a session of its own, so that it outlives the processes of a job."""
+    words = [sys.executable, "-P", "-m", "commplan.sidecar", *map(str, descriptors)]
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     null = subprocess.DEVNULL
     sidecar = subprocess.Popen(
-        words, pass_fds=[listener.fileno()], stdin=null, stdout=null, stderr=null, start_new_session=True,
+        words, pass_fds=descriptors, stdin=null, stdout=null, stderr=null, start_new_session=True,
         cwd="/", env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )  # fmt: skip
     sidecar.returncode = 0  # it outlives this process, of which Python would warn

@@ -121,8 +121,9 @@ class Channel:
             ranks, recording = self.groups.comm.Get_size(), None
             if watched is not None and self.groups.concurrent and ranks > 1:
                 recording = self.groups.meet(
-                    watchdog.start, self._library, channel, watched, self.groups.rank, self.groups.sizes
-                )
+                    watchdog.start, self._library, channel, watched, self.groups.comm, self.groups.rank,
+                    self.groups.sizes,
+                )  # fmt: skip
             forget = functools.partial(_forget, self._numbers, recording)
             self._channel = channel
             self.resources = Resources(self._library, channel, self.groups, forget)

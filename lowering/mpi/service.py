@@ -90,9 +90,8 @@ def requests_of(
         return None
     channel, watch = library.commplan_channel_open(comm.py2f(), 0), None
     if len(bounds) == len(answers):
-        longest, rank = max(busy for _, _, busy, _ in answers), int(comm.Get_rank())
-        watched = Watched(max(bounds), longest, answers[0][3], plan)
-        watch = meet(RequestWatch.begin, library, channel, watched, rank, len(answers), workers)
+        watched = Watched(max(bounds), max(busy for _, _, busy, _ in answers), answers[0][3], plan)
+        watch = meet(RequestWatch.begin, library, channel, watched, comm, workers)
     return Requests(library, channel, watch, answers[0][3])
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.rendezvous import highest_tag
-from commplan.lowering.mpi.job.watchdog import FIRST
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.recorder.stacks import user_line
+from commplan.recorder.verdict import FIRST
 from commplan.runtime.machines.machine import digest
 from commplan.runtime.observe.abort_hook import common, end_job
 from commplan.runtime.observe.joint_calls import SETTLE_S, JointCalls, JointReport

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.typing_shim import jax
-from commplan.lowering.mpi.job.watchdog import FIRST
 from commplan.recorder.file import (
     BEGIN,
     CAPACITY,
@@ -31,6 +30,7 @@ from commplan.recorder.file import (
     Recording,
     put_name,
 )
+from commplan.recorder.verdict import usual_s
 from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.tracebacks import shorten
 
@@ -38,7 +38,6 @@ _KEPT = 4  # arrays of a result: the smallest ones
 _SOURCES = 3  # lines of the program that are named for a step
 _RECENT = 48  # calls that are compared with those of others
 _INTERVALS = 16  # between runs, of which the median is taken
-_FEW, _MEDIANS = 3, 5.0  # runs before a median is known; of intervals between runs
 _HEAD = struct.Struct("<q")
 # Events are written two by two: the end of a call and the begin of the next one, or an event and none.
 _PAIR, _PAIRS = struct.Struct("<12q"), CAPACITY // 2
@@ -198,20 +197,23 @@ class Calls:
             if event[1] == BEGIN:
                 yield Call(event[0], *event[2:5])
 
-    def rhythm(self) -> tuple[int, float]:
-        """How often the last step has run, and the median of the seconds between its runs."""
+    def _intervals(self) -> tuple[int, list[float]]:
+        """How often the last step has run, and the seconds between its runs, the newest first."""
         last = self.latest(1)
         if not last:
-            return 0, 0.0
+            return 0, []
         begun = [call.nanoseconds for call in self._backwards() if call.name == last[0].name]
-        intervals = [(after - before) * 1e-9 for after, before in itertools.pairwise(begun[: _INTERVALS + 1])]
-        return last[0].runs, statistics.median(intervals) if intervals else 0.0
+        pairs = itertools.pairwise(begun[: _INTERVALS + 1])
+        return last[0].runs, [(after - before) * 1e-9 for after, before in pairs]
+
+    def median_s(self) -> float:
+        """The median interval between two runs of the last step; 0 before there is one."""
+        intervals = self._intervals()[1]
+        return statistics.median(intervals) if intervals else 0.0
 
     def usual_s(self, bound_s: float) -> float:
-        """Seconds after which a step counts as one that lasts: the bound, or five times the usual interval if
-        that is longer, and twelve times the bound for the first runs, which may be compiling."""
-        runs, median_s = self.rhythm()
-        return FIRST * bound_s if runs <= _FEW else max(bound_s, _MEDIANS * median_s)
+        """See `recorder.verdict.usual_s`."""
+        return usual_s(*self._intervals(), bound_s)
 
 
 def _smallest(result: Any) -> ResultArrays:

@@ -11,18 +11,12 @@ import msgspec
 
 from commplan.lowering.mpi.job.watchdog import job
 from commplan.recorder.file import machine
-from commplan.recorder.processes import process_state, waits_for_core
+from commplan.recorder.processes import identity, process_state, silence, waits_for_core
 from commplan.recorder.verdict import RankState
 from commplan.runtime.observe.joint_calls import JointReport
 
 _LONGEST = 60_000  # bytes of a datagram
 DOWN = ("dead", "stopped", "stuck in the kernel")  # states in which a process cannot answer
-_STATES = {
-    "dead": "has died",
-    "stopped": "is stopped (SIGSTOP, or a debugger)",
-    "stuck in the kernel": "is stuck in the kernel (a disk or a file system that does not answer)",
-    "alive": "does not answer: its process lives, and its threads do not run",
-}
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
@@ -55,14 +49,11 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
         """What is said of it in this state where it does not answer."""
         if state == "alive" and self.waits_for_core:
             return "does not answer: its process lives, and gets no core: the machine is too busy"
-        unreachable = f"does not answer: it is stopped or dead, or host {self.host} cannot be reached"
-        return _STATES.get(state, unreachable)
+        return silence(state, self.host)
 
     def identity(self, state: str, who: str = "process") -> str:
-        """Which process of the operating system it is, and what to do if it is stopped."""
-        return f"{who} {self.process} is PID {self.pid} on {self.host}" + (
-            f", and lives: kill -CONT {self.pid} lets it end" if state == "stopped" else ""
-        )
+        """See `recorder.processes.identity`."""
+        return identity(who, self.process, self.pid, self.host, state)
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):

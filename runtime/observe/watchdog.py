@@ -24,12 +24,13 @@ from typing import NoReturn
 from zlib import crc32
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.lowering.mpi.job.watchdog import FIRST, main_stack
+from commplan.lowering.mpi.job.watchdog import main_stack
 from commplan.recorder.blame import ranks_of
 from commplan.recorder.file import path_of, read_records, start_recording
 from commplan.recorder.processes import WATCH_THREAD
 from commplan.recorder.stacks import main_stack as main_stack_of
 from commplan.recorder.verdict import (
+    FIRST,
     Condition,
     Need,
     Patience,
@@ -192,7 +193,7 @@ class Watchdog:
         waits = self._waits()
         if waits is None or self._left is not None or not is_interruptible():
             return
-        _, median_s = waits.rhythm()
+        median_s = waits.median_s()
         # A call that began after Ctrl-C says that the program has taken it and goes on.
         if lasts < max(_GRACE_S, 2 * median_s) or time.monotonic() - waits.began() < lasts:
             return

@@ -43,7 +43,7 @@ _LEAVES = "OMPI_MCA_async_mpi_finalize"  # set by `mpirun --mca`: whether MPI_Fi
 _SPIN_S = 200e-6  # seconds without a message before the first sleep
 _NAP_S = 50e-6  # seconds of the first sleep; each is twice as long as the one before
 _BUSY_NAP_S, _IDLE_NAP_S = 200e-6, 1e-3  # the longest sleep while messages are in flight, and otherwise
-_REPORT_S = 0.25  # seconds between two reports to the watchdog
+_REPORT_S = 0.25  # seconds between two reports to the sidecar
 _LOOK_S = 1.0  # seconds between two checks for workers that a put waits for
 _SAY_S = 30.0  # seconds until these workers are named
 _LEAVE_S = 5.0  # seconds for sending the last answers
@@ -415,21 +415,16 @@ class ServerLoop:
         self.busy += time.perf_counter() - now
 
     def _report(self) -> None:
-        """Report the state of this server to the watchdog. Raises CP0834 if it has a verdict."""
+        """Report the state of this server to the sidecar. Raises CP0834 if there is a verdict."""
         if self._watch is None:
             return
         if verdict := self._watch.verdict():
             fail("CP0834", *(line.removeprefix("note: ") for line in verdict.splitlines()))
-        sites, machine = self.driver.sites, self.driver.machine
+        machine = self.driver.machine
         waiting, awaited = machine.held()
         if self.driver.record is not None and waiting:
             self.driver.record.waits(awaited)
-        servers = (sites.workers + server for server in range(sites.servers) if server != machine.server)
-        finished = [*machine.departed, *servers]
-        self._watch.serve(
-            waits=bool(waiting), patient=machine.awaited() is not None, moved=self._moved, awaited=awaited,
-            finished=finished,
-        )  # fmt: skip
+        self._watch.serve(waits=bool(waiting), patient=machine.awaited() is not None, moved=self._moved)
         self._moved = False
 
     def _handle(self, mail: Mail) -> None:

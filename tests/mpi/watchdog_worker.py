@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import signal
 import sys
-import threading
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -20,13 +17,14 @@ from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.job.watchdog import expected_late
 from commplan.lowering.mpi.tuning import Spec
 from commplan.recorder.file import offer_stacks_of_process, start_recording
-from commplan.recorder.processes import WATCH_THREAD
 
 WRONG, CULPRIT, STEPS = 5, 2, 8
 fault, algorithm, form, bound_s = sys.argv[1], sys.argv[2], sys.argv[3], float(sys.argv[4])
 rank = MPI.COMM_WORLD.rank
 if fault == "lock":
     offer_stacks_of_process()
+if hosts := os.environ.get("WORKER_HOSTS"):  # rank 2 is on another host, which has a sidecar of its own
+    os.environ["COMMPLAN_SIDECAR"] = f"{hosts}/{rank // 2}"
 busy_s = 5 * bound_s if fault == "held" else bound_s
 channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, busy_s=busy_s, plan="faulty")
 if fault == "lock":
@@ -56,28 +54,6 @@ def keep_the_lock() -> None:
     re.match("(a+)+b", "a" * 60)  # in C, which lets no other thread in
 
 
-def starve(seconds: float) -> None:
-    """The answering thread is blocked, while another thread of the same name could run all the time."""
-    libc, ended = ctypes.CDLL(None), threading.Event()
-    names = list(Path("/proc/self/task").glob("*/comm"))
-    [name] = [path for path in names if path.read_text() == f"{WATCH_THREAD}\n"]
-    thread = int(name.parent.name)
-
-    def run() -> None:
-        Path("/proc/thread-self/comm").write_text(WATCH_THREAD)
-        while not ended.is_set():
-            pass
-
-    libc.signal(signal.SIGUSR1, ctypes.cast(libc.pause, ctypes.c_void_p))
-    signal.signal(signal.SIGUSR2, lambda *_: None)  # ends that pause
-    name.write_text("halted")
-    threading.Thread(target=run).start()
-    libc.tgkill(os.getpid(), thread, signal.SIGUSR1)
-    time.sleep(seconds)
-    libc.tgkill(os.getpid(), thread, signal.SIGUSR2)
-    ended.set()
-
-
 def go_wrong() -> None:
     if fault.startswith("stop"):
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -90,8 +66,6 @@ def go_wrong() -> None:
         until = time.monotonic() + 3 * bound_s
         while time.monotonic() < until:
             pass
-    elif fault == "starved":
-        starve(3 * bound_s)
     elif fault == "late":
         with expected_late():
             time.sleep(3 * bound_s)

@@ -92,7 +92,7 @@ def test_who_was_stopped_when_the_job_ended_is_said_to_have_been():
     said = Event(9, VERDICT, "rank 1 is stopped (SIGSTOP, or a debugger)", 0, 0, 0)
     events = (*run("line 6", 1, None, 1), said, Event(10, GONE, "exited with status 1", 0, 0, 0))
     verdict = blame([record(0, *events, process=gone()), record(1, process=gone())])
-    reason = "it is stopped (SIGSTOP, or a debugger), said the watchdog of rank 0"
+    reason = "it is stopped (SIGSTOP, or a debugger), according to the verdict of rank 0"
     assert verdict.holders == {1: reason}
 
 

@@ -40,7 +40,7 @@ def test_calls_are_recorded_with_their_lines_and_ends(calls: Calls, tmp_path: Pa
     (record,) = read_records([str(tmp_path)])
     assert [event.operation for event in record.events if event.kind == END] == [1, 2, 3]
     assert calls.finished() == (step, 2) and calls.recent() == (1, ("`train`", "`look`", "`train`"))
-    assert calls.waits == 0 and calls.rhythm()[0] == 2
+    assert calls.waits == 0 and calls.latest(1)[0].runs == 2
 
 
 def test_a_call_that_is_under_way_waits(calls: Calls):

@@ -26,7 +26,7 @@ def test_a_step_that_began_after_it_is_another_one(began_s: float, monkeypatch: 
     monkeypatch.setattr(interruption, "end_process", leave)
     monkeypatch.setattr(watchdog, "is_interruptible", lambda: True)
     calls = SimpleNamespace(
-        rhythm=lambda: (5, 0.1), began=lambda: time.monotonic() - began_s, processes=(0, 1),
+        median_s=lambda: 0.1, began=lambda: time.monotonic() - began_s, processes=(0, 1),
         current=lambda: "line 5",
     )  # fmt: skip
     process: Any = SimpleNamespace(

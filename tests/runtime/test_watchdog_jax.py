@@ -86,7 +86,7 @@ def test_a_stopped_process_is_named_and_the_others_end(culprit: int, tmp_path: P
     assert len(begun) == 13 and begun[-1].name == "line 7 of <plan>, in `train`" and begun[-1].runs == 7
     assert len([event for event in records[2].events if event.kind == END]) == 12
     assert command(["blame", str(tmp_path)]) == 1
-    assert f"said: process {culprit} is stopped" in capsys.readouterr().out
+    assert f": process {culprit} is stopped" in capsys.readouterr().out
     assert command(["trace", str(tmp_path), "-o", str(tmp_path / "trace.json")]) == 0
 
 

@@ -13,6 +13,7 @@ from commplan.recorder import Blame, blame
 from commplan.recorder.blame import Activity, Rank, described
 from commplan.recorder.file import Event
 from commplan.recorder.stacks import main_stack
+from commplan.recorder.verdict import listed
 
 _SHOWN = 100  # most ranks without a record that are listed
 _VERBS = {"make": "makes", "wait": "waits for", "request": "asks in", "serve": "has not answered"}
@@ -47,8 +48,9 @@ def _show(verdict: Blame, console: Console) -> None:
     console.show(lambda screen: screen.print(table), 130)
     for rank, reason in verdict.holders.items():
         console.put(f"rank {rank} holds the others: {reason}\n")
-    for rank, text in verdict.verdicts.items():
-        console.put(f"the watchdog of rank {rank} said: {text}\n")
+    for text in dict.fromkeys(verdict.verdicts.values()):
+        ranks = [rank for rank, other in verdict.verdicts.items() if other == text]
+        console.put(f"verdict of {listed('rank', ranks)}: {text}\n")
     if not verdict.holders and not verdict.verdicts:
         console.put("no rank blocks the others\n")
     elsewhere = {rank.host for rank in verdict.ranks if rank.state == "unknown"}
@@ -57,8 +59,8 @@ def _show(verdict: Blame, console: Console) -> None:
         console.put(f"to see whether processes on {hosts} run, use commplan blame there\n")
     if verdict.missing:
         more = verdict.absent - len(verdict.missing[:_SHOWN])
-        listed = ", ".join(map(str, verdict.missing[:_SHOWN])) + (f" and {more:,} more" if more else "")
-        console.put(f"no record of ranks {listed}: they ended well, or are on another host\n")
+        missing = ", ".join(map(str, verdict.missing[:_SHOWN])) + (f" and {more:,} more" if more else "")
+        console.put(f"no record of ranks {missing}: they ended well, or are on another host\n")
 
 
 def _state(rank: Rank) -> str:

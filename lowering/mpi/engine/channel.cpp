@@ -125,20 +125,10 @@ Channel::Channel(MPI_Comm comm, bool collective) : comm(comm), collective_(colle
 
 Channel::~Channel() = default;
 
-void Channel::watch(int64_t bound, int64_t first, int64_t busy, char* record) {
-  watch_ = std::make_unique<Watch>(comm, bound, first, busy, record, !collective_);
-}
+void Channel::watch(char* record) { watch_ = std::make_unique<Watch>(record); }
 
 std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }
 std::string Channel::summary() { return watch_ ? watch_->summary() : std::string(); }
-
-void Channel::serve(const ServerStatus& status) {
-  if (watch_) watch_->serve(status);
-}
-
-void Channel::stop_watching() {
-  if (watch_) watch_->stop();
-}
 
 int64_t Channel::reserve_sends(int rank, int64_t count) {
   sent_[rank] += count;
@@ -246,6 +236,7 @@ std::string Channel::drive(std::unique_ptr<Operation> operation, const Pace& pac
       backoff.wait();
       if (now() - asked >= kLook) {
         asked = now();
+        if (watch_) watch_->record_progress();
         if (interrupted()) interrupt(*operation);
         if (look && !look(operation->progress(), asked - moved)) operation->break_off("broken off");
       }
@@ -354,8 +345,10 @@ void Channel::progress() {
         if (!flight->operation->done()) interrupt(*flight->operation);
       }
     }
-    if (collective_ && (fails() || now() - looked >= kLook)) {
-      looked = now();
+    bool looks = now() - looked >= kLook;
+    if (looks) looked = now();
+    if (looks && watch_) watch_->record_progress();
+    if (collective_ && (fails() || looks)) {
       for (Flight* flight : active) {
         if (!flight->operation->done()) break_off(*flight->operation);
       }

@@ -144,14 +144,6 @@ struct Request {
   double literals[2] = {};
 };
 
-// The state that a server reports periodically. waits: whether a worker waits for others. patient: the server has its
-// own timeout for that. moved: whether anything has arrived since the last report. awaited: ranks without an
-// unanswered request. gone: ranks that will send no more requests.
-struct ServerStatus {
-  bool waits, patient, moved;
-  std::vector<int32_t> awaited, gone;
-};
-
 class Channel;
 class Watch;
 
@@ -307,9 +299,7 @@ void sleep_ns(int64_t nanoseconds);
 class Channel {
  public:
   static constexpr int64_t kLabels = 1024;
-  // In place of the last operation of a rank. kJudged: it failed because of a watchdog's verdict, which all
-  // ranks receive.
-  static constexpr int64_t kRunning = INT64_MAX, kFailed = -1, kJudged = -2;
+  static constexpr int64_t kRunning = INT64_MAX, kFailed = -1;  // in place of the last operation of a rank
 
   Channel(MPI_Comm comm, bool collective);
   ~Channel();
@@ -340,10 +330,8 @@ class Channel {
   void await_others();                 // waits until all other ranks have left
   // Frees a closed channel that all ranks have left; false if messages are pending.
   bool release();
-  void watch(int64_t bound, int64_t first, int64_t busy, char* record);  // see `Watch`; collective, called once
-  void serve(const ServerStatus& status);
-  void stop_watching();
-  std::string verdict();  // of the watchdog; empty if there is none
+  void watch(char* record);  // see `Watch`; called once
+  std::string verdict();  // of the sidecar; empty if there is none
   std::string summary();  // of the verdict, with the line of the plan
 
   // Requests send one after another, in the order in which they began.

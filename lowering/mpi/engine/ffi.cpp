@@ -175,33 +175,16 @@ COMMPLAN_API void* commplan_channel_open(int comm, int collective) {
   return open_channel(MPI_Comm_f2c(comm), collective != 0);
 }
 
-// bound, first, busy: nanoseconds. record: the memory of a flight record, or null. See `Watch`.
-COMMPLAN_API void commplan_channel_watch(void* channel, int64_t bound, int64_t first, int64_t busy, void* record) {
-  static_cast<Channel*>(channel)->watch(bound, first, busy, static_cast<char*>(record));
+// record: the memory of a flight record. See `Watch`.
+COMMPLAN_API void commplan_channel_watch(void* channel, void* record) {
+  static_cast<Channel*>(channel)->watch(static_cast<char*>(record));
 }
 
-// Called by a server, see `ServerStatus`. ranks: first those that are awaited, then those that are gone.
-COMMPLAN_API void commplan_channel_serve(void* channel, int waits, int patient, int moved, const int32_t* ranks,
-                                         int64_t awaited, int64_t gone) {
-  const int32_t* middle = ranks + awaited;
-  static_cast<Channel*>(channel)->serve({waits != 0, patient != 0, moved != 0, {ranks, middle}, {middle, middle + gone}});
-}
-
-// Copies the watchdog's verdict, at most `most` bytes and a zero. Returns its length, 0 if there is none.
-COMMPLAN_API int64_t commplan_channel_verdict(void* channel, char* text, int64_t most) {
-  std::string verdict = static_cast<Channel*>(channel)->verdict().substr(0, most);
-  std::memcpy(text, verdict.c_str(), verdict.size() + 1);
-  return static_cast<int64_t>(verdict.size());
-}
-
-COMMPLAN_API void commplan_stack_writer(StackWriter writer) { set_stack_writer(writer); }
-COMMPLAN_API void commplan_stack_signal(const char* file, int number) { set_stack_signal(file, number); }
 COMMPLAN_API void commplan_signals(int (*ensure)(), void (*release)(int), int (*check)(),
                                    void (*fetch)(void**, void**, void**), void (*normalize)(void**, void**, void**)) {
   set_signals({ensure, release, check, fetch, normalize});
 }
 COMMPLAN_API void* commplan_interruption() { return interruption(); }
-COMMPLAN_API void commplan_add_busy(int change) { add_busy(change); }
 
 COMMPLAN_API int commplan_channel_busy(void* channel) { return static_cast<Channel*>(channel)->busy() ? 1 : 0; }
 

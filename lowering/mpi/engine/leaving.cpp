@@ -31,10 +31,13 @@ std::vector<int32_t> Channel::others(MPI_Comm part) const {
 }
 
 void Channel::part(bool leaves) {
+  if (watch_) watch_->leave(leaves);
   std::lock_guard<std::mutex> lock(leaving_);
   if (!collective_ || left_ || (ended_ && !leaves)) return;
   ended_ = true;
   left_ = leaves;
+  std::string why = verdict();
+  if (cause_.empty()) cause_ = why.substr(0, why.find('\n'));
   if (cause_.empty()) cause_ = "an operation failed on rank " + std::to_string(rank_);
   // Must stay valid until they are received.
   std::vector<LeaveMessage>& messages = leaves ? leave_messages_ : end_messages_;
@@ -43,7 +46,7 @@ void Channel::part(bool leaves) {
     if (rank == rank_) continue;
     LeaveMessage& message = messages[rank];
     message.leaves = leaves;
-    message.last = !fails() ? begun_[rank] : !verdict().empty() ? kJudged : kFailed;
+    message.last = fails() ? kFailed : begun_[rank];
     if (fails()) std::snprintf(message.cause, sizeof message.cause, "%s", cause_.c_str());
     MPI_Request request;
     int code = MPI_Isend(&message, sizeof message, MPI_BYTE, rank, static_cast<int>(tags_), comm, &request);
@@ -63,7 +66,6 @@ bool Channel::listen() {
     if (!flag) return true;
     LeaveMessage heard{kFailed, true, {}};  // if the sender fails before the message has arrived
     MPI_Mrecv(&heard, sizeof heard, MPI_BYTE, &message, MPI_STATUS_IGNORE);
-    if (watch_) watch_->has_ended(status.MPI_SOURCE, heard.last, heard.leaves);
     if (!heard.leaves) {
       ends_[status.MPI_SOURCE] = heard.last;
       continue;
@@ -94,7 +96,6 @@ std::string Channel::missing(const Operation& operation) {
     for (const Partner& partner : operation.partners()) {
       int64_t last = last_of(partner.rank);
       if (partner.number <= last) continue;
-      if (last == kJudged && watch_) continue;  // the verdict itself will arrive
       if (last >= 0) {
         why = "the program has ended on rank " + std::to_string(partner.rank);
         break;
@@ -207,24 +208,8 @@ bool Channel::release() {
   auto clean = [](int64_t last) { return last >= 0; };
   auto left = [&] { return listen() && all_left() && std::all_of(lasts_.begin(), lasts_.end(), clean); };
   if (collective_ && (fails() || !left())) return false;
-  if (watch_) watch_->stop();
-  return !watch_ || watch_->release();
-}
-
-void Watch::part() { parting_ = now(); }
-
-// A server without requests checks the remaining ranks, as a rank does at its end: all of them may be
-// stopped.
-void Watch::serve(const ServerStatus& status) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (status.moved || reported_ == 0) parting_ = moved_ = now();
-  reported_ = now();
-  worker_waits_ = status.waits;
-  patient_ = status.patient;
-  awaited_.clear();
-  for (int32_t rank : status.awaited) awaited_.push_back({rank, INT64_MAX});
-  for (int32_t rank : status.gone) left_[rank] = 0;
-  announced_ = true;  // workers may take any time between requests
+  if (watch_) watch_->release();
+  return true;
 }
 
 void end_job(const std::string& why) {
@@ -263,7 +248,6 @@ int leave_all(MPI_Comm, int, void*, void*) {
     if (!channel->verdict().empty()) end_job(channel->summary());
     channel->await_others();
   }
-  for (Channel* channel : channels) channel->stop_watching();
   return MPI_SUCCESS;
 }
 

@@ -7,7 +7,8 @@
 namespace commplan {
 namespace {
 
-constexpr int64_t kNames = 512, kNameBytes = Recorder::kNameBytes;
+constexpr int64_t kNames = 512, kNameBytes = Recorder::kNameBytes, kEvents = 8192;
+constexpr int64_t kEnding = 4096;  // bytes between the ring and the `Live` block
 
 struct Header {
   char magic[8];
@@ -20,9 +21,16 @@ struct Event {
   int64_t nanoseconds, kind, name, operation, runs, nbytes;
 };
 
+static_assert(sizeof(Live) == 4096);
+
 Header& header(char* base) { return *reinterpret_cast<Header*>(base); }
 
 }  // namespace
+
+Live* Recorder::live() const {
+  constexpr int64_t kLive = sizeof(Header) + kNames * kNameBytes + kEvents * sizeof(Event) + kEnding;
+  return base_ == nullptr ? nullptr : reinterpret_cast<Live*>(base_ + kLive);
+}
 
 // Names that do not fit share the last entry.
 int64_t Recorder::name(const std::string& text) {

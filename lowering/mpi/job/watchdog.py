@@ -1,4 +1,4 @@
-"""Configures the engine's watchdog: time limits, flight records, and the stack of a late rank."""
+"""Introduces the channels of the engine to the sidecar of the host: flight records, time limits, verdicts."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import atexit
 import ctypes
 import math
 import secrets
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
-from commplan.recorder.file import Recording, stacks_of_process, start_recording
+from commplan.recorder import live
+from commplan.recorder.file import Recording, start_recording
 from commplan.recorder.lane import activity
 from commplan.recorder.stacks import own_frames, shown
-from commplan.sidecar import attend
+from commplan.sidecar import attend, introduce_hosts, unwatch
 
-FIRST = 12  # times the bound in the first three runs of a collective, since late ranks may be compiling
-_VERDICT = 4096  # maximum number of bytes of a verdict
-_WRITER = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
-_libraries: list[Any] = []
+_late: list[None] = []  # one for each `expected_late` block that the program is in
+_recordings: list[Recording] = []
 
 
 class Watched(NamedTuple):
@@ -43,81 +42,75 @@ def job() -> str:
 
 
 def start(
-    library: Any, channel: int, watched: Watched, rank: int, axes: Mapping[str, int]
+    library: Any, channel: int, watched: Watched, comm: Any, rank: int, axes: Mapping[str, int]
 ) -> Recording | None:
-    """Watch a channel and record its operations. All of its ranks must call this together."""
+    """Watch a channel and record its operations. All ranks of `comm` must call this together."""
     recording = start_recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
-    _watch(library, channel, watched, recording, rank)
+    _watch(recording, watched, comm)
+    _record(library, channel, recording)
     return recording
 
 
-def _watch(library: Any, channel: int, watched: Watched, recording: Recording | None, rank: int) -> None:
-    if not _libraries:
-        _libraries.append(library)
-        library.commplan_stack_writer(ctypes.cast(_write_stack, ctypes.c_void_p))
-        atexit.register(library.commplan_stack_writer, None)
-        atexit.register(library.commplan_stack_signal, b"", 0)
+def _watch(recording: Recording | None, watched: Watched, comm: Any) -> None:
+    """Have the sidecars watch the ranks of `comm`."""
     address = None
     if recording is not None:
-        attend(recording.path, f"rank {rank}")
-        file, number = stacks_of_process()
-        library.commplan_stack_signal(file.encode(), number)
+        live.put_limits(recording, watched.bound_s, watched.busy_s, ends=True)
+        live.put_late(recording, len(_late))
+        _recordings.append(recording)
+        address = attend(recording.path, f"rank {recording.rank}", watched=True)
+    addresses = comm.allgather(address)
+    if recording is not None:
+        introduce_hosts(recording.path, recording.rank, addresses)
+
+
+def _record(library: Any, channel: int, recording: Recording | None) -> None:
+    """Have the engine record the operations of a channel."""
+    if recording is not None:
         # The engine writes to it until MPI is finalized, after Python has shut down.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(recording.memory))
         address = ctypes.addressof(ctypes.c_char.from_buffer(recording.memory))
-    bound, busy = int(watched.bound_s * 1e9), int(watched.busy_s * 1e9)
-    library.commplan_channel_watch(channel, bound, FIRST * bound, busy, address)
+        library.commplan_channel_watch(channel, address)
 
 
 class RequestWatch(NamedTuple):
-    """The watched channel of workers and servers. `recording` is the record of this server, if it has one."""
+    """The watched channel of workers and servers. `recording` is the record of this rank, if it has one."""
 
-    library: Any
-    channel: int
-    recording: Recording | None = None
+    recording: Recording | None
 
     @classmethod
-    def begin(cls, library: Any, channel: int, watched: Watched, rank: int, ranks: int, workers: int) -> Self:
-        """Watch a channel of `workers` workers and their servers. All of its ranks must call this together.
+    def begin(cls, library: Any, channel: int, watched: Watched, comm: Any, workers: int) -> Self:
+        """Watch a channel of workers and servers. All ranks of `comm` must call this together.
 
         The engine records the requests of workers; servers write their own records.
         """
+        rank = int(comm.Get_rank())
         lane = "requests" if rank < workers else "server"
-        recording = start_recording(watched.job, watched.plan, rank, ranks, lane=lane)
-        if rank < workers:
-            _watch(library, channel, watched, recording, rank)
-            return cls(library, channel)
-        _watch(library, channel, watched, None, rank)
-        if recording is not None:
-            attend(recording.path, f"rank {rank}")
-        return cls(library, channel, recording)
+        recording = start_recording(watched.job, watched.plan, rank, int(comm.Get_size()), lane=lane)
+        _watch(recording, watched, comm)
+        _record(library, channel, recording)  # on a server the engine only reads the verdict
+        return cls(recording)
 
-    def serve(
-        self, *, waits: bool, patient: bool, moved: bool, awaited: Sequence[int], finished: Sequence[int]
-    ) -> None:
+    def serve(self, *, waits: bool, patient: bool, moved: bool) -> None:
         """Report the state of a server. A server that has not reported for a second counts as busy.
 
         Args:
             waits: Whether some worker waits for another worker.
             patient: Whether the server has its own timeout for that.
             moved: Whether anything has arrived since the last report.
-            awaited: Ranks that have no unanswered request: the server waits for their next one.
-            finished: Ranks that will send no more requests.
         """
-        ranks = (ctypes.c_int32 * (len(awaited) + len(finished)))(*awaited, *finished)
-        self.library.commplan_channel_serve(
-            self.channel, waits, patient, moved, ranks, len(awaited), len(finished)
-        )
+        if self.recording is not None:
+            live.put_served(self.recording, waits=waits, patient=patient, moved=moved)
 
     def verdict(self) -> str:
         """The verdict on the rank that blocks the others; empty while there is none."""
-        text = ctypes.create_string_buffer(_VERDICT + 1)
-        self.library.commplan_channel_verdict(self.channel, text, _VERDICT)
-        return text.value.decode(errors="replace")
+        return live.verdict_of(self.recording) if self.recording is not None else ""
 
 
 def forget(recording: Recording) -> None:
     """Delete a record after its run has ended successfully on all ranks."""
+    unwatch(recording.path)
+    _recordings.remove(recording)
     recording.remove()
     atexit.unregister(recording.remove)
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(recording.memory))
@@ -125,23 +118,21 @@ def forget(recording: Recording) -> None:
 
 @contextmanager
 def expected_late() -> Generator[None]:
-    """Tell the watchdogs of other ranks that this process will join later."""
-    for library in _libraries:
-        library.commplan_add_busy(1)
+    """Announce to other ranks that this process will join later."""
+    _late.append(None)
     try:
+        _put_late()
         yield
     finally:
-        for library in _libraries:
-            library.commplan_add_busy(-1)
+        _late.pop()
+        _put_late()
+
+
+def _put_late() -> None:
+    for recording in _recordings:
+        live.put_late(recording, len(_late))
 
 
 def main_stack() -> str:
     """The user's stack in the main thread, innermost frame first, and the current long activity if any."""
     return "; ".join(filter(None, (shown(own_frames()), activity())))
-
-
-@_WRITER
-def _write_stack(address: int, most: int) -> None:
-    """The stack as UTF-8 that ends with a zero byte."""
-    text = main_stack().encode()[:most]
-    ctypes.memmove(address, text + b"\0", len(text) + 1)

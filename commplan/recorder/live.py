@@ -1,0 +1,105 @@
+"""The block of a record that the sidecar of the host reads while the process runs, and writes verdicts to.
+
+The engine has the same layout (`Live` in `lowering/mpi/engine/watch.h`). Readers use `pread`, not a mapping:
+a file that is cut off would end a process that maps it.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from typing import NamedTuple
+
+from commplan.recorder.file import LIVE, Recording
+
+_NUMBERS = struct.Struct("<10q")
+_LATE, _LIMITS, _SERVED = LIVE + 32, LIVE + 40, LIVE + 56
+_VERDICT, _TEXT = LIVE + 128, LIVE + 144
+_LONGEST = 3952 - 3  # bytes of a verdict and the line that waited, each with a zero byte
+_SERVED_S = 1.0  # a server that has not reported for so long is busy
+_WAITS, _PATIENT = 1, 2
+LEFT = 2
+
+
+class Live(NamedTuple):
+    """The state of a recording process. Times are `time.monotonic_ns`.
+
+    Attributes:
+        moved: When an operation last began, moved bytes or ended.
+        waits: When the oldest unfinished operation began; 0 if there is none.
+        parting: Since when the rank waits for the others to leave, or a server has received nothing; 0
+            before.
+        left: 1 if the rank begins no further operation, `LEFT` if it has left.
+        late: How many `late` blocks the program is in.
+        bound_ns, busy_ns: The limits `watchdog_s` and `busy_s`; 0 if the record is not watched.
+        served: When a server last reported its state; 0 if it is no server.
+        flags: Whether workers wait for others, and whether the server has a timeout for that.
+        ends: Whether a verdict ends operations, see `on_hang` of `Program.bind`.
+    """
+
+    moved: int = 0
+    waits: int = 0
+    parting: int = 0
+    left: int = 0
+    late: int = 0
+    bound_ns: int = 0
+    busy_ns: int = 0
+    served: int = 0
+    flags: int = 0
+    ends: int = 0
+
+    @property
+    def serves(self) -> bool:
+        """Whether the process is a server that is not busy."""
+        return time.monotonic_ns() - self.served < _SERVED_S * 1e9
+
+    @property
+    def is_patient(self) -> bool:
+        """Whether a server waits with a timeout of its own."""
+        return self.serves and bool(self.flags & _PATIENT)
+
+
+def read_live(descriptor: int) -> Live:
+    """The block in an open record. Raises OSError, and `struct.error` if the file is too short."""
+    return Live(*_NUMBERS.unpack(os.pread(descriptor, _NUMBERS.size, LIVE)))
+
+
+def put_limits(recording: Recording, bound_s: float, busy_s: float, *, ends: bool) -> None:
+    """Have the sidecar watch the process of `recording`."""
+    struct.pack_into("<q", recording.memory, LIVE, time.monotonic_ns())
+    struct.pack_into("<2q", recording.memory, _LIMITS, int(bound_s * 1e9), int(busy_s * 1e9))
+    struct.pack_into("<q", recording.memory, LIVE + 72, ends)
+
+
+def put_late(recording: Recording, late: int) -> None:
+    struct.pack_into("<q", recording.memory, _LATE, late)
+
+
+def put_served(recording: Recording, *, waits: bool, patient: bool, moved: bool) -> None:
+    """Report the state of a server. moved: whether anything has arrived since the last report."""
+    now = time.monotonic_ns()
+    if moved or not struct.unpack_from("<q", recording.memory, _SERVED)[0]:
+        struct.pack_into("<3q", recording.memory, LIVE, now, 0, now)
+    struct.pack_into("<2q", recording.memory, _SERVED, now, waits * _WAITS + patient * _PATIENT)
+
+
+def write_verdict(descriptor: int, text: str, line: str, effective_s: float, *, abandoned: bool) -> None:
+    """Write a verdict to an open record.
+
+    Args:
+        line: The line of the plan that waited.
+        effective_s: When it applies, on `time.monotonic`.
+        abandoned: Whether no rank will leave that the rank of the record waits for.
+    """
+    data = text.encode(errors="replace")[:_LONGEST] + b"\0"
+    os.pwrite(descriptor, data + line.encode(errors="replace")[: _LONGEST + 1 - len(data)] + b"\0", _TEXT)
+    os.pwrite(descriptor, struct.pack("<2q", int(effective_s * 1e9), abandoned), _VERDICT)
+
+
+def verdict_of(recording: Recording) -> str:
+    """The verdict in the record of this process, once it applies; else empty."""
+    (effective,) = struct.unpack_from("<q", recording.memory, _VERDICT)
+    if not effective or time.monotonic_ns() < effective:
+        return ""
+    return recording.memory[_TEXT : _TEXT + _LONGEST].split(b"\0")[0].decode(errors="replace")

@@ -1,0 +1,101 @@
+"""Datagrams between the sidecars of a job's hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hmac
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from commplan.recorder.verdict import RankState
+
+_LONGEST = 60_000  # bytes of a datagram
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR
+
+
+class Address(NamedTuple):
+    """How a sidecar is reached.
+
+    Attributes:
+        host: The name of its host.
+        key: A secret of the sidecar with which messages to it begin.
+        addresses: The addresses of its host. Not all of them need to be reachable.
+    """
+
+    host: str
+    port: int
+    key: str
+    addresses: tuple[str, ...]
+
+
+class SidecarMessage(msgspec.Struct, frozen=True, array_like=True):
+    """A message about a job.
+
+    Attributes:
+        job: The name of the job, as in its records.
+        sender: The lowest rank of the job on the sender's host.
+        serial: The number of a question, and of its answers.
+        state: Of an answer, the state of one rank.
+        text, line, abandoned: Of a verdict, see `recorder.live.write_verdict`.
+    """
+
+    job: str
+    kind: Literal["hello", "ask", "answer", "verdict"]
+    sender: int
+    serial: int = 0
+    state: RankState | None = None
+    text: str = ""
+    line: str = ""
+    abandoned: bool = False
+
+
+def open_socket() -> socket.socket:
+    """A new socket for datagrams, for both versions of IP if the host has both. Raises OSError."""
+    with contextlib.suppress(OSError):
+        both = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+        try:
+            both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            both.bind(("::", 0))
+        except OSError:
+            both.close()
+            raise
+        return both
+    single = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    single.bind(("", 0))
+    return single
+
+
+def own_addresses() -> tuple[str, ...]:
+    """The IPv4 addresses of this host, without the loopback interface."""
+    addresses: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                request = struct.pack("256s", name.encode()[:15])
+                addresses.append(socket.inet_ntoa(fcntl.ioctl(probe, _GET_ADDRESS, request)[20:24]))
+    return tuple(address for address in addresses if not address.startswith("127."))
+
+
+def send(line: socket.socket, message: SidecarMessage, to: Sequence[Address]) -> None:
+    """Send a message to sidecars. It may be lost."""
+    data = msgspec.json.encode(message)
+    prefix = "::ffff:" if line.family == socket.AF_INET6 else ""
+    for address in to:
+        for place in address.addresses:
+            with contextlib.suppress(OSError):
+                line.sendto(address.key.encode() + data, socket.MSG_DONTWAIT, (prefix + place, address.port))
+
+
+def received(line: socket.socket, key: str) -> Iterator[SidecarMessage]:
+    """The messages to the sidecar with this key that have arrived."""
+    with contextlib.suppress(OSError):
+        while True:
+            data = line.recv(_LONGEST, socket.MSG_DONTWAIT)
+            if hmac.compare_digest(data[: len(key)], key.encode()):
+                with contextlib.suppress(msgspec.DecodeError):
+                    yield msgspec.json.decode(data[len(key) :], type=SidecarMessage)

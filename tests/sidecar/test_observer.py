@@ -1,0 +1,280 @@
+"""The observer of jobs: alarms, evaluations that must agree, hosts, and verdicts."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from commplan.recorder import live
+from commplan.recorder.file import BEGIN, END, EVENT, EVENTS, HEAD, LIVE, Details, Recording, put_name
+from commplan.recorder.lane import Lane
+from commplan.recorder.verdict import RankState, Wait
+from commplan.sidecar import observer
+from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
+from commplan.sidecar.observer import Job
+
+LINE, OTHER_LINE = "line 6 of x.plan", "line 7 of x.plan"
+BOUND_S, BUSY_S = 2.0, 30.0
+FAR = Address("far", 1, "key", ("10.0.0.2",))
+
+
+class FakeProcess:
+    """A process of the tests. `said`: the text that was printed on its standard error."""
+
+    def __init__(self, number: int) -> None:
+        self.number, self.seconds, self.asked = number, 0.0, 0.0
+        self.stack, self.said = f"train.py:{number} in load", ""
+
+    def ask_stack(self) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        self.said += text
+
+
+class Ranks:
+    """A job of `ranks` ranks, of which those in `local` are on this host. `sent`: messages to other hosts."""
+
+    def __init__(self, ranks: int, local: Sequence[int], lane: str = "") -> None:
+        self.sent: list[SidecarMessage] = []
+        self.job = Job("job", lambda message, to: self.sent.append(message))
+        self.recordings: dict[int, Recording] = {}
+        self.processes: dict[int, FakeProcess] = {}
+        for rank in local:
+            axes = {"data": ranks} if not lane else None
+            recording = self.recordings[rank] = Recording("job", "x", rank, ranks, axes, lane)
+            live.put_limits(recording, BOUND_S, BUSY_S, ends=True)
+            process = self.processes[rank] = FakeProcess(100 + rank)
+            self.job.add(recording.path, process)
+
+    def look(self, after_s: float = 0.0) -> None:
+        """Look twice, at this time and when the first result is confirmed."""
+        now = time.monotonic() + after_s
+        self.job.look(now)
+        self.job.look(now + 0.6)
+
+    def verdict(self, rank: int) -> str:
+        """The verdict in the record of a rank, whenever it applies."""
+        recording = self.recordings[rank]
+        (effective,) = struct.unpack_from("<q", recording.memory, LIVE + 128)
+        return recording.memory[LIVE + 144 : LIVE + 4000].split(b"\0")[0].decode() if effective else ""
+
+
+def put(recording: Recording, **fields: int) -> None:
+    """Write fields of the `Live` block, as the engine does."""
+    for name, value in fields.items():
+        struct.pack_into("<q", recording.memory, LIVE + 8 * live.Live._fields.index(name), value)
+
+
+def began(recording: Recording, line: str, *, runs: int = 5, ends: bool = False) -> None:
+    """Record that a rank has begun `line` for the `runs`th time, and finished it before."""
+    details = Details("all_reduce", "ring", 0, "f32", 0, "", ("data",))
+    index = int(line == OTHER_LINE)
+    put_name(recording.memory, index, f"{line}\0{details.text()}")
+    now, (head,) = time.monotonic_ns(), struct.unpack_from("<q", recording.memory, HEAD)
+    events = [(kind, run) for run in range(1, runs + 1) for kind in (BEGIN, END)]
+    for kind, run in events if ends else events[:-1]:
+        at = EVENTS + EVENT.size * head
+        when = now - (runs - run) * 10_000_000 + (kind == END) * 1000
+        EVENT.pack_into(recording.memory, at, when, kind, index, 100 * index + run, run, 0)
+        head += 1
+    struct.pack_into("<q", recording.memory, HEAD, head)
+    put(recording, moved=now, waits=0 if ends else now)
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+
+
+@pytest.fixture(name="conditions")
+def _conditions(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
+    """The conditions of processes by number; the others are alive."""
+    conditions: dict[int, str] = {}
+    monkeypatch.setattr(observer, "process_state", lambda number: conditions.get(number, "alive"))
+    return conditions
+
+
+def waiting(ranks: Ranks, late: int) -> Ranks:
+    """All ranks but `late` wait in line 6."""
+    for rank, recording in ranks.recordings.items():
+        began(recording, LINE, runs=5 - (rank == late), ends=rank == late)
+    return ranks
+
+
+def test_a_rank_that_waits_within_its_bound_is_not_evaluated(conditions: dict[int, str]):
+    ranks = waiting(Ranks(3, range(3)), late=1)
+    conditions[101] = "stopped"
+    ranks.look(1.0)
+    assert ranks.verdict(0) == ""
+
+
+def test_a_stopped_rank_is_named_on_all_ranks_once_two_looks_agree(conditions: dict[int, str]):
+    ranks = waiting(Ranks(3, range(3)), late=1)
+    conditions[101] = "stopped"
+    ranks.job.look(time.monotonic() + 3)
+    assert ranks.verdict(0) == ""
+    ranks.look(3.6)
+    for rank in range(3):
+        text = ranks.verdict(rank)
+        assert text.startswith("rank 1 is stopped (SIGSTOP, or a debugger)\nnote: rank 1 is PID 101 on ")
+        assert "note: ranks 0, 2 wait" in text
+
+
+def test_a_late_rank_is_printed_after_the_first_runs_and_named_after_busy_s(conditions: dict[int, str]):
+    ranks = waiting(Ranks(3, range(3)), late=1)
+    ranks.look(3.0)
+    said = ranks.processes[0].said
+    assert "rank 1 has not come within" in said and f"note: {LINE} waits for it" in said
+    assert "its Python: train.py:101 in load" in said and "it ends after 30 s" in said
+    assert ranks.verdict(0) == ""
+    ranks.look(BUSY_S + 1)
+    assert ranks.processes[0].said == said and not ranks.processes[2].said
+    assert "the limit is 30 s" in ranks.verdict(2)
+
+
+def test_first_runs_may_compile(conditions: dict[int, str]):
+    ranks = Ranks(2, range(2))
+    began(ranks.recordings[0], LINE, runs=1)
+    ranks.look(20.0)
+    assert ranks.processes[0].said == ""
+    ranks.look(25.0)
+    assert "rank 1 has not come within" in ranks.processes[0].said
+
+
+@pytest.mark.parametrize("field", ["late", "left"])
+def test_a_rank_that_announces_late_work_or_has_ended_is_not_named(field: str, conditions: dict[int, str]):
+    ranks = waiting(Ranks(3, range(3)), late=1)
+    put(ranks.recordings[1], **{field: 1})
+    ranks.look(1000.0)
+    assert ranks.verdict(0) == "" and ranks.processes[0].said == ""
+
+
+def test_another_order_is_named_after_the_bound_with_both_lines(conditions: dict[int, str]):
+    ranks = Ranks(3, range(3))
+    for rank in range(3):
+        began(ranks.recordings[rank], LINE if rank else OTHER_LINE)
+    ranks.look(3.0)
+    assert "the ranks wait for one another since" in ranks.verdict(0)
+    assert f"rank 0 waits in {OTHER_LINE}" in ranks.verdict(1) and f"rank 1 waits in {LINE}" in ranks.verdict(
+        1
+    )
+
+
+def test_a_rank_without_the_lock_is_shown_as_holding_it(conditions: dict[int, str]):
+    ranks = waiting(Ranks(2, range(2)), late=1)
+    ranks.processes[1].stack, ranks.processes[1].asked = "", 1.0
+    ranks.look(3.0)
+    assert "its Python: it holds the interpreter's lock" in ranks.processes[0].said
+
+
+def test_on_hang_report_prints_once_and_ends_nothing(conditions: dict[int, str]):
+    ranks = waiting(Ranks(2, range(2)), late=1)
+    for recording in ranks.recordings.values():
+        put(recording, ends=0)
+    conditions[101] = "stopped"
+    ranks.look(3.0)
+    ranks.look(5.0)
+    assert ranks.verdict(0) == "" and ranks.processes[0].said.count("rank 1 is stopped") == 1
+
+
+def test_ranks_at_their_end_wait_for_the_living_and_not_for_the_dead(conditions: dict[int, str]):
+    ranks = Ranks(3, range(3))
+    for rank in range(3):
+        began(ranks.recordings[rank], LINE, ends=True)
+        put(ranks.recordings[rank], left=2 * (rank < 2), parting=time.monotonic_ns() * (rank < 2))
+    ranks.look(20.0)
+    assert ranks.processes[0].said == ""
+    ranks.look(30.0)
+    assert "this process has ended and waits for rank 2" in ranks.processes[0].said
+    ranks.processes[2].seconds = 1.0  # it has died
+    ranks.look(40.0)
+    assert ranks.verdict(0).startswith("rank 2 has died, and all others have ended")
+
+
+def test_a_server_that_reports_is_not_named_and_a_busy_one_is(conditions: dict[int, str]):
+    ranks = Ranks(2, [0], "requests")
+    server = Recording("job", "x", 1, 2, lane="server")
+    live.put_limits(server, BOUND_S, BUSY_S, ends=True)
+    ranks.job.add(server.path, FakeProcess(101))
+    request = Lane(ranks.recordings[0])
+    name = request.name(LINE, "request")
+    request.awaits(name, request.begin(name, 7, 0), 1)
+    put(ranks.recordings[0], waits=time.monotonic_ns(), moved=time.monotonic_ns())
+    live.put_served(server, waits=False, patient=True, moved=True)
+    ranks.look(BUSY_S + 1)
+    assert ranks.verdict(0) == ""
+    put(server, served=1)  # long ago
+    ranks.look(BUSY_S + 5)
+    assert "rank 1 has not come within" in ranks.verdict(0)
+
+
+def state(rank: int, *, waits: bool) -> RankState:
+    wait = Wait(LINE, 3.0, missing=f"come to {LINE}", runs=5)
+    return RankState(rank, waits=(wait,) if waits else (), idle_s=60.0, process="process 7 on far")
+
+
+def test_ranks_of_other_hosts_are_asked_and_a_host_that_is_silent_is_named(conditions: dict[int, str]):
+    ranks = Ranks(4, range(2))
+    ranks.job.add_hosts({(2, 3): FAR})
+    for recording in ranks.recordings.values():
+        began(recording, LINE)
+    now = time.monotonic()
+    ranks.look(BUSY_S + 3)
+    assert ranks.sent[0].kind == "hello" and ranks.verdict(0) == ""  # never heard, so not known to be silent
+    ranks.job.take(SidecarMessage("job", "hello", 2))
+    ranks.job.look(now + BUSY_S + 10)
+    (question,) = [message for message in ranks.sent[-1:] if message.kind == "ask"]
+    for rank in (2, 3):
+        answer = SidecarMessage("job", "answer", 2, question.serial, state(rank, waits=rank == 2))
+        ranks.job.take(answer)
+    ranks.job.look(now + BUSY_S + 10.2)
+    ranks.job.look(now + BUSY_S + 11)
+    for rank in (2, 3):
+        answer = SidecarMessage("job", "answer", 2, ranks.sent[-1].serial, state(rank, waits=rank == 2))
+        ranks.job.take(answer)
+    ranks.job.look(now + BUSY_S + 11.2)
+    assert "rank 3 has not come within" in ranks.verdict(1) and "process 7 on far" in ranks.verdict(1)
+    assert ranks.sent[-1].kind == "verdict" and ranks.sent[-1].text == ranks.verdict(0)
+
+
+def test_a_host_that_falls_silent_is_named(conditions: dict[int, str]):
+    ranks = Ranks(4, range(2))
+    ranks.job.add_hosts({(2, 3): FAR})
+    ranks.job.take(SidecarMessage("job", "hello", 2))
+    for recording in ranks.recordings.values():
+        began(recording, LINE)
+    now = time.monotonic()
+    for seconds in (3.0, 4.6, 5.2, 6.8):
+        ranks.job.look(now + seconds)
+    assert "rank 2 does not answer: it is stopped or dead, or host far cannot be reached" in ranks.verdict(0)
+
+
+def test_questions_are_answered_and_verdicts_are_written(conditions: dict[int, str]):
+    ranks = waiting(Ranks(4, range(2)), late=1)
+    ranks.job.add_hosts({(2, 3): FAR})
+    ranks.job.take(SidecarMessage("job", "ask", 2, 9))
+    answers = [message for message in ranks.sent if message.kind == "answer"]
+    assert [(answer.serial, answer.sender) for answer in answers] == [(9, 0), (9, 0)]
+    first, second = (answer.state for answer in answers)
+    assert first is not None and first.waits[0].where == LINE
+    assert {need.rank for need in first.waits[0].needs} == {0, 1, 2, 3}
+    assert second is not None and second.stack == "train.py:101 in load"
+    ranks.job.take(SidecarMessage("job", "verdict", 7, text="of no host of the job"))
+    ranks.job.take(SidecarMessage("job", "verdict", 2, text="rank 3 is stopped", line=LINE))
+    assert ranks.verdict(0) == "rank 3 is stopped"
+
+
+def test_datagrams_reach_the_sidecar_whose_key_they_have():
+    with open_socket() as one, open_socket() as other:
+        places = own_addresses() or ("127.0.0.1",)
+        message = SidecarMessage("job", "answer", 0, 3, state(2, waits=True))
+        for key in ("wrong", "right"):
+            send(one, message, [Address("far", other.getsockname()[1], key, places[:1])])
+        other.settimeout(5)
+        assert other.recv(5) == b"wrong"
+        assert list(received(other, "right")) == [message]
