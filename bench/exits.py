@@ -49,8 +49,10 @@ ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 
 def rank(elements: int, way: str, culprit: int) -> object:
     """The program of one rank; its return value is kept until the interpreter ends."""
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
     import commplan  # noqa: PLC0415
-    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
     from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
 
     comm = MPI.COMM_WORLD

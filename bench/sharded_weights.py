@@ -31,14 +31,16 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.lowering.audit import Machine, audit_text, estimate, target
 from commplan.lowering.jax.aot import devices
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 RANKS = 8
 PLAN = """\

@@ -40,8 +40,10 @@ BLOCKS, BLOCK, RANKS = 40, 50, 2
 
 def mesh_stepper(elements: int, watchdog_s: float | None) -> Callable[[], Any]:
     """A step of a program on the devices of all processes."""
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
     import commplan  # noqa: PLC0415
-    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
 
     mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     run = commplan.loads(PLAN.format(elements=elements)).compile(mesh).bind(mesh, watchdog_s=watchdog_s)
@@ -61,8 +63,10 @@ def stepper(elements: int, watchdog_s: float | None) -> Callable[[], Any]:
     """A step of a separate program."""
     if "JAX_NUM_CPU_DEVICES" in os.environ:
         return mesh_stepper(elements, watchdog_s)
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
     import commplan  # noqa: PLC0415
-    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
     from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
 
     plan = commplan.loads(PLAN.format(elements=elements))

@@ -12,12 +12,13 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+import jax
+import jax.numpy as jnp
 import optax  # pyright: ignore[reportMissingTypeStubs]
 
 from commplan.diagnostics import fail
 from commplan.ir.plan import name_of
 from commplan.ir.schedule import Elastic
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.optimisers import Difference, difference
 from commplan.tracebacks import ends_at_caller
 

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
 from jax.sharding import NamedSharding
@@ -27,7 +29,6 @@ from commplan.diagnostics import fail, listed, near_note
 from commplan.ir.schedule import Value
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.pytree import Tree, build, flatten, structure_by
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.context import CALLS, Context
 from commplan.runtime.phases import check_state
 from commplan.runtime.saved_layout import (

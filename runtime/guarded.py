@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
 
+import jax
 import msgspec
 import numpy as np
 
 from commplan.diagnostics import fail
 from commplan.lowering.audit import CompiledCollective
-from commplan.lowering.jax.typing_shim import jax
 from commplan.mesh_kind import is_communicator
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.gather import Notice, gathered, refuse_absence

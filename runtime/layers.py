@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from commplan.ir.plan import name_of
 from commplan.ir.schedule import Leaf, Schedule
 from commplan.ir.shard_shapes import cut_all
@@ -16,7 +19,6 @@ from commplan.lowering.jax.layers.sharded import Layer, scanned, unrolled
 from commplan.lowering.jax.layers.vjp import LayerVjp, layer_vjp
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import Tree, flatten
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.pytree import leaf_of, leaves_of
 from commplan.runtime.context import Context
 from commplan.runtime.layer_schedules import ShardedStages, sharded_stages

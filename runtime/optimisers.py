@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 Tree = Any
 SHAPES = {"matrix": (130, 140), "vector": (10,), "small": (7, 3)}  # One is large enough to be factored.

@@ -6,6 +6,8 @@ import functools
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail, listed, near_note
@@ -18,7 +20,6 @@ from commplan.lowering.jax.layout import leaf_specs
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.primitives import terms
 from commplan.lowering.jax.pytree import Tree
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime import reduced_values
 from commplan.runtime.context import CALLS, Carried, Context

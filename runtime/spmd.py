@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from commplan.diagnostics import fail, listed, near_note
@@ -15,7 +17,6 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat, _jit
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import Tree, flatten
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.context import CALLS, Carried, Context, flat
 from commplan.runtime.machines.explicit import has_reduced, reduced_over
 from commplan.runtime.observe.same_values import Declared

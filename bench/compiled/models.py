@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
+import jax
+import jax.numpy as jnp
+from jax import lax
 
 Tree = Any
 VOCABULARY, HEAD = 32_768, 128

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
 from bench.compiled.models import Moves, ResNet50, Transformer
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 Tree = Any
 Model = Transformer | ResNet50

@@ -32,7 +32,8 @@ def process(fault: Fault, port: int, index: int) -> None:
     culprit = index == fault.culprit
     if culprit and fault.kind == "flag":
         os.environ["XLA_FLAGS"] = FLAG
-    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
 
     jax.distributed.initialize(f"localhost:{port}", RANKS, index)
     mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -61,8 +62,9 @@ def process(fault: Fault, port: int, index: int) -> None:
 
 def planned(fault: Fault, mesh: Any, *, culprit: bool) -> tuple[Any, Any, Any]:
     """The steps of a program with a plan, and its state."""
+    import jax.numpy as jnp  # noqa: PLC0415
+
     import commplan  # noqa: PLC0415
-    from commplan.lowering.jax.typing_shim import jnp  # noqa: PLC0415
 
     program = commplan.loads(plan_of(fault, culprit=culprit)).compile(mesh)
     run = program.bind(mesh, watchdog_s=BOUND_S, busy_s=BUSY_S)
@@ -85,8 +87,9 @@ def planned(fault: Fault, mesh: Any, *, culprit: bool) -> tuple[Any, Any, Any]:
 def guarded(fault: Fault, mesh: Any, *, culprit: bool) -> tuple[Any, Any, Any]:
     """The steps of a program of plain JAX."""
     del culprit
+    import jax.numpy as jnp  # noqa: PLC0415
+
     import commplan  # noqa: PLC0415
-    from commplan.lowering.jax.typing_shim import jnp  # noqa: PLC0415
 
     guard = commplan.guard.jit(mesh=mesh, watchdog_s=BOUND_S, busy_s=BUSY_S)
 

@@ -50,8 +50,10 @@ def rank(fault: Fault) -> None:
         os.environ["COMMPLAN_SIDECAR"] = f"{os.environ['COMMPLAN_RECORDS']}/host{comm.rank}"
     if culprit and fault.kind == "flag":
         os.environ["XLA_FLAGS"] = FLAG
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
     import commplan  # noqa: PLC0415
-    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
 
     program = commplan.loads(plan_of(fault, culprit=culprit)).compile(comm)
     if culprit and fault.kind in ("plan", "flag", "memory"):

@@ -52,9 +52,11 @@ def decode(number: Any, *, elements: int, kind: str, record: int) -> Any:
 
 def program(fault: Fault) -> None:
     """The program of the process."""
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
     import commplan  # noqa: PLC0415
     from bench.faults import process  # noqa: PLC0415  where workers find the function
-    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
 
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     if fault.kind == "memory":

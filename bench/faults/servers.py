@@ -76,8 +76,10 @@ def rank(fault: Fault) -> None:
     culprit = comm.rank == fault.culprit
     if culprit and fault.kind == "flag":
         os.environ["XLA_FLAGS"] = FLAG
+    import jax  # noqa: PLC0415
+    import jax.numpy as jnp  # noqa: PLC0415
+
     import commplan  # noqa: PLC0415
-    from commplan.lowering.jax.typing_shim import jax, jnp  # noqa: PLC0415
 
     other = culprit and fault.kind == "plan"
     hows = ("mean", "sum") if fault.via == "sync" else ("0.5", "0.25")

@@ -8,11 +8,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from bench.on_gpu.findings import Findings
 from bench.on_gpu.scale import Scale
 from commplan.cli import main as command
 from commplan.cost.calibration import parse_calibration
-from commplan.lowering.jax.typing_shim import jax
 
 _MARGIN_S = 20.0  # of the part's time limit, for imports and compilation
 

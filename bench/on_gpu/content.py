@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
@@ -15,7 +16,6 @@ from bench.on_gpu.feeding import PLAN, registered_bytes
 from bench.on_gpu.findings import Findings
 from bench.on_gpu.rows import NumberedRows, device_sums, wrong_rows
 from bench.on_gpu.scale import Scale
-from commplan.lowering.jax.typing_shim import jax
 
 KEPT, EPOCHS = 6, 2
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -15,7 +17,6 @@ from bench.on_gpu.findings import Findings
 from bench.on_gpu.scale import Scale
 from bench.on_gpu.tax import PLAN
 from bench.on_gpu.timing import Seconds, in_turns, median
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 LEAVES, WIDTH = 50, 128
 Tree = dict[str, Any]

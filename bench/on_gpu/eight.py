@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bench.compiled import models
@@ -19,7 +21,6 @@ from bench.on_gpu.findings import Findings
 from bench.on_gpu.scale import Scale
 from bench.on_gpu.timing import Seconds, in_turns, median, spread
 from bench.on_gpu.unconnected import phases, random_tree
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 ALONE = "no reduction"
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bench.compiled.models import Moves, ResNet50, Transformer
@@ -17,7 +19,6 @@ from bench.on_gpu.timing import in_turns, median, spread
 from bench.on_gpu.unconnected import nbytes, random_tree
 from commplan.lowering.audit import audit_text, estimate, target
 from commplan.lowering.audit.targets import rates_of_kind
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 Model = Transformer | ResNet50
 

@@ -11,7 +11,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,7 +23,6 @@ from bench.on_gpu.findings import Findings
 from bench.on_gpu.rows import device_sums, host_sums, numbered, wrong_rows
 from bench.on_gpu.scale import Scale
 from bench.on_gpu.timing import in_turns, median
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 IMAGE = 224 * 224 * 3
 BLOCK = 32 * IMAGE

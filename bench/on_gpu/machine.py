@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
+import jax
+
 import commplan
 from bench.on_gpu.findings import Findings
 from bench.on_gpu.scale import Scale
-from commplan.lowering.jax.typing_shim import jax
 
 
 def measure(scale: Scale, findings: Findings) -> None:

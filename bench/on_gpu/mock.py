@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -30,7 +31,6 @@ from bench.on_gpu.scale import Scale, scale_of
 from bench.on_gpu.timing import Seconds, in_turns, median, spread
 from bench.on_gpu.unconnected import BUCKETS, PLAN, random_tree
 from commplan.lowering.jax import _jit
-from commplan.lowering.jax.typing_shim import jax
 
 GPUS = 32
 # Environments of JAX, the best first. A topology is partitions x processes of each x GPUs of each process.

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from bench.compiled.models import Transformer
 from bench.on_gpu.findings import Findings
 from bench.on_gpu.scale import Scale
 from bench.on_gpu.timing import Seconds, in_turns, median, spread
 from bench.on_gpu.unconnected import RANKS, nbytes, phases, random_tree, with_dtype
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 COPY, MEAN = "copy", "mean alone"
 

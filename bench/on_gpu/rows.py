@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
-
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 Rows = npt.NDArray[np.uint8]
 NUMBER = 4  # bytes of a row that hold its number, little endian

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import jax
 import msgspec
-
-from commplan.lowering.jax.typing_shim import jax
 
 
 class Scale(msgspec.Struct, frozen=True):

@@ -7,13 +7,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
 import commplan
 from bench.on_gpu.findings import Findings
 from bench.on_gpu.scale import Scale
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 PLAN = """plan smoke
 axis data = ?

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,7 +23,6 @@ from bench.compiled.ways import sgd
 from bench.on_gpu.findings import Findings
 from bench.on_gpu.scale import Scale
 from bench.on_gpu.timing import Seconds, in_turns, median, spread
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLAN = """plan transformer
 axis data = ?

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from commplan.lowering.jax.typing_shim import jax
+import jax
 
 Call = Callable[[], Any]
 Seconds = dict[str, list[float]]

@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import lax
+
 import commplan
 from commplan.ir import schedule as ir
 from commplan.lowering.jax.collectives import variadic
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import flatten
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.lowering.xla_passes import COPYING, DISABLED_PASSES
 
 RANKS = 8

@@ -50,9 +50,10 @@ def read_shapes(
 
 def _of_function(location: str, function: Callable[[], Any]) -> dict[str, Any]:
     """Trace `function` with `jax.eval_shape`, so that nothing is computed, and return its shapes."""
+    import jax
+
     from commplan.cli.jax_side import raised_at
     from commplan.lowering.jax.pytree import flatten
-    from commplan.lowering.jax.typing_shim import jax
     from commplan.pytree import is_like_spec, leaves_of, nest
 
     trees: dict[str, Any] = {}

@@ -9,7 +9,10 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 from jax._src import core as _src_core
 from jax._src import distributed as _src_distributed
 from jax._src import lib as _src_lib
@@ -17,10 +20,6 @@ from jax._src import xla_bridge as _src_xla_bridge
 from jax._src.interpreters import partial_eval as _src_partial_eval
 from jax._src.interpreters import pxla as _src_pxla
 from jax.sharding import PartitionSpec
-
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
-
-Array = Any  # a jax.Array or a tracer of one
 
 _core, _partial_eval = cast("Any", _src_core), cast("Any", _src_partial_eval)
 _cpp = cast("Any", _src_lib)._jax

@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Callable
 from typing import Any, cast
 
+import jax
 from jax._src import config as _src_config
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax
 
 Context = contextlib.AbstractContextManager[Any]
 _config = cast("Any", _src_config)

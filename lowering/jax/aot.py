@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, cast
 
+import jax
 import numpy as np
 from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
@@ -28,7 +29,6 @@ from commplan.lowering.device_topology import name_devices
 from commplan.lowering.jax._jit import has_profile
 from commplan.lowering.jax.layers.exchange import schedules_in_use
 from commplan.lowering.jax.phase import traced_schedules
-from commplan.lowering.jax.typing_shim import jax
 
 Devices = Any  # numpy object array of jax devices
 GPUS_ONLY = "compile for GPUs, for example `h100:4x8`; they do not have to be present"

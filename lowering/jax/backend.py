@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from jax import Array
+
 from commplan.ir.schedule import Collective
 from commplan.lowering.jax.servers import ServerAccess
-
-Array = Any  # a jax.Array or a tracer of one
 
 
 class BufferRun(NamedTuple):

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from commplan.diagnostics import Span, fail
@@ -21,7 +23,6 @@ from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.layout import global_shape, varying
 from commplan.lowering.jax.ops import ENABLE_X64
 from commplan.lowering.jax.pytree import Tree, flatten
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 Layout = Literal["local", "global"]
 _NUMBERS = (bool, int, float)

@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
@@ -17,9 +20,6 @@ from commplan.ir.plan import name_of
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.ops import ENABLE_X64
 from commplan.lowering.jax.pytree import LEAF, Tree, flatten
-from commplan.lowering.jax.typing_shim import jax, jnp
-
-Array = Any
 
 
 @dataclass(frozen=True)

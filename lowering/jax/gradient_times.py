@@ -15,13 +15,14 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+from jax import Array, ad_checkpoint
+
 from commplan.ir.schedule import Value
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.jaxprs import JaxprProgram, called_by, evaluate_alone, inlined
 from commplan.lowering.jax.pytree import Tree
-from commplan.lowering.jax.typing_shim import ad_checkpoint, jax
 
-Array = Any
 Jaxpr = Any
 _MARK = "commplan gradient "
 _marking = ContextVar("_marking", default=False)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
 from commplan.lowering.collective_primitives import collective_kind
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
-Array = Any
 Jaxpr = Any
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_")
 _TYPES_ONLY = ("pvary", "pcast")

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
@@ -13,9 +16,7 @@ from commplan.ir.plan import name_of
 from commplan.ir.refs import base_name
 from commplan.ir.types import DType
 from commplan.lowering.jax.pytree import LEAF, Tree
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
-Array = Any
 Values = Mapping[str, ir.Value]
 Env = Mapping[str, Tree]
 ENABLE_X64 = "64-bit types need jax.config.update('jax_enable_x64', True)"

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
@@ -19,7 +22,6 @@ from commplan.lowering.jax.functions import DeviceFunctions, RngContext
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.primitives import warning_when_transposed
 from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import for_scalar
 
 _DERIVATIVE_OF_GATHER = (

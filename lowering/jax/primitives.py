@@ -6,13 +6,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, cast
 
+import jax
+from jax import Array, lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax, lax
-
-Array = Any
 
 _same: Any = Primitive("commplan_same")
 _term: Any = Primitive("commplan_term")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from commplan.lowering.jax.typing_shim import jax
+import jax
+from jax import Array
+
 from commplan.pytree import is_key_type, nest
 
-Array = Any
 Structure = Any  # a PyTreeDef
 
 

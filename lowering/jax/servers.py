@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
+
+import jax.numpy as jnp
+from jax import Array
 
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.server_ops import ServerOp
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.pytree import Tree
-from commplan.lowering.jax.typing_shim import jnp
 from commplan.protocol.sites import Buffer, Site
-
-Array = Any
 
 
 class ServerAccess(Protocol):

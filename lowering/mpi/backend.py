@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
+from jax import Array, lax
+
 from commplan.diagnostics import fail
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.ir.stages.base import StageOverAxes
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
-from commplan.lowering.jax.typing_shim import jax, lax
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
@@ -26,8 +28,6 @@ from commplan.lowering.mpi.service import MpiService, Requests, send_leave
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
 from commplan.wait import BUSY_S
-
-Array = Any
 
 
 class TokenOrder:

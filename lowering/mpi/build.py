@@ -24,9 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from commplan import io
 from commplan.diagnostics import CommplanError, fail
-from commplan.lowering.jax.typing_shim import jax
 from commplan.lowering.mpi import prebuilt
 from commplan.lowering.mpi.typing_shim import MPI
 

@@ -19,14 +19,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.jax.collectives.bitcast import from_ordered, to_ordered
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives, rounds
 from commplan.lowering.mpi.instructions import Instructions, instructions
 from commplan.lowering.mpi.job import interruption, watchdog
@@ -40,7 +42,6 @@ from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 from commplan.recorder.file import Details, Recording
 from commplan.wait import BUSY_S
 
-Array = Any
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
 LABELS = 1024  # the number of labels that fit in the engine's tags

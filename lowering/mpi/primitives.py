@@ -13,16 +13,16 @@ from functools import cache
 from typing import Any, NoReturn, cast
 from weakref import WeakValueDictionary
 
+import jax
 import numpy as np
+from jax import Array
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax
 
-Array = Any
 owners: WeakValueDictionary[int, Any] = WeakValueDictionary()  # channels, by program number in the engine
 
 

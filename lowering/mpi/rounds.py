@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+from jax import Array
+
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import ChunkProgram
 from commplan.lowering.jax.collectives.bitcast import from_bits, to_bits
 from commplan.lowering.jax.collectives.programs import blocks, slots
-from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.mpi.tuning import Spec
 from commplan.lowering.mpi.typing_shim import MPI, mpi4jax
 from commplan.lowering.permutes import WindowTransfer, message_groups
-
-Array = Any
 
 
 def tied(x: Array, token: Array) -> Array:

@@ -18,10 +18,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from commplan.diagnostics import CommplanError, fail
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build, primitives
 from commplan.lowering.mpi.job.drain import drain
 from commplan.lowering.mpi.job.engine_errors import waiting_line
@@ -32,7 +34,6 @@ from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, nbytes_of, receives, sends, sent
 from commplan.recorder.file import Details
 
-Array = Any
 # Per worker and server. A server answers a unit once it has the terms of all workers. With more units in
 # flight, the first one is complete later, and the return path stays idle until then.
 IN_FLIGHT = 512 * 1024  # bytes

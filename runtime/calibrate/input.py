@@ -405,7 +405,7 @@ def _item(plan_input: PlanInput, phase: Phase) -> dict[str, Any]:
         message = f"phase `{phase.name}` has no array from its sources for a consumer"
         fail("CP0771", message, f"its outputs: {outputs}", span=phase.span, file=plan_input.plan.file)
     if "jax" in sys.modules:
-        from commplan.lowering.jax.typing_shim import jnp  # noqa: PLC0415  only where the consumer brought JAX
+        import jax.numpy as jnp  # noqa: PLC0415  only where the consumer brought JAX
 
         return {name: jnp.asarray(array) for name, array in item.items()}
     return item
@@ -440,6 +440,6 @@ def _step(consumer: Consumer, item: dict[str, Any]) -> tuple[float, float]:
 
 def _finished(result: Any) -> None:
     if "jax" in sys.modules:
-        from commplan.lowering.jax.typing_shim import jax  # noqa: PLC0415  only where the consumer brought JAX
+        import jax  # noqa: PLC0415  only where the consumer brought JAX
 
         jax.block_until_ready(result)

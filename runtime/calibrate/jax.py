@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.ir.schedule import Axis, Backend, Collective, Form
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.runtime.calibrate.calibrate import AXIS, Call, Pairs, host_gamma
 
 _NAME = 256  # The most bytes of a host name.

@@ -7,10 +7,11 @@ import statistics
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from commplan.ir.schedule import Axis, Backend, Collective, Form
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi import build
 from commplan.lowering.mpi.backend import MpiBackend
 from commplan.lowering.mpi.collectives import Channel

@@ -7,9 +7,11 @@ import time
 from datetime import date
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from commplan.cost.step_profile import GradientTime, StepProfile
 from commplan.lowering.jax.gradient_times import GradientTimes
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 FEWEST_RUNS = 3
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -22,7 +23,6 @@ from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.layout import leaf_specs, spec
 from commplan.lowering.jax.phase import Lowered, name_of
 from commplan.lowering.jax.pytree import Structure, Tree, build, flatten
-from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.context.member_schedule import ensemble, without
 from commplan.runtime.context.unset_states import UnsetStates
 from commplan.runtime.machines.machine import Machine

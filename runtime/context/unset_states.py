@@ -8,10 +8,11 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
+import jax
+
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
-from commplan.lowering.jax.typing_shim import jax
 
 
 class UnsetStates:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
+
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax
 
 
 def address() -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 
+import jax
 import numpy as np
 
 import commplan
 from commplan.ir import schedule as ir
-from commplan.lowering.jax.typing_shim import jax
 
 _INSTALL = "install the same versions for every {who}"
 _CONFIGURE = "set it alike for every {who}, before JAX is used"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import Array
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax, jnp
-
-Array = Any
 
 
 def explicit_axes(mesh: Any) -> frozenset[str]:

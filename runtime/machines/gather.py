@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import jax
+
 from commplan.diagnostics import fail
-from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.machine import digest
 from commplan.wait import Wait, apart

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex
 
 import msgspec
 import numpy.typing as npt
+from jax import Array
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.work_partition import Division
@@ -33,7 +34,6 @@ from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.wait import BUSY_S
 
-Array = Any
 Host = npt.NDArray[Any]
 Local = Mapping[str, tuple[int, ...]]
 OnFailure = Literal["stop", "continue"]

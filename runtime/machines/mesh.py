@@ -11,8 +11,11 @@ import warnings
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Literal, NoReturn, cast
 
+import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
+from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.diagnostics import fail
@@ -27,7 +30,6 @@ from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.listing import collectives_of
 from commplan.lowering.jax.pytree import flatten
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
 from commplan.mesh_kind import is_communicator
 from commplan.runtime.input.device.pinned import Pinning, pinning_of
@@ -56,8 +58,6 @@ from commplan.runtime.observe.abort_hook import alike
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.param_server.server_rank import check_servers
-
-Array = Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

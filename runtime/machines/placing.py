@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
+from jax import Array
 
 from commplan.lowering.jax import _compat, _context
-from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.input.layout import ALIGNMENT, aligned
 from commplan.runtime.machines.machine import Host
 
-Array = Any
 Cut = tuple[slice, ...]
 
 

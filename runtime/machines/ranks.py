@@ -15,14 +15,16 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.work_partition import Division
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
@@ -59,7 +61,6 @@ from commplan.runtime.param_server.server_rank import ServerRank
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
 
-Array = Any
 _LOOK_S = 0.0005  # Seconds between two polls for messages.
 _unread: list[Any] = []  # Sends to ranks that have not arrived: their buffers must stay alive.
 

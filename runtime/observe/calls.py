@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
+
 from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax
 from commplan.recorder.file import (
     BEGIN,
     CAPACITY,

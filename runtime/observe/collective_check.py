@@ -10,7 +10,10 @@ import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import msgspec
+from jax import Array
 from jax.sharding import PartitionSpec
 from msgspec.structs import replace
 
@@ -19,7 +22,6 @@ from commplan.ir import schedule as ir
 from commplan.ir.axes import group
 from commplan.ir.types import DType
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import on_leaf
 from commplan.runtime.context import Context
 from commplan.runtime.machines.machine import place_of
@@ -29,8 +31,6 @@ BUDGET_S = 5.0
 _PERIOD = 7  # of the data, in elements: prime, so that no block, slice or message is as long as a multiple
 _MOST = 2**31 - 1  # elements that an i32 counts
 _SHOWN = 4  # ranks that a message names
-
-Array = Any
 
 
 class Checked(NamedTuple):

@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
+import jax
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.types import DType
 from commplan.lowering.audit.profile import LatencyProfile
 from commplan.lowering.jax import _jit
-from commplan.lowering.jax.typing_shim import jax
 from commplan.recorder.stacks import user_line
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason

@@ -14,13 +14,15 @@ from concurrent.futures import ThreadPoolExecutor
 from inspect import Signature
 from typing import Any, NamedTuple, cast
 
+import jax
+import jax.numpy as jnp
 import msgspec
 import numpy as np
+from jax import lax
 
 from commplan.diagnostics import fail
 from commplan.ir.types import Placement
 from commplan.lowering.jax.pytree import flatten
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 _ON_DEVICE = 1 << 16  # bytes of a leaf that is summed where it is
 _BLOCK = 1 << 18  # elements that are summed at once on the host

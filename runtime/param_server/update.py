@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from commplan.diagnostics import Span, fail
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.lowering.jax.pytree import LEAF, Structure
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.protocol.units import StateLayout
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.elementwise import non_elementwise_reason

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+import jax
 import msgspec
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -22,7 +23,6 @@ from commplan.ir.types import DType, Placement
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.pytree import build
-from commplan.lowering.jax.typing_shim import jax
 from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime.context import CALLS
 from commplan.runtime.input.multirate.run_batches import batches_of

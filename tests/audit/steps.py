@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLAN = """\
 plan audited

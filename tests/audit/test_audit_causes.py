@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import steps
 from jax.sharding import AxisType
@@ -18,7 +19,6 @@ from commplan.ir.schedule import Schedule
 from commplan.lowering.audit import Audit, Machine, audit, target
 from commplan.lowering.audit.causes import compiled_otherwise
 from commplan.lowering.jax import aot
-from commplan.lowering.jax.typing_shim import jax
 from commplan.topology import Level, Topology
 
 HERE = "tests/audit/steps.py"

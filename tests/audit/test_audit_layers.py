@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -11,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 import commplan
 from commplan.lowering.audit.report import Audit, audit
 from commplan.lowering.jax.aot import StepText, compile_step
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 PLAN = """plan sharded
 axis data = 8

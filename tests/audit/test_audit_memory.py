@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
+
 from commplan.lowering.audit.report import Audit
 from commplan.lowering.audit.step import Memory
 from commplan.lowering.jax.aot import compile_step
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 KIB = 1 << 10
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from test_audit_profile import AWAITED_FIRST, MACHINE, OVERLAPPED
 
@@ -15,7 +17,6 @@ from commplan.lowering.audit import Machine, target
 from commplan.lowering.audit.profile import LatencyProfile, latency_profile
 from commplan.lowering.jax import _jit
 from commplan.lowering.jax._jit import PROFILE
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 H100 = "NVIDIA H100 80GB HBM3"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import twins
 from jax.sharding import PartitionSpec as P
@@ -12,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 from commplan.diagnostics import Span
 from commplan.lowering.audit import CompiledStep, Expected, audit_text, compare, expected
 from commplan.lowering.audit.expect import groups_of
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 SHAPES = {"w": ((33, 5), "float32"), "v": ((7,), "bfloat16"), "s": ((), "float32")}
 

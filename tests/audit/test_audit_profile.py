@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from test_audit_estimate import GROUPS, HEAD, OVERLAPPED
 
@@ -14,7 +15,6 @@ from commplan.cli import main
 from commplan.diagnostics import CommplanError
 from commplan.lowering.audit import Machine, audit, audit_text, estimate
 from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, profile, shifts
-from commplan.lowering.jax.typing_shim import jax
 
 MACHINE = Machine(flops=10_000, memory=10_000, bus=1_000, start=1)
 # The all-reduce is complete before the product of `OVERLAPPED` is issued.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import msgspec
 import pytest
 import twins
@@ -14,7 +16,6 @@ from commplan.ir import schedule as ir
 from commplan.lowering.audit import audit_text, compare, expected
 from commplan.lowering.compiler_options import compiler_options
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.programs import spreads
 
 PLAN = """plan p

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 import commplan
 from commplan.lowering.audit import audit
 from commplan.lowering.jax import aot
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLAN = """plan tapped
 axis node = 2

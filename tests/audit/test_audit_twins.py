@@ -11,6 +11,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import twins
 from jax.sharding import PartitionSpec as P
@@ -19,7 +21,6 @@ from support import interpreter
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import decode
 from commplan.lowering.audit import CompiledCollective, CompiledStep, audit_text, compare, expected
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 NAMES = ("data_parallel", "data_parallel_wire", "two_level", "sharded_update")
 

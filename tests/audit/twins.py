@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -19,7 +22,6 @@ import commplan
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import encode
 from commplan.lowering.jax.primitives import assume_same
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 Tree = Any

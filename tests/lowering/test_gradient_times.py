@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.lowering.jax.gradient_times import gradient_times
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLAN = """\
 plan timed

@@ -12,7 +12,8 @@ mpirun.needs_mpi()
 MISTAKES = """
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
-from commplan.lowering.jax.typing_shim import jax, jnp
+import jax
+import jax.numpy as jnp
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import Spec
 from commplan.lowering.mpi.typing_shim import MPI
@@ -77,7 +78,8 @@ def test_every_rank_is_told_what_is_wrong():
 FALLBACK = """
 import warnings
 from commplan.ir.plan import Algorithm
-from commplan.lowering.jax.typing_shim import jax, jnp
+import jax
+import jax.numpy as jnp
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import Spec
 from commplan.lowering.mpi.typing_shim import MPI

@@ -8,10 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import jax
 import pytest
 
 from commplan.cli import main
-from commplan.lowering.jax.typing_shim import jax
 from commplan.recorder import blame, read_records, read_run
 from commplan.report.recorded import traces
 from commplan.runtime.observe import alone

@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
-
-Array = Any
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
 
 _BITS: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 _SIGNED: dict[int, Any] = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}

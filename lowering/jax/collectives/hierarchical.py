@@ -7,9 +7,9 @@ within groups of its ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from jax import Array, lax
 
 from commplan.collectives.program import Kind
 from commplan.ir.schedule import Collective
@@ -17,10 +17,7 @@ from commplan.lowering.jax.collectives import native, programs, subgroups
 from commplan.lowering.jax.collectives.bitcast import as_bits
 from commplan.lowering.jax.ops import mask_to_root, pad
 from commplan.lowering.jax.primitives import assume_same
-from commplan.lowering.jax.typing_shim import lax
 from commplan.lowering.programs import NATIVE, HierarchyLevel, by_level, divisor, members, program_at
-
-Array = Any
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax.numpy as jnp
+from jax import Array, lax
+
 from commplan.collectives.program import ChunkProgram
 from commplan.ir.schedule import Collective, Spread
 from commplan.lowering.jax import _compat
@@ -19,10 +22,8 @@ from commplan.lowering.jax.backend import BufferLayout
 from commplan.lowering.jax.collectives import hierarchical, native, order, programs, variadic
 from commplan.lowering.jax.collectives.bitcast import as_bits, as_ordered, with_derivative
 from commplan.lowering.jax.primitives import assume_same
-from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.programs import NATIVE, is_plain, native_kind, under_xla
 
-Array = Any
 # Collectives whose results vary over their axes.
 VARYING = ("reduce_scatter", "all_to_all", "swap", "shift")
 

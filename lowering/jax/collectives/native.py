@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+import jax
 import numpy as np
+from jax import Array, lax
 from jax.experimental import xla_metadata as _xla_metadata
 
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.primitives import assume_same
-from commplan.lowering.jax.typing_shim import jax, lax
-
-Array = Any
 
 
 def permute(x: Array, axes: tuple[str, ...], pairs: Sequence[tuple[int, int]]) -> Array:

@@ -7,13 +7,12 @@ between platforms.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
 
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.primitives import assume_same, optimization_barrier
-from commplan.lowering.jax.typing_shim import jnp, lax
-
-Array = Any
 
 
 def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:

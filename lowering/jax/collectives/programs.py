@@ -14,16 +14,15 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 
 from commplan.collectives.program import REDUCING, Bools, ChunkProgram, Ints
 from commplan.lowering.jax.collectives import native
 from commplan.lowering.jax.collectives.bitcast import as_bits, to_bits
-from commplan.lowering.jax.typing_shim import jnp, lax
 from commplan.lowering.permutes import Permute, PermutePart, PermuteRound, stretches
 from commplan.lowering.permutes import steps as steps_of
-
-Array = Any
 
 
 class RankGroups(NamedTuple):

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+import jax
 import numpy as np
+from jax import Array
 from jax.extend.core import Primitive
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
@@ -16,9 +18,7 @@ from jax.interpreters import batching, mlir
 
 from commplan.ir.axes import groups as groups_along
 from commplan.lowering.collective_primitives import GROUPED
-from commplan.lowering.jax.typing_shim import jax
 
-Array = Any
 Groups = tuple[tuple[int, ...], ...]
 # The channel that JAX uses for its own collectives, and StableHLO's channel type.
 _CHANNEL, _BETWEEN_DEVICES = 1, 1

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+from jax import Array
+
 from commplan.lowering.jax.backend import BufferLayout, BufferRun
-from commplan.lowering.jax.typing_shim import jnp
 from commplan.lowering.taps import COPY_NBYTES
 from commplan.lowering.xla_passes import COPYING, DISABLED_PASSES
-
-Array = Any
 
 _enabled: ContextVar[bool] = ContextVar("variadic", default=False)
 

@@ -9,16 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import jax
+import jax.numpy as jnp
+from jax import Array
+
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.phase import Lowered
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.taps import TAP, Step, chains, reduction_groups
-
-Array = Any
 
 
 @dataclass(frozen=True)

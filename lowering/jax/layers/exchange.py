@@ -5,16 +5,17 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
 
 from commplan.ir.schedule import Schedule
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.order import barred
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import Tree
-from commplan.lowering.jax.typing_shim import jax, jnp
 
-Array = Any
 Arrays = Sequence[Array]
 
 

@@ -14,14 +14,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array, lax
 
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layers.vjp import LayerVjp, without_float0
 from commplan.lowering.jax.primitives import optimization_barrier
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
-Array = Any
 SCATTERS_IN_FLIGHT = 2  # the gathers of the backward pass do not wait for these
 Arrays = Sequence[Array]
 

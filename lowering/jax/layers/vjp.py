@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from commplan.lowering.jax.jaxprs import JaxprProgram, traced
 from commplan.lowering.jax.pytree import Structure
-from commplan.lowering.jax.typing_shim import jax, jnp
 
-Array = Any
 Arrays = Sequence[Array]
 Jaxpr = Any
 

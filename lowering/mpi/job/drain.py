@@ -10,8 +10,10 @@ import sys
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from commplan.ending import at_last
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.lowering.mpi.typing_shim import MPI
 from commplan.sidecar import leave

@@ -16,9 +16,9 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+import jax
 import msgspec
 
-from commplan.lowering.jax.typing_shim import jax
 from commplan.lowering.mpi import build
 from commplan.lowering.mpi.prebuilt import DESCRIPTION, ENGINE, EngineTarget, ffi_version, levels
 from commplan.lowering.mpi.typing_shim import MPI

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from commplan.lowering.jax.typing_shim import jax
+import jax
+
 from commplan.runtime.input.named import NamedArrays
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
+from jax import Array
 from jax.sharding import PartitionSpec
 
 from commplan.ir import schedule as ir
@@ -15,11 +17,8 @@ from commplan.ir.types import SAME
 from commplan.lowering.jax.functions import RngContext, loaded_by, short_seed
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import LEAF, Tree
-from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.context import Carried, Context
 from commplan.runtime.input.host_batch import HostBatch
-
-Array = Any
 
 
 class DeviceMaps:

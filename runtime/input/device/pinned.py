@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import jax
+
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.typing_shim import jax
 from commplan.runtime.input.observe.wait_log import LOG
 
 

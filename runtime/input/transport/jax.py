@@ -18,8 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.collectives.layout import MESSAGE
@@ -28,7 +31,6 @@ from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division, HostTransfer
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.collectives import order, programs
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 from commplan.lowering.programs import program_named
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.layout import aligned, rounded
@@ -41,7 +43,6 @@ FILLED = 16  # slices per hop of a chain, at least: filling it takes a sixteenth
 LOOK_S = 0.05  # seconds between two looks whether this process has stopped
 _WORD = 4  # bytes move as 32-bit words: a quarter of the elements to loop over, and of the index's range
 
-Array = Any
 Words = npt.NDArray[np.uint32]
 
 

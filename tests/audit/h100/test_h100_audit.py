@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -16,7 +18,6 @@ import commplan
 from commplan.cli import main
 from commplan.lowering.audit import Audit, target
 from commplan.lowering.jax.aot import mesh_on
-from commplan.lowering.jax.typing_shim import jax, lax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import steps

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -12,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 import commplan
 from commplan.lowering.audit import audit_text, target
 from commplan.lowering.jax.aot import devices
-from commplan.lowering.jax.typing_shim import jax, jnp
 
 PLAN = """plan sharded
 axis data = 8

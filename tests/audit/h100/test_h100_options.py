@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from jax import lax
 from jax.sharding import AxisType, Mesh
 
 import commplan
 from commplan.lowering.audit import Audit, target
 from commplan.lowering.jax.aot import devices
-from commplan.lowering.jax.typing_shim import jax, lax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import steps

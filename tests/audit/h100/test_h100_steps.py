@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -32,7 +35,6 @@ from commplan.lowering.audit import (
 )
 from commplan.lowering.jax.aot import devices
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import twins

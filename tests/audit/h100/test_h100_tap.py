@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.lowering.audit import audit_text, estimate, target
 from commplan.lowering.jax.aot import devices
-from commplan.lowering.jax.typing_shim import jax, jnp, lax
 
 PLAN = """plan scanned
 axis node = 4

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from commplan.diagnostics import CommplanError
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.input.shm import slots as _slots
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax  # pyright: ignore[reportMissingTypeStubs]
 import pytest
 
-from commplan.lowering.jax.typing_shim import jax, jnp
 from commplan.runtime.param_server.elementwise import non_elementwise_reason
 
 Update = Callable[[Any, Any], Any]

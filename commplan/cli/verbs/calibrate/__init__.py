@@ -130,7 +130,7 @@ def _gpus_of_node() -> list[int] | None:
 
 def _jax(devices: int | None) -> tuple[Fabric, bool, _Call]:
     need("jax", "'commplan[jax]'")
-    jax: Any = importlib.import_module("commplan.lowering.jax.typing_shim").jax
+    jax: Any = importlib.import_module("jax")
     if devices:
         jax.config.update("jax_num_cpu_devices", devices)
     if "JAX_COORDINATOR_ADDRESS" in os.environ or "SLURM_JOB_ID" in os.environ:
