@@ -51,9 +51,9 @@ def rank(elements: int, way: str, culprit: int) -> object:
     """The program of one rank; its return value is kept until the interpreter ends."""
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
+    from mpi4py import MPI  # noqa: PLC0415
 
     import commplan  # noqa: PLC0415
-    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
 
     comm = MPI.COMM_WORLD
     run = commplan.loads(PLAN.format(elements=elements)).compile(comm).bind(comm)

@@ -65,9 +65,9 @@ def stepper(elements: int, watchdog_s: float | None) -> Callable[[], Any]:
         return mesh_stepper(elements, watchdog_s)
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
+    from mpi4py import MPI  # noqa: PLC0415
 
     import commplan  # noqa: PLC0415
-    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
 
     plan = commplan.loads(PLAN.format(elements=elements))
     run = plan.compile(MPI.COMM_WORLD).bind(MPI.COMM_WORLD, watchdog_s=watchdog_s)

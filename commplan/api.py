@@ -123,7 +123,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         machine = topology_of(self.graph, topology)
         ranks = IN_ORDER
         if undescribed and hasattr(mesh, "devices") and not shares_memory(mesh):
-            from commplan.lowering.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
+            from commplan.lowering.jax.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
 
             ranked = [axis.name for axis in self.graph.axes if axis.kind is not graph.AxisKind.SERVER]
             if (derived := topology_of_mesh(mesh, ranked)) is not None:
@@ -291,7 +291,7 @@ class Program(Generic[RunT]):
         Raises:
             CommplanError: CP1150 for an unknown target.
         """
-        from commplan.lowering.compiler_options import accepted, as_installed, compiler_options  # noqa: PLC0415
+        from commplan.lowering.jax.compiler_options import accepted, as_installed, compiler_options  # noqa: PLC0415
 
         return accepted(as_installed(compiler_options(self._schedule, target)))
 

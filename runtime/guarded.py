@@ -21,9 +21,10 @@ from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.gather import Notice, gathered, refuse_absence
 from commplan.runtime.machines.machine import Machine
 from commplan.runtime.machines.mesh import MeshMachine, processes_of
-from commplan.runtime.observe import preflight, watchdog
+from commplan.runtime.observe import watchdog
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
+from commplan.runtime.preflight import preflight
 from commplan.wait import check_seconds
 
 _PORT = 9  # a port without traffic: a socket connected to it has the address that reaches the first rank

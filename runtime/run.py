@@ -22,10 +22,11 @@ from commplan.runtime.context.member_schedule import ensemble
 from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.input.group import Group
 from commplan.runtime.layers import Body, ShardedWeights, tapped
-from commplan.runtime.observe import preflight, watchdog
-from commplan.runtime.observe.collective_check import BUDGET_S, Checked, check_collectives
+from commplan.runtime.observe import watchdog
 from commplan.runtime.observe.metrics import PERIOD_S, Metrics, close_quietly, kept
 from commplan.runtime.phases import Every, PhaseCall, unknown_phase
+from commplan.runtime.preflight import preflight
+from commplan.runtime.preflight.collective_check import BUDGET_S, Checked, check_collectives
 from commplan.runtime.run_input import RunInput
 from commplan.tracebacks import public_face
 from commplan.wait import check_seconds

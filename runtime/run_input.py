@@ -9,8 +9,8 @@ from typing import Any
 from commplan.ir import schedule as ir
 from commplan.runtime.context import Context
 from commplan.runtime.input.device.batches import Batches
+from commplan.runtime.input.device.clocked_phases import ClockedPhases
 from commplan.runtime.input.group import Group
-from commplan.runtime.input.multirate.run_batches import ClockedPhases
 from commplan.runtime.input.multirate.schedule import taken_apart
 from commplan.runtime.input.restarts import Restarts
 from commplan.runtime.observe.metrics import Ledger

@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime/calibrate/mpi.py": {"Barrier", "Waitall", "allgather", "bcast"},
     # A method of this name that waits for nothing.
     "commplan/verify/programs/symbolic_execution.py": {"result"},
-    "lowering/jax/collectives/variadic.py": {"get"},
+    "lowering/jax/variadic.py": {"get"},
     "lowering/jax/gradient_times.py": {"get"},
     "runtime/input/feeds/joining.py": {"join"},
     "runtime/input/multirate/clocked.py": {"join"},

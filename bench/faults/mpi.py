@@ -42,7 +42,7 @@ ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 
 def rank(fault: Fault) -> None:
     """The program of one rank."""
-    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
+    from mpi4py import MPI  # noqa: PLC0415
 
     comm = MPI.COMM_WORLD
     culprit = comm.rank == fault.culprit

@@ -70,7 +70,7 @@ def add(w: Any, g: Any) -> Any:
 
 def rank(fault: Fault) -> None:
     """The program of a worker or the server."""
-    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415
+    from mpi4py import MPI  # noqa: PLC0415
 
     comm = MPI.COMM_WORLD
     culprit = comm.rank == fault.culprit

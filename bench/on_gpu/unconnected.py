@@ -12,7 +12,7 @@ from jax import lax
 
 import commplan
 from commplan.ir import schedule as ir
-from commplan.lowering.jax.collectives import variadic
+from commplan.lowering.jax import variadic
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import flatten

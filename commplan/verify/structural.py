@@ -39,7 +39,7 @@ from commplan.ir.transfer import Violations, shown
 from commplan.ir.types import LARGEST, MOST_SERVERS
 from commplan.verify.algorithms import check_algorithm
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
-from commplan.verify.input.proof import check_input
+from commplan.verify.input_proof import check_input
 from commplan.verify.ownership import check_served, check_server_op, check_servers
 from commplan.verify.scope import Axes, DiagnosticReport, OpScope
 

@@ -13,7 +13,7 @@ from commplan.diagnostics import Diagnostic
 from commplan.dsl import ast
 from commplan.dsl.check.context import CheckContext
 from commplan.dsl.check.declarations import declare_all
-from commplan.dsl.check.phases import check_phases, check_states
+from commplan.dsl.check.stages.phases import check_phases, check_states
 from commplan.dsl.statements import GiveUp
 from commplan.ir.plan import Phase, Plan, Value
 

@@ -19,8 +19,8 @@ from jax._src import tree_util as _src_tree_util
 from jax._src import xla_bridge as _src_xla_bridge
 from jax._src.interpreters import pxla as _src_pxla
 
+from commplan.lowering.jax import variadic
 from commplan.lowering.jax._compat import tracing
-from commplan.lowering.jax.collectives import variadic
 
 _cpp, _pxla, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_pxla), cast("Any", _src_tree_util)
 _bridge, _client = cast("Any", _src_xla_bridge), cast("Any", _src_lib).xla_client

@@ -25,10 +25,9 @@ from commplan.lowering.audit.estimate import Machine
 from commplan.lowering.audit.profile import profile
 from commplan.lowering.audit.step import Memory
 from commplan.lowering.audit.targets import Target
-from commplan.lowering.device_topology import name_devices
 from commplan.lowering.jax._jit import has_profile
-from commplan.lowering.jax.layers.exchange import schedules_in_use
-from commplan.lowering.jax.phase import traced_schedules
+from commplan.lowering.jax.device_topology import name_devices
+from commplan.lowering.jax.phase import layer_schedules, traced_schedules
 
 Devices = Any  # numpy object array of jax devices
 GPUS_ONLY = "compile for GPUs, for example `h100:4x8`; they do not have to be present"
@@ -113,7 +112,7 @@ def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | N
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
     platform = "cpu" if (platforms or {jax.default_backend()}) == {"cpu"} else "gpu"
     counts, with_pgle = _memory(compiled), has_profile(lowered)
-    layers = schedules_in_use()
+    layers = layer_schedules()
     other_programs = tuple(each for each in programs if not any(each is layer for layer in layers))
     text = StepText(compiled.as_text(), traced, platform, None, counts, layers, with_pgle, other_programs)
     if profiled_for is None:

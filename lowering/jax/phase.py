@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Container, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -30,6 +31,7 @@ _DERIVATIVE_OF_GATHER = (
 )
 Env = dict[str, Tree]
 _watchers: list[list[ir.Schedule]] = []  # of `traced_schedules`
+_layers: weakref.WeakKeyDictionary[Any, tuple[ir.Schedule, ...]] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -41,6 +43,16 @@ def traced_schedules() -> Generator[list[ir.Schedule]]:
         yield schedules
     finally:
         _watchers[:] = [watcher for watcher in _watchers if watcher is not schedules]
+
+
+def register_layers(owner: object, schedules: Iterable[ir.Schedule]) -> None:
+    """Register schedules that gather and scatter a layer, as long as `owner` exists."""
+    _layers[owner] = tuple(schedules)
+
+
+def layer_schedules() -> tuple[ir.Schedule, ...]:
+    """The schedules that gather and scatter layers in this process, as long as their runs exist."""
+    return tuple(schedule for schedules in list(_layers.values()) for schedule in schedules)
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from mpi4py import MPI
 
 from commplan import io
 from commplan.diagnostics import CommplanError, fail
 from commplan.lowering.mpi import prebuilt
-from commplan.lowering.mpi.typing_shim import MPI
 
 SOURCES = Path(__file__).parent / "engine"
 _OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread")

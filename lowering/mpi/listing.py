@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from mpi4py import MPI
+
 from commplan.collectives.program import REDUCING
 from commplan.lowering.jax.listing import equations, typed
 from commplan.lowering.mpi.collectives import Channel, issued
-from commplan.lowering.mpi.typing_shim import MPI
 
 _BETWEEN_TWO = ("send_mpi", "recv_mpi", "sendrecv_mpi")
 _ISSUING = (

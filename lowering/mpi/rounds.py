@@ -6,19 +6,27 @@ one before. Results are bitwise those of the engine, except for subnormal sums, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 from jax import Array
+from mpi4py import MPI
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import ChunkProgram
 from commplan.lowering.jax.collectives.bitcast import from_bits, to_bits
 from commplan.lowering.jax.collectives.programs import blocks, slots
 from commplan.lowering.mpi.tuning import Spec
-from commplan.lowering.mpi.typing_shim import MPI, mpi4jax
 from commplan.lowering.permutes import WindowTransfer, message_groups
+
+with warnings.catch_warnings():
+    # mpi4jax warns about every JAX release newer than itself. Supported versions of JAX are tested with it.
+    warnings.filterwarnings("ignore", message=r"\s*The latest supported JAX version", category=UserWarning)
+    import mpi4jax as _mpi4jax  # pyright: ignore[reportMissingTypeStubs]
+
+mpi4jax: Any = cast("Any", _mpi4jax)  # It has no stubs.
 
 
 def tied(x: Array, token: Array) -> Array:

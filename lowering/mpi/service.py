@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.lowering.mpi import build, primitives
@@ -30,7 +31,6 @@ from commplan.lowering.mpi.job.engine_errors import waiting_line
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.job.watchdog import RequestWatch, Watched, job
 from commplan.lowering.mpi.shared import Region, regions, shares
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, nbytes_of, receives, sends, sent
 from commplan.recorder.file import Details
 

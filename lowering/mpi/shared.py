@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+from mpi4py import MPI
 
 from commplan import io
 from commplan.diagnostics import fail
 from commplan.ir.types import DType
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import Site
 from commplan.protocol.units import StateLayout
 from commplan.wait import TIMEOUT_S, Wait, until

@@ -10,13 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from mpi4py import MPI
 
 from commplan.ir.schedule import Axis, Backend, Collective, Form
 from commplan.lowering.mpi import build
 from commplan.lowering.mpi.backend import MpiBackend
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.calibrate.calibrate import Call, Pairs, host_gamma
 
 STEP_S = 120.0  # Seconds for a rank to reach the next barrier.

@@ -16,7 +16,7 @@ from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.restarts import Pass
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.device.pinned import Pinning
+    from commplan.runtime.machines.pinned import Pinning
 
 _Item = TypeVar("_Item")
 

@@ -42,7 +42,7 @@ from commplan.runtime.input.stages.functions import called_functions, workers_of
 from commplan.runtime.input.stages.records import stages
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.device.pinned import Pinning
+    from commplan.runtime.machines.pinned import Pinning
 
 
 @dataclass

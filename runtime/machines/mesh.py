@@ -32,7 +32,6 @@ from commplan.lowering.jax.listing import collectives_of
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.programs import spreads
 from commplan.mesh_kind import is_communicator
-from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.machines import coordinator
@@ -52,6 +51,7 @@ from commplan.runtime.machines.machine import (
     place_of,
     shortened,
 )
+from commplan.runtime.machines.pinned import Pinning, pinning_of
 from commplan.runtime.machines.placing import Cut, Placing, bounds, first_placed
 from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.abort_hook import alike

@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
+from mpi4py import MPI
+
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.rendezvous import highest_tag
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.recorder.stacks import user_line
 from commplan.recorder.verdict import FIRST
 from commplan.runtime.machines.machine import digest

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.input.work_partition import Division
@@ -29,10 +30,8 @@ from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.service import requests_of
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.build_sites import sites
 from commplan.recorder.file import machine as machine_name
-from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
 from commplan.runtime.input.transport.mpi_group import goes_on
@@ -52,6 +51,7 @@ from commplan.runtime.machines.machine import (
     place_of,
     shortened,
 )
+from commplan.runtime.machines.pinned import Pinning, pinning_of
 from commplan.runtime.machines.rank_calls import RankCalls
 from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import alike, watch

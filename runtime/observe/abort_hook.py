@@ -201,7 +201,7 @@ def _abort(error: BaseException, status: int) -> None:
 
 def end_job(status: int) -> None:
     """End the MPI job once the launcher has read what this process printed."""
-    from commplan.lowering.mpi.typing_shim import MPI  # noqa: PLC0415  only where it is used
+    from mpi4py import MPI  # noqa: PLC0415  only where it is used
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
         leave(aborts=True)

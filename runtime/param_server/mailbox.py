@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from commplan.lowering.mpi.typing_shim import MPI
+from mpi4py import MPI
+
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.param_server.store import Array, Pool, raw
 

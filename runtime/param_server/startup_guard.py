@@ -6,9 +6,10 @@ import atexit
 import contextlib
 from typing import Any
 
+from mpi4py import MPI
+
 from commplan.diagnostics import fail
 from commplan.lowering.mpi.service import why_ending
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.protocol.sites import Sites
 
 _expected: list[tuple[Any, Sites]] = []  # communicators of servers that have not begun to serve

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail_if
 from commplan.ir.plan import Plan
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.machines.communicator import sizes_of
 from commplan.runtime.machines.ranks import death, deaths

@@ -25,7 +25,7 @@ from commplan.lowering.jax.layout import global_shape, leaf_specs, varying
 from commplan.lowering.jax.pytree import build
 from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime.context import CALLS
-from commplan.runtime.input.multirate.run_batches import batches_of
+from commplan.runtime.input.device.clocked_phases import batches_of
 from commplan.runtime.input.multirate.schedule import clocked
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 
 import commplan
 from commplan.explain.report import explain_plan
-from commplan.lowering.device_topology import name_devices, topology_of_mesh
+from commplan.lowering.jax.device_topology import name_devices, topology_of_mesh
 from commplan.topology import Level, Topology
 
 PLAN = """plan {name}

@@ -15,8 +15,8 @@ import pytest
 import commplan
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
-from commplan.lowering.compiler_options import accepted, as_installed, compiler_options, overriding_flags
 from commplan.lowering.jax import _jit
+from commplan.lowering.jax.compiler_options import accepted, as_installed, compiler_options, overriding_flags
 
 PLAN = """plan p
 axis node = 2

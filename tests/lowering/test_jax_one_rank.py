@@ -18,8 +18,7 @@ import commplan
 from commplan.diagnostics import Span
 from commplan.ir import schedule as ir
 from commplan.ir.types import DType
-from commplan.lowering.jax import _compat
-from commplan.lowering.jax.collectives import variadic
+from commplan.lowering.jax import _compat, variadic
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import flatten

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from commplan.lowering.jax.collectives import variadic
+from commplan.lowering.jax import variadic
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import flatten

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from mpi4py import MPI
 from support.oracle.numbers import combine
 from support.oracle.programs import execute
 
@@ -29,7 +30,6 @@ from commplan.ir.types import DType
 from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import KINDS, NATIVE, Spec, choice
-from commplan.lowering.mpi.typing_shim import MPI
 
 comm = MPI.COMM_WORLD
 RANKS, RANK = comm.Get_size(), comm.Get_rank()

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import Spec
-from commplan.lowering.mpi.typing_shim import MPI
+from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
 channel = Channel(comm)
@@ -82,7 +82,7 @@ import jax
 import jax.numpy as jnp
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import Spec
-from commplan.lowering.mpi.typing_shim import MPI
+from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
 with warnings.catch_warnings(record=True) as caught:

@@ -17,7 +17,7 @@ from commplan.diagnostics import CommplanError
 from commplan.explain.report import explain_plan
 from commplan.input.prefetch import KEEP
 from commplan.runtime.machines.mesh import MeshMachine
-from commplan.verify.input.proof import input_memory
+from commplan.verify.input_proof import input_memory
 from commplan.wait import Wait, until
 
 PLAN = """plan p

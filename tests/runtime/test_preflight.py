@@ -32,8 +32,8 @@ from commplan.lowering.jax import _jit
 from commplan.runtime.machines.machine import BindRequest, Issue, agree
 from commplan.runtime.observe import joint_calls
 from commplan.runtime.observe.joint_calls import JointCalls, JointReport
-from commplan.runtime.observe.preflight import Preflight, Step, issued_together
 from commplan.runtime.observe.watchdog import EXIT_STATUS
+from commplan.runtime.preflight.preflight import Preflight, Step, issued_together
 
 F32 = jax.ShapeDtypeStruct((3,), "float32")
 REFUSED = {

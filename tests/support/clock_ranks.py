@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime" / "input"))
 from input_plans import Counting, decode, flip, images
 
 import commplan
-from commplan.runtime.input.multirate import run_batches
+from commplan.runtime.input.device import clocked_phases as run_batches
 
 RECORDS = 101
 PLAN = """

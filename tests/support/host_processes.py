@@ -22,8 +22,8 @@ from support.dma import Registrar
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.device.batches import shared_group
-from commplan.runtime.input.device.pinned import Pinning
 from commplan.runtime.machines.mesh import MeshMachine
+from commplan.runtime.machines.pinned import Pinning
 
 PLAN = """plan hosts
 ensemble member = {members}

@@ -22,9 +22,8 @@ from commplan.input.work_partition import Division, HostTransfer, division, fail
 from commplan.ir.plan import Cache, Hints
 from commplan.ir.remark import Design
 from commplan.ir.schedule import Map
+from commplan.verify import input_proof as proof
 from commplan.verify import verify
-from commplan.verify.input import proof
-from commplan.verify.input.proof import input_memory, prove_share, shares, visits
 from commplan.verify.input.visitation import (
     prove_deal,
     prove_division,
@@ -33,6 +32,7 @@ from commplan.verify.input.visitation import (
     prove_rates,
     survivors,
 )
+from commplan.verify.input_proof import input_memory, prove_share, shares, visits
 
 PLANS = Path(__file__).parents[2] / "examples" / "plans"
 VISITS = ("exactly_once", "at_least_once", "at_most_once")
@@ -364,7 +364,7 @@ def test_schedules_are_refused_with_the_line_of_the_plan(monkeypatch: pytest.Mon
     assert verify(sound) == ()
     (phase,) = sound.phases
     monkeypatch.setattr(
-        "commplan.verify.input.proof.prove_order", lambda *args: prove_order("at_least_once", "drop", args[2])
+        "commplan.verify.input_proof.prove_order", lambda *args: prove_order("at_least_once", "drop", args[2])
     )
     (found,) = verify(sound)
     assert found.code == "CP0760"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from commplan.cli.simulated import MachineTimes
     from commplan.ir.plan import Plan
     from commplan.ir.schedule import Schedule
-    from commplan.lowering.compiler_options import CompilerOption
+    from commplan.lowering.jax.compiler_options import CompilerOption
     from commplan.topology import Topology
 
 
@@ -114,7 +114,7 @@ def _options(args: Namespace, schedule: Schedule) -> tuple[CompilerOption, ...] 
     """The XLA options for `--target`; None without a target."""
     if not args.target:
         return None
-    from commplan.lowering.compiler_options import as_installed, compiler_options
+    from commplan.lowering.jax.compiler_options import as_installed, compiler_options
 
     return as_installed(compiler_options(schedule, args.target))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from argparse import Namespace
-from importlib.resources import files
 from pathlib import Path
 
 from commplan import io
 from commplan.cli.console import Console
+from commplan.cli.template_files import template, templates
 from commplan.diagnostics import did_you_mean, fail
 
 _SUFFIXES = (".plan", ".py")
@@ -31,7 +31,7 @@ def run(args: Namespace, console: Console) -> int:
         message = f"{', '.join(existing)} {exist} already; nothing was written"
         fail("CP1106", message, "choose another directory with --into DIR")
     for target in targets:
-        _write(target, _template(f"{name}{target.suffix}"))
+        _write(target, template(f"{name}{target.suffix}"))
     if not console.human:
         console.document(template=name, files=[str(target) for target in targets])
         return 0
@@ -44,23 +44,10 @@ def run(args: Namespace, console: Console) -> int:
 
 def started(program: Path) -> str:
     """The command that starts a template's program, from the first line of its text."""
-    title = _template(program.name).splitlines()[0].strip('"').partition(": ")[2]
+    title = template(program.name).splitlines()[0].strip('"').partition(": ")[2]
     if os.geteuid() == 0:
         title = title.replace("mpirun ", "mpirun --allow-run-as-root ")  # it refuses to run as root without
     return title.replace(program.name, shlex.quote(str(program)))
-
-
-def templates() -> dict[str, str]:
-    """For each template, the first comment line of its plan."""
-    folder = files("commplan.cli").joinpath("templates")
-    names = sorted(
-        place.name.removesuffix(".plan") for place in folder.iterdir() if place.name.endswith(".plan")
-    )
-    return {name: _template(f"{name}.plan").splitlines()[0].lstrip("# ") for name in names}
-
-
-def _template(file: str) -> str:
-    return files("commplan.cli").joinpath("templates", file).read_text(encoding="utf-8")
 
 
 def _list(available: dict[str, str], console: Console) -> int:

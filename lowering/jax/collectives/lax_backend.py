@@ -17,9 +17,9 @@ from jax import Array, lax
 
 from commplan.collectives.program import ChunkProgram
 from commplan.ir.schedule import Collective, Spread
-from commplan.lowering.jax import _compat
+from commplan.lowering.jax import _compat, variadic
 from commplan.lowering.jax.backend import BufferLayout
-from commplan.lowering.jax.collectives import hierarchical, native, order, programs, variadic
+from commplan.lowering.jax.collectives import hierarchical, native, order, programs
 from commplan.lowering.jax.collectives.bitcast import as_bits, as_ordered, with_derivative
 from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.programs import NATIVE, is_plain, native_kind, under_xla

@@ -7,6 +7,7 @@ between platforms.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,16 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from commplan.ir.schedule import Schedule
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.order import barred
-from commplan.lowering.jax.phase import Lowered
+from commplan.lowering.jax.phase import Lowered, register_layers
 from commplan.lowering.jax.pytree import Tree
 
 Arrays = Sequence[Array]
-
-
-_layers_in_use: weakref.WeakSet[ShardedLayer] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class ShardedLayer:
     scatters: tuple[LeafCollectives, ...]
 
     def __post_init__(self) -> None:
-        _layers_in_use.add(self)
+        register_layers(self, (part.lowered.schedule for part in (*self.gathers, *self.scatters)))
 
     def gather(self, shards: Arrays) -> list[Array]:
         """The whole leaves, typed as varying over `partial`."""
@@ -95,9 +90,3 @@ class ShardedLayer:
                 for previous in numeric:
                     tied[place] = self.backend.tie(tied[place], previous, self.axes)
         return tied, list(values)
-
-
-def schedules_in_use() -> tuple[Schedule, ...]:
-    """The schedules that gather and scatter layers in this process, as long as their runs exist."""
-    parts = [part for layer in list(_layers_in_use) for part in (*layer.gathers, *layer.scatters)]
-    return tuple(part.lowered.schedule for part in parts)

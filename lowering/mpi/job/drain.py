@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from mpi4py import MPI
 
 from commplan.ending import at_last
 from commplan.lowering.mpi.job.engine_errors import reason
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.sidecar import leave
 from commplan.wait import attended
 

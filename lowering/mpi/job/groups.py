@@ -7,10 +7,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpi4py import MPI
+
 from commplan.diagnostics import fail
 from commplan.ir.axes import coordinates, group, position
 from commplan.lowering.mpi.job.rendezvous import Rendezvous, highest_tag
-from commplan.lowering.mpi.typing_shim import MPI
 
 _USES = ("native", "blocking")
 

@@ -13,9 +13,10 @@ from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from mpi4py import MPI
+
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.engine_errors import IS_REPORTED
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.recorder.processes import process_state
 from commplan.sidecar import leave
 from commplan.wait import TIMEOUT_S, Wait, apart, is_bound, until

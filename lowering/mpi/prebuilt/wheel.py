@@ -18,10 +18,10 @@ from pathlib import Path
 
 import jax
 import msgspec
+from mpi4py import MPI
 
 from commplan.lowering.mpi import build
 from commplan.lowering.mpi.prebuilt import DESCRIPTION, ENGINE, EngineTarget, ffi_version, levels
-from commplan.lowering.mpi.typing_shim import MPI
 
 # Not MPI's compiler wrapper, which would store the local path of the library in the engine.
 _LINKER = (os.environ.get("CXX", "c++"), "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")

@@ -33,7 +33,7 @@ from commplan.verify.input.visitation import prove_division
 from commplan.wait import Wait, until
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.device.pinned import Pinning
+    from commplan.runtime.machines.pinned import Pinning
 
 KIND = "group"  # in the name of the memory
 

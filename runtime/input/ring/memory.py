@@ -30,7 +30,7 @@ from commplan.runtime.input.shm.slots import Slots, mapped, owner_of
 from commplan.wait import Wait, until
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.device.pinned import Pinning
+    from commplan.runtime.machines.pinned import Pinning
 
 _LOCK_S = 30.0
 

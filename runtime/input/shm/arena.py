@@ -22,7 +22,7 @@ from commplan.diagnostics import fail
 from commplan.runtime.input.layout import Array, rounded
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.device.pinned import Pinning
+    from commplan.runtime.machines.pinned import Pinning
 
 HEADER = 1 << 16  # bytes before the first region: where workers say what they are at
 _PAGE = mmap.ALLOCATIONGRANULARITY

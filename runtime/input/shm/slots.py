@@ -32,7 +32,7 @@ _NOWHERE = ctypes.c_void_p(-1).value
 _MOVE_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED of mremap(2)
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.device.pinned import Pinning
+    from commplan.runtime.machines.pinned import Pinning
 
 Root = Any  # a ctypes array of bytes
 

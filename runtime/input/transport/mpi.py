@@ -20,11 +20,11 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
+from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.work_partition import Division, HostTransfer, failover
 from commplan.lowering.mpi.lists import BrokenOffError
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.observe.wait_log import LOG, Cadence, ClosedError, WaitReporter
 from commplan.runtime.input.transport.mpi_group import Team, free_closed, goes_on

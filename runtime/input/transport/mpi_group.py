@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from mpi4py import MPI
 
 from commplan.input.work_partition import HostTransfer
 from commplan.lowering.mpi.instructions import RECEIVE, SEND, Instructions
 from commplan.lowering.mpi.lists import PollIntervals, Runner, Settings
-from commplan.lowering.mpi.typing_shim import MPI
 from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 
 _LEFT = 0  # a tag; lists have others

@@ -12,7 +12,8 @@ import threading
 import weakref
 from collections.abc import Sequence
 
-from commplan.lowering.mpi.typing_shim import MPI
+from mpi4py import MPI
+
 from commplan.runtime.input.transport.mpi_group import Team
 from commplan.wait import Wait, until
 

@@ -15,7 +15,7 @@ from support import interpreter, mpirun
 from support.embedding import PLANS, bind, mesh_of
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.multirate.run_batches import MultirateBatches
+from commplan.runtime.input.device.clocked_phases import MultirateBatches
 from commplan.runtime.rehearse.rehearse import rehearse
 
 RANKS = Path(__file__).parents[2] / "support" / "clock_ranks.py"

@@ -16,11 +16,11 @@ from support.dma import Registrar
 from support.embedding import bind, mesh_of
 
 from commplan.lowering.jax import _compat
-from commplan.runtime.input.device.pinned import Pinning, pinning_of
 from commplan.runtime.input.shm import slots as _slots
 from commplan.runtime.input.shm.arena import Arena
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.machines.mesh import MeshMachine
+from commplan.runtime.machines.pinned import Pinning, pinning_of
 
 NBYTES, START, COUNT = 4 * 4096, 4096, 3
 PLAN = """plan p

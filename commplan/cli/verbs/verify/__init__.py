@@ -127,7 +127,7 @@ class VerifyReport:
 
     def __init__(self, schedule: Schedule, diagnostics: list[Diagnostic]) -> None:
         from commplan.verify.claims import claims
-        from commplan.verify.input.proof import input_memory, shares, visits
+        from commplan.verify.input_proof import input_memory, shares, visits
         from commplan.verify.memory import memory
 
         self.schedule = schedule

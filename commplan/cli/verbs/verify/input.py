@@ -9,7 +9,7 @@ from commplan.ir.plan import name_of
 from commplan.ir.types import sized
 
 if TYPE_CHECKING:
-    from commplan.verify.input.proof import InputMemory, ProvedLoad, ProvedShare
+    from commplan.verify.input_proof import InputMemory, ProvedLoad, ProvedShare
 
 
 def input_text(

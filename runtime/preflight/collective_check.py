@@ -25,7 +25,7 @@ from commplan.lowering.jax.backend import Backend
 from commplan.lowering.programs import on_leaf
 from commplan.runtime.context import Context
 from commplan.runtime.machines.machine import place_of
-from commplan.runtime.observe.preflight import Preflight
+from commplan.runtime.preflight.preflight import Preflight
 
 BUDGET_S = 5.0
 _PERIOD = 7  # of the data, in elements: prime, so that no block, slice or message is as long as a multiple

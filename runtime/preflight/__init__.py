@@ -1,0 +1,1 @@
+"""Comparisons and trials before the first step of a run, which all processes make together."""
