@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -50,12 +51,11 @@ def read_shapes(
 
 def _of_function(location: str, function: Callable[[], Any]) -> dict[str, Any]:
     """Trace `function` with `jax.eval_shape`, so that nothing is computed, and return its shapes."""
-    import jax
-
     from commplan.cli.jax_side import raised_at
     from commplan.lowering.jax.pytree import flatten
     from commplan.pytree import is_like_spec, leaves_of, nest
 
+    jax: Any = importlib.import_module("jax")
     trees: dict[str, Any] = {}
 
     def traced() -> None:
