@@ -408,7 +408,7 @@ class TypedRun:
     @property
     def place(self) -> dict[str, int]:
         """This rank's index along each axis and ensemble under MPI; `{}` for a mesh of devices."""
-        local = self.context.machine.local() if self.context.machine.layout == "local" else {}
+        local = self.context.machine.input.local() if self.context.machine.layout == "local" else {}
         return {axis: indices[0] for axis, indices in local.items()}
 
     @property

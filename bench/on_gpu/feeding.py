@@ -105,7 +105,7 @@ def _fed(mesh: Mesh, rows: Any, ahead: int, step: Any, scale: Scale) -> dict[str
 
 def registered_bytes(run: Any, ahead: int) -> int:
     """Bytes of the host's memory that are registered with the device, for `device_prefetch = ahead`."""
-    pinning = run.context.machine.pinning() if ahead else None
+    pinning = run.context.machine.input.pinning() if ahead else None
     return 0 if pinning is None else int(pinning.nbytes)
 
 

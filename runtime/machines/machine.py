@@ -83,8 +83,55 @@ def place_of(scope: str) -> str:
     return re.sub(r"jit\([^)]*\)/?", "", scope)
 
 
+class MachineInput(Protocol):
+    """The input of a program: its place on this process's devices, and the processes that share it."""
+
+    def local(self) -> dict[str, tuple[int, ...]]:
+        """The indices of this process along each axis of the plan."""
+        ...
+
+    def array(self, host: Host, placement: Placement, local: Local) -> Array:
+        """An array in `layout` from this process's part: dimensions of the `per` axes, then its rows."""
+        ...
+
+    def pinning(self) -> Pinning | None:
+        """The registrar of host memory with this process's devices, or None if they need none."""
+        ...
+
+    def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
+        """Find the processes that pass the same key. Every process of the machine calls this.
+
+        Args:
+            key: The name of the shared data.
+            host: The name of this process's host.
+            place: The first index of this process along the shared axes.
+            timeout: Seconds to wait for the others, which may still compile.
+
+        Returns:
+            The processes with this key, or None if this process is the only one.
+        """
+        ...
+
+    def carrier(
+        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
+    ) -> Carrier | None:
+        """Open the transport that moves rows of `division` between hosts; all of `peers` call this.
+
+        Args:
+            peers: The processes that share the data.
+            division: The rows that each host loads and those that it needs.
+            blame: The plan's text, its place and its file, for errors.
+            on_failure: Whether the run stops or continues if a host fails.
+            timeout: Seconds to wait for a host that is alive but does not answer.
+
+        Returns:
+            The transport, or None if no rows move between hosts.
+        """
+        ...
+
+
 class Machine(Protocol):
-    """The machine of one schedule."""
+    """The machine of one schedule: its devices, and the input of the program on them."""
 
     @property
     def mesh(self) -> Any:
@@ -93,6 +140,9 @@ class Machine(Protocol):
 
     @property
     def backend(self) -> Backend: ...
+
+    @property
+    def input(self) -> MachineInput: ...
 
     @property
     def layout(self) -> Layout:
@@ -191,49 +241,6 @@ class Machine(Protocol):
         Returns:
             For each piece that has several copies: the numbers of the processes that hold one, and this
             process's arrays by device.
-        """
-        ...
-
-    def local(self) -> dict[str, tuple[int, ...]]:
-        """The indices of this process along each axis of the plan."""
-        ...
-
-    def array(self, host: Host, placement: Placement, local: Local) -> Array:
-        """An array in `layout` from this process's part: dimensions of the `per` axes, then its rows."""
-        ...
-
-    def pinning(self) -> Pinning | None:
-        """The registrar of host memory with this process's devices, or None if they need none."""
-        ...
-
-    def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
-        """Find the processes that pass the same key. Every process of the machine calls this.
-
-        Args:
-            key: The name of the shared data.
-            host: The name of this process's host.
-            place: The first index of this process along the shared axes.
-            timeout: Seconds to wait for the others, which may still compile.
-
-        Returns:
-            The processes with this key, or None if this process is the only one.
-        """
-        ...
-
-    def carrier(
-        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
-    ) -> Carrier | None:
-        """Open the transport that moves rows of `division` between hosts; all of `peers` call this.
-
-        Args:
-            peers: The processes that share the data.
-            division: The rows that each host loads and those that it needs.
-            blame: The plan's text, its place and its file, for errors.
-            on_failure: Whether the run stops or continues if a host fails.
-            timeout: Seconds to wait for a host that is alive but does not answer.
-
-        Returns:
-            The transport, or None if no rows move between hosts.
         """
         ...
 

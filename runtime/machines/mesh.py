@@ -6,9 +6,8 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import secrets
 import warnings
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NoReturn, cast
 
 import jax
@@ -19,9 +18,8 @@ from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.diagnostics import fail
-from commplan.input.work_partition import Division
 from commplan.ir import schedule as ir
-from commplan.ir.axes import groups, position
+from commplan.ir.axes import groups
 from commplan.ir.types import Placement
 from commplan.lowering.audit import CompiledCollective, HloError, audit_text
 from commplan.lowering.jax import _compat, _context
@@ -32,27 +30,12 @@ from commplan.lowering.jax.listing import collectives_of
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.programs import spreads
 from commplan.mesh_kind import is_communicator
-from commplan.runtime.input.group import Blame
-from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.explicit import explicit_axes, resharded
 from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered, refuse_absence
-from commplan.runtime.machines.machine import (
-    BindRequest,
-    Host,
-    Issue,
-    Local,
-    Machine,
-    OnFailure,
-    Peers,
-    agree,
-    digest,
-    peers_of,
-    place_of,
-    shortened,
-)
-from commplan.runtime.machines.pinned import Pinning, pinning_of
-from commplan.runtime.machines.placing import Cut, Placing, bounds, first_placed
+from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, place_of, shortened
+from commplan.runtime.machines.mesh_input import MeshInput
+from commplan.runtime.machines.placing import Cut, bounds
 from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.abort_hook import alike
 from commplan.runtime.observe.calls import Calls
@@ -66,7 +49,6 @@ class MeshMachine:
 
     Attributes:
         sizes: The mesh axes that the plan names.
-        placings: How to put host arrays on the devices, by placement, shape and dtype.
         whole: For a member's machine, the processes of the whole mesh.
         unwatched: The calls of steps without a watchdog.
     """
@@ -75,7 +57,6 @@ class MeshMachine:
     sizes: Mapping[str, int]
     file: str = ""
     levels: Mapping[str, tuple[ir.Spread, ...]] = dataclasses.field(default_factory=dict[str, Any])
-    placings: dict[Hashable, Placing] = dataclasses.field(default_factory=dict[Hashable, Placing])
     calls: Calls | None = None
     whole: tuple[int, ...] = ()
     unwatched: JointCalls = dataclasses.field(default_factory=JointCalls)
@@ -97,6 +78,11 @@ class MeshMachine:
         platform = "gpu" if platform in ("cuda", "rocm") else platform
         alone = all(size == 1 for name, size in self.mesh.shape.items() if name not in self.sizes)
         return LaxBackend(platform, self.sizes, self.file, self.levels, alone)
+
+    @functools.cached_property
+    def input(self) -> MeshInput:
+        processes = self.whole or self.participants()
+        return MeshInput(self.mesh, self.sizes, self.file, processes, on_cpu=self.backend.on_cpu)
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         return _context.in_mesh(self.mesh)
@@ -218,105 +204,6 @@ class MeshMachine:
             if len(copies_of_shard) > 1 and int(jax.process_index()) in holders:
                 copies.append((holders, arrays))
         return copies
-
-    def local(self) -> dict[str, tuple[int, ...]]:
-        """Indices per axis; raises CP0819 if the devices of this process are not a block of the mesh."""
-        mesh = self.mesh
-        is_local = np.array(
-            [device.process_index == jax.process_index() for device in mesh.devices.flat], dtype=np.bool_
-        ).reshape(mesh.devices.shape)
-        local: dict[str, tuple[int, ...]] = {}
-        block = np.ones(is_local.shape, np.bool_)
-        for place, name in enumerate(mesh.axis_names):
-            other_dims = tuple(i for i in range(is_local.ndim) if i != place)
-            is_local_index = is_local.any(axis=other_dims)
-            shape = [1] * is_local.ndim
-            shape[place] = -1
-            block &= is_local_index.reshape(shape)
-            if name in self.sizes:
-                local[name] = tuple(int(i) for i in np.flatnonzero(is_local_index))
-        if not is_local.any() or not (block == is_local).all():
-            fail(
-                "CP0819",
-                f"process {jax.process_index()} does not hold a block of the mesh",
-                "expected the devices of a process to be all combinations of some indices along each axis",
-                "order the devices of the mesh by process, as jax.make_mesh does",
-                file=self.file,
-            )
-        return local
-
-    def array(self, host: Host, placement: Placement, local: Local) -> Array:
-        """A global array from the part of each process."""
-        kind = (placement, host.shape, host.dtype, *local.values())
-        placing = self.placings.get(kind)
-        if placing is not None:
-            return placing.put(host)
-        array, placing = self._first(host, placement, local)
-        if placing is not None:
-            self.placings[kind] = placing
-        return array
-
-    def _first(self, host: Host, placement: Placement, local: Local) -> tuple[Array, Placing | None]:
-        per = len(placement.per)
-        lead = tuple(self.sizes[axis] for axis in placement.per)
-        indices = [local[axis] for axis in placement.per]
-        if placement.split:
-            shards = self._shards(placement.split, local)
-            each = host.shape[per] // len(shards)
-            ways = self.backend.ways(placement.split)
-            shape = (*lead, each * ways, *host.shape[per + 1 :])
-        else:
-            shards, each = [], 0
-            shape = (*lead, *host.shape[per:])
-
-        def cut(index: tuple[slice, ...]) -> tuple[slice, ...]:
-            at: list[slice] = []
-            for axis, piece in enumerate(index[:per]):
-                start, stop, _ = piece.indices(shape[axis])
-                places = [indices[axis].index(i) for i in range(start, stop)]
-                at.append(slice(places[0], places[-1] + 1))
-            if shards:
-                start, stop, _ = index[per].indices(shape[per])
-                first, last = shards.index(start // each), shards.index(stop // each - 1)
-                at.append(slice(first * each, (last + 1) * each))
-            return tuple(at)
-
-        sharding = NamedSharding(self.mesh, spec(placement))
-        return first_placed(host, shape, sharding, cut, on_cpu=self.backend.on_cpu)
-
-    def _shards(self, split: tuple[str, ...], local: Local) -> list[int]:
-        """The shards of this process, in order."""
-        points = itertools.product(*(local[axis] for axis in split))
-        return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
-
-    def pinning(self) -> Pinning | None:
-        return pinning_of(self.mesh.local_devices)
-
-    def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
-        if jax.process_count() == 1:  # The mesh may be described only.
-            return None
-        processes = self.whole or self.participants()
-        hello = (digest(key), digest(host), place, secrets.token_hex(8))
-        answers, error = gathered("peers", msgspec.json.encode(hello).decode(), processes, timeout)
-        if error:
-            fix = "open the same batches in every process; run.batches(timeout=SECONDS) waits longer"
-            refuse_absence(processes, "share the data that they load", timeout, error, fix, self.file)
-        kind = tuple[bytes, bytes, int, str]
-        hellos = {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
-        return peers_of(int(jax.process_index()), hellos)
-
-    def carrier(
-        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
-    ) -> JaxCarrier | None:
-        """A transport on a mesh of one CPU device per host: rows stay in host memory.
-
-        A host failure is an error whatever `on_failure` is: JAX's collectives cannot continue without a host.
-        """
-        del on_failure
-        if not division.moves():
-            return None
-        leaders = [peers.ranks[division.leader(host)] for host in dict.fromkeys(peers.hosts)]
-        return JaxCarrier(division, peers.hosts[peers.index], cpu_devices(leaders), timeout, blame)
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> MeshMachine:
         """The devices of one member, as a mesh without `axis`."""

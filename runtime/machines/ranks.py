@@ -6,12 +6,11 @@ import contextlib
 import dataclasses
 import functools
 import os
-import secrets
 import socket
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,7 +21,6 @@ from jax import Array
 from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
-from commplan.input.work_partition import Division
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
@@ -32,27 +30,12 @@ from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.service import requests_of
 from commplan.protocol.build_sites import sites
 from commplan.recorder.file import machine as machine_name
-from commplan.runtime.input.group import Blame
-from commplan.runtime.input.transport.mpi import MpiCarrier
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES
 from commplan.runtime.machines.communicator import check_communicator, check_size
-from commplan.runtime.machines.machine import (
-    BindRequest,
-    Host,
-    Issue,
-    Local,
-    Machine,
-    OnFailure,
-    Peers,
-    agree,
-    digest,
-    peers_of,
-    place_of,
-    shortened,
-)
-from commplan.runtime.machines.pinned import Pinning, pinning_of
+from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, digest, place_of, shortened
 from commplan.runtime.machines.rank_calls import RankCalls
+from commplan.runtime.machines.ranks_input import RanksInput
 from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import alike, watch
 from commplan.runtime.observe.calls import Calls
@@ -99,6 +82,10 @@ class Ranks:
     @property
     def calls(self) -> Calls | None:
         return None
+
+    @functools.cached_property
+    def input(self) -> RanksInput:
+        return RanksInput(self.comm, self.backend.place, self.file)
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -200,38 +187,6 @@ class Ranks:
             tuple(axis for axis in self.backend.sizes if axis not in differs)
         )
         return [(along, {"": leaf})] if len(along) > 1 else []
-
-    def local(self) -> dict[str, tuple[int, ...]]:
-        return {axis: (self.backend.place[axis],) for axis in self.backend.sizes}
-
-    def array(self, host: Host, placement: Placement, local: Local) -> Array:
-        """This rank's part on its device, without the dimensions of `per` axes."""
-        del local
-        return jax.device_put(host.reshape(host.shape[len(placement.per) :]))
-
-    def pinning(self) -> Pinning | None:
-        return pinning_of(jax.local_devices()[:1])
-
-    def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
-        hello = (digest(key), digest(host), place, secrets.token_hex(8))
-        meet = self._meet("share the data that they load", timeout)
-        hellos: list[tuple[bytes, bytes, int, str]] = meet(self.comm.allgather, hello)
-        return peers_of(self.comm.Get_rank(), dict(enumerate(hellos)))
-
-    def _meet(self, purpose: str, timeout: float, ranks: Sequence[int] | None = None) -> Rendezvous:
-        option = "run.batches(timeout=SECONDS)"
-        return Rendezvous(self.comm, purpose, timeout, ranks=ranks, option=option, file=self.file)
-
-    def carrier(
-        self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
-    ) -> MpiCarrier | None:
-        """A transport on a new communicator of exactly these processes."""
-        if not division.moves():
-            return None
-        meet = self._meet("exchange the data that they load", timeout, peers.ranks)
-        group = self.comm.Get_group().Incl(list(peers.ranks))
-        comm = meet(self.comm.Create_group, group)
-        return MpiCarrier(comm, division, blame=blame, on_failure=on_failure, timeout=timeout)
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> Ranks:
         """The ranks of this rank's member; raises CP0842 for another member."""

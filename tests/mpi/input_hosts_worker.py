@@ -39,7 +39,7 @@ HERE = MPI.COMM_WORLD
 def grouped(run: Any, hosts: list[str], timeout: float = 60.0) -> dict[str, Any]:
     phase = run.program.schedule.phase("step")
     host = hosts[HERE.rank]
-    among = shared_group(run.context, phase, run.context.machine.local(), host=host, timeout=timeout)
+    among = shared_group(run.context, phase, run.context.machine.input.local(), host=host, timeout=timeout)
     if among is None:
         return {}
     with (Path(sys.argv[1]) / f"runs-{HERE.rank}").open("a") as file:

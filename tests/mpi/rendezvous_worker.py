@@ -84,7 +84,7 @@ def batches() -> None:
     run, _ = host_processes.bound("all_shared", comm.size, comm)
     phase = run.program.schedule.phase("step")
     stay_away()
-    shared_group(run.context, phase, run.context.machine.local(), timeout=TIMEOUT_S)
+    shared_group(run.context, phase, run.context.machine.input.local(), timeout=TIMEOUT_S)
 
 
 def calibration() -> Calibration:

@@ -16,7 +16,7 @@ import commplan
 from commplan.diagnostics import CommplanError
 from commplan.explain.report import explain_plan
 from commplan.input.prefetch import KEEP
-from commplan.runtime.machines.mesh import MeshMachine
+from commplan.runtime.machines.mesh_input import MeshInput
 from commplan.verify.input_proof import input_memory
 from commplan.wait import Wait, until
 
@@ -118,13 +118,13 @@ def test_copies_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPat
         return RECORDS[number]
 
     arrays = list[Any]()
-    array = MeshMachine.array
+    array = MeshInput.array
 
-    def watched(self: MeshMachine, *args: Any) -> Any:
+    def watched(self: MeshInput, *args: Any) -> Any:
         arrays.append(args)
         return array(self, *args)
 
-    monkeypatch.setattr(MeshMachine, "array", watched)
+    monkeypatch.setattr(MeshInput, "array", watched)
     with fed(2, get, prefetch=3).batches() as early:
         iter(early)
         early._host._ring.admit()

@@ -15,7 +15,7 @@ from support.embedding import bind, code_of, mesh_of, refused
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.group import group
-from commplan.runtime.machines.mesh import MeshMachine
+from commplan.runtime.machines.mesh_input import MeshInput
 
 PLAN = """plan p
 ensemble member = 2
@@ -261,7 +261,7 @@ def test_the_devices_of_a_process_are_a_block_of_the_mesh():
         axis_names = ("member", "data")
         devices = np.array([[Device(0), Device(1)], [Device(0), Device(1)]])
 
-    machine = MeshMachine(Mesh(), run.context.sizes)
+    machine = MeshInput(Mesh(), run.context.sizes, "", (0,), on_cpu=True)
     assert machine.local() == {"member": (0, 1), "data": (0,)}
     Mesh.devices = np.array([[Device(0), Device(1)], [Device(1), Device(0)]])
     code, _ = refused(machine.local)

@@ -15,7 +15,7 @@ from support import alias_processes, interpreter
 from support.embedding import bind, mesh_of
 from support.ports import free_port
 
-from commplan.runtime.machines.mesh import MeshMachine
+from commplan.runtime.machines.mesh_input import MeshInput
 
 PLAN = """plan p
 ensemble member = {members}
@@ -35,13 +35,13 @@ each step {{
 def first(members: int, data: int, size: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[str, Any]]:
     """A batch on devices, and the host's arrays behind it, by shape."""
     hosts: list[np.ndarray[Any, Any]] = []
-    array = MeshMachine.array
+    array = MeshInput.array
 
-    def watched(self: MeshMachine, host: Any, *rest: Any) -> Any:
+    def watched(self: MeshInput, host: Any, *rest: Any) -> Any:
         hosts.append(host)
         return array(self, host, *rest)
 
-    monkeypatch.setattr(MeshMachine, "array", watched)
+    monkeypatch.setattr(MeshInput, "array", watched)
     run = bind(
         PLAN.format(members=members, data=data, size=size),
         mesh_of(member=members, data=data),

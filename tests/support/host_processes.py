@@ -22,7 +22,7 @@ from support.dma import Registrar
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.device.batches import shared_group
-from commplan.runtime.machines.mesh import MeshMachine
+from commplan.runtime.machines.mesh_input import MeshInput
 from commplan.runtime.machines.pinned import Pinning
 
 PLAN = """plan hosts
@@ -83,7 +83,7 @@ def everything(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str,
     for design in DESIGNS if count > 2 else DESIGNS[:2]:
         run, decoded = bound(design, count, mesh)
         phase = run.program.schedule.phase("step")
-        among = shared_group(run.context, phase, run.context.machine.local(), host=hosts[index])
+        among = shared_group(run.context, phase, run.context.machine.input.local(), host=hosts[index])
         options = {} if among is None else {"group": among}
         items = seen(run, 2, **options)
         carrier = None if among is None else among.carrier
@@ -100,7 +100,7 @@ def failing(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str, An
     """A record that only one process decodes is bad."""
     run, _ = bound("all_shared", count, mesh, bad=int(RECORDS[13, 0]))
     phase = run.program.schedule.phase("step")
-    among = shared_group(run.context, phase, run.context.machine.local(), host=hosts[index])
+    among = shared_group(run.context, phase, run.context.machine.input.local(), host=hosts[index])
     try:
         items = seen(run, 1, group=among)
     except CommplanError as error:
@@ -126,7 +126,7 @@ def without_cpu(port: str, index: int, count: int) -> None:
         )
 
     pinning = Pinning(Registrar())  # as a GPU has it
-    MeshMachine.pinning = lambda self: pinning
+    MeshInput.pinning = lambda self: pinning
     name = os.environ["JAX_PLATFORMS"]
     xla_bridge.register_backend_factory(name, devices, priority=500, fail_quietly=False)
     try:

@@ -67,7 +67,7 @@ class Batches(Iterator[Item]):
         restarts: Restarts | None = None,
     ) -> None:
         self.context, self._phase = context, phase
-        self.local = context.machine.local()
+        self.local = context.machine.input.local()
         schedule = context.whole or context.schedule
         self._host: PhaseBatches | ClockedBatches
         if clocked is not None:
@@ -83,7 +83,7 @@ class Batches(Iterator[Item]):
             self._host = PhaseBatches(
                 schedule, phase.name, sources, context.functions,
                 local=local, group=among, state=state, workers=workers, timeout=patience,
-                pinning=context.machine.pinning() if device_prefetch(phase.ops) else None,
+                pinning=context.machine.input.pinning() if device_prefetch(phase.ops) else None,
             )  # fmt: skip
         rank, _ = context.machine.process()
         for meter in self.meters:
@@ -168,7 +168,7 @@ class Batches(Iterator[Item]):
         if self.context.members:
             fixed = [i for i, axis in enumerate(per) if axis in self.context.members]
             host = host.squeeze(tuple(fixed))  # of one member: its dimension is 1, and its arrays have none
-        return self.context.machine.array(host, placement, self.local)
+        return self.context.machine.input.array(host, placement, self.local)
 
     def _map(self, batch: HostBatch, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """The values that device functions make of single records."""
@@ -238,7 +238,7 @@ def shared_group(
     for axis in over:
         place = place * context.sizes[axis] + min(local[axis])
     key = "\0".join((context.schedule.plan_digest, phase.name, others))
-    peers = context.machine.peers(key, host or this_host(), place, timeout)
+    peers = context.machine.input.peers(key, host or this_host(), place, timeout)
     if peers is None:
         return None
     first = shares[0]
@@ -260,7 +260,7 @@ def carried_group(
 ) -> Group:
     """The group of `peers`, with what carries rows between their hosts."""
     partition = division(design, peers.hosts, readers)
-    carrier = machine.carrier(peers, partition, blame=blame, on_failure=on_failure, timeout=timeout)
+    carrier = machine.input.carrier(peers, partition, blame=blame, on_failure=on_failure, timeout=timeout)
     run_id, count = f"commplan-{peers.run_id}", len(peers.hosts)
     among = group(
         run_id, peers.index, count, timeout=timeout, hosts=peers.hosts, carrier=carrier, readers=readers

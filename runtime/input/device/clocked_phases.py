@@ -68,7 +68,7 @@ class ClockedPhases:
             return PeerGroup(among, position, tuple(range(among.count)))  # one member each, at the same unit
 
         options = SharingOptions(ask, patience, workers)
-        return member_batches(clocks, place, local=context.machine.local(), state=state, options=options)
+        return member_batches(clocks, place, local=context.machine.input.local(), state=state, options=options)
 
 
 def _peer_group(
@@ -84,7 +84,7 @@ def _peer_group(
     facts = [plan.schedule.plan_digest, plan.phase, "one by one"]
     if machine.layout == "global":
         facts.append(host)
-    peers = machine.peers("\0".join(facts), host, position * members + member, timeout)
+    peers = machine.input.peers("\0".join(facts), host, position * members + member, timeout)
     if peers is None:
         return None
     ops = plan.schedule.phase(plan.phase).ops
@@ -108,7 +108,7 @@ class MultirateBatches(Iterator[dict[str, Any]]):
 
     def __init__(self, run: Run, phase: str) -> None:
         axis = clocked(run.context.schedule.phase(phase)) or ""
-        held = run.context.machine.local()[axis]
+        held = run.context.machine.input.local()[axis]
         self._feeds: dict[int, Batches] = {member: run.batches(phase, member=member) for member in held}
         self.steps = max(feed.steps for feed in self._feeds.values())
         self._done = 0

@@ -52,7 +52,7 @@ class DeviceMaps:
             numbers = np.array([batch.epoch & 0xFFFFFFFF, batch.step, *seeds], np.uint32)
         machine = self._context.machine
         with machine.context():
-            on_devices = machine.array(numbers, SAME, {})
+            on_devices = machine.input.array(numbers, SAME, {})
             return self._run({ref: given[ref] for ref in self.given}, dict(records), on_devices)
 
     def _on_device(

@@ -19,7 +19,7 @@ from commplan.lowering.jax import _compat
 from commplan.runtime.input.shm import slots as _slots
 from commplan.runtime.input.shm.arena import Arena
 from commplan.runtime.input.shm.slots import Slots
-from commplan.runtime.machines.mesh import MeshMachine
+from commplan.runtime.machines.mesh_input import MeshInput
 from commplan.runtime.machines.pinned import Pinning, pinning_of
 
 NBYTES, START, COUNT = 4 * 4096, 4096, 3
@@ -89,9 +89,9 @@ def test_memory_of_a_process_is_registered_once_and_until_its_last_array_is_gone
 def test_devices_copy_from_registered_memory_alone(workers: str, monkeypatch: pytest.MonkeyPatch):
     client, events = Registrar(), list[str]()
     pinning = Pinning(client)
-    array, settle = MeshMachine.array, Pinning.settle
+    array, settle = MeshInput.array, Pinning.settle
 
-    def put(self: MeshMachine, host: Any, *rest: Any) -> Any:
+    def put(self: MeshInput, host: Any, *rest: Any) -> Any:
         events.append("copy")
         assert client.holds(host)
         return array(self, host, *rest)
@@ -104,8 +104,8 @@ def test_devices_copy_from_registered_memory_alone(workers: str, monkeypatch: py
     with run.batches() as plain:
         first = plain.state()
         wanted = [{name: np.asarray(x) for name, x in item.items()} for item in plain]
-    monkeypatch.setattr(MeshMachine, "pinning", lambda self: pinning)
-    monkeypatch.setattr(MeshMachine, "array", put)
+    monkeypatch.setattr(MeshInput, "pinning", lambda self: pinning)
+    monkeypatch.setattr(MeshInput, "array", put)
     monkeypatch.setattr(Pinning, "settle", settled)
     with run.batches(workers=workers, state=first) as batches:
         for item, right in zip(batches, wanted, strict=True):
@@ -129,7 +129,7 @@ def test_what_cannot_be_registered_is_copied_all_the_same(
     client: Any = SimpleNamespace(dma_map=refuse, dma_unmap=refuse)
     pinning = Pinning(client)
     run = bind(PLAN, mesh_of(data=2), sources={"images": RECORDS}, functions={"half": half})
-    monkeypatch.setattr(MeshMachine, "pinning", lambda self: pinning)
+    monkeypatch.setattr(MeshInput, "pinning", lambda self: pinning)
     with caplog.at_level(logging.WARNING, "commplan.input"), run.batches() as batches:
         assert sum(item["x"].shape[0] for item in batches) == len(RECORDS)
     (said,) = caplog.messages
