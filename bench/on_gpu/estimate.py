@@ -44,7 +44,7 @@ def measure(scale: Scale, findings: Findings) -> None:
         compile_s = time.perf_counter() - begun
         findings.progress([f"{name}: compiled in {compile_s:.0f} s"])
         times = in_turns({"step": partial(compiled, params)}, scale.rounds, repeat=2)["step"]
-        estimated = estimate(audit_text(compiled.as_text()), rates).total
+        estimated = estimate(audit_text(compiled.as_text() or ""), rates).total
         steps[name] = {"seconds": times, "estimate": estimated, "compile": compile_s}
         error = estimated / median(times) - 1
         line = f"{name}: {spread(times)}, estimated {estimated * 1e3:.3f} ms ({error:+.0%})"

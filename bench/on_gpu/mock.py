@@ -109,7 +109,7 @@ def arguments(mesh: Mesh, model: Transformer) -> tuple[Tree, Any]:
     def parameter(values: Any) -> Any:
         return jax.make_array_from_callback(values.shape, same, values.__getitem__)
 
-    def some(index: tuple[slice, ...]) -> Any:
+    def some(_: Any) -> Any:
         return rng.integers(0, models.VOCABULARY, (model.rows, model.length)).astype(np.int32)
 
     tokens = jax.make_array_from_callback((mesh.size * model.rows, model.length), split, some)

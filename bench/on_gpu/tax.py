@@ -133,7 +133,7 @@ def by_hand(mesh: Mesh, model: Transformer, reduced: Callable[[Any], Any]) -> St
 
     if mesh.size == 1:
         return jax.jit(alone, donate_argnums=0)
-    options = {"mesh": mesh, "in_specs": (P(), P("data")), "out_specs": P(), "check_vma": False}
+    options: Any = {"mesh": mesh, "in_specs": (P(), P("data")), "out_specs": P(), "check_vma": False}
     return jax.jit(jax.shard_map(train, **options), donate_argnums=0)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, cast
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jax import Array, lax
 

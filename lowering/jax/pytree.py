@@ -118,7 +118,7 @@ def structure_by(paths: Sequence[str], structures: Mapping[tuple[str, ...], Stru
 
 
 def build(
-    paths: Sequence[str], leaves: Sequence[Array], structures: Mapping[tuple[str, ...], Structure]
+    paths: Sequence[str], leaves: Sequence[Any], structures: Mapping[tuple[str, ...], Structure]
 ) -> Any:
     """The tree of `leaves`, one per key path, with the structure of `structure_by`."""
     return jax.tree_util.tree_unflatten(structure_by(paths, structures), leaves)

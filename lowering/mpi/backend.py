@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.core
 from jax import Array, lax
 
 from commplan.diagnostics import fail

@@ -310,7 +310,7 @@ class Channel:
             fail("CP0831", message, f"pad the leading dimension to a multiple of {ranks}")
         return shape if spec.kind in ("all_to_all", "swap") else (shape[0] // ranks, *shape[1:])
 
-    def _number(self, x: Array, spec: Spec) -> int:
+    def _number(self, x: Array | jax.ShapeDtypeStruct, spec: Spec) -> int:
         """The engine's number for this collective of an array like `x`; created on first use."""
         if self._channel is None:
             fail("CP0832", "this channel is closed")

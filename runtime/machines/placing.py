@@ -66,7 +66,7 @@ def first_placed(
     cuts = tuple(cut(index) for index in index_of_key.values())
     pieces = dict(zip(index_of_key, _pieces_of(host, cuts, on_cpu=on_cpu), strict=True))
 
-    def part(index: Cut) -> Host:
+    def part(index: Any) -> Host:
         return pieces[bounds(index, shape)]
 
     with _context.explicit():

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 
 from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _compat

@@ -69,7 +69,8 @@ def run(
         return as_bits(lambda moved: run(program, moved, groups, op, on_cpu=on_cpu), x)
     rank = _Rank(groups, op, on_cpu=on_cpu)
     block, x = x.shape[0], slots(program, x, rank.place)
-    steps, last = steps_of(program, x.shape[0]), None
+    steps = steps_of(program, x.shape[0])
+    last: Any = None
     for rounds in stretches(steps):
         x, last = rank.round(x, last, rounds[0]) if len(rounds) == 1 else rank.rounds(x, last, rounds)
     if program.kind == "swap":
@@ -118,13 +119,13 @@ class _Rank:
         self.op = op
         self.on_cpu = on_cpu
 
-    def round(self, slots: Array, last: Array | None, step: PermuteRound) -> tuple[Array, Array]:
+    def round(self, slots: Array, last: Any, step: PermuteRound) -> tuple[Array, Any]:
         """Run one round. Returns the slots after it, and the last received window."""
         return self._round(
             slots, last, step, [[self._row(part) for part in move.parts] for move in step.moves]
         )
 
-    def rounds(self, slots: Array, last: Array | None, steps: Sequence[PermuteRound]) -> tuple[Array, Array]:
+    def rounds(self, slots: Array, last: Any, steps: Sequence[PermuteRound]) -> tuple[Array, Array]:
         """Run rounds that differ only in their tables as a loop."""
         first = steps[0]
         rows = [
@@ -152,8 +153,8 @@ class _Rank:
         return _Row(*(jnp.asarray(_narrow(np.stack(each, 1)))[self.place] for each in tables))
 
     def _round(
-        self, slots: Array, last: Array | None, step: PermuteRound, rows: Sequence[Sequence[_Row]]
-    ) -> tuple[Array, Array]:
+        self, slots: Array, last: Any, step: PermuteRound, rows: Sequence[Sequence[_Row]]
+    ) -> tuple[Array, Any]:
         """All sends are read before anything is written."""
         arrived = [
             self._transfer([last] if step.forwards else self._read(slots, move, row), move)
@@ -171,7 +172,7 @@ class _Rank:
         parts = zip(move.parts, row, strict=True)
         return [_window(slots, entries.take, part.length) for part, entries in parts]
 
-    def _transfer(self, windows: Sequence[Array], move: Permute) -> list[Array]:
+    def _transfer(self, windows: Sequence[Any], move: Permute) -> list[Array]:
         """The windows that this rank receives; zeros if no rank sends to it."""
         message = windows[0] if len(windows) == 1 else jnp.concatenate(windows)
         members = self.groups.members
@@ -211,7 +212,7 @@ def _rounded(total: Array) -> Array:
     return lax.reduce_precision(total, kind.nexp, kind.nmant)
 
 
-def _window(slots: Array, start: Array, length: int) -> Array:
+def _window(slots: Array, start: Array | int, length: int) -> Array:
     return slots if length == slots.shape[0] else lax.dynamic_slice(slots, (start,), (length,))
 
 

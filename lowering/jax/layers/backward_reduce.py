@@ -48,7 +48,7 @@ class Recipe:
         If collectives overlap with computation, large gradients are reduced separately.
         """
         results = list(leaves)
-        previous: Array = None
+        previous: Array | None = None
         sizes = [(str(leaf.dtype), leaf.nbytes) for leaf in leaves]
         for dtype, places in reduction_groups(sizes, self.backend.asynchronous):
             parts = [leaves[i].reshape(-1) for i in places]

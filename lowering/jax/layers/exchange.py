@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from commplan.lowering.jax.collectives.order import barred
 from commplan.lowering.jax.phase import Lowered, register_layers
 from commplan.lowering.jax.pytree import Tree
 
-Arrays = Sequence[Array]
+Arrays = Sequence[Any]  # Arrays, and None for gradients that do not exist.
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class ShardedLayer:
                 whole[place] = self.backend.varying(leaf, self.partial)
         return whole
 
-    def scatter(self, gradients: Arrays) -> list[Array]:
+    def scatter(self, gradients: Arrays) -> list[Any]:
         """The shards' gradient, from this rank's terms of the whole gradient. None stays None."""
         terms = [x if x is None else self.backend.varying(x, self.partial) for x in gradients]
         result = list(gradients)
@@ -70,18 +71,18 @@ class ShardedLayer:
                 result[place] = leaf
         return result
 
-    def after(self, shards: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+    def after(self, shards: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """Both, unchanged; gathers of `shards` are ordered after `values`. Callers must use these values."""
         is_tied = self.backend.platform in ("", "cpu")
         return self._tied(shards, values) if is_tied else barred(shards, values)
 
-    def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+    def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """`after` for gradients. CPU devices run collectives in the order of the schedule, so they need a
         barrier only: a data dependency, which ranks of a communicator need, would copy each whole gradient.
         """
         return barred(gradients, values) if self.backend.platform else self._tied(gradients, values)
 
-    def _tied(self, xs: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+    def _tied(self, xs: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """Order by a data dependency (see `order.tie`). Scalars are gathered separately, or not at all."""
         numeric = [x for x in values if x is not None and jnp.issubdtype(x.dtype, jnp.number)]
         tied = list(xs)

@@ -24,7 +24,7 @@ from commplan.lowering.jax.layers.vjp import LayerVjp, without_float0
 from commplan.lowering.jax.primitives import optimization_barrier
 
 SCATTERS_IN_FLIGHT = 2  # the gathers of the backward pass do not wait for these
-Arrays = Sequence[Array]
+Arrays = Sequence[Any]  # Arrays, and None for gradients that do not exist.
 
 
 class LayerExchange(Protocol):
@@ -34,15 +34,15 @@ class LayerExchange(Protocol):
         """The whole leaves, typed as varying."""
         ...
 
-    def scatter(self, gradients: Arrays) -> list[Array]:
+    def scatter(self, gradients: Arrays) -> list[Any]:
         """The shards' gradient, from this rank's terms of the whole gradient."""
         ...
 
-    def after(self, shards: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+    def after(self, shards: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """Both, unchanged; gathers of `shards` are ordered after `values`. Callers must use these values."""
         ...
 
-    def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Array], list[Array]]:
+    def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """`after` for gradients that will be scattered."""
         ...
 
@@ -145,7 +145,7 @@ def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Arra
         return exchange.gather(_row(shards, number))
 
     def forward(consts: Arrays, shards: Arrays, x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
-        def compute(weights: Arrays, x: Arrays) -> tuple[list[Array], list[Array]]:
+        def compute(weights: Arrays, x: Arrays) -> tuple[list[Any], list[Any]]:
             return vjp.forward(consts, weights, x) if keeps else (vjp.run(consts, weights, x), [])
 
         def step(carry: Any, number: Any) -> tuple[Any, Arrays]:
@@ -212,11 +212,11 @@ def _row(stack: Arrays, number: Any) -> list[Array]:
     return [lax.dynamic_index_in_dim(leaf, number, 0, keepdims=False) for leaf in stack]
 
 
-def _sum(xs: Arrays, ys: Arrays) -> list[Array]:
+def _sum(xs: Arrays, ys: Arrays) -> list[Any]:
     return [None if x is None else x + y for x, y in zip(xs, ys, strict=True)]
 
 
-def _zeros(arrays: Arrays) -> list[Array]:
+def _zeros(arrays: Arrays) -> list[Any]:
     """Zeros like those of `arrays` that have a derivative; None for the others."""
     return [
         _compat.as_varying(jnp.zeros_like(x), sorted(_compat.varying_axes(x)))

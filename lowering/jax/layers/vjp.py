@@ -19,7 +19,7 @@ from jax import Array
 from commplan.lowering.jax.jaxprs import JaxprProgram, traced
 from commplan.lowering.jax.pytree import Structure
 
-Arrays = Sequence[Array]
+Arrays = Sequence[Any]  # Arrays, and None for gradients that do not exist.
 Jaxpr = Any
 
 
@@ -55,7 +55,7 @@ class LayerVjp:
 
     def backward(
         self, consts: Arrays, weights: Arrays, stored: Arrays, cotangents: Arrays
-    ) -> tuple[list[Array], list[Array], list[Array]]:
+    ) -> tuple[list[Any], list[Any], list[Any]]:
         """The cotangents of consts, weights and x; None for integers.
 
         `weights` are those of the forward pass; empty if they are not needed.

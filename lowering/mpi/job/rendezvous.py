@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 from mpi4py import MPI
 
@@ -202,7 +202,7 @@ def highest_tag() -> int:
 
     Open MPI does not return it for a communicator that another thread is duplicating.
     """
-    return int(MPI.COMM_WORLD.Get_attr(MPI.TAG_UB))
+    return int(cast("Any", MPI.COMM_WORLD).Get_attr(MPI.TAG_UB))
 
 
 def _named(ranks: Sequence[int]) -> str:
