@@ -341,7 +341,7 @@ class Program(Generic[RunT]):
         if pgle and estimated is None:
             fail("CP1156", "pgle=True needs a machine to estimate a profile for", GPUS_ONLY)
         text = compile_step(step, *args, profiled_for=estimated if pgle else None)
-        return audit(self._schedule, *text, mesh=sizes, phases=phases, machine=estimated)
+        return audit(self._schedule, text, mesh=sizes, phases=phases, machine=estimated)
 
 
 @ends_at_caller

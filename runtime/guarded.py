@@ -140,4 +140,5 @@ def jit(
     machine = machine_of(mesh, comm, name, watchdog_s, busy_s, timeout)
     if len(machine.participants()) == 1:
         return jax.jit(function, **options)
-    return preflight.jit(machine, function, "", timeout, options, lambda: None, check_same=False)
+    step = preflight.ComparedStep(function, options, check_same=False)
+    return preflight.jit(machine, step, "", timeout)

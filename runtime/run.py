@@ -165,7 +165,8 @@ class TypedRun:
         options["compiler_options"] = {**self.context.compiler_options, **user_options}
         profile = self.context.profile(pgle)
         machine, file = self.context.machine, self.context.schedule.file
-        return preflight.jit(machine, function, file, timeout, options, check, profile, check_same=check_same)
+        step = preflight.ComparedStep(function, options, check, profile, check_same)
+        return preflight.jit(machine, step, file, timeout)
 
     def check_collectives(
         self, seconds: float = BUDGET_S, timeout: float = preflight.TIMEOUT_S

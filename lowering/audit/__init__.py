@@ -11,5 +11,6 @@ from commplan.lowering.audit.report import Audit as Audit
 from commplan.lowering.audit.report import audit as audit
 from commplan.lowering.audit.step import CompiledCollective as CompiledCollective
 from commplan.lowering.audit.step import CompiledStep as CompiledStep
+from commplan.lowering.audit.step import StepText as StepText
 from commplan.lowering.audit.targets import target as target
 from commplan.lowering.audit.walk import audit_text as audit_text

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,7 @@ from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.layers import matched, of_layers
 from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, CollectiveShift, shifts
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Memory
+from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Memory, StepText
 from commplan.lowering.audit.tapped import of_taps
 from commplan.lowering.audit.walk import audit_text
 
@@ -168,40 +168,25 @@ class Profiled(msgspec.Struct, frozen=True):
 
 def audit(
     schedule: Schedule,
-    compiled: str,
-    traced: str,
-    platform: Literal["cpu", "gpu"] = "cpu",
-    profiled: str | None = None,
-    memory: Memory | None = None,
-    layers: Sequence[Schedule] = (),
-    pgle: bool | None = None,
-    programs: Sequence[Schedule] = (),
+    text: StepText,
     *,
     mesh: Mapping[str, int] | None = None,
     phases: Sequence[str] = (),
     machine: Machine | None = None,
 ) -> Audit:
-    """Compare the compiled text of a step with the schedule of its plan.
+    """Compare a compiled step with the schedule of its plan.
 
     Args:
         schedule: The schedule.
-        compiled: The compiled text.
-        traced: The text of the step as JAX passes it to XLA.
-        platform: `cpu` or `gpu`.
-        profiled: The text compiled with a profile estimated for `machine`.
-        memory: Memory of the step on one device.
-        layers: Schedules that `run.layers` may execute in the step.
-        pgle: See `Audit`.
-        programs: Schedules that JAX traced in the step. One that was compiled differently is a cause of
-            differences.
-        mesh: Sizes of the axes in the order of device numbering, by default those in `traced` or the plan.
+        text: The compiled step. Schedules in it that were compiled differently are causes of differences.
+        mesh: Sizes of the axes in the order of device numbering, by default those in the text or the plan.
         phases: Phases to audit, by default those that the step calls and those that run `each step`.
         machine: Rates for an estimate.
 
     Raises:
         CommplanError: CP1151 for a phase that the plan does not have.
     """
-    step, traced_step = audit_text(compiled), audit_text(traced)
+    step, traced_step = audit_text(text.compiled), audit_text(text.traced)
     called = dict.fromkeys(
         scope[0] for part in (traced_step, step) for f in part.collectives for scope in f.scopes
     )
@@ -211,13 +196,14 @@ def audit(
         *called,
         *(name for name, is_each_step in is_step.items() if is_each_step and name not in called),
     ]
-    sizes = _Mesh(mesh or _mesh_in(traced, schedule) or schedule.mesh_sizes)
+    sizes = _Mesh(mesh or _mesh_in(text.traced, schedule) or schedule.mesh_sizes)
     # The step may also call phases of other programs, whose schedules are unknown.
-    planned_items = {name: expected(schedule, name, sizes, platform) for name in chosen if name in is_step}
+    names = [name for name in chosen if name in is_step]
+    planned_items = {name: expected(schedule, name, sizes, text.platform) for name in names}
     called_items = [item for items in planned_items.values() for item in items]
-    own_layers = (layer for layer in layers if layer.plan == schedule.plan)
-    layered = of_layers(traced_step, own_layers, called_items, sizes, platform)
-    tapped = of_taps(traced_step, schedule, planned_items, sizes, platform)
+    own_layers = (layer for layer in text.layers if layer.plan == schedule.plan)
+    layered = of_layers(traced_step, own_layers, called_items, sizes, text.platform)
+    tapped = of_taps(traced_step, schedule, planned_items, sizes, text.platform)
     lines = {item.scope for item in layered}
     unordered = (*layered, *(item for item in tapped if item.scope not in lines))
     report = _matched(planned_items, unordered, step)
@@ -228,7 +214,7 @@ def audit(
         for collective in step.collectives
         if id(collective) not in planned and not any(phase in ignored for phase, _ in collective.scopes)
     ]
-    differences = Causes(report, traced_step, compiled_otherwise(schedule, programs)).all(unplanned)
+    differences = Causes(report, traced_step, compiled_otherwise(schedule, text.programs)).all(unplanned)
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
     skipped = tuple(name for name in is_step if name not in planned_items and not phases)
@@ -240,20 +226,16 @@ def audit(
         differences,
         machine,
         costs,
-        memory=memory,
-        pgle=pgle,
+        memory=text.memory,
+        pgle=text.pgle,
     )
-    if profiled is None or costs is None:
+    if text.profiled is None or costs is None:
         return result
-    same: dict[str, Any] = {
-        "layers": layers,
-        "programs": programs,
-        "mesh": mesh,
-        "phases": phases,
-        "machine": machine,
-    }
-    other = audit(schedule, profiled, traced, platform, **same)
-    moved = shifts(step, audit_text(profiled), (costs, other.estimate or costs))
+    with_profile = StepText(
+        text.profiled, text.traced, text.platform, layers=text.layers, programs=text.programs
+    )
+    other = audit(schedule, with_profile, mesh=mesh, phases=phases, machine=machine)
+    moved = shifts(step, audit_text(text.profiled), (costs, other.estimate or costs))
     return msgspec.structs.replace(result, profiled=Profiled(other, moved))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized
 from commplan.lowering.audit.hlo import Tensor
 
@@ -59,6 +61,30 @@ class Memory(msgspec.Struct, frozen=True):
         results += f" ({sized(self.donated)} of them reuse arguments)" if self.donated else ""
         parts = f"{sized(self.arguments)} of arguments, {results}, {sized(self.temporary)} temporary"
         return f"memory of a device: {sized(self.total)}: {parts}"
+
+
+class StepText(NamedTuple):
+    """A compiled step as text.
+
+    Attributes:
+        compiled: The HLO that XLA compiled, after optimization.
+        traced: The HLO that JAX passed to XLA.
+        platform: The platform that it is compiled for.
+        profiled: The HLO compiled with a profile; None if no profile was requested.
+        memory: The memory of the step without a profile; None if XLA does not report it.
+        layers: The schedules of `run.layers` in this process, which the step may contain.
+        pgle: For a step of `run.jit(.., pgle=..)`, whether it was compiled with a profile; None for others.
+        programs: The schedules whose phases were traced in the step. Empty if the step was traced before.
+    """
+
+    compiled: str
+    traced: str
+    platform: Literal["cpu", "gpu"] = "cpu"
+    profiled: str | None = None
+    memory: Memory | None = None
+    layers: tuple[Schedule, ...] = ()
+    pgle: bool | None = None
+    programs: tuple[Schedule, ...] = ()
 
 
 class CompiledCollective(msgspec.Struct, frozen=True):

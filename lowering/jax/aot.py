@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -20,10 +20,9 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from commplan.diagnostics import fail, plural
-from commplan.ir.schedule import Schedule
 from commplan.lowering.audit.estimate import Machine
 from commplan.lowering.audit.profile import profile
-from commplan.lowering.audit.step import Memory
+from commplan.lowering.audit.step import Memory, StepText
 from commplan.lowering.audit.targets import Target
 from commplan.lowering.jax._jit import has_profile
 from commplan.lowering.jax.device_topology import name_devices
@@ -66,30 +65,6 @@ def mesh_on(target: Target, sizes: Mapping[str, int]) -> Mesh:
         fail("CP1152", message, f"hosts x devices per host are the ranks: `{target.name}:1x{ranks}`")
     shape, names = tuple(sizes.values()) or (1,), tuple(sizes) or ("alone",)
     return Mesh(devices(target).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
-
-
-class StepText(NamedTuple):
-    """A compiled step as text.
-
-    Attributes:
-        compiled: The HLO that XLA compiled, after optimization.
-        traced: The HLO that JAX passed to XLA.
-        platform: The platform that it is compiled for.
-        profiled: The HLO compiled with a profile; None if no profile was requested.
-        memory: The memory of the step without a profile; None if XLA does not report it.
-        layers: The schedules of `run.layers` in this process, which the step may contain.
-        pgle: For a step of `run.jit(.., pgle=..)`, whether it was compiled with a profile; None for others.
-        programs: The schedules whose phases were traced in the step. Empty if the step was traced before.
-    """
-
-    compiled: str
-    traced: str
-    platform: Literal["cpu", "gpu"]
-    profiled: str | None = None
-    memory: Memory | None = None
-    layers: tuple[Schedule, ...] = ()
-    pgle: bool | None = None
-    programs: tuple[Schedule, ...] = ()
 
 
 def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | None = None) -> StepText:

@@ -10,7 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -199,14 +199,27 @@ def _create_communicators(schedule: Schedule, groups: Groups, *, has_engine: boo
     groups.seal()
 
 
+class ServerLink(NamedTuple):
+    """The way from a worker to the servers of its plan.
+
+    Attributes:
+        sites: The calls to servers in the schedule.
+        whole: A communicator of workers and servers for the servers' own messages, if the plan has servers.
+        requests: The engine's channel on a communicator of workers and servers.
+    """
+
+    sites: Sites
+    whole: Any = None
+    requests: Requests | None = None
+
+
 def backend_of(
     schedule: Schedule,
     comm: Any,
-    sites: Sites,
-    whole: Any = None,
-    requests: Requests | None = None,
-    watchdog_s: float | None = None,
+    link: ServerLink,
+    *,
     meet: Rendezvous | None = None,
+    watchdog_s: float | None = None,
     busy_s: float = BUSY_S,
 ) -> MpiBackend:
     """Create the backend of a worker. All ranks of `comm` must call this together: it creates communicators.
@@ -214,17 +227,16 @@ def backend_of(
     Args:
         schedule: The compiled plan.
         comm: The communicator of the workers.
-        sites: The calls to servers in the schedule.
-        whole: A communicator of workers and servers for the servers' own messages, if the plan has servers.
-        requests: The engine's channel on a communicator of workers and servers.
-        watchdog_s: See `Channel`.
+        link: The way to the plan's servers.
         meet: See `Channel`.
+        watchdog_s: See `Channel`.
         busy_s: See `Channel`.
 
     Raises:
         CommplanError: CP0830 if the plan has servers and the engine is not available, CP0849 if a rank does
             not join.
     """
+    sites, whole, requests = link
     sizes, order, file = schedule.mesh_sizes, TokenOrder(), schedule.file
     job, service = requests.job if requests is not None else "", None
     channel = Channel(

@@ -24,7 +24,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
-from commplan.lowering.mpi.backend import MpiBackend, backend_of, server_names
+from commplan.lowering.mpi.backend import MpiBackend, ServerLink, backend_of, server_names
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.service import requests_of
@@ -278,7 +278,9 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(duplicate.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        backend = backend_of(schedule, duplicate, roles, watchdog_s=bound_s, meet=meet, busy_s=busy_s)
+        backend = backend_of(
+            schedule, duplicate, ServerLink(roles), meet=meet, watchdog_s=bound_s, busy_s=busy_s
+        )
         return _worker(comm, duplicate, backend, schedule.file, bound_s, meet)
     rank = int(duplicate.Get_rank())
     server = rank - roles.workers
@@ -286,7 +288,8 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     requests = requests_of(duplicate, bound_s, busy_s, meet, schedule.plan, roles.workers)
     if server < 0:
         workers = meet.among(range(roles.workers))
-        backend = backend_of(schedule, part, roles, duplicate, requests, bound_s, workers, busy_s)
+        link = ServerLink(roles, duplicate, requests)
+        backend = backend_of(schedule, part, link, meet=workers, watchdog_s=bound_s, busy_s=busy_s)
         return _worker(comm, part, backend, schedule.file, bound_s, workers)
     expect_serving(duplicate, roles)
     name = server_names(schedule)[server]

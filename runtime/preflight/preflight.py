@@ -14,7 +14,7 @@ import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import msgspec
@@ -321,29 +321,35 @@ class Preflight:
         return (f"called at {self._place}",) if self._place else ()
 
 
-def jit(
-    machine: Machine,
-    function: Callable[..., Any],
-    file: str,
-    timeout_s: float,
-    options: Mapping[str, Any],
-    check: Callable[[], Check | None],
-    profile: LatencyProfile | None = None,
-    *,
-    check_same: bool = True,
-) -> Any:
-    """`_jit.jit(function, **options)` with a preflight; itself where this process is the only participant.
+class ComparedStep(NamedTuple):
+    """A step that all processes compare before they run it.
 
-    check: what is still to be carried out by all alike, once they agree on a step and before it runs.
-    profile: with which the step is compiled once more. check_same: whether to compare the arguments that
-    several processes hold alike."""
+    Attributes:
+        function: The step.
+        options: The options of `_jit.jit`.
+        check: Returns the check that all make once they agree on a step, before it runs; None if it is done.
+        profile: The profile with which the step is compiled once more.
+        check_same: Whether to compare the arguments that several processes hold.
+    """
+
+    function: Callable[..., Any]
+    options: Mapping[str, Any]
+    check: Callable[[], Check | None] = lambda: None
+    profile: LatencyProfile | None = None
+    check_same: bool = True
+
+
+def jit(machine: Machine, step: ComparedStep, file: str, timeout_s: float) -> Any:
+    """The jitted step with a preflight, or without one if this process is the only participant."""
+    function, options = step.function, step.options
     if machine.layout == "global":
         options = {**options, "context": machine.context}
-    if profile is not None:
-        options = {**options, "recompile": profile.recompile}
+    if step.profile is not None:
+        options = {**options, "recompile": step.profile.recompile}
     if len(machine.participants()) == 1:
         return _recorded(machine, function, file, options)
-    ahead = Preflight(machine, file, timeout_s, check, profile, function if check_same else None)
+    same = function if step.check_same else None
+    ahead = Preflight(machine, file, timeout_s, step.check, step.profile, same)
     jitted = machine.joint.counted(_jit.jit_ahead(function, ahead, **options), ahead)
     if machine.calls is not None:
         jitted, ahead.index = machine.calls.counted(jitted, jitted.__name__)

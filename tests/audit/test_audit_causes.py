@@ -16,7 +16,7 @@ from msgspec.structs import replace
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Schedule
-from commplan.lowering.audit import Audit, Machine, audit, target
+from commplan.lowering.audit import Audit, Machine, StepText, audit, target
 from commplan.lowering.audit.causes import compiled_otherwise
 from commplan.lowering.jax import aot
 from commplan.topology import Level, Topology
@@ -266,7 +266,7 @@ LOSS = f'%l = f32[] all-reduce(%z), {SUM}, metadata={{op_name="psum" stack_frame
     ],
 )  # fmt: skip
 def test_each_cause(schedule: Schedule, compiled: str, traced: str, cause: str, reason: str) -> None:
-    report = audit(schedule, compiled, traced)
+    report = audit(schedule, StepText(compiled, traced))
     (difference,) = report.differences
     assert difference.cause == cause
     assert reason in difference.reason
@@ -293,8 +293,8 @@ each step {
     second = f"%second = f32[9]{{0}} all-reduce(%y), {SUM}, {OWN.replace('line5', 'line7')}"
     first = ASKED.replace("line5", "line6")
     asked = text(NINE, first, second)
-    assert audit(two, asked, asked).ok
-    (difference,) = audit(two, text(NINE, second, first), asked).differences
+    assert audit(two, StepText(asked, asked)).ok
+    (difference,) = audit(two, StepText(text(NINE, second, first), asked)).differences
     assert (difference.kind, difference.cause) == ("moved", "reordered")
 
 
@@ -311,7 +311,7 @@ def test_slices_of_a_chunk_program_have_no_order_of_their_own(algorithm: str, me
 
 def test_exposed_communication_is_estimated(schedule: Schedule) -> None:
     rates = Machine(flops=1e3, memory=1e3, bus=1e3, start=1)
-    report = audit(schedule, text(ASKED), text(ASKED), machine=rates)
+    report = audit(schedule, StepText(text(ASKED), text(ASKED)), machine=rates)
     (row,) = report.rows
     assert row.seconds == row.exposed == pytest.approx(1.048)
     assert "the compiled order waits 1.05 s for collectives that take 1.05 s one by one" in str(report)

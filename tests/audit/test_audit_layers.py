@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.lowering.audit.report import Audit, audit
-from commplan.lowering.jax.aot import StepText, compile_step
+from commplan.lowering.audit.step import StepText
+from commplan.lowering.jax.aot import compile_step
 
 PLAN = """plan sharded
 axis data = 8
@@ -81,12 +82,12 @@ def test_an_all_to_all_of_several_operands_is_told_by_its_own_name() -> None:
 def test_layers_that_xla_left_out_are_missing() -> None:
     program, fewer, _ = compiled(3)
     _, more, _ = compiled(4)
-    report = audit(program.schedule, fewer.compiled, more.traced, layers=more.layers)
+    report = audit(program.schedule, StepText(fewer.compiled, more.traced, layers=more.layers))
     assert [(d.kind, d.cause) for d in report.differences] == [("missing", "folded")] * 5
     assert {d.expected[0].kind for d in report.differences} == {"all_gather", "reduce_scatter"}
 
 
 def test_layers_of_another_plan_are_none_of_its_own() -> None:
     program, text, _ = compiled(2)
-    report = audit(program.schedule, *text[:3])
+    report = audit(program.schedule, StepText(*text[:3]))
     assert "repeated" in {d.cause for d in report.differences}

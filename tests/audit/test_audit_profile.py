@@ -13,7 +13,7 @@ from test_audit_estimate import GROUPS, HEAD, OVERLAPPED
 import commplan
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
-from commplan.lowering.audit import Machine, audit, audit_text, estimate
+from commplan.lowering.audit import Machine, StepText, audit, audit_text, estimate
 from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, profile, shifts
 
 MACHINE = Machine(flops=10_000, memory=10_000, bus=1_000, start=1)
@@ -96,7 +96,7 @@ def test_an_audit_shows_both_and_holds_both_to_the_plan() -> None:
         return text.replace("to_apply=%sum\n", f"to_apply=%sum{scope}\n", 1)
 
     schedule, before, after = reduced().schedule, named(AWAITED_FIRST), named(OVERLAPPED)
-    result = audit(schedule, before, before, "gpu", after, machine=MACHINE)
+    result = audit(schedule, StepText(before, before, "gpu", after), machine=MACHINE)
     assert result.ok and result.profiled is not None
     assert (
         "with a profile of these times (PGLE) it waits 5 s instead of 7 s, in a step of 7.8 s "
@@ -107,13 +107,13 @@ def test_an_audit_shows_both_and_holds_both_to_the_plan() -> None:
         str(result),
     )
     assert result.data()["profiled"]["moved"][0]["awaited"] == (0, 1)
-    still = audit(schedule, before, before, "gpu", before, machine=MACHINE)
+    still = audit(schedule, StepText(before, before, "gpu", before), machine=MACHINE)
     assert "none of 1 collective moved" in str(still)
     swapped = [text.replace("all-reduce", "all-to-all") for text in (before, after)]
-    weighed = audit(schedule, swapped[0], swapped[0], "gpu", swapped[1], machine=MACHINE)
+    weighed = audit(schedule, StepText(swapped[0], swapped[0], "gpu", swapped[1]), machine=MACHINE)
     assert "with a profile of these times, 2 times as long for an exchange (PGLE) " in str(weighed)
     without = after.replace("all-reduce-start(%x)", "copy(%x)").replace("all-reduce-done", "copy")
-    gone = audit(schedule, before, before, "gpu", without, machine=MACHINE)
+    gone = audit(schedule, StepText(before, before, "gpu", without), machine=MACHINE)
     assert not gone.differences and not gone.ok
     assert "only with the profile:" in str(gone)
 

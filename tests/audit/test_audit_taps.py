@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import commplan
-from commplan.lowering.audit import audit
+from commplan.lowering.audit import StepText, audit
 from commplan.lowering.jax import aot
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 
@@ -61,5 +61,5 @@ def test_a_tap_has_collectives_of_its_own(
 
     x = jax.ShapeDtypeStruct((16, WIDE), "float32")
     traced = aot.compile_step(step, {}, LAYER, x).traced  # XLA for CPUs makes one all-reduce of several
-    report = str(audit(program.schedule, traced, traced, "gpu"))
+    report = str(audit(program.schedule, StepText(traced, traced, "gpu")))
     assert report.startswith(f"plan tapped: {said}\n"), report

@@ -129,7 +129,7 @@ def _audits(
         step, arguments = step_at(args.step, mesh)
         times = gradient_times(step, arguments)
         text = compile_step(step, *arguments, profiled_for=profiled_for)
-        result = audit(schedule, *text, phases=args.phase, machine=rates)
+        result = audit(schedule, text, phases=args.phase, machine=rates)
         computation = args.computation
         if machine is not None and times is not None and result.estimate is not None:
             computation = computation or computation_of(result.estimate, times, machine)
@@ -140,7 +140,7 @@ def _audits(
     audits: dict[str, Audit] = {}
     for name, function, values in phase_steps(bound, args.phase):
         text = compile_step(function, *values, profiled_for=profiled_for)
-        audits[f"phase {name}"] = audit(schedule, *text, phases=[name], machine=rates)
+        audits[f"phase {name}"] = audit(schedule, text, phases=[name], machine=rates)
     return audits, args.computation
 
 

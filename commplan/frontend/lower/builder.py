@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
 
@@ -29,6 +29,15 @@ class CollectiveStage(Protocol):
     def hints(self) -> graph.Hints: ...
 
 
+class CollectiveAction(NamedTuple):
+    """What a collective does with its operand."""
+
+    kind: sched.CollectiveKind
+    op: sched.ReduceOp | None = None
+    root: int | None = None
+    divisor: int = 1
+
+
 class PhaseBuilder:
     """The ops so far, and all values by name.
 
@@ -52,25 +61,18 @@ class PhaseBuilder:
         return sched.results(op)[0]
 
     def collective(
-        self,
-        kind: sched.CollectiveKind,
-        result: graph.Ref,
-        operand: graph.Ref,
-        over: tuple[str, ...],
+        self, action: CollectiveAction, result: graph.Ref, operand: graph.Ref, over: tuple[str, ...],
         stage: CollectiveStage,
-        op: sched.ReduceOp | None = None,
-        root: int | None = None,
-        divisor: int = 1,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Append a collective on whole values, with the algorithm and hints of `stage`."""
         value = self.values[operand]
         widest = sched.widest(value.leaves)
         self.emit(
             sched.Collective(
-                kind, result, operand, over, widest, value.nbytes, stage.span,
-                op, root, stage.via or graph.Algorithm("native"), stage.hints,
-                lane=sched.network_lane(self.axes, over), divisor=divisor, stages=(base_name(stage.result),),
-                pinned=stage.via is not None,
+                action.kind, result, operand, over, widest, value.nbytes, stage.span,
+                action.op, action.root, stage.via or graph.Algorithm("native"), stage.hints,
+                lane=sched.network_lane(self.axes, over), divisor=action.divisor,
+                stages=(base_name(stage.result),), pinned=stage.via is not None,
             )
         )  # fmt: skip
 
@@ -86,7 +88,7 @@ def reduction(builder: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Re
     """
     op, over = stage.op, stage.axes
     if op.name != "mean":
-        builder.collective(kind, stage.result, stage.operand, over, stage, op=op.name)
+        builder.collective(CollectiveAction(kind, op.name), stage.result, stage.operand, over, stage)
         return
     dtypes = {leaf.dtype for leaf in builder.values[stage.operand].leaves}
     hints = stage.hints.for_mean(dtypes, stage.via, is_weighted=op.weight is not None)
@@ -97,10 +99,11 @@ def reduction(builder: PhaseBuilder, kind: sched.CollectiveKind, stage: graph.Re
     ranks = builder.types.ranks(over)
     narrow = any(map(hints.changes, dtypes))
     if narrow or hints.integers is not None or any(map(hints.divides_first, dtypes)):
-        builder.collective(kind, stage.result, stage.operand, over, stage, op="sum", divisor=ranks)
+        mean = CollectiveAction(kind, "sum", divisor=ranks)
+        builder.collective(mean, stage.result, stage.operand, over, stage)
         return
     total = f"{stage.result}/sum"
-    builder.collective(kind, total, stage.operand, over, stage, op="sum")
+    builder.collective(CollectiveAction(kind, "sum"), total, stage.operand, over, stage)
     builder.emit(sched.Scale(stage.result, total, "div", float(ranks), stage.span))
 
 
@@ -121,7 +124,7 @@ def _weighted_mean(
         operand = builder.emit(sched.Cast(f"{stage.result}/terms", operand, products, stage.span))
     count, whole = total_weight(builder, weight, stage, graph.weight_type(builder.dtype(weight), dtypes))
     scaled = sched.Scale(f"{stage.result}/weighted", operand, "mul", count, stage.span, over=whole)
-    builder.collective(kind, total, builder.emit(scaled), stage.axes, stage, op="sum")
+    builder.collective(CollectiveAction(kind, "sum"), total, builder.emit(scaled), stage.axes, stage)
     if products != dtypes:
         builder.emit(sched.Cast(stage.result, total, dtypes, stage.span))
 
@@ -148,7 +151,7 @@ def total_weight(
         hints = replace(stage.hints, wire=None, accumulate=None, integers=None)
         via = scalar_algorithm(stage.via) if stage.via is not None and varying == over else None
         bare = replace(stage, hints=hints, via=via)
-        builder.collective("all_reduce", total, weight, varying, bare, op="sum")
+        builder.collective(CollectiveAction("all_reduce", "sum"), total, weight, varying, bare)
     if same > 1:
         scaled = sched.Scale(f"{stage.result}/all_weights", total, "mul", float(same), stage.span)
         total = builder.emit(scaled)

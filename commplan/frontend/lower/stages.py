@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from commplan.frontend.lower.builder import PhaseBuilder, reduction
+from commplan.frontend.lower.builder import CollectiveAction, PhaseBuilder, reduction
 from commplan.frontend.lower.server_ops import lower_server_ops
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
@@ -105,7 +105,8 @@ class Lowering(PhaseBuilder):
     def over_axes(self, stage: Any) -> None:
         """Lower a stage with one operand to one collective."""
         kind, root = cast("sched.CollectiveKind", stage.COLLECTIVE), stage.rank(self.types.ranks)
-        self.collective(kind, stage.result, stage.operand, stage.axes, stage, root=root)
+        action = CollectiveAction(kind, root=root)
+        self.collective(action, stage.result, stage.operand, stage.axes, stage)
 
     def elastic(self, stage: graph.ElasticStage) -> None:
         """sync --> pull, sum, and update of the center; other modes --> one op for the exchange."""
@@ -114,7 +115,7 @@ class Lowering(PhaseBuilder):
             return
         self.ops.append(assemble(sched.Elastic, stage, result=None, hints=graph.NO_HINTS))
         total = f"{stage.result}/sum"
-        self.collective("all_reduce", total, stage.pull, stage.axes, stage, op="sum")
+        self.collective(CollectiveAction("all_reduce", "sum"), total, stage.pull, stage.axes, stage)
         self.ops.append(sched.Update(stage.result, stage.center, total, stage.span))
 
     def exchange(self, stage: graph.ExchangeStage) -> None:

@@ -155,9 +155,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             divisor, hints = 1, NO_HINTS
         if self.op is not None:
             again = self.kind == "all_reduce"
-            operand = steps.reduced(
-                env, operand, operand.value, self.axes, self.op, hints, again=again, divisor=divisor
-            )
+            how = steps.ReductionSpec(self.op, self.axes, hints, again=again, divisor=divisor)
+            operand = steps.reduced(env, operand, operand.value, how)
         elif self.kind != "all_to_all":
             operand = steps.moved(env, operand, hints)
         env.put(self.result, self._moved(env, operand, value))

@@ -55,7 +55,8 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
 
     def meaning(self, env: Interpretation) -> None:
         operands, factors = (self.operand, self.center), (self.eta, self.rho)
-        steps.elastic(env, self.pull, self.result, operands, factors, self.mode, self.axes, self.hints)
+        how = steps.ElasticSpec(operands, factors, self.mode, self.axes, self.hints)
+        steps.elastic(env, self.pull, self.result, how)
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         return self.mode

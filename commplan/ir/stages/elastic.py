@@ -41,7 +41,8 @@ class ElasticStage(BaseStage, frozen=True, tag="elastic"):
 
     def meaning(self, env: Interpretation) -> None:
         operands, factors = (self.operand, self.center), (self.eta, self.rho)
-        steps.elastic(env, self.pull, self.result, operands, factors, self.mode, self.axes, self.hints)
+        how = steps.ElasticSpec(operands, factors, self.mode, self.axes, self.hints)
+        steps.elastic(env, self.pull, self.result, how)
 
     def written(self) -> tuple[str, ...]:
         both = f"elastic {name_of(self.operand)} with {name_of(self.center)}"

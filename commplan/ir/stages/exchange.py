@@ -36,16 +36,15 @@ class ExchangeFields(msgspec.Struct, frozen=True):
         """
         gradient = env.get(self.gradient)
         if env.values[self.states[0]].placement.server is None:
-            total = steps.averaged(
-                env, gradient, gradient.value, self.axes, op, weight, hints, via=few_owners(via), again=False
-            )
+            how = steps.ReductionSpec(op, self.axes, hints, weight, few_owners(via), again=False)
+            total = steps.averaged(env, gradient, gradient.value, how)
             env.call(self.fn, [*env.each(self.states), total], self.results)
             return
         for state, result in zip(self.states, self.results, strict=True):
             env.check_current(state)
             env.set_current(result)
-        how = (f"via {via}",) if via is not None else ()
-        marks = ("exchange over", *self.axes, op, *steps.server_hints(hints), *how)
+        algorithm = (f"via {via}",) if via is not None else ()
+        marks = ("exchange over", *self.axes, op, *steps.server_hints(hints), *algorithm)
         scalars = (weight,) if weight else ()
         sent = [gradient, *env.each((*self.states, *scalars))]
         env.call(self.fn, sent, self.results, marks, on_server=True)

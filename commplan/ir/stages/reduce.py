@@ -21,11 +21,8 @@ class Reduce(StageOverAxes, frozen=True, tag="reduce"):
     hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
-        op, value = self.op, env.values[self.result]
-        reduced = steps.averaged(
-            env, env.get(self.operand), value, self.axes, op.name, op.weight, self.hints, via=self.via
-        )
-        env.put(self.result, reduced)
+        how = steps.ReductionSpec(self.op.name, self.axes, self.hints, self.op.weight, self.via)
+        env.put(self.result, steps.averaged(env, env.get(self.operand), env.values[self.result], how))
 
     def how(self) -> str:
         return f"by {self.op.text()}"

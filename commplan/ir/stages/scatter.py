@@ -21,10 +21,9 @@ class Scatter(StageOverAxes, frozen=True, tag="scatter"):
     hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:
-        op, operand, hints = self.op, env.get(self.operand), self.hints
-        reduced = steps.averaged(
-            env, operand, operand.value, self.axes, op.name, op.weight, hints, via=self.via, again=False
-        )
+        operand = env.get(self.operand)
+        how = steps.ReductionSpec(self.op.name, self.axes, self.hints, self.op.weight, self.via, again=False)
+        reduced = steps.averaged(env, operand, operand.value, how)
         env.put(self.result, env.sliced(reduced, env.values[self.result], *env.row(self.axes)))
 
     def how(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from commplan.ir.hints import Algorithm, Hints, weight_type
 from commplan.ir.refs import Ref
@@ -21,33 +21,53 @@ from commplan.ir.values import Value
 ReductionName = Literal["sum", "mean", "max", "min"]
 
 
-def reduced(
-    env: Interpretation,
-    operand: SymbolicValue,
-    value: Value,
-    axes: Sequence[str],
-    op: ReductionName,
-    hints: Hints,
-    *,
-    again: bool = True,
-    divisor: int = 1,
-) -> SymbolicValue:
-    """The sum, maximum or minimum of `operand` over `axes`.
+class ReductionSpec(NamedTuple):
+    """How a value is reduced.
 
-    Args:
-        env: The values of the phase.
-        operand: The value to reduce.
-        value: The result, with its types.
-        axes: The axes.
+    Attributes:
         op: The operator.
+        axes: The axes.
         hints: The hints of the stage.
+        weight: The weight of a mean.
+        via: The algorithm in the plan.
         again: Whether the sum is sent to all ranks. If not, scalars may be, because they are not split.
         divisor: The divisor of a mean. It divides the terms if they are added in f16, else their sum.
     """
+
+    op: ReductionName
+    axes: Sequence[str]
+    hints: Hints
+    weight: Ref | None = None
+    via: Algorithm | None = None
+    again: bool = True
+    divisor: int = 1
+
+
+class ElasticSpec(NamedTuple):
+    """How workers are averaged elastically with a center.
+
+    Attributes:
+        operands: The value of the worker, and the center.
+        factors: eta and rho.
+        mode: `sync`, or how a server processes requests.
+        axes: The axes.
+        hints: The hints of the stage.
+    """
+
+    operands: tuple[Ref, Ref]
+    factors: tuple[float | Ref, float | Ref]
+    mode: str
+    axes: Sequence[str]
+    hints: Hints
+
+
+def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: ReductionSpec) -> SymbolicValue:
+    """The sum, maximum or minimum of `operand`. value: the result, with its types."""
+    op, axes, hints, divisor = how.op, how.axes, how.hints, how.divisor
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
-    def one(term: Term, dtype: DType, again: bool | None = again) -> Term:
+    def one(term: Term, dtype: DType, again: bool | None = how.again) -> Term:
         if hints.integers is not None and not dtype.is_float:
             if hints.integers == "max":
                 return env.algebra.extreme("max", term, axes)
@@ -66,44 +86,33 @@ def reduced(
 
     total = env.summed(operand, value, axes, one)
     scalars = [not leaf.shape for leaf in value.leaves]
-    if again or not any(scalars) or hints.wire is hints.accumulate is None:
+    if how.again or not any(scalars) or hints.wire is hints.accumulate is None:
         return total
     maybe = env.summed(operand, value, axes, lambda term, dtype: one(term, dtype, None))
     sides = zip(scalars, total.blocks, maybe.blocks, strict=True)
     return uniform_if_whole(value, [sent if scalar else block for scalar, block, sent in sides])
 
 
-def averaged(
-    env: Interpretation,
-    operand: SymbolicValue,
-    value: Value,
-    axes: Sequence[str],
-    op: ReductionName,
-    weight: Ref | None,
-    hints: Hints,
-    *,
-    via: Algorithm | None = None,
-    again: bool = True,
-) -> SymbolicValue:
-    """`operand` reduced over `axes`.
+def averaged(env: Interpretation, operand: SymbolicValue, value: Value, how: ReductionSpec) -> SymbolicValue:
+    """`operand` reduced. value: the result, with its types.
 
     A mean is the sum divided by the number of ranks. A weighted mean is the sum of x n / sum(n), with terms
-    in their accumulation type. `via` is the algorithm in the plan.
+    in their accumulation type.
     """
-    if op != "mean":
-        return reduced(env, operand, value, axes, op, hints, again=again)
-    dtypes = [leaf.dtype for leaf in operand.value.leaves]
-    hints = hints.for_mean(dtypes, via, is_weighted=weight is not None)
+    if how.op != "mean":
+        return reduced(env, operand, value, how)
+    weight, dtypes = how.weight, [leaf.dtype for leaf in operand.value.leaves]
+    hints = how.hints.for_mean(dtypes, how.via, is_weighted=weight is not None)
+    how = how._replace(hints=hints)
     if weight is None:
-        divisor = math.prod(env.sizes(axes))
-        return reduced(env, operand, value, axes, op, hints, again=again, divisor=divisor)
+        return reduced(env, operand, value, how._replace(divisor=math.prod(env.sizes(how.axes))))
     products = [hints.product(dtype) for dtype in dtypes]
     terms = converted(env, operand, operand.value.of_types(products))
     scalar = env.get(weight).value
     weight_dtype = weight_type(scalar.leaves[0].dtype, dtypes)
     count = scalar_of(converted(env, env.get(weight), scalar.of_types([weight_dtype])), 0)
-    weighted = shared(env, terms, terms.value, count, env.algebra.total(count, axes))
-    total = reduced(env, weighted, value.of_types(products), axes, "sum", hints, again=again)
+    weighted = shared(env, terms, terms.value, count, env.algebra.total(count, how.axes))
+    total = reduced(env, weighted, value.of_types(products), how._replace(op="sum"))
     return converted(env, total, value)
 
 
@@ -216,33 +225,24 @@ def server_hints(hints: Hints) -> tuple[object, ...]:
     return hints.staleness, hints.wire, hints.accumulate
 
 
-def elastic(
-    env: Interpretation,
-    pull: Ref,
-    result: Ref | None,
-    operands: tuple[Ref, Ref],
-    factors: tuple[float | Ref, float | Ref],
-    mode: str,
-    axes: Sequence[str],
-    hints: Hints,
-) -> None:
+def elastic(env: Interpretation, pull: Ref, result: Ref | None, how: ElasticSpec) -> None:
     """Define the pull of each worker and, if `result` is made in the same op, the center moved by all pulls.
 
     A server processes one worker at a time, so its answer is an opaque function of all arguments.
     """
-    center = operands[1]
-    if mode != "sync":
+    center = how.operands[1]
+    if how.mode != "sync":
         env.check_current(center)
         env.set_current(result or center)
-        scalars = [factor for factor in factors if isinstance(factor, str)]
-        marks = (mode, "over", *axes, *server_hints(hints), _coefficients(factors))
+        scalars = [factor for factor in how.factors if isinstance(factor, str)]
+        marks = (how.mode, "over", *how.axes, *server_hints(how.hints), _coefficients(how.factors))
         results = (pull,) if result is None else (pull, result)
-        env.call("elastic", env.each((*operands, *scalars)), results, marks, on_server=True)
+        env.call("elastic", env.each((*how.operands, *scalars)), results, marks, on_server=True)
         return
-    env.put(pull, _pull(env, operands, factors, env.values[pull]))
+    env.put(pull, _pull(env, how.operands, how.factors, env.values[pull]))
     if result is not None:
         value = env.values[result]
-        total = reduced(env, env.get(pull), value, axes, "sum", hints)
+        total = reduced(env, env.get(pull), value, ReductionSpec("sum", how.axes, how.hints))
         env.put(result, updated(env, env.get(center), total, value))
 
 

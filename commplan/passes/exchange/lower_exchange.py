@@ -35,7 +35,7 @@ from commplan.ir.schedule import results as results_of
 from commplan.ir.stages.exchange import few_owners
 from commplan.ir.types import DType
 from commplan.passes.exchange.owner_selection import Owners, hints_of, streaming
-from commplan.passes.exchange.owner_shards import join_parts, reduce_rows
+from commplan.passes.exchange.owner_shards import StageOrigin, join_parts, reduce_rows
 from commplan.passes.rewrite import Editor
 
 HALVES = 2 * 1024**2  # least bytes of a gradient that is split in two parts
@@ -126,9 +126,8 @@ class StateSharding:
             if shard == new:
                 self.parts.add(new)
             else:
-                join_parts(
-                    self.editor, shard, new, ownership, op.span, (base_name(result),), hints, owners.via
-                )
+                origin = StageOrigin(op.span, (base_name(result),), hints, owners.via)
+                join_parts(self.editor, shard, new, ownership, origin)
 
     def replicated(self, op: Exchange, owners: Owners) -> None:
         """Lower an exchange without owners.
@@ -188,7 +187,7 @@ class StateSharding:
         if ref not in self.parts or ref in self._whole:
             return self._whole.get(ref, ref)
         name = self._add(self.wholes[name_of(ref)], f"{ref}/whole")
-        join_parts(self.editor, ref, name, self.moved[name_of(ref)], span, stages)
+        join_parts(self.editor, ref, name, self.moved[name_of(ref)], StageOrigin(span, stages))
         self._whole[ref] = name
         return name
 

@@ -9,6 +9,7 @@ transfer time after the first; more than `PIECES` pieces would gain little.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -90,16 +91,16 @@ def _piece_summed(
     return reduced
 
 
-def join_parts(
-    editor: Editor,
-    operand: Ref,
-    result: Ref,
-    ownership: Ownership,
-    span: Span,
-    stages: tuple[Ref, ...],
-    hints: Hints = NO_HINTS,
-    via: Algorithm | None = None,
-) -> None:
+class StageOrigin(NamedTuple):
+    """The stage of the plan that a collective comes from: its line, its results, its hints and algorithm."""
+
+    span: Span
+    stages: tuple[Ref, ...]
+    hints: Hints = NO_HINTS
+    via: Algorithm | None = None
+
+
+def join_parts(editor: Editor, operand: Ref, result: Ref, ownership: Ownership, origin: StageOrigin) -> None:
     """Assemble a whole value from shards on all ranks; scalars are those of the first owner.
 
     w = gather(parts)  -->  w = all_gather(parts)     if all ranks are owners w = gather(rows)   -->  b =
@@ -108,8 +109,9 @@ def join_parts(
     value, whole, owners = editor.values[operand], editor.values[result], ownership.owners
     lane = network_lane(editor.schedule.axes, ownership.axes)
     like = Collective(
-        "broadcast", result, "", ownership.axes, DType.F32, 0, span, algorithm=via or NATIVE,
-        hints=hints, lane=lane, stages=stages, pinned=via is not None,
+        "broadcast", result, "", ownership.axes, DType.F32, 0, origin.span,
+        algorithm=origin.via or NATIVE, hints=origin.hints, lane=lane, stages=origin.stages,
+        pinned=origin.via is not None,
     )  # fmt: skip
     if not owners:
         editor.move(like, operand, kind="all_gather")
@@ -119,11 +121,11 @@ def join_parts(
         for dtype, leaves in _by_dtype(value, scalars=scalars):
             sizes = [value.leaves[leaf].size for leaf in leaves]
             name = f"{result}/{dtype}{'_scalars' if scalars else ''}"
-            buffer = editor.pack(_run(operand, leaves, sizes), span, f"{name}/pack")
+            buffer = editor.pack(_run(operand, leaves, sizes), origin.span, f"{name}/pack")
             for number, owner in enumerate(owners[:1] if scalars else owners):
                 row = editor.move(like, buffer, f"{name}_{number}", root=owner)
                 placed += in_whole(_run(row, leaves, sizes), number, value, whole)
-    editor.ops.append(unpack(result, placed, span, operand))
+    editor.ops.append(unpack(result, placed, origin.span, operand))
 
 
 def _by_dtype(value: Value, *, scalars: bool = False) -> Iterable[tuple[DType, list[int]]]:
