@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from bench.harness.figures import size_text, table
-from commplan.cost import Network, collective_time, one_group
+from commplan.cost import CollectiveQuery, Network, collective_time, one_group
 from commplan.cost.collective.cost import CostKind, library_algorithm
 from commplan.ir.plan import Algorithm
 from commplan.topology import Level, Topology
@@ -109,7 +109,7 @@ def _table(content: dict[str, Any]) -> Table:
 
     def row(nbytes: int, rate: float) -> Row:
         layout = one_group(range(ranks))
-        native = collective_time(Algorithm("native"), kind, layout, nbytes, network)
+        native = collective_time(Algorithm("native"), CollectiveQuery(kind, layout, nbytes, network))
         assert native is not None
         predicted = share * nbytes / native.seconds / 1e9
         return Row(nbytes, rate, predicted, library_algorithm(kind, layout, nbytes, network))

@@ -2,6 +2,7 @@
 
 from commplan.cost.calibration import Calibration as Calibration
 from commplan.cost.calibration import load_calibration as load_calibration
+from commplan.cost.collective.cost import CollectiveQuery as CollectiveQuery
 from commplan.cost.collective.cost import collective_time as collective_time
 from commplan.cost.network.network import Network as Network
 from commplan.cost.network.network import one_group as one_group

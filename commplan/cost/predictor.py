@@ -13,7 +13,13 @@ from commplan.collectives import registry
 from commplan.collectives.program import Ints, Kind
 from commplan.cost.calibration import Calibration
 from commplan.cost.collective.bounds import busiest_bytes
-from commplan.cost.collective.cost import CollectiveTime, CostKind, collective_time, least_seconds
+from commplan.cost.collective.cost import (
+    CollectiveQuery,
+    CollectiveTime,
+    CostKind,
+    collective_time,
+    least_seconds,
+)
 from commplan.cost.network.network import Floats, Layout, Network, layout_over, places_of
 from commplan.cost.servers.requests import places_of_servers
 from commplan.diagnostics import fail
@@ -110,10 +116,8 @@ class Predictor:
         """
         layout = self.layout(axes, native=algorithm.name == "native")
         whole = nbytes * layout.ranks if kind in ("all_gather", "gather") else nbytes
-        return collective_time(
-            algorithm, kind, layout, whole, self.network, calibration=self.calibration,
-            backend=self.backend, form=form, chunk=chunk, root=root,
-        )  # fmt: skip
+        query = CollectiveQuery(kind, layout, whole, self.network, self.backend, form, chunk, root)
+        return collective_time(algorithm, query, self.calibration)
 
     def query(self, work: Work) -> CollectiveTime | None:
         """The prediction for the collective of an op. Results are cached."""

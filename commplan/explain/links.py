@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 
 from commplan.collectives.program import Ints
-from commplan.cost import Calibration, Predictor, collective_time, predictor_for
+from commplan.cost import Calibration, CollectiveQuery, Predictor, collective_time, predictor_for
 from commplan.cost.collective.cost import CostKind
 from commplan.cost.network.network import Layout
 from commplan.ir.plan import Algorithm
@@ -46,10 +46,9 @@ class TopologyLinks:
         if collective.kind not in _PREDICTED:
             return self._permute(places, collective.nbytes)
         nbytes = collective.nbytes * (places.shape[1] if collective.kind == "all_gather" else 1)
-        predicted = collective_time(
-            _NATIVE, cast("CostKind", collective.kind), Layout(places), nbytes, self._network,
-            calibration=self._predictor.calibration, backend=self._predictor.backend,
-        )  # fmt: skip
+        kind, backend = cast("CostKind", collective.kind), self._predictor.backend
+        query = CollectiveQuery(kind, Layout(places), nbytes, self._network, backend)
+        predicted = collective_time(_NATIVE, query, self._predictor.calibration)
         assert predicted is not None  # the backend supports all kinds
         return predicted.seconds, self._busy(np.array([moved for _, moved in predicted.nbytes]))
 

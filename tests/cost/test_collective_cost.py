@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from commplan.collectives import registry
-from commplan.cost import Calibration, Network, Predictor, collective_time, one_group
+from commplan.cost import Calibration, CollectiveQuery, Network, Predictor, collective_time, one_group
 from commplan.cost.calibration import Curve, MeasuredLevel
 from commplan.cost.collective.cost import UNMEASURED
 from commplan.cost.network.network import shape_of
@@ -103,7 +103,10 @@ def test_levels_are_named_by_axes_or_by_the_topology() -> None:
     ids=str,
 )
 def test_what_there_is_no_program_for_is_not_predicted(algorithm: Algorithm) -> None:
-    assert collective_time(algorithm, "scatter", one_group([0, 1, 2, 4, 5]), MIB, NETWORK) is None
+    assert (
+        collective_time(algorithm, CollectiveQuery("scatter", one_group([0, 1, 2, 4, 5]), MIB, NETWORK))
+        is None
+    )
 
 
 def test_predictors_of_one_machine_share_their_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,15 +119,14 @@ def test_predictors_of_one_machine_share_their_predictions(monkeypatch: pytest.M
 
 
 def test_one_rank_takes_no_time() -> None:
-    found = collective_time(Algorithm("ring"), "all_reduce", one_group([3]), MIB, NETWORK)
+    found = collective_time(Algorithm("ring"), CollectiveQuery("all_reduce", one_group([3]), MIB, NETWORK))
     assert found is not None
     assert (found.seconds, found.bound) == (0.0, 0.0)
 
 
 def test_bytes_and_the_critical_level_are_told() -> None:
-    found = collective_time(
-        Algorithm("ring"), "all_reduce", one_group([0, 4, 1, 5, 2, 6, 3, 7]), 8e6, NETWORK
-    )
+    query = CollectiveQuery("all_reduce", one_group([0, 4, 1, 5, 2, 6, 3, 7]), 8e6, NETWORK)
+    found = collective_time(Algorithm("ring"), query)
     assert found is not None
     assert dict(found.nbytes) == pytest.approx({"host": 14e6, "rack": 56e6})
     assert found.level == "rack"

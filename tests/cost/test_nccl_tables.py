@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bench.nccl_tables import Table, cluster, errors, main, ninth, read
-from commplan.cost import Calibration, Network, Predictor, collective_time, one_group
+from commplan.cost import Calibration, CollectiveQuery, Network, Predictor, collective_time, one_group
 from commplan.cost.calibration import Curve, MeasuredLevel
 from commplan.cost.collective import nccl
 from commplan.cost.collective.cost import CostKind, library_algorithm
@@ -34,7 +34,8 @@ def published() -> tuple[Table, ...]:
 
 
 def seconds(kind: CostKind, nbytes: float, layout: Layout, topology: Topology, backend: str = "jax") -> float:
-    found = collective_time(NATIVE, kind, layout, nbytes, Network.for_topology(topology), backend=backend)  # pyright: ignore
+    query = CollectiveQuery(kind, layout, nbytes, Network.for_topology(topology), backend)  # pyright: ignore
+    found = collective_time(NATIVE, query)
     assert found is not None
     assert found.source == "model"
     return found.seconds
@@ -138,7 +139,7 @@ def test_no_prediction_is_faster_than_the_links(devices: str, nodes: int) -> Non
         assert found is not None
         choice, load = found
         assert choice.seconds(size) >= float((load / network.bandwidths).max())
-        predicted = collective_time(NATIVE, kind, layout, size, network)
+        predicted = collective_time(NATIVE, CollectiveQuery(kind, layout, size, network))
         assert predicted is not None
         assert predicted.bound <= choice.seconds(size) == predicted.seconds
 
@@ -249,7 +250,7 @@ def test_slower_measured_links_make_it_slower() -> None:
     for size in (1024, 1024 * MIB):
         times = []
         for network in (measured, file):
-            found = collective_time(NATIVE, "all_reduce", layout, size, network)
+            found = collective_time(NATIVE, CollectiveQuery("all_reduce", layout, size, network))
             assert found is not None
             times.append(found.seconds)
         assert times[0] > 1.3 * times[1]

@@ -73,58 +73,57 @@ class CollectiveTime(msgspec.Struct, frozen=True):
         return cls(seconds, network.by_level(load), level, bound, source)
 
 
-class _Query(NamedTuple):
-    """The arguments of a prediction, as in `collective_time`."""
+class CollectiveQuery(NamedTuple):
+    """A collective whose time is asked for.
+
+    Attributes:
+        kind: The kind of collective.
+        layout: The groups of ranks.
+        nbytes: Bytes of the whole buffer: the result of all_reduce, all_gather and broadcast on every rank,
+            or the operand of reduce, reduce_scatter, all_to_all and (on the root) scatter.
+        network: The network.
+        backend: The backend.
+        form: The form; None for the default form of the backend.
+        chunk: Bytes of a message; None for unsliced chunks.
+        root: The index of the root in its group.
+    """
 
     kind: CostKind
     layout: Layout
     nbytes: float
     network: Network
-    form: Way
-    chunk: int | None
-    root: int
-    backend: Backend
+    backend: Backend = "jax"
+    form: Way | None = None
+    chunk: int | None = None
+    root: int = 0
+
+    @property
+    def way(self) -> Way:
+        return self.form or USUAL_FORM[self.backend]
 
 
 _Modelled = tuple[float, Floats]  # seconds, and bytes on the busiest link of each level
 
 
 def collective_time(
-    algorithm: Algorithm,
-    kind: CostKind,
-    layout: Layout,
-    nbytes: float,
-    network: Network,
-    *,
-    calibration: Calibration | None = None,
-    backend: Backend = "jax",
-    form: Form | None = None,
-    chunk: int | None = None,
-    root: int = 0,
+    algorithm: Algorithm, query: CollectiveQuery, calibration: Calibration | None = None
 ) -> CollectiveTime | None:
-    """Predict one collective, with all groups of `layout` active at the same time.
+    """Predict one collective, with all groups of its layout active at the same time.
 
     Args:
         algorithm: The algorithm.
-        kind: The kind of collective.
-        layout: The groups of ranks.
-        nbytes: Bytes of the whole buffer: the result of all_reduce, all_gather and broadcast on every rank,
-            or the operand of reduce, reduce_scatter, all_to_all and (on the root) scatter.
-        network: The network.
+        query: The collective.
         calibration: Measured links and collectives.
-        backend: The backend.
-        form: The form; None for the default form of the backend.
-        chunk: Bytes of a message; None for unsliced chunks.
-        root: The index of the root in its group.
 
     Returns:
         The prediction; None if there is no such program.
     """
+    kind, layout, nbytes, network = query.kind, query.layout, query.nbytes, query.network
+    backend, form, chunk, root = query.backend, query.way, query.chunk, query.root
     bound = lower_bound(kind, nbytes, layout, network, root=root)
     if layout.ranks == 1:
         return CollectiveTime.from_load(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
-    form = form or USUAL_FORM[backend]
-    query = _Query(kind, layout, nbytes, network, form, chunk, root, backend)
+    query = query._replace(form=form)
     modelled = _modelled(algorithm, query)
     if modelled is None:
         return None
@@ -154,7 +153,7 @@ def collective_time(
     return CollectiveTime.from_load(float(max(seconds, bound)), load, bound, network, source)
 
 
-def _model_error(query: _Query, shape: str, calibration: Calibration, backend: Backend) -> float:
+def _model_error(query: CollectiveQuery, shape: str, calibration: Calibration, backend: Backend) -> float:
     """The smallest ratio of measured to modelled time among measured algorithms of the same collective.
 
     At least 1, and 1 if none was measured.
@@ -163,14 +162,14 @@ def _model_error(query: _Query, shape: str, calibration: Calibration, backend: B
         curve
         for curve in calibration.curve_list
         if (curve.kind, curve.shape, curve.chunk) == (query.kind, shape, 0)
-        and (curve.algorithm == "native" or curve.form == query.form)
+        and (curve.algorithm == "native" or curve.form == query.way)
         and backend == calibration.backend
     )
     return _least_ratio(curves, query._replace(chunk=None)) if curves else 1.0
 
 
 @lru_cache(maxsize=1024)
-def _least_ratio(curves: tuple[Curve, ...], query: _Query) -> float:
+def _least_ratio(curves: tuple[Curve, ...], query: CollectiveQuery) -> float:
     ratios: list[float] = []
     for curve in curves:
         modelled = _modelled(Algorithm(curve.algorithm), query)
@@ -188,7 +187,7 @@ def _groups_are_independent(layout: Layout, network: Network) -> bool:
     return bool(np.allclose(shared, single))
 
 
-def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
+def _modelled(algorithm: Algorithm, query: CollectiveQuery) -> _Modelled | None:
     if query.kind not in KINDS:
         return _of_library(query)
     kind, layout, network = query.kind, query.layout, query.network
@@ -201,7 +200,7 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return None
     native = any(name == "native" for name, _ in parts.levels)
     # Levels overlap only if the buffer is sliced: with whole chunks all ranks finish one level first.
-    if query.form == "rounds" or layout.ranks > COMPOSED or native or not query.chunk:
+    if query.way == "rounds" or layout.ranks > COMPOSED or native or not query.chunk:
         by_level = stages_of(algorithm, kind, layout, network, query.root)
         return None if by_level is None else _staged(by_level, query)
     try:
@@ -210,19 +209,19 @@ def _modelled(algorithm: Algorithm, query: _Query) -> _Modelled | None:
         return None
 
 
-def _nccl(kind: Kind, query: _Query) -> tuple[NcclChoice, Floats] | None:
+def _nccl(kind: Kind, query: CollectiveQuery) -> tuple[NcclChoice, Floats] | None:
     """The choice of NCCL, if it is the library and it is modelled."""
     return nccl.choose(kind, query.nbytes, query.layout, query.network) if query.backend == "jax" else None
 
 
-def _native(kind: Kind, query: _Query) -> _Modelled | None:
+def _native(kind: Kind, query: CollectiveQuery) -> _Modelled | None:
     chosen = _nccl(kind, query)
     if chosen is not None:
         return chosen[0].seconds(query.nbytes), chosen[1]
     return min(_library(kind, query).values(), key=lambda each: each[0], default=None)
 
 
-def _library(kind: Kind, query: _Query) -> dict[str, _Modelled]:
+def _library(kind: Kind, query: CollectiveQuery) -> dict[str, _Modelled]:
     """The predictions of all algorithms that a library may select."""
     library = query._replace(form="library", chunk=None)
     return {name: _flat(name, kind, library) for name in NATIVE if registry.supports(name, kind)}
@@ -236,7 +235,7 @@ def library_algorithm(
 
     `nbytes` are those of the whole buffer, as in `collective_time`.
     """
-    query = _Query(kind, layout, nbytes, network, "library", None, root, backend)
+    query = CollectiveQuery(kind, layout, nbytes, network, backend, "library", root=root)
     chosen = _nccl(kind, query)
     if chosen is not None:
         return f"nccl {chosen[0].algorithm}"
@@ -244,17 +243,17 @@ def library_algorithm(
     return min(predicted, key=lambda name: predicted[name][0])
 
 
-def _flat(name: str, kind: Kind, query: _Query) -> _Modelled:
+def _flat(name: str, kind: Kind, query: CollectiveQuery) -> _Modelled:
     if query.layout.ranks > ROUND_BY_ROUND:
         seconds, load = _by_formula(name, kind, query)
     else:
         seconds, load = _dataflow(pattern_of(name, kind, query.root, query.layout, query.network), query)
-    is_guess = query.backend == "jax" and query.form == "rounds" and not query.network.measured
+    is_guess = query.backend == "jax" and query.way == "rounds" and not query.network.measured
     return seconds * (UNMEASURED if is_guess else 1), load
 
 
-def _dataflow(pattern: Pattern, query: _Query) -> _Modelled:
-    network, form, chunk = query.network, query.form, query.chunk
+def _dataflow(pattern: Pattern, query: CollectiveQuery) -> _Modelled:
+    network, form, chunk = query.network, query.way, query.chunk
     of_chunk = query.nbytes / pattern.chunks
     if form in ("call", "split"):  # the engine slices every message, and pieces proceed independently
         chunk = message(of_chunk, chunk)
@@ -307,7 +306,7 @@ def composed(
     return lay_out(registry.hierarchical(levels, kind, root=root), layout, network)
 
 
-def _by_formula(name: str, kind: Kind, query: _Query) -> _Modelled:
+def _by_formula(name: str, kind: Kind, query: CollectiveQuery) -> _Modelled:
     """The time from the number of rounds and the bytes of the busiest rank.
 
     Rounds are to a neighbour, or to a rank half of the ranks away.
@@ -318,7 +317,7 @@ def _by_formula(name: str, kind: Kind, query: _Query) -> _Modelled:
     load, latency = _shifted(layout, network, distance)
     moved = load * float(share) * query.nbytes
     busy = float((moved / network.bandwidths).max())
-    round_seconds = latency + 2 * network.overhead + (network.round if query.form == "rounds" else 0.0)
+    round_seconds = latency + 2 * network.overhead + (network.round if query.way == "rounds" else 0.0)
     return rounds * round_seconds + busy + network.call, moved
 
 
@@ -340,7 +339,7 @@ def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, f
     return load, float(latency.mean())
 
 
-def _of_library(query: _Query) -> _Modelled:
+def _of_library(query: CollectiveQuery) -> _Modelled:
     """A collective that only libraries implement.
 
     Every rank sends to all others, or to one, at the same time; links are busy from the first to the last
@@ -355,7 +354,7 @@ def _of_library(query: _Query) -> _Modelled:
     return network.call + messages * network.overhead + latency + network.overhead + busy, load
 
 
-def _staged(stages: tuple[PlacedStage, ...], query: _Query) -> _Modelled | None:
+def _staged(stages: tuple[PlacedStage, ...], query: CollectiveQuery) -> _Modelled | None:
     """The stages of a hierarchy one after the other; if they are calls, slices overlap."""
     network = query.network
     modelled = [_of_stage(stage, query) for stage in stages]
@@ -365,7 +364,7 @@ def _staged(stages: tuple[PlacedStage, ...], query: _Query) -> _Modelled | None:
     total = cast("Floats", np.sum([load for _, load in complete], axis=0))
     calls = network.call * (len(stages) - 1)  # all stages are one call, or one jitted function
     sequential = sum(seconds for seconds, _ in complete) - calls
-    if query.form == "rounds" or not query.chunk:
+    if query.way == "rounds" or not query.chunk:
         return sequential, total
     # One slice goes through all stages; the others follow at the rate of the busiest link.
     parts = max(1.0, query.nbytes * stages[0].share / stages[0].layout.ranks / query.chunk)
@@ -375,6 +374,6 @@ def _staged(stages: tuple[PlacedStage, ...], query: _Query) -> _Modelled | None:
     return min(sequential, fill + busy * (1 - 1 / parts)), total
 
 
-def _of_stage(stage: PlacedStage, query: _Query) -> _Modelled | None:
+def _of_stage(stage: PlacedStage, query: CollectiveQuery) -> _Modelled | None:
     stage_query = query._replace(kind=stage.kind, layout=stage.layout, root=stage.root)
     return _modelled(stage.algorithm, stage_query._replace(nbytes=query.nbytes * stage.share))

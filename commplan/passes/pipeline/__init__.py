@@ -1,4 +1,4 @@
-"""The interface of passes (`base`), the list of passes (`registry`), and pipelines (`manager`).
+"""The list of passes (`registry`), and pipelines (`manager`).
 
 `python -m commplan.passes.pipeline.reproducer FILE` repeats a failed pass. New passes are added to
 `registry`.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-from commplan.cost.collective.cost import collective_time
+from commplan.cost.collective.cost import CollectiveQuery, collective_time
 from commplan.cost.network.network import Layout
 from commplan.cost.predictor import Predictor
 from commplan.input.costs import Links, Setting
@@ -83,10 +83,8 @@ def _placed(
     @cache
     def links(leaders: tuple[int, ...], move: HostTransfer, nbytes: float) -> float:
         layout, native = Layout(places[:, list(leaders)]), Algorithm("native")
-        prediction = collective_time(
-            native, move.kind, layout, nbytes, network,
-            calibration=calibration, backend=backend, root=move.root,
-        )  # fmt: skip
+        query = CollectiveQuery(move.kind, layout, nbytes, network, backend, root=move.root)
+        prediction = collective_time(native, query, calibration)
         return prediction.seconds if prediction else 0.0
 
     return tuple(tuple(row) for row in (places // topology.host_places).tolist()), links

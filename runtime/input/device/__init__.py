@@ -1,3 +1,3 @@
-"""Host batches on devices: `batches` gives them as sharded arrays, `maps` runs device functions on single
-records, `pinned` is memory of the host that devices copy from directly.
+"""Host batches on devices: `batches` returns them as sharded arrays, `maps` runs device functions on single
+records, and `clocked_phases` finds the stream of members with different rates.
 """
