@@ -14,8 +14,8 @@ from jax.sharding import PartitionSpec as P
 import commplan
 from commplan.ir import schedule as ir
 from commplan.lowering.audit import audit_text, compare, expected
-from commplan.lowering.compiler_options import compiler_options
 from commplan.lowering.jax.collectives.lax_backend import LaxBackend
+from commplan.lowering.jax.compiler_options import compiler_options
 from commplan.lowering.programs import spreads
 
 PLAN = """plan p

@@ -68,7 +68,9 @@ class ClockedPhases:
             return PeerGroup(among, position, tuple(range(among.count)))  # one member each, at the same unit
 
         options = SharingOptions(ask, patience, workers)
-        return member_batches(clocks, place, local=context.machine.input.local(), state=state, options=options)
+        return member_batches(
+            clocks, place, local=context.machine.input.local(), state=state, options=options
+        )
 
 
 def _peer_group(

@@ -12,9 +12,9 @@ from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import HostProgram
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.device.pinned import Pinning
     from commplan.runtime.input.sources.adapters import Source
     from commplan.runtime.input.stages.worker_pool import Workers
+    from commplan.runtime.machines.pinned import Pinning
 
 
 def called_functions(
