@@ -19,13 +19,13 @@ Structure = Any  # a PyTreeDef
 class Tree:
     """A value inside a phase: its leaves in JAX's order, and its pytree structure."""
 
-    leaves: tuple[Array, ...]
+    leaves: tuple[Any, ...]
     structure: Structure
 
     def build(self) -> Any:
         return jax.tree_util.tree_unflatten(self.structure, self.leaves)
 
-    def like(self, leaves: Sequence[Array]) -> Tree:
+    def like(self, leaves: Sequence[Any]) -> Tree:
         """A tree of the same structure with other leaves."""
         return Tree(tuple(leaves), self.structure)
 

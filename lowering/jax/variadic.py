@@ -86,7 +86,7 @@ def split_results(
     moved: Sequence[Array], groups: Sequence[Sequence[Piece]], result_layout: BufferLayout
 ) -> tuple[Array, ...]:
     """The result arrays, from the arrays that were reduced."""
-    results: list[Array] = [None] * len(result_layout.shapes)
+    results: list[Any] = [None] * len(result_layout.shapes)
     for x, group in zip(moved, groups, strict=True):
         flat, offset = x.reshape(-1), 0
         for piece in group:

@@ -79,8 +79,12 @@ class MeshMachine:
         alone = all(size == 1 for name, size in self.mesh.shape.items() if name not in self.sizes)
         return LaxBackend(platform, self.sizes, self.file, self.levels, alone)
 
-    @functools.cached_property
+    @property
     def input(self) -> MeshInput:
+        return self._input
+
+    @functools.cached_property
+    def _input(self) -> MeshInput:
         processes = self.whole or self.participants()
         return MeshInput(self.mesh, self.sizes, self.file, processes, on_cpu=self.backend.on_cpu)
 

@@ -83,8 +83,12 @@ class Ranks:
     def calls(self) -> Calls | None:
         return None
 
-    @functools.cached_property
+    @property
     def input(self) -> RanksInput:
+        return self._input
+
+    @functools.cached_property
+    def _input(self) -> RanksInput:
         return RanksInput(self.comm, self.backend.place, self.file)
 
     def context(self) -> contextlib.AbstractContextManager[Any]:

@@ -14,7 +14,7 @@ import itertools
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import jax
 import msgspec
@@ -169,7 +169,7 @@ class Preflight:
 
     def _arguments(self, lowered: Any) -> tuple[str, ...]:
         arguments = _arguments(lowered)
-        if jax.config.jax_disable_jit and self.who == "process":  # devices would run it op by op
+        if cast("Any", jax.config).jax_disable_jit and self.who == "process":  # devices would run it op by op
             arguments = ("jax_disable_jit is set", *arguments)
         return arguments if self.profile is None else (self.profile.source, *arguments)
 
