@@ -186,8 +186,19 @@ def test_no_circles(room: str):
 BOTH_WAYS = {
     frozenset(f"commplan.{name}" for name in pair.split())
     for pair in (
+        "cost cost.collective",
+        "cost cost.network",
+        "cost cost.schedule",
+        "cost cost.servers",
         "ir ir.ops",
         "ir ir.stages",
+        "passes passes.bucket",
+        "passes passes.pipeline",
+        "passes.bucket passes.pipeline",
+        "passes.exchange passes.pipeline",
+        "passes.fuse passes.pipeline",
+        "passes.pipeline passes.search",
+        "passes.pipeline passes.share",
         "runtime.input runtime.input.observe",
         "runtime.input runtime.input.prefetch",
         "runtime.input runtime.input.ring",
