@@ -290,7 +290,7 @@ def _checkpoints() -> tuple[bytes, ...]:
 
 def _read_checkpoint(path: Path) -> int:
     keep = ServerCheckpoint(path.parent, _job().drivers[0].store, 0)
-    if keep.found:
+    if keep.existed:
         keep.load()
         for cell, kept in keep.store:
             kept.version += 1

@@ -119,7 +119,7 @@ def collective_time(
         The prediction; None if there is no such program.
     """
     kind, layout, nbytes, network = query.kind, query.layout, query.nbytes, query.network
-    backend, form, chunk, root = query.backend, query.way, query.chunk, query.root
+    backend, form, chunk, root = query.backend, cast("Form", query.way), query.chunk, query.root
     bound = lower_bound(kind, nbytes, layout, network, root=root)
     if layout.ranks == 1:
         return CollectiveTime.from_load(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
