@@ -1,7 +1,7 @@
-"""Each distinct collective of a bound program, carried out at its real size on data whose result is known.
+"""Each distinct collective of a bound program, carried out at its real size on data with a known result.
 
-What it should give is worked out here from the kind of the collective alone, element by element, and shares
-no code with what carries it out.
+The expected result is computed here from the kind of the collective alone, element by element. It shares no
+code with the collective.
 """
 
 from __future__ import annotations
@@ -34,8 +34,13 @@ _SHOWN = 4  # ranks that a message names
 
 
 class Checked(NamedTuple):
-    """A collective that gave what it should. text: what moves, over what. place: who asks for it.
-    seconds: of the second run of two, waiting for others included."""
+    """A collective with the expected result.
+
+    Attributes:
+        text: The operation and its axes.
+        place: The line of the plan.
+        seconds: The time of the second run of two, waiting for others included.
+    """
 
     text: str
     place: str
@@ -43,7 +48,12 @@ class Checked(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What a process says of one collective. left_s: of its budget. wrong: what its ranks got instead."""
+    """The report of a process about one collective.
+
+    Attributes:
+        left_s: The remaining seconds of its budget.
+        wrong: The wrong results of its ranks.
+    """
 
     left_s: float
     wrong: tuple[str, ...] = ()
@@ -176,7 +186,7 @@ def _as(numbers: Array, dtype: Any) -> Array:
 def _expected(
     op: ir.Collective, backend: Backend, axes: tuple[str, ...], size: int, given: int, dtype: Any
 ) -> Array:
-    """What this rank should get, i32[given], where every rank of the group gives `_pattern`, i32[size]."""
+    """The expected result of this rank, i32[given], if every rank of the group sends `_pattern`, i32[size]."""
     ways, me = backend.ways(op.axes), jnp.asarray(backend.index(op.axes), jnp.int32)
     sizes = {axis: backend.sizes[axis] for axis in axes}
     offsets = jnp.asarray(group(dict.fromkeys(axes, 0), op.axes, sizes), jnp.int32)

@@ -40,7 +40,7 @@ Check = Callable[["Preflight"], object]  # through which all exchange what they 
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank is about to run: the step's name, its arguments, and its collectives in order.
+    """The next step of a rank: its name, its arguments, and its collectives in order.
 
     program: a digest of all that it computes, if that is the same everywhere; else empty. compiled: whether
     the collectives are those of the compiled step.
@@ -60,7 +60,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank says first: the digest of its step, or why it has none, and whether it first tries the
+    """The first message of a rank: the digest of its step, or its mistake, and whether it first tries the
     plan's collectives. With neither digest nor mistake it does nothing else."""
 
     digest: str = ""
@@ -75,7 +75,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Preflight:
-    """What all ranks of `machine` do before a step that they have not agreed on runs."""
+    """The comparison of all ranks of `machine` before a new step runs."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Preflight:
         return Diagnostic("CP0854", message, None, tuple(map(Note, notes)), file=self.file)
 
     def begin(self, mine: Hello) -> dict[int, Hello]:
-        """What each participant begins. Raises CP0854 where some try collectives and others do not."""
+        """The first message of each participant. Raises CP0854 if only some try collectives."""
         hellos = self.exchange(mine)
         kinds = _by_value({n: hello.text for n, hello in hellos.items()})
         if len(kinds) > 1:
@@ -223,7 +223,7 @@ class Preflight:
         return hellos
 
     def exchange(self, mine: _Said, timeout_s: float | None = None) -> dict[int, _Said]:
-        """What each participant says. Raises CP0854 where one has no step, CP0855 where one does not come."""
+        """The answer of each participant. Raises CP0854 if one has no step, CP0855 if one does not arrive."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         gathered = self._answers(mine, timeout_s)
         answers = {number: answer for number, answer in gathered.items() if answer is not None}
