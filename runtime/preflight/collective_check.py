@@ -186,7 +186,7 @@ def _as(numbers: Array, dtype: Any) -> Array:
 def _expected(
     op: ir.Collective, backend: Backend, axes: tuple[str, ...], size: int, given: int, dtype: Any
 ) -> Array:
-    """The expected result of this rank, i32[given], if every rank of the group sends `_pattern`, i32[size]."""
+    """The expected result of this rank, i32[given], if each rank sends `_pattern`, i32[size]."""
     ways, me = backend.ways(op.axes), jnp.asarray(backend.index(op.axes), jnp.int32)
     sizes = {axis: backend.sizes[axis] for axis in axes}
     offsets = jnp.asarray(group(dict.fromkeys(axes, 0), op.axes, sizes), jnp.int32)
