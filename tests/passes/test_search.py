@@ -178,8 +178,8 @@ def test_separate_buckets_are_a_runner_up() -> None:
 def test_leaves_are_divided_evenly() -> None:
     leaves = (5, 4, 1, 8)
     assert [even_size(leaves, count) for count in (1, 2, 3)] == [18, 9, 8]
-    assert [filled(leaves, even_size(leaves, count)) for count in (1, 2, 3)] == [1, 2, 3]
-    assert filled(leaves, 4) == 4
+    assert [len(filled(leaves, even_size(leaves, count))) for count in (1, 2, 3)] == [1, 2, 3]
+    assert filled(leaves, 4) == [[5], [4], [1], [8]]
 
 
 def test_no_size_is_tried_below_those_that_get_slower(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import permutations
 
 from msgspec.structs import replace
 
 from commplan.ir.plan import Algorithm, Arg
+from commplan.passes.bucket.bin_packing import WHOLE
 from commplan.passes.pipeline.base import StageChoice
 from commplan.passes.search.units import Unit
 from commplan.select import options
@@ -36,7 +37,7 @@ def bucket_sizes(unit: Unit) -> Sequence[int | None]:
     if 0 < len(unit.leaves) <= FEW:
         even = (even_size(unit.leaves, count) for count in COUNTS if count <= len(unit.leaves))
         sizes |= {each for each in even if each >= least_bucket(unit)}
-    return sorted(sizes, reverse=True)
+    return distinct(unit, sizes)
 
 
 def around(unit: Unit, choice: StageChoice) -> list[int]:
@@ -50,24 +51,43 @@ def around(unit: Unit, choice: StageChoice) -> list[int]:
     size = choice.bucket or unit.collective.nbytes
     even = list[int]()
     if len(unit.leaves) <= FEW:
-        count = filled(unit.leaves, size)
+        count = len(filled(unit.leaves, size))
         even = [even_size(unit.leaves, each) for each in (count - 1, count, count + 1) if each > 1]
-    near = dict.fromkeys((size * 2, size * 3 // 2, -(-size * 3 // 4), -(-size // 2), *even))
-    return [each for each in near if least_bucket(unit) <= each <= unit.nbytes]
+    near = (size * 2, size * 3 // 2, -(-size * 3 // 4), -(-size // 2), *even)
+    return distinct(unit, (each for each in near if least_bucket(unit) <= each <= unit.nbytes))
 
 
-def filled(leaves: Sequence[int], size: int) -> int:
-    """The number of buckets of at most `size` bytes for `leaves`, in their order."""
-    count = total = 0
+def filled(leaves: Sequence[int], size: int) -> list[list[int]]:
+    """The leaves in each bucket of at most `size` bytes, in their order."""
+    buckets = list[list[int]]()
+    total = 0
     for nbytes in leaves:
-        count, total = (count + 1, nbytes) if not count or total + nbytes > size else (count, total + nbytes)
-    return count
+        if not buckets or total + nbytes > size:
+            buckets.append([])
+            total = 0
+        buckets[-1].append(nbytes)
+        total += nbytes
+    return buckets
+
+
+def distinct(unit: Unit, sizes: Iterable[int]) -> list[int]:
+    """Sizes that pack few leaves differently, each as small as it may be, the largest first."""
+    if not 0 < len(unit.leaves) <= FEW:
+        return sorted(set(sizes), reverse=True)
+    least = max(least_bucket(unit), -(-max(unit.leaves) // WHOLE))  # smaller ones split leaves
+    result = set[int]()
+    for size in sizes:
+        shared = [sum(bucket) for bucket in filled(unit.leaves, size) if len(bucket) > 1]
+        result.add(max([least, *shared]) if size >= least else size)
+    return sorted(result, reverse=True)
 
 
 def even_size(leaves: Sequence[int], count: int) -> int:
     """The least size with which `leaves` need at most `count` buckets; no less than the largest leaf."""
-    sizes = range(max(leaves, default=0), sum(leaves) + 1)
-    return sizes[bisect_left(sizes, True, key=lambda size: filled(leaves, size) <= count)] if leaves else 0
+    if not leaves:
+        return 0
+    sizes = range(max(leaves), sum(leaves) + 1)
+    return sizes[bisect_left(sizes, True, key=lambda size: len(filled(leaves, size)) <= count)]
 
 
 def least_bucket(unit: Unit) -> int:

@@ -103,50 +103,24 @@ class _Search:
         return self.trials.known[self.trials.key(self.table)].seconds if self.units else 0.0
 
     def run(self) -> None:
-        """Descend from the start, and again from tables with what one descent does not leave."""
-        self._descend(self.units)
+        """Descend from the start, and again from a table in which several units take one algorithm."""
+        self._descend()
         start = self._joint()
         if start is not None:
-            self._descend_from(start, {}, self.units)
-        if len(self.units) > 1:
-            for unit, choice in self._runners_up():
-                movable = [each for each in self.units if each is not unit]
-                self._descend_from(self.table | {unit.key: choice}, dict(self.tried), movable)
+            table, tried, limit = self.table, self.tried, self.seconds * (1 - NEAR)
+            self.table, self.tried = start, {}
+            self._descend()
+            if self.seconds >= limit:
+                self.table, self.tried = table, tried
         self._simplify()
 
-    def _descend(self, units: Sequence[Unit]) -> None:
+    def _descend(self) -> None:
         for _ in range(3):
             before = dict(self.table)
-            for unit in units:
+            for unit in self.units:
                 self._unit(unit)
-            if self.table == before or len(units) == 1:
+            if self.table == before or len(self.units) == 1:
                 return
-
-    def _descend_from(
-        self, start: Choices, tried: dict[StageKey, dict[StageChoice, Searched]], units: Sequence[Unit]
-    ) -> None:
-        """Search `units` from the table `start`, and take the result if it is better."""
-        if self.trials.predicted(start) is None:
-            return
-        before, limit = (self.table, self.tried), self.seconds * (1 - NEAR)
-        self.table, self.tried = dict(start), tried
-        self._descend(units)
-        if self.seconds >= limit:
-            self.table, self.tried = before
-
-    def _runners_up(self) -> list[tuple[Unit, StageChoice]]:
-        """For each unit, the best choice of every kind of algorithm that it does not take, the best first."""
-        result: list[tuple[float, Unit, StageChoice]] = []
-        for unit in self.units:
-            kinds = {_kind(self.table[unit.key])} if unit.key in self.table else set[str]()
-            ranked = sorted(
-                self.tried.get(unit.key, {}).values(), key=lambda each: (each.seconds, each.order)
-            )
-            for each in ranked:
-                if _kind(each.choice) not in kinds and each.seconds <= self.seconds * PROMISING:
-                    kinds.add(_kind(each.choice))
-                    result.append((each.seconds, unit, each.choice))
-        return [(unit, choice) for _, unit, choice in sorted(result, key=lambda each: each[0])]
 
     def _joint(self) -> dict[StageKey, StageChoice] | None:
         """The best table in which all units that can have the same algorithm do, with the best sizes tried.

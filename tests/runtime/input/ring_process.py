@@ -51,6 +51,9 @@ class Patient:
     def is_open(self) -> bool:
         return True
 
+    def blocked(self, unit: int) -> None:
+        del unit
+
     def look(self, unit: int, waited: float) -> None:
         del unit, waited
 
