@@ -227,46 +227,84 @@ class MeshMachine:
         """
         at = placement.per.index(axis) if axis in placement.per else None
         devices = set(member.mesh.devices.flat)
-        expected = NamedSharding(self.mesh, spec(placement))
         paths, flat = flatten(tree)
-        for path, x in zip(paths, flat.leaves, strict=True):
-            if getattr(x, "sharding", None) is None or not x.sharding.is_equivalent_to(expected, x.ndim):
+        specs = [self._spec_of(x, placement) for x in flat.leaves]
+        for path, found in zip(paths, specs, strict=True):
+            if found is None:
                 fail(
                     "CP0805",
                     f"`{name}`{f' at `{path}`' if path else ''} has another sharding than the plan",
-                    f"its placement is `{placement}`: expected a jax.Array with spec {expected.spec} on the"
+                    f"its placement is `{placement}`: expected a jax.Array with spec {spec(placement)} on the"
                     " mesh of the run",
                 )
-        sharding = NamedSharding(member.mesh, _without(spec(placement), at))
 
-        def take(x: Any) -> Any:
+        def take(x: jax.Array) -> jax.Array:
             pieces = [shard.data for shard in x.addressable_shards if shard.device in devices]
-            shape = x.shape
+            shape, entries = x.shape, _compat.entries(self._spec_of(x, placement))
             if at is not None:
                 pieces = [piece.reshape(piece.shape[:at] + piece.shape[at + 1 :]) for piece in pieces]
-                shape = x.shape[:at] + x.shape[at + 1 :]
+                shape, entries = shape[:at] + shape[at + 1 :], entries[:at] + entries[at + 1 :]
+            sharding = NamedSharding(member.mesh, PartitionSpec(*entries))
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=x.dtype)
 
         with _context.in_mesh(None):
             return jax.tree_util.tree_map(take, tree)
 
-    def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
-        at = placement.per.index(axis)
-        count = int(self.mesh.shape[axis])
-        sharding = NamedSharding(self.mesh, spec(placement))
+    def _spec_of(self, x: Any, placement: Placement) -> PartitionSpec | None:
+        """The partition spec of `x` if it has this placement over the plan's axes; None if it has not.
 
-        def put(*members: Any) -> Any:
+        Other axes of the mesh may divide it in any way.
+        """
+        sharding, lead = getattr(x, "sharding", None), len(placement.per)
+        expected = spec(placement, scalar=getattr(x, "ndim", 0) == lead)
+        if sharding is None or x.ndim < len(_compat.entries(expected)):
+            return None
+        is_named = isinstance(sharding, NamedSharding) and sharding.mesh == self.mesh
+        if is_named and self._over_plan(sharding.spec) == self._over_plan(expected):
+            return sharding.spec
+        is_equal = sharding.is_equivalent_to(NamedSharding(self.mesh, expected), x.ndim)
+        return expected if is_equal else None
+
+    def _over_plan(self, whole: PartitionSpec) -> list[tuple[str, ...]]:
+        """The plan's axes of each dimension, without those at the end that have none."""
+        axes = [
+            tuple(
+                axis for axis in ((entry,) if isinstance(entry, str) else entry or ()) if axis in self.sizes
+            )
+            for entry in _compat.entries(whole)
+        ]
+        while axes and not axes[-1]:
+            axes.pop()
+        return axes
+
+    def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
+        """See `Machine.join`. Raises CP0818 if a member with devices of this process has no part."""
+        at, number = placement.per.index(axis), self.mesh.axis_names.index(axis)
+        count, process = int(self.mesh.shape[axis]), int(jax.process_index())
+        devices = [np.take(self.mesh.devices, index, axis=number).flat for index in range(count)]
+        local = [i for i, each in enumerate(devices) if any(d.process_index == process for d in each)]
+        if missing := [index for index in local if index not in parts]:
+            message = f"there is no part of member{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            fail("CP0818", message, "run.join needs the part of every member with devices of this process")
+
+        def put(*members: jax.Array) -> jax.Array:
             first = members[0]
             shape = (*first.shape[:at], count, *first.shape[at:])
+            whole = spec(placement, scalar=first.ndim + 1 == len(placement.per))
+            if isinstance(first.sharding, NamedSharding):
+                entries = _compat.entries(first.sharding.spec)
+                outer = (*entries[:at], *[None] * (at - len(entries)))
+                whole = PartitionSpec(*outer, axis, *entries[at:])
             pieces = [
                 shard.data.reshape((*shard.data.shape[:at], 1, *shard.data.shape[at:]))
                 for x in members
                 for shard in x.addressable_shards
             ]
+            sharding = NamedSharding(self.mesh, whole)
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=first.dtype)
 
         with _context.in_mesh(None):
-            return jax.tree_util.tree_map(put, *parts.values())
+            return jax.tree_util.tree_map(put, *(parts[index] for index in local))
 
 
 def machine_of(
@@ -295,11 +333,6 @@ def machine_for(request: BindRequest, mesh: Any) -> Machine:
 
 def _is_spec(node: object) -> bool:
     return isinstance(node, PartitionSpec)
-
-
-def _without(whole: PartitionSpec, at: int | None) -> PartitionSpec:
-    entries: list[Any] = list(whole)
-    return PartitionSpec(*(entry for i, entry in enumerate(entries) if i != at))
 
 
 def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from support.embedding import bind, code_of, mesh_of, refused
 
@@ -219,6 +220,29 @@ def test_members_train_on_their_own_meshes():
     np.testing.assert_allclose(joined["w"], params["w"] + np.array([[1.5], [2.0]]))
     out, _ = run.merge({}, params=joined)
     np.testing.assert_allclose(out.total["w"], np.asarray(joined["w"]).sum(0))
+
+
+def test_members_take_scalar_leaves_and_leaves_that_another_axis_divides():
+    plan = (
+        "plan p\nensemble member = 2\naxis data = 2\ninput opt : tree per member split data\n"
+        "input grads : tree per member partial data\n"
+        "each step {\n    grads = reduce grads over data by mean\n    output grads\n}\n"
+    )
+    mesh = mesh_of(member=2, data=2, model=2)
+    tree = {"count": np.zeros((), np.int32), "m": np.zeros((2, 4), np.float32)}
+    run = bind(plan, mesh, {"opt": tree, "grads": tree["m"]})
+    values = {"count": np.array([3, 5], np.int32), "m": np.arange(32, dtype=np.float32).reshape(2, 4, 4)}
+    specs = {"count": P("member"), "m": P("member", "data", "model")}
+    placed = {name: jax.device_put(x, NamedSharding(mesh, specs[name])) for name, x in values.items()}
+    parts = {m: run.member(m).take("opt", placed) for m in range(2)}
+    assert parts[1]["m"].sharding.spec == P("data", "model") and parts[1]["count"].shape == ()
+    np.testing.assert_array_equal(parts[1]["m"], values["m"][1])
+    joined = run.join("opt", parts)
+    assert {name: x.sharding for name, x in joined.items()} == {n: x.sharding for n, x in placed.items()}
+    for name, x in values.items():
+        np.testing.assert_array_equal(joined[name], x)
+    code, text = refused(lambda: run.join("opt", {0: parts[0]}))
+    assert (code, "no part of member 1" in text) == ("CP0818", True)
 
 
 def test_a_member_is_the_same_each_time():
