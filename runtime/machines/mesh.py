@@ -229,8 +229,8 @@ class MeshMachine:
         devices = set(member.mesh.devices.flat)
         paths, flat = flatten(tree)
         specs = [self._spec_of(x, placement) for x in flat.leaves]
-        for path, found in zip(paths, specs, strict=True):
-            if found is None:
+        for path, each in zip(paths, specs, strict=True):
+            if each is None:
                 fail(
                     "CP0805",
                     f"`{name}`{f' at `{path}`' if path else ''} has another sharding than the plan",
