@@ -29,6 +29,7 @@ ALIKE = {
     **{option: (f"with the same {option}", _CONFIGURE) for option in _OPTIONS},
     "XLA_FLAGS": ("with the same XLA_FLAGS", _CONFIGURE),
     "topology": ("for the same topology", "give `compile` the same topology and mapping for every {who}"),
+    "mesh": ("on the same mesh", "make it in every {who} with the same axes, and devices in the same order"),
     "program": ("the same program", "every {who} must compile the same plan, for the same shapes and sizes"),
     "seed": ("with the same seed", "random functions draw from it: give every {who} the same one"),
 }
@@ -37,7 +38,7 @@ _LOCAL_FLAG = re.compile(r"dump|dir=|file=|path=|log|device_count")
 
 
 def environment(schedule: ir.Schedule) -> dict[str, str]:
-    """The values of this process for the names of `ALIKE`, except `program` and `seed`."""
+    """The values of this process for the names of `ALIKE`, except `mesh`, `program` and `seed`."""
     versions = {"commplan": commplan, "jax": jax, "jaxlib": jax.lib, "numpy": np}
     flags = sorted(flag for flag in os.environ.get("XLA_FLAGS", "").split() if not _LOCAL_FLAG.search(flag))
     spread = {axis.name: axis.levels for axis in schedule.axes if axis.levels}

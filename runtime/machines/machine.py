@@ -288,6 +288,7 @@ class BindRequest(NamedTuple):
         program: The digest of the schedule.
         check: Raises the errors of this process's machine.
         watchdog_s, timeout_s, busy_s: See `Program.bind`.
+        mesh: The axes and devices of the mesh, which all processes must have alike.
     """
 
     schedule: ir.Schedule
@@ -297,6 +298,7 @@ class BindRequest(NamedTuple):
     watchdog_s: float | None
     timeout_s: float
     busy_s: float = BUSY_S
+    mesh: str = ""
 
 
 def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int, Any]]) -> None:
@@ -324,7 +326,8 @@ def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int,
             common(error)
         raise
     program = f"plan `{request.schedule.plan}`, schedule {request.program}"
-    answers = exchange(BindReport({**environment(request.schedule), "program": program, "seed": seed}))
+    own = {**environment(request.schedule), "mesh": request.mesh, "program": program, "seed": seed}
+    answers = exchange(BindReport(own))
     failed = [
         f"{who} {n} cannot bind the program: {answers[n].wrong}" for n in sorted(answers) if answers[n].wrong
     ]

@@ -326,9 +326,23 @@ def machine_for(request: BindRequest, mesh: Any) -> Machine:
         from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  Only programs under MPI load MPI.
 
         return cast("Machine", ranks(request, mesh))
-    check_mesh(request.schedule, mesh)
-    check_servers(request.schedule)
-    return machine_of(request.schedule, mesh, check_processes(request, mesh))
+
+    def check() -> None:
+        check_mesh(request.schedule, mesh)
+        check_servers(request.schedule)
+        request.check()
+
+    if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):  # of unknown processes
+        check_mesh(request.schedule, mesh)
+    request_of_mesh = request._replace(check=check, mesh=_described(mesh))
+    return machine_of(request.schedule, mesh, check_processes(request_of_mesh, mesh))
+
+
+def _described(mesh: Any) -> str:
+    """The axes of `mesh` and its devices in order."""
+    axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    text = ", ".join(f"{name} = {mesh.shape[name]} ({kind.name})" for name, kind in axes)
+    return shortened(f"{text}; devices {', '.join(str(device.id) for device in mesh.devices.flat)}")
 
 
 def _is_spec(node: object) -> bool:

@@ -69,6 +69,11 @@ def test_all_processes_are_told_where_they_bind_different_programs(tmp_path: Pat
             assert re.search(reduction, one["different"])
             assert f"process {index}: seed {7 + index}" in one["seeds"]
         assert "error[CP0845]: not every process binds with the same seed" in one["seeds"]
+    assert "error[CP0845]: not every process binds on the same mesh" in said[0]["meshes"]
+    order = r"process 1: member = 2 \(Auto\), data = 2 \(Auto\); devices \d+, \d+, 0, 1\n"
+    assert re.search(order, said[0]["meshes"])
+    assert "error[CP0801]: the mesh has no axis `data`" in said[1]["axes"]
+    assert "process 1 cannot bind the program: CP0801" in said[0]["axes"]
     assert "error[CP0845]: process 1 cannot bind the program" in said[0]["unknown"]
     assert "CP0803 the plan has no source `s`" in said[0]["unknown"]
     assert "error[CP0803]: the plan has no source `s`" in said[1]["unknown"]

@@ -153,6 +153,10 @@ def apart(mesh, place: Path) -> None:
     mine = commplan.loads(REDUCE.replace("sum", ("sum", "mean")[index])).compile(mesh)
     said = {"different": refused(lambda: mine.bind(mesh))}
     said["seeds"] = refused(lambda: program.bind(mesh, seed=7 + index))
+    swapped = jax.sharding.Mesh(mesh.devices[:: 1 - 2 * index], mesh.axis_names, axis_types=mesh.axis_types)
+    said["meshes"] = refused(lambda: program.bind(swapped))
+    renamed = jax.sharding.Mesh(mesh.devices, ("member", ("data", "model")[index]))
+    said["axes"] = refused(lambda: program.bind(renamed))
     said["unknown"] = refused(lambda: program.bind(mesh, sources={"s": RECORDS} if index else {}))
     if index == 0:
         said["alone"] = refused(lambda: program.bind(mesh, timeout=2.0))
