@@ -34,7 +34,6 @@ ELSEWHERE = {
     ("commplan.report.page", "_asset"): "a file of this package",
     ("commplan.runtime.calibrate.lock", "_scheduled"): "/proc",
     ("commplan.runtime.input.device.batches", "this_host"): "/proc",
-    ("commplan.runtime.input.multirate.batches", "__init__"): "no file",
     ("commplan.runtime.input.ring.meeting", "_available"): "/proc",
     ("commplan.runtime.input.ring.producers", "_times"): "/proc",
     ("commplan.runtime.observe.abort_hook", "aborted"): "/proc",

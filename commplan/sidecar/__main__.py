@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from commplan import io
 from commplan.sidecar.attend import PORT, SOCKET, folder, locked, peer
 from commplan.sidecar.ending import described, kills_for_memory, status
 
@@ -127,7 +128,9 @@ class Sidecar:
 
     def __init__(self, listener: socket.socket, mail: socket.socket) -> None:
         self.listener, self.mail = listener, mail
-        self.key = (folder() / PORT).read_text("ascii").split()[1]  # messages to this sidecar begin with it
+        self.key = (
+            io.read(folder() / PORT).decode("ascii").split()[1]
+        )  # messages to this sidecar begin with it
         self.observer: Observer | None = None
         self.selector = selectors.DefaultSelector()
         self.running: list[Attended] = []

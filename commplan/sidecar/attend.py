@@ -56,7 +56,7 @@ def attend(record: Path, who: str, *, watched: bool = False) -> Address | None:
             _introduce(message)
         else:
             _lines[0].send(message)
-        port, key = (folder() / PORT).read_text("ascii").split()
+        port, key = io.read(folder() / PORT).decode("ascii").split()
         return Address(socket.gethostname(), int(port), key, own_addresses())
     except (OSError, ValueError) as error:
         warnings.warn(
@@ -190,7 +190,7 @@ def _connected() -> socket.socket:
         listener.bind(address)
         listener.listen(4096)
         mail = open_socket()
-        (place / PORT).write_text(f"{mail.getsockname()[1]} {secrets.token_hex(16)}", "ascii")
+        io.write(place / PORT, f"{mail.getsockname()[1]} {secrets.token_hex(16)}".encode("ascii"))
         line.connect(address)
     with listener, mail:  # other processes may be connected already
         _start(listener.fileno(), mail.fileno())

@@ -33,6 +33,7 @@ class Machine:
 
     def __init__(self, peers: Peers | None) -> None:
         self.found, self.asked, self.divisions = peers, [], []
+        self.input = self
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         self.asked.append((key, host, place))

@@ -129,8 +129,11 @@ def test_only_its_user_may_enter(place: Path) -> None:
 
 def test_what_a_killed_sidecar_left_is_taken_over(place: Path) -> None:
     started = process(0, "")
-    found = [path for path in Path("/proc").glob("[0-9]*") if str(place / "s") in _environment(path)]
-    (number,) = (int(path.name) for path in found if "-m\0commplan.sidecar" in (path / "cmdline").read_text())
+    limit, numbers = time.monotonic() + 20, list[int]()
+    while not numbers and time.monotonic() < limit:  # it may not have begun to run
+        processes = [path for path in Path("/proc").glob("[0-9]*") if str(place / "s") in _environment(path)]
+        numbers = [int(p.name) for p in processes if "-m\0commplan.sidecar" in (p / "cmdline").read_text()]
+    (number,) = numbers
     os.kill(number, signal.SIGKILL)
     other = process(1, "os.kill(os.getpid(), 9)")
     assert "was killed (SIGKILL)" in ended(other)
@@ -181,7 +184,7 @@ from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import Spec
 channel = Channel(MPI.COMM_WORLD, watchdog_s=10.0, plan="killed")
-spec = Spec("all_reduce", algorithm=Algorithm("ring"), where="line 6 of x.plan waits for it")
+spec = Spec("all_reduce", algorithm=Algorithm("ring"), line=6, file="x.plan")
 step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
 for number in range(8):
     if MPI.COMM_WORLD.rank == 1 and number == 5:
