@@ -17,7 +17,14 @@ from commplan.frontend.bind_axes import check_mesh
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
-from commplan.mesh_kind import check_binding, check_sizes_agree, is_communicator, mesh_sizes, shares_memory
+from commplan.mesh_kind import (
+    check_binding,
+    check_sizes_agree,
+    devices_of,
+    is_communicator,
+    mesh_sizes,
+    shares_memory,
+)
 from commplan.passes.pipeline.registry import default
 from commplan.topology import (
     Topology,
@@ -122,7 +129,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         leaves = {name: shapes_of(tree) for name, tree in structures.items()}
         machine = topology_of(self.graph, topology)
         ranks = IN_ORDER
-        if undescribed and hasattr(mesh, "devices") and not shares_memory(mesh):
+        if undescribed and devices_of(mesh) and not shares_memory(mesh):
             from commplan.lowering.jax.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
 
             ranked = [axis.name for axis in self.graph.axes if axis.kind is not graph.AxisKind.SERVER]
@@ -414,7 +421,7 @@ def _backend(mesh: object, requested: Backend | None) -> Backend:
     if requested not in (None, "jax", "mpi"):
         fail("CP0841", f"there is no backend `{requested}`", "expected: jax or mpi")
     implied: Backend = "mpi" if is_communicator(mesh) else "jax"
-    is_conclusive = implied == "mpi" or hasattr(mesh, "devices")  # None and mappings of sizes fit any backend
+    is_conclusive = implied == "mpi" or bool(devices_of(mesh))  # None and sizes alone fit any backend
     if requested is not None and is_conclusive and requested != implied:
         kind = "a communicator" if implied == "mpi" else "a mesh"
         message = f"the plan is compiled with {kind}, and for the backend `{requested}`"

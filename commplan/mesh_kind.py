@@ -15,9 +15,17 @@ def is_communicator(mesh: Any) -> bool:
     return all(hasattr(mesh, name) for name in ("Get_size", "Get_rank", "Split"))
 
 
+def devices_of(mesh: Any) -> list[Any]:
+    """The devices of `mesh` in order; none for a mapping of sizes, and for an abstract mesh."""
+    try:
+        return list(mesh.devices.flat)
+    except (AttributeError, ValueError):  # an abstract mesh has the attribute, which raises
+        return []
+
+
 def shares_memory(mesh: Any) -> bool:
     """Whether all devices of `mesh` are CPU devices of one process, so that no data crosses a link."""
-    devices = list(getattr(getattr(mesh, "devices", None), "flat", ()))
+    devices = devices_of(mesh)
     processes = {getattr(device, "process_index", None) for device in devices}
     return len(processes) == 1 and all(getattr(device, "platform", "") == "cpu" for device in devices)
 

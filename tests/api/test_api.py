@@ -129,6 +129,15 @@ def test_meshes_and_mappings_and_sizes_say_the_same() -> None:
     assert [axis.size for axis in by_mesh.schedule.axes] == [4]
 
 
+def test_an_abstract_mesh_is_compiled_for_its_sizes() -> None:
+    import jax  # noqa: PLC0415
+
+    plan, shapes = commplan.loads(TEXT), {"grads": TREE}
+    assert plan.compile(jax.sharding.AbstractMesh((4,), ("data",)), shapes) == plan.compile(
+        {"data": 4}, shapes
+    )
+
+
 def test_a_jax_mesh() -> None:
     import jax  # noqa: PLC0415
 
