@@ -1,4 +1,4 @@
-"""This process at a ring: one opening for all members here, and the threads that make units."""
+"""The attachment of a process to a ring, shared by its members, with the threads that make units."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from commplan.runtime.input.ring.carriage import Carriage
     from commplan.runtime.input.stages.worker_pool import Workers
 
-_END_S = 1.0  # seconds for threads to end in
+_END_S = 1.0  # seconds that threads have to end
 OPEN: list[Attachment] = []  # of this process
-LEFT: list[Attachment] = []  # whose threads have yet to end
-_COMER = -1  # among the members of an attachment, while one joins
+LEFT: list[Attachment] = []  # closed attachments whose threads are still running
+_COMER = -1  # a placeholder in `Attachment.members` while a member joins
 
 
 def _forget_parent() -> None:
@@ -43,27 +43,27 @@ os.register_at_fork(after_in_child=_forget_parent)
 
 @atexit.register
 def _leave_all() -> None:
-    """The others need not find out that this process has ended."""
+    """Leave all rings, so that other processes need not detect the end of this one."""
     for attachment in list(OPEN):
         for member in list(attachment.members):
             attachment.leave(member)
 
 
 class Member(Protocol):
-    """A member of this process, as threads that make units and other members see it."""
+    """The interface of a member for other threads of its process."""
 
     def let_go_if_idle(self) -> None:
-        """Keep no units for it if it has not begun its next epoch for long."""
+        """Stop keeping units for this member if it has been between two epochs for too long."""
         ...
 
     def let_go(self) -> None:
-        """Keep no units for it until it goes on. The calling thread drives it."""
+        """Stop keeping units for this member until its next batch. The calling thread drives the member."""
         ...
 
 
 @dataclass
 class Driver:
-    """The thread that opened a member, and the one that has asked for its last batch, if one has."""
+    """The thread that opened a member, and the thread that requested its last batch, if any."""
 
     opener: threading.Thread
     thread: threading.Thread | None = None
@@ -71,11 +71,22 @@ class Driver:
 
 @dataclass(eq=False)
 class Attachment:
-    """A ring that this process has members at.
+    """A ring that members of this process read.
 
-    looks: return members that have not been collected. record_lock: held while `recording` is changed.
-    workers: make the units instead of threads. carriage: moves units between hosts. calls: of user functions
-    that do not return.
+    Attributes:
+        name: the name in thread names.
+        ring: the ring.
+        content: the program of the units.
+        units: makes the units.
+        workers: worker processes that make the units; None if threads do.
+        carriage: moves units between hosts; None if there is one host.
+        calls: detects user functions that do not return.
+        recording: the record of this process's run.
+        producers: the threads that make units.
+        members: the numbers of the members of this process.
+        drivers: the driver of each member.
+        looks: weak references to the members.
+        record_lock: held while `recording` is changed.
     """
 
     name: str
@@ -107,7 +118,7 @@ class Attachment:
         )
 
     def start(self) -> None:
-        """Start the threads that make units, and the one that moves them between hosts."""
+        """Start the threads that make units and the thread that moves them between hosts."""
         OPEN.append(self)
         if self.carriage is not None:
             last = len(self.ring.cursors) - 1
@@ -115,7 +126,7 @@ class Attachment:
         self.producers.start()
 
     def pool(self, threads: int) -> ThreadPoolExecutor:
-        """Threads for what members do for themselves."""
+        """The thread pool for the members' private work, created with at most `threads` threads."""
         with self._leaving:
             if self._pool is None:
                 from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  few members need any
@@ -127,14 +138,22 @@ class Attachment:
             return self._pool
 
     def forget(self, member: int, slots: Slots, process: int) -> None:
-        """`member` was collected. A collector runs in any thread, whatever locks that has: another one does
-        the rest."""
+        """Schedule the departure of a garbage-collected member.
+
+        The garbage collector can run in any thread, which may hold locks, so another thread completes the
+        departure.
+
+        Args:
+            member: the number of the member.
+            slots: its mapping of the slots.
+            process: the PID of the process that created the member.
+        """
         if os.getpid() == process:
             self._forgotten.append((member, slots))
             ring_bell(self.ring.memory.bell("changed"))
 
     def leave_forgotten(self) -> None:
-        """Let members that were collected leave; when it returns, they have left."""
+        """Complete the departure of all garbage-collected members."""
         with self._leaving:
             while self._forgotten:
                 member, slots = self._forgotten.popleft()
@@ -146,7 +165,7 @@ class Attachment:
                 self.leave(member)
 
     def _look_after(self) -> None:
-        if self._leaving.acquire(blocking=False):  # else another thread does it
+        if self._leaving.acquire(blocking=False):  # otherwise another thread does it
             try:
                 self.leave_forgotten()
             finally:
@@ -166,7 +185,7 @@ class Attachment:
 
     @contextlib.contextmanager
     def kept(self) -> Generator[None]:
-        """It does not end while this runs, whichever members leave: a collector may find one anywhere."""
+        """Keep the attachment open, even if all of its members are collected during the block."""
         self.members.add(_COMER)
         try:
             yield
@@ -176,11 +195,11 @@ class Attachment:
                 self._end()
 
     def _end(self) -> None:
-        """The last member of this process has left."""
+        """End the attachment after the last member of this process has left."""
         with contextlib.suppress(ValueError):
             OPEN.remove(self)
         LEFT.append(self)
-        with self.record_lock:  # a thread that begins a record now sees that the ring has ended
+        with self.record_lock:  # a thread that begins a record after this finds the ring stopped
             self.ring.retire()
             if self.recording.record is not None:
                 self.recording.record.close()
@@ -190,11 +209,11 @@ class Attachment:
             self.carriage.carrier.stop()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-        if self.ring.memory.descriptor < 0:  # its threads have ended before, of an error
+        if self.ring.memory.descriptor < 0:  # its threads have already ended with an error
             self._close()
 
     def discard(self) -> None:
-        """End before a member has joined."""
+        """End the attachment before a member has joined."""
         self.ring.retire()
         if self.producers.running:
             self._end()
@@ -202,7 +221,7 @@ class Attachment:
             self._close()
 
     def leave(self, member: int) -> None:
-        """Close the cursor of `member`; with the last one of this process its part in the ring ends."""
+        """Close the cursor of `member`. The attachment ends with the last member of this process."""
         self.leave_forgotten()
         with meeting.OPENING:
             if member not in self.members:
@@ -217,5 +236,5 @@ class Attachment:
         for thread in self._pool_threads:
             if thread is not threading.current_thread():
                 thread.join(_END_S)
-        self.producers.join(_END_S)  # the last of them leaves the ring: until then its parts stay claimed
+        self.producers.join(_END_S)  # the last thread leaves the ring; until then its parts stay claimed
         self.producers.detach()

@@ -1,4 +1,4 @@
-"""Between hosts: the first living process of a host moves the parts of each unit to and from other hosts."""
+"""Transfers between hosts: the first living process of a host moves the parts of each unit."""
 
 from __future__ import annotations
 
@@ -21,10 +21,18 @@ if TYPE_CHECKING:
 
 
 class Carriage:
-    """Moves units of `ring` with `carrier`, if this process leads `host`.
+    """Moves units of `ring` between hosts with `carrier`, if this process leads `host`.
 
-    units: their layout. slots: a mapping that lives as long as units are moved. failure: the first unit that
-    `run` could not move, and the error.
+    Args:
+        ring: the ring of this host.
+        units: the units of the ring.
+        slots: a mapping of the slots that stays open while units are moved.
+        carrier: the transport.
+        host: the index of this host.
+
+    Attributes:
+        leader: the place of the leading process.
+        failure: the first unit that `run` could not move, with the error.
     """
 
     def __init__(self, ring: Ring, units: Units, slots: Slots, carrier: Carrier, host: int) -> None:
@@ -37,7 +45,11 @@ class Carriage:
         return self.leader == self.ring.place
 
     def elect(self) -> bool:
-        """Choose another leader if the last one does not live. Returns whether it is this process."""
+        """Choose another leader if the current one is not alive.
+
+        Returns:
+            True if this call made this process the leader.
+        """
         if self._lives(self.leader):
             return False
         living = (place for place in range(self.ring.header.get("count")) if self._lives(place))
@@ -48,8 +60,11 @@ class Carriage:
         return self.ring.processes[place].get("state") == LIVES and self.ring.memory.lives(place)
 
     def attempt(self, unit: int) -> bool:
-        """Move `unit`, which `Ring.begin_carry` has reserved for this process. Returns False if processes of
-        another host have died, and this host has to make parts of theirs first."""
+        """Move `unit`, which `Ring.begin_carry` has reserved for this process.
+
+        Returns:
+            False if processes of another host have died and this host must make some of their parts first.
+        """
         try:
             self.move(unit, self._slots.memory(unit))
         except RegroupedError as regrouped:
@@ -59,7 +74,7 @@ class Carriage:
         return True
 
     def move(self, unit: int, root: Any) -> None:
-        """Move the parts of `unit` in the memory `root`."""
+        """Move the parts of `unit`; `root` is the memory of its slot."""
         layout, units = self._units.layout, self._units
         has_before = unit > self.ring.header.get("start")
         memory = self._slots.memory
@@ -67,11 +82,14 @@ class Carriage:
         parcels = layout.parcels(root, units.rows(unit))
         self.carrier.carry(unit, parcels, before, units.course.count(unit))
 
-    # --- in a thread of its own ---
+    # --- the transfer thread ---
 
     def run(self, number: int) -> None:
-        """Move all units in order, whether or not a consumer of this host waits for them, until the ring is
-        stopped. Cursor `number`, which belongs to no process, is at the first unit that is not moved yet."""
+        """Move all units in order until the ring stops, independently of the consumers of this host.
+
+        Args:
+            number: a cursor without a process. Its position is the first unit that has not been moved.
+        """
         memory, record, is_begun = self.ring.memory, self.ring.cursors[number], -1
         bell = memory.bell("made")
         with contextlib.suppress(ClosedError):
@@ -104,7 +122,7 @@ class Carriage:
             return False
 
     def _ask(self, number: int, unit: int) -> None:
-        """Have members that are between two epochs let go of the slot that `unit` needs, if it is wanted."""
+        """Request the slot of `unit` from members that are between two epochs, if a cursor needs `unit`."""
         armed = max((record.get("armed") for record in self.ring.present()), default=0)
         is_wanted = unit < armed and not self.ring.is_open(unit)
         self.ring.cursors[number].set(wanted=(unit + 1) * is_wanted)
@@ -113,5 +131,5 @@ class Carriage:
 
 
 def carriage_of(ring: Ring, units: Units, slots: Slots, group: Group) -> Carriage | None:
-    """None if all processes of `group` are on this host."""
+    """Return the carriage of `ring`; None if all processes of `group` are on this host."""
     return None if group.carrier is None else Carriage(ring, units, slots, group.carrier, group.host)

@@ -1,4 +1,4 @@
-"""Claims of processes on parts of units, and the reasons why a unit is not made."""
+"""Claims of processes on parts of units, and the reasons why a unit is blocked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 
 class Claim(NamedTuple):
-    """A part of a unit that this process makes."""
+    """A part of a unit, claimed by this process."""
 
     unit: int
     part: int
@@ -15,8 +15,11 @@ class Claim(NamedTuple):
 class Blocker(NamedTuple):
     """The reason why a unit is not made yet.
 
-    kind: a process holds the lock and does not run; a process makes a part of it; a cursor has not passed
-    the unit in its slot; no process has begun it. pid: of that process, 0 for `none`. cursor: -1 for others.
+    Attributes:
+        kind: "lock": a process that does not run holds the lock; "maker": a process is making a part;
+            "cursor": a cursor has not passed the previous unit in the slot; "none": no process has begun.
+        pid: the PID of that process; 0 for "none" and for a cursor without a process.
+        cursor: the number of the cursor; -1 for other kinds.
     """
 
     kind: Literal["lock", "maker", "cursor", "none"]

@@ -1,4 +1,4 @@
-"""A consumer of a ring: it takes units in order, and shows them for as long as its arrays live."""
+"""A consumer of a ring. It takes units in order; arrays reference their slots without a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from commplan.runtime.input.shm.futex import LOOK_S, fence
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.wait import Wait, until
 
-SILENT_S = 5.0  # seconds after which processes that do not begin a unit are passed over
+SILENT_S = 5.0  # seconds after which processes that have not begun a unit are skipped
 _WANTED, _WAITS_SINCE, _WAITED_NS = (CURSOR[name] for name in ("wanted", "waits_since", "waited_ns"))
 
 
@@ -26,28 +26,37 @@ class Waiter(Protocol):
 
     @property
     def timeout(self) -> float:
-        """Seconds, at most."""
+        """The longest wait in seconds."""
         ...
 
     def is_open(self) -> bool:
-        """Whether it still wants the unit."""
+        """Whether the consumer has not been closed."""
         ...
 
     def blocked(self, unit: int) -> None:
-        """Called before a wait for a unit that has no slot yet. Raises if the wait is in vain."""
+        """Called before a wait for a unit without a slot. Raises if the wait cannot end."""
 
     def look(self, unit: int, waited: float) -> None:
-        """Called a few times a second. Raises if the wait is in vain."""
+        """Called a few times a second. Raises if the wait cannot end."""
 
     def late(self, unit: int, waited: float) -> NoReturn:
-        """Raise the error after `timeout`."""
+        """Raise the timeout error."""
         ...
 
 
 class Cursor:
-    """Cursor `number` of `ring`. keep: units that may be shown without a copy.
+    """A cursor of a ring.
 
-    slots: a mapping of its own. held: slots that the batch in the making shows.
+    Args:
+        ring: the ring.
+        number: the number of the cursor.
+        keep: the most units that arrays may reference without a copy.
+        slots: a mapping of the slots that only this cursor uses.
+        waiter: the behaviour of waits.
+        recording: receives an entry for each wait.
+
+    Attributes:
+        held: the slots of the batch that is being built.
     """
 
     def __init__(
@@ -62,46 +71,57 @@ class Cursor:
         self._look_s = min(LOOK_S, waiter.timeout)
         self._made = ring.memory.bell("made")
         self._returns = CompletionCounter(functools.partial(ring.release, number))
-        slots.returned = self._returns.add  # holds nothing that holds this object
+        slots.returned = self._returns.add  # creates no reference cycle
 
     def enter(self, **values: int) -> None:
-        """Begin with words of this process. The caller holds the ring's lock."""
+        """Initialize the words of the cursor with `values`. The caller holds the ring's lock."""
         words = dict.fromkeys(("records", "waited_ns", "wanted", "alone", "armed", "idle_since"), 0)
         self.record.set(process=self.ring.place + 1, since=time.monotonic_ns(), **words, **values)
         places = self.ring.header.get("cursor_places")
         self.ring.header.set(cursor_places=max(places, self.number + 1))
 
     def hold(self, position: int) -> None:
-        """Units from `position` on are kept for it. The caller holds the ring's lock."""
+        """Keep the units from `position` on for this cursor. The caller holds the ring's lock."""
         self._returns.upto = position
         self.record.set(position=position, state=HOLDS)
 
     def stand_alone(self, position: int) -> None:
-        """No units are kept for it. The caller holds the ring's lock."""
+        """Keep no units for this cursor, which is at `position`. The caller holds the ring's lock."""
         self.record.set(position=position, state=ALONE)
 
     def pass_over(self, units: Iterable[int]) -> None:
-        """It does not take these units."""
+        """Release units that this cursor does not take."""
         for unit in units:
             self._returns.add(unit)
 
     def take(self, unit: int) -> tuple[Any, int, int]:
-        """The bytes of the slot of `unit`, the nanoseconds that it waited for it, and 1 if a part failed or
-        records were skipped. The slot is shown until `held` and all arrays of it are gone."""
+        """Wait for `unit` and borrow its slot until `held` and all arrays no longer reference it.
+
+        Returns:
+            The bytes of the slot, the wait in nanoseconds, and 1 if a part failed or skipped records, else 0.
+        """
         slots, words = self.slots, self._slot_words[unit % self._count].words
-        slots.recall_before(unit - self._kept)  # `unit` needs a slot of its own
+        slots.recall_before(unit - self._kept)  # so that at most `keep` units are borrowed
         waited = self.wait(unit, self.ring.is_made) if words[MADE] != unit + 1 else 0
         return slots.lend(unit, self.held), waited, words[SPOILED]
 
     def recall(self) -> None:
-        """Let go of all slots; arrays that show them keep their content."""
+        """Release all slots. Arrays that reference them keep their contents."""
         for unit in self.slots.lent():
             self.slots.recall(unit)
 
     # --- waiting ---
 
     def wait(self, unit: int, is_there: Callable[[int], bool]) -> int:
-        """Wait until `is_there(unit)`, such as `Ring.is_made`. Returns the nanoseconds that it took."""
+        """Wait until `is_there(unit)`.
+
+        Args:
+            unit: the unit.
+            is_there: a condition such as `Ring.is_made`.
+
+        Returns:
+            The wait in nanoseconds.
+        """
         words, begun = self._words, time.monotonic_ns()
         words[_WAITS_SINCE], words[_WANTED] = begun, unit + 1
         record, waited = self._recording.record, 0
@@ -120,14 +140,14 @@ class Cursor:
         return waited
 
     def _is_there_after(self, unit: int, is_there: Callable[[int], bool], seconds: float) -> bool:
-        """Whether `is_there(unit)`, after a sleep of `seconds` at most."""
+        """Wait up to `seconds` for `is_there(unit)`; returns its value."""
         bell = self._made
         seen = bell.value
         fence()
         if not is_there(unit) and seconds:
             futex.wait(bell, seen, seconds)
         result = is_there(unit)
-        fence()  # the slot is read after this
+        fence()  # the slot must be read after this check
         return result
 
     def _wait_long(self, unit: int, is_there: Callable[[int], bool]) -> None:
@@ -144,23 +164,23 @@ class Cursor:
             if waited > SILENT_S:
                 ring.excuse(unit)
 
-        _ = ring.reap()  # a part that a dead process has claimed is free now
+        _ = ring.reap()  # frees parts that dead processes had claimed
         wait = Wait(waiter.timeout, functools.partial(waiter.late, unit), look, LOOK_S)
         if not attempt(0.0):
             _ = until(attempt, wait)
 
     def close(self) -> None:
-        """Show nothing any more.
+        """Release all slots. Arrays that reference them receive a copy.
 
         Raises:
-            CommplanError: CP0923 if there is no memory for arrays that are still shown; it is open as before.
+            CommplanError: CP0923 if there is no memory for these copies; the cursor stays open.
         """
         self.held = {}
         self.slots.close()
 
 
 def leave(ring: Ring, number: int) -> None:
-    """No units are kept for cursor `number` any more, and its place is free."""
+    """Free the place of cursor `number`. Units are no longer kept for it."""
     ring.cursors[number].set(state=ABSENT, process=0)
     ring_bell(ring.memory.bell("changed"))
     ring_bell(ring.memory.bell("made"))

@@ -1,7 +1,7 @@
-"""A process of a group: it makes its parts of the units, takes all of them, and may lead its host.
+"""A process of a group: it makes its parts of the units, takes all units, and may lead its host.
 
-Each host has a ring. Between hosts the leader, the first living process of its host, carries the parts of a
-unit once those of its host are made; the others wait for the whole unit.
+Each host has a ring. The leader of a host is its first living process. When the parts of this host are made,
+the leader exchanges the parts of the unit with other hosts. Other processes wait for the complete unit.
 """
 
 from __future__ import annotations
@@ -38,16 +38,24 @@ from commplan.runtime.input.transport.transport import RegroupedError
 
 
 class _LeadsError(Exception):
-    """This process leads its host from now on."""
+    """Raised when this process becomes the leader of its host."""
 
 
 @dataclass(eq=False)
 class GroupExchange:
     """This process's side of a group. Units are numbered from the first batch on.
 
-    key: of the line that shares, for `meter`. keep: batches that this process may show at a time without a
-    copy. ends_with_one: whether a process that dies or leaves early ends the group. slots: a mapping for
-    arrays that are handed out. calls: of user functions that do not return.
+    Attributes:
+        ring: the ring of this host.
+        units: makes the units.
+        slots: a mapping of the slots for arrays that the process receives.
+        errors: raises errors about other processes.
+        key: the key in `meter` of the line that shares.
+        meter: the costs of the input.
+        keep: the most batches that arrays may reference at a time without a copy.
+        ends_with_one: whether the group ends if a process dies or leaves early.
+        calls: detects user functions that do not return.
+        recording: the record of this process's run.
 
     Raises:
         CommplanError: CP0920 if a process died or left, CP0921 if one does not respond, CP0922 if one is at
@@ -65,14 +73,14 @@ class GroupExchange:
     ends_with_one: bool
     calls: OverdueCalls
     recording: Recording
-    awaited: int = -1  # the process that a long wait is for; -1 if there is none
+    awaited: int = -1  # the process that blocks a long wait; -1 if there is none
     _carried: int = 0
-    _parties: int = 1  # this object and, while they run, the producers: the last one leaves the ring
+    _parties: int = 1  # this object and, while they run, the producers; the last of them leaves the ring
     _left: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cadence: Cadence = field(default_factory=Cadence)
     _reporter: WaitReporter = field(default_factory=WaitReporter)
-    _reported: int = -1  # the unit of `_reporter`
+    _reported: int = -1  # the unit that `_reporter` reports
 
     def __post_init__(self) -> None:
         ring, group = self.ring, self.errors.group
@@ -88,7 +96,7 @@ class GroupExchange:
     # --- producing ---
 
     def arm(self, epochs: int) -> None:
-        """Ask for the batches of all epochs before `epochs`."""
+        """Request the batches of all epochs before epoch `epochs`."""
         first = self.units.course
         if not self.producers.running:
             with self._lock:
@@ -98,14 +106,18 @@ class GroupExchange:
         ring_bell(self.ring.memory.bell("changed"))
 
     def in_use(self) -> tuple[int, int]:
-        """The slots, and how many of them hold a batch that is made or in the making."""
+        """The number of slots, and the number of slots that contain a batch, complete or in progress."""
         used = self.ring.header.get("next") - (self.ring.least() or 0)
         return self.ring.slots, max(0, min(used, self.ring.slots))
 
     # --- taking ---
 
     def readable(self, number: int) -> None:
-        """Wait until batch `number` is made. Raises the error of the first part that failed."""
+        """Wait until batch `number` is made.
+
+        Raises:
+            CommplanError: the error of the first part that failed, or an error about another process.
+        """
         with self.meter.working(self.key, waits=True):
             while not self.ring.is_made(number):
                 with contextlib.suppress(_LeadsError):
@@ -135,16 +147,16 @@ class GroupExchange:
         return next(iter(self.units.layout.divisions.values()))
 
     def lend(self, number: int) -> tuple[Mapping[Ref, Array], Sequence[int]]:
-        """The arrays of batch `number`, to read, and the parts of it that this process has made."""
+        """The read-only arrays of batch `number`, and the parts of it that this process has made."""
         root = self.slots.lend(number, {})
         return self.units.layout.views(root, writable=False), self.ring.made_here(number)
 
     def handed(self, number: int) -> None:
-        """Batch `number` is handed out. Of those before it `keep` are shown without a copy."""
+        """Record that the caller receives batch `number`. Arrays of the last `keep` batches need no copy."""
         self.slots.recall_before(number - self.keep + 1)
 
     def ahead(self, number: int) -> int:
-        """Batches from `number` on that are made."""
+        """The number of consecutive batches from `number` on that are made."""
         count = 0
         while count < self.ring.slots and self.ring.is_made(number + count):
             count += 1
@@ -154,17 +166,17 @@ class GroupExchange:
 
     @property
     def timeout(self) -> float:
-        """Of a wait. The leader of the host gives up first, and reports which process it has waited for."""
+        """The timeout of waits. It is shorter for the leader, which reports the blocking process."""
         return self.group.timeout * (1 if self.carrier is None or self.leads() else 2)
 
     def is_open(self) -> bool:
         return True
 
     def blocked(self, unit: int) -> None:
-        """No slot is free for `unit`: other processes take the units before."""
+        """Do nothing: other processes still have to take the previous unit in the slot."""
 
     def look(self, unit: int, waited: float) -> None:
-        """Look after a wait that lasts. Raises if it is in vain."""
+        """Check and report a long wait. Raises an error if the wait cannot end."""
         if self._reported != unit:
             self._reporter, self._reported = WaitReporter(self._cadence.usual_s()), unit
         if self.ends_with_one:
@@ -186,7 +198,7 @@ class GroupExchange:
             self.errors.warn(self.awaited, waited, task, self.ring.processes[place].get("pid"))
 
     def late(self, unit: int, waited: float) -> NoReturn:
-        """Raise the error of a wait that took too long."""
+        """Raise the timeout error."""
         makers, takers = self._awaited_by(unit)
         places = [place for place in (*takers, *makers) if place != self.ring.place]
         if not places:
@@ -194,7 +206,7 @@ class GroupExchange:
         self._silent(self._give_up(places[0]), self.timeout)
 
     def _awaited_by(self, unit: int) -> tuple[list[int], list[int]]:
-        """The places of processes that have to make `unit`, without this one, and to take an earlier one."""
+        """The places of other processes that must make `unit`, and of those that must take an earlier one."""
         if self._carriage is not None and self.ring.is_whole(unit):
             return [self._carriage.leader] * (not self.leads()), []
         makers, takers = self.ring.awaited(unit)
@@ -211,7 +223,7 @@ class GroupExchange:
         self.errors.silent(self._local[place], seconds, process_state(pid))
 
     def _lost(self, place: int) -> NoReturn:
-        """Raise the reason why the process at `place` is gone, or the one that it gave up on."""
+        """Raise the error for the process at `place`, which has ended, or for the process that caused it."""
         culprit = self._give_up(place)
         if culprit == self.ring.place:
             self.errors.lost(self._local[place], "left: it had waited for this one in vain")
@@ -222,25 +234,31 @@ class GroupExchange:
         self.errors.lost(self._local[culprit], how)
 
     def _give_up(self, place: int) -> int:
-        """The place of the process that caused the vain wait for the one at `place`: itself, or the one that
-        it gave up on, and so on. Other processes learn that this process gives up on it."""
+        """Find the process that caused the failed wait for the process at `place`.
+
+        That process may have ended because of another process, and so on. The result is also stored for the
+        other processes.
+
+        Returns:
+            The place of the process that caused the first failure.
+        """
         for _ in self._local:
             culprit = self.ring.processes[place].get("culprit")
             if self._lives(place) or not culprit:
                 break
             place = culprit - 1
         self.ring.processes[self.ring.place].set(culprit=place + 1)
-        futex.fence()  # before this process leaves
+        futex.fence()  # the store must precede the departure of this process
         return place
 
     # --- between hosts ---
 
     def leads(self) -> bool:
-        """Whether this process carries the batches of its host."""
+        """Whether this process leads its host."""
         return self._carriage is not None and self._carriage.leads()
 
     def carry_ahead(self, number: int) -> None:
-        """Carry all batches up to `number` in the caller's thread, if this process leads."""
+        """Move all batches up to `number` in the caller's thread, if this process leads."""
         carriage = self._carriage
         if carriage is None or not carriage.carrier.by_caller or not carriage.leads():
             return
@@ -251,7 +269,7 @@ class GroupExchange:
                 self._carried += 1
 
     def _carry(self, carriage: Carriage, number: int) -> None:
-        """Move the parts of batch `number` between hosts. Errors of this host travel, too."""
+        """Move the parts of batch `number` between hosts. If a wait fails, send its error instead."""
         ring = self.ring
         try:
             self._cursor.wait(number, ring.is_whole)
@@ -262,7 +280,7 @@ class GroupExchange:
             with contextlib.suppress(RegroupedError):
                 carriage.move(number, root)
             raise
-        if not ring.begin_carry(number):  # another process has begun
+        if not ring.begin_carry(number):  # another process has reserved the transfer
             self._cursor.wait(number, ring.is_made)
             return
         while not carriage.attempt(number):
@@ -271,7 +289,7 @@ class GroupExchange:
     # --- the end ---
 
     def stop(self) -> None:
-        """Make the waits of this process return, and its producers end."""
+        """End the waits and the producers of this process."""
         self.ring.retire()
         if self.carrier is not None:
             self.carrier.stop()
@@ -295,6 +313,6 @@ class GroupExchange:
             is_last = self._parties == 0
         if is_last:
             self.ring.leave()
-            # A part that is still in the making stays so in the record.
+            # In the record, a part of a detached thread stays in progress.
             if self.recording.record is not None and not self.producers.detached:
                 self.recording.record.close()

@@ -1,4 +1,4 @@
-"""How the processes of a group on one host meet at a new ring."""
+"""Forming a group: its processes on one host join a new ring."""
 
 from __future__ import annotations
 
@@ -35,12 +35,19 @@ from commplan.wait import Wait, until
 if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
 
-KIND = "group"  # in the name of the memory
+KIND = "group"  # a part of the name of the memory
 
 
 class Met(NamedTuple):
-    """The ring of a group on this host. share: the stage that shares. ends_with_one: whether a process that
-    dies or leaves early ends the group."""
+    """The result of `meet`.
+
+    Attributes:
+        ring: the ring of the group on this host.
+        layout: the layout of a slot.
+        errors: raises errors about other processes.
+        share: the stage that shares.
+        ends_with_one: whether the group ends if a process dies or leaves early.
+    """
 
     ring: Ring
     layout: SlotLayout
@@ -59,10 +66,16 @@ def meet(
     members: Members | None = None,
     doing: Callable[[int], str] = lambda process: "",
 ) -> Met:
-    """Meet the other processes of `group` on this host at a ring for the values that travel.
+    """Create or join the ring of `group` on this host, and wait for the other processes.
 
-    order: a checksum of the orders of records. members: with clocks of their own; a process may leave the
-    others at any time. doing: see `PeerErrors`.
+    Args:
+        group: the group.
+        program: the host program, which has a stage that shares.
+        course: the epochs and steps of units.
+        order: a checksum of the order of records.
+        slots: the number of slots.
+        members: the members, if they advance independently. Then a process may leave at any time.
+        doing: see `PeerErrors`.
 
     Raises:
         CommplanError: CP0761, CP0920 to CP0923.
@@ -105,8 +118,8 @@ def meet(
             _refuse_second(errors)
         if is_carried:
             for part in set(range(layout.parts)).difference(divisions[min(divisions)].parts_on(group.host)):
-                memory.slots[-1].words[PARTS + part] = DONE  # other hosts make it
-        else:  # the first process may run on another number of cores
+                memory.slots[-1].words[PARTS + part] = DONE  # other hosts make this part
+        else:  # the first process may have a different number of cores
             layout = layout_of(program, memory.shape.parts)
         ring, threads = Ring(memory), hints(program)[1]
         available = min(memory.add_cores(cores_of()), makers * threads)
@@ -129,8 +142,13 @@ def meet(
 
 
 class Members(NamedTuple):
-    """Members with clocks of their own. first: that of this process that joins now. start: the first unit of
-    all. most: members of the plan."""
+    """The members of a group that advance independently.
+
+    Attributes:
+        first: the member of this process that joins.
+        start: the first unit of the group.
+        most: the number of members in the plan.
+    """
 
     first: int
     start: int
@@ -149,11 +167,22 @@ def form(
     doing: Callable[[int], str],
     pinning: Pinning | None = None,
 ) -> GroupExchange:
-    """Meet the other processes of a group that takes all batches together.
+    """Form a group whose processes take all batches together.
 
-    factory: of the batches; the same in all processes. keep: batches that this process may show at a time
-    without a copy; less than `slots`, unless it waits for its own arrays. pinning: registers the slots with
-    devices. For the others, and errors, see `meet`.
+    Args:
+        group: the group.
+        factory: the factory of the batches, equal in all processes.
+        order: a checksum of the order of records.
+        slots: the number of slots.
+        keep: the most batches that arrays may reference at a time without a copy. It is less than `slots`,
+            unless this process waits until its arrays are released.
+        calls: detects user functions that do not return.
+        recording: the record of this process's run.
+        doing: see `PeerErrors`.
+        pinning: registers the slots with devices.
+
+    Raises:
+        CommplanError: as `meet`.
     """
     program, course, meter = factory.program, factory.course, factory.meter
     share = next(flow.shared for flow in program.flows if flow.shared is not None)
@@ -168,7 +197,7 @@ def form(
 
 
 def _proved(group: Group, program: HostProgram, place: int, share: Share) -> Division:
-    """The division of a flow among the processes, proved for the real layout of hosts."""
+    """The division of a flow among the processes, verified for the actual layout of hosts."""
     readers = share.readers if group.readers is None else group.readers
     chosen = group.carrier.division if group.carrier else division(share.design, group.hosts, readers)
     broken = prove_division(chosen, program.flows[place].batch)
@@ -181,7 +210,7 @@ def _proved(group: Group, program: HostProgram, place: int, share: Share) -> Div
 def _memory(
     errors: PeerErrors, phase: str, shape: Shape, facts: Mapping[str, object], **values: int
 ) -> SharedMemory:
-    """The memory at which the processes meet; the first one creates it. No other process joins meanwhile."""
+    """Open the memory of the group; the first process creates it. The caller holds `meeting.meeting`."""
     group = errors.group
     name, title = f"{group.run_id}-{phase[:100]}-{group.host}", f"the group of run {group.run_id!r}"
     mine = {fact: hashlib.sha256(repr(value).encode()).hexdigest()[:16] for fact, value in facts.items()}
@@ -189,7 +218,7 @@ def _memory(
         own = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
         if own is not None and not own.header.get("sealed"):
             _refuse_second(errors)
-        # To open and close a file that this process has open would release its locks.
+        # Opening and closing a file again would release the locks of this process.
         memory = None if own is not None else meeting.opened(candidate, title)
         if memory is None or memory.header.get("sealed"):
             if memory is not None:
@@ -262,9 +291,9 @@ def _refuse_second(errors: PeerErrors) -> NoReturn:
 def _refuse_unlike(
     errors: PeerErrors, facts: Sequence[str], process: int, first: int, unlike: int
 ) -> NoReturn:
-    """Raise CP0922: `process` has other facts than `first`. unlike: a bit for each that differs."""
+    """Raise CP0922: `process` and `first` have different facts. `unlike` has a bit for each such fact."""
     names = [name for place, name in enumerate(facts) if unlike >> place & 1]
-    differ = names[:1] if unlike & 1 else names  # under another plan everything else may differ, too
+    differ = names[:1] if unlike & 1 else names  # if the plans differ, all other facts may differ, too
     errors.blame.fail(
         "CP0922",
         f"process {process} is not doing the same as process {first}",

@@ -1,4 +1,4 @@
-"""How processes find rings by name: their memory is among the open files of this user's processes."""
+"""Finding rings by name: their memory is an open file of one of this user's processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from commplan.wait import Wait, until
 _LINK = re.compile(r"/memfd:commplan-([a-z]+)-([A-Za-z0-9_.-]+)(?: \(deleted\))?")
 BEGIN_S = 20.0  # seconds for another process to compile its plan
 _MEMORY = Path("/proc/meminfo")
-MEET_S = 60.0  # seconds for another process to come or leave, which takes milliseconds
+MEET_S = 60.0  # timeout of waits for another process to join or leave, which takes milliseconds
 HAS_FEEDS = sys.platform.startswith("linux") and hasattr(os, "memfd_create")
 
 
@@ -32,7 +32,13 @@ OPENING = threading.RLock()  # held by the thread of this process that opens or 
 
 
 class Found(NamedTuple):
-    """A file of memory that a process has open. key: its device and inode. path: opens it."""
+    """An open memory file of a process.
+
+    Attributes:
+        name: the name of the feed, group or cache.
+        key: the device and inode of the file.
+        path: a path that opens the file.
+    """
 
     name: str
     key: tuple[int, int]
@@ -40,7 +46,11 @@ class Found(NamedTuple):
 
 
 def check_name(name: object) -> str:
-    """`name`, if a feed may be so called here. Raises CP0928."""
+    """Return `name` if it is a valid name of a feed.
+
+    Raises:
+        CommplanError: CP0928 if the name is invalid or this system does not support feeds.
+    """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
         fail("CP0928", f"a feed is named with letters, digits and `-_.`, up to 100 of them, not {name!r}")
     if not HAS_FEEDS:
@@ -51,12 +61,20 @@ def check_name(name: object) -> str:
 
 
 def fresh(name: str, nbytes: int, kind: str = "feed") -> int:
-    """The descriptor of new memory for the feed or group `name`.
+    """Allocate memory for a feed or a group.
+
+    Args:
+        name: the name of the feed or group.
+        nbytes: the size of the memory.
+        kind: the kind of memory, a part of its name.
+
+    Returns:
+        The descriptor of the memory.
 
     Raises:
         OSError: if there is not enough memory.
     """
-    if nbytes > _available():  # the kernel would take it from all others first
+    if nbytes > _available():  # the kernel would first reclaim memory of other processes
         raise OSError(errno.ENOMEM, "there is not enough of it")
     descriptor = os.memfd_create(f"commplan-{kind}-{name}", os.MFD_CLOEXEC)
     try:
@@ -69,7 +87,7 @@ def fresh(name: str, nbytes: int, kind: str = "feed") -> int:
 
 
 def _available() -> float:
-    """Bytes of memory that processes can have without swapping, as the kernel estimates them."""
+    """The kernel's estimate of the memory that can be allocated without swapping, in bytes."""
     with contextlib.suppress(OSError, ValueError):
         for line in _MEMORY.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -81,7 +99,16 @@ def created(
     name: str, title: str, shape: Shape, facts: Mapping[str, str], *, kind: str = "feed",
     refuse: Callable[..., NoReturn] = fail, **values: int,
 ) -> SharedMemory:  # fmt: skip
-    """A new ring. title: in messages. facts, values: see `SharedMemory.lay_out`. refuse: raises the error.
+    """Create a ring.
+
+    Args:
+        name: the name of the feed or group.
+        title: the name of the ring in messages.
+        shape: the sizes of the ring.
+        facts: see `SharedMemory.lay_out`.
+        kind: the kind of memory, a part of its name.
+        refuse: raises an error with a code, a message and notes.
+        **values: words of the header.
 
     Raises:
         CommplanError: CP0923 if there is not enough memory; CP0928 if `facts` are too long.
@@ -105,7 +132,7 @@ def created(
 
 
 def opened(candidate: Found, title: str) -> SharedMemory | None:
-    """The ring in the file of `candidate`; None if it holds no ring, or no process of one lives."""
+    """Open the ring in the file of `candidate`; None if it contains no ring with a living process."""
     try:
         descriptor = io.open_file(candidate.path, os.O_RDWR)
     except OSError:
@@ -118,13 +145,13 @@ def opened(candidate: Found, title: str) -> SharedMemory | None:
         words = dict(zip(HEADER, memoryview(head).cast("Q"), strict=True))
         shape = Shape(**{name: words[name] for name in Shape._fields})
         if words["magic"] != MAGIC or not shape.is_valid or status.st_size < shape.nbytes:
-            return None  # what is behind a file's end cannot be accessed
+            return None  # memory after the end of a file cannot be accessed
         if not any(is_locked(descriptor, PROCESS_LOCK + place) for place in range(shape.processes)):
             return None
         memory = SharedMemory(descriptor, candidate.key, title, shape)
         try:
             memory.facts()
-        except ValueError:  # another version's
+        except ValueError:  # written by another version
             memory.close()
             descriptor = -1
             return None
@@ -137,10 +164,10 @@ def opened(candidate: Found, title: str) -> SharedMemory | None:
 
 @contextlib.contextmanager
 def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
-    """The ring in the file of `candidate`, for a look from outside; None if there is none.
+    """Open the ring in the file of `candidate` for inspection; None if it contains no ring.
 
-    If this process has it open, that is it: opening and closing the file again would release its locks. No
-    other thread of this process opens or closes rings meanwhile.
+    If this process already has the ring open, the result is that ring, because opening and closing the file
+    again would release its locks. No other thread of this process opens or closes rings during the visit.
     """
     with OPENING:
         own = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
@@ -153,9 +180,14 @@ def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
 
 
 def found(name: str | None = None, kind: str = "feed") -> Iterator[Found]:
-    """The memory of the feed, group or cache `name` (None: of all) that this user's processes have open.
+    """Find the memory of feeds, groups or caches that this user's processes have open.
 
-    Each file once; those of other users' processes are skipped.
+    Args:
+        name: the name; None for all names.
+        kind: "feed", "group" or "cache".
+
+    Yields:
+        Each file once. Files of other users are skipped.
     """
     seen: set[tuple[int, int]] = set()
     for entry in list(os.scandir("/proc")):
@@ -178,12 +210,12 @@ def found(name: str | None = None, kind: str = "feed") -> Iterator[Found]:
 
 @contextlib.contextmanager
 def meeting() -> Generator[None]:
-    """No other process of this user joins or creates a feed or a group while this runs.
+    """Exclude other processes of this user from joining or creating feeds and groups.
 
-    It is a lock on a folder that exists for so long alone; the kernel releases it with the process.
+    The mechanism is a lock on a temporary folder. The kernel releases the lock when the process ends.
 
     Raises:
-        CommplanError: CP0928 if another process holds it for a minute: it is stopped.
+        CommplanError: CP0928 if another process holds the lock for `MEET_S`; it is probably stopped.
     """
 
     def late(_: float) -> NoReturn:
@@ -199,8 +231,10 @@ def meeting() -> Generator[None]:
 
 @contextlib.contextmanager
 def beginning(name: str) -> Generator[None]:
-    """Another process of this user that begins the feed `name` waits until this one has left its plan there,
-    but no longer than `BEGIN_S`."""
+    """Exclude other processes of this user from creating the feed `name`, for at most `BEGIN_S`.
+
+    A process that waits here can then read the compiled plan from the feed.
+    """
     last = time.monotonic() + BEGIN_S
     while (locked := _locked(f"-begun-{name}")) is None:
         if time.monotonic() > last:
@@ -222,12 +256,18 @@ def _held(descriptor: int, path: Path) -> Generator[None]:
 
 
 def _locked(suffix: str = "") -> tuple[int, Path] | None:
-    """The folder, locked and still there; None if another process has it.
+    """Create and lock the folder.
 
-    Only this user can read it or write to it. If another user has created one of its name, the next name is
-    taken. Raises CP0928 if none can be created.
+    Only this user can read it or write to it. If another user owns a folder of this name, the next name is
+    used.
+
+    Returns:
+        The descriptor and the path of the folder; None if another process has locked it.
+
+    Raises:
+        CommplanError: CP0928 if no folder can be created.
     """
-    base = default_folder() / f"commplan-feeds-{os.getuid()}{suffix}"  # the sidecar has a folder of its own
+    base = default_folder() / f"commplan-feeds-{os.getuid()}{suffix}"  # the sidecar uses another folder
     for number in range(1000):
         path = base.with_name(f"{base.name}.{number}") if number else base
         try:

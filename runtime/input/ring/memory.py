@@ -1,8 +1,8 @@
-"""A ring's memory as one process maps it: its words, its lock, its bells, and which processes live.
+"""The memory of a ring in one process: its words, its lock, its bells, and the liveness of processes.
 
-The kernel's record locks say which processes live: each holds a byte of the file until it ends. They belong
-to a process, not to a descriptor: closing any descriptor of the file releases all of them. So each process
-opens the file once (`meeting.visited`).
+Each process holds a record lock on one byte of the file until it ends, so the locks show which processes are
+alive. Record locks belong to a process, not to a descriptor: closing any descriptor of the file releases all
+of them. Therefore each process opens the file only once (`meeting.visited`).
 """
 
 from __future__ import annotations
@@ -36,17 +36,24 @@ _LOCK_S = 30.0
 
 
 class SharedMemory:
-    """The memory of a ring. key: device and inode of its file. title: the ring in messages, "feed 'a'"."""
+    """The memory of a ring.
+
+    Args:
+        descriptor: the open file; closed by `close`.
+        key: the device and inode of the file.
+        title: the name of the ring in messages, such as "feed 'a'".
+        shape: the sizes of the ring.
+    """
 
     opened: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()  # by this process
 
     def __init__(self, descriptor: int, key: tuple[int, int], title: str, shape: Shape) -> None:
         self.descriptor, self.key, self.title, self.shape = descriptor, key, title, shape
         self.is_stopped, self._place = False, -1
-        # Python's `mmap` would open the file a second time, and closing that would release all locks.
+        # Python's `mmap` would duplicate the descriptor, and closing the duplicate would release all locks.
         nbytes = shape.data_at
         self._root = owner_of(mapped(nbytes, mmap.MAP_SHARED, descriptor, 0), nbytes)
-        self._table = memoryview(self._root).cast("B").cast("Q")  # as quick to read as a list
+        self._table = memoryview(self._root).cast("B").cast("Q")  # reading an item is as fast as for a list
         (self.header,) = self._records(0, 1, words.HEADER, words.BELLS["made"])
         at = words.PAGE
         self.processes = self._records(at, shape.processes, words.PROCESS)
@@ -70,7 +77,11 @@ class SharedMemory:
         return ctypes.c_uint32.from_buffer(self._root, at)
 
     def lay_out(self, facts: Mapping[str, str], **values: int) -> None:
-        """Write the header of a new ring. facts: must be equal in all processes. values: other words.
+        """Write the header of a new ring.
+
+        Args:
+            facts: descriptions that must be equal in all processes.
+            **values: words of the header.
 
         Raises:
             CommplanError: CP0928 if `facts` are too long.
@@ -88,13 +99,17 @@ class SharedMemory:
         self.header.set(magic=words.MAGIC)
 
     def facts(self) -> dict[str, str]:
-        """The facts that the ring was created with. Raises ValueError if they cannot be read."""
+        """The facts of `lay_out`.
+
+        Raises:
+            ValueError: if they cannot be decoded.
+        """
         nbytes = min(self.header.get("facts"), words.FACTS_NBYTES)
         data = ctypes.string_at(ctypes.addressof(self._root) + self.shape.facts_at, nbytes)
         return msgspec.json.decode(data, type=dict[str, str])
 
     def plan(self) -> bytes | None:
-        """The compiled plan that `keep_plan` has stored; None if there is none."""
+        """The compiled plan that `keep_plan` stored, if any."""
         nbytes = min(self.header.get("plan"), words.PLAN_NBYTES)
         at = ctypes.addressof(self._root) + self.shape.facts_at + words.FACTS_NBYTES
         return ctypes.string_at(at, nbytes) if nbytes else None
@@ -108,20 +123,23 @@ class SharedMemory:
             self.header.set(plan=len(data))
 
     def add_cores(self, cores: Iterable[int]) -> int:
-        """Add the cores that this process may run on. Returns how many there are for all processes so far."""
+        """Add the cores of this process to the set of all processes; returns the size of the set."""
         bits = memoryview(self._root).cast("B")[words.CORES_AT : words.CORES_AT + words.CORES_NBYTES]
         mine = sum(1 << core for core in {core % (8 * len(bits)) for core in cores})
         bits[:] = (int.from_bytes(bits, "little") | mine).to_bytes(len(bits), "little")
         return int.from_bytes(bits, "little").bit_count()
 
     def mapped_slots(self, pinning: Pinning | None = None) -> Slots:
-        """A mapping of the slots of its own, for one cursor or for the producers. pinning: registers it with
-        devices."""
+        """Create a mapping of the slots for one cursor or for the producers.
+
+        Args:
+            pinning: registers the mapping with devices, if given.
+        """
         shape = self.shape
         return Slots(self.descriptor, shape.data_at, shape.slot_nbytes, shape.slots, pinning=pinning)
 
     def close(self) -> None:
-        """Close the file, which releases all locks. The mapping lives as long as an array shows it."""
+        """Close the file and release all locks. The mapping exists until no array references it."""
         with self._closing:
             descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
@@ -131,13 +149,13 @@ class SharedMemory:
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
-        """Hold the ring's lock: no other process claims a part, joins or leaves a cursor meanwhile.
+        """Hold the ring's lock, which protects claims, joins and departures.
 
-        The holder may die at any point, so writes under the lock leave the words usable after each of them.
+        The holder may die at any point, so each write under the lock must leave the words consistent.
 
         Raises:
-            CommplanError: CP0921 if another process holds the lock for 30 s: it is stopped.
-            ClosedError: if this process leaves the ring.
+            CommplanError: CP0921 if another process holds the lock for 30 s; it is probably stopped.
+            ClosedError: if this process is leaving the ring.
         """
 
         def late(waited: float) -> NoReturn:
@@ -148,12 +166,12 @@ class SharedMemory:
             )
 
         def attempt(seconds: float) -> bool:
-            if self.descriptor < 0 or self.is_stopped:  # who leaves waits for no stopped process
+            if self.descriptor < 0 or self.is_stopped:  # a leaving process must not wait for a stopped one
                 raise ClosedError
             return lock_byte(self.descriptor, RING_LOCK) or bool(time.sleep(min(seconds, 0.0005)))
 
         with self._lock:
-            if self._is_inside:  # the kernel does not count: the inner exit would release the lock
+            if self._is_inside:  # record locks are not counted: the inner exit would release the lock
                 yield
                 return
             _ = until(attempt, Wait(_LOCK_S, late))
@@ -166,18 +184,18 @@ class SharedMemory:
                     unlock_byte(self.descriptor, RING_LOCK)
 
     def lock_holder(self) -> int:
-        """The PID of the other process that holds the ring's lock; 0 if none does."""
+        """The PID of another process that holds the ring's lock; 0 if the lock is free."""
         return lock_holder(self.descriptor, RING_LOCK) if self.descriptor >= 0 else 0
 
     def lock_place(self, place: int) -> bool:
-        """Become the process at `place` until `close`; False if another process is."""
+        """Take `place` for this process until `close`. Returns False if another process has it."""
         if not lock_byte(self.descriptor, PROCESS_LOCK + place):
             return False
         self._place = place
         return True
 
     def lives(self, place: int) -> bool:
-        """Whether a living process is at `place`."""
+        """Whether the process at `place` is alive."""
         if place == self._place:  # the kernel does not report a process's own locks
             return True
         return self.descriptor >= 0 and is_locked(self.descriptor, PROCESS_LOCK + place)
@@ -194,7 +212,7 @@ class SharedMemory:
 
 
 def ring(bell: ctypes.c_uint32) -> None:
-    """Wake all waits for `bell`."""
+    """Wake all threads that wait for `bell`."""
     bell.value = (bell.value + 1) & 0xFFFFFFFF
     futex.wake(bell)
 

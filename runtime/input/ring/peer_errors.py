@@ -16,19 +16,30 @@ from commplan.runtime.input.observe.wait_log import LOG
 
 @dataclass
 class PeerErrors:
-    """Errors of process `group.index` about its peers. blame: the line that shares. doing: returns the call
-    of the user's code that a process is in, in words; empty if it is unknown."""
+    """Errors and warnings of process `group.index` about its peers.
+
+    Attributes:
+        group: the group.
+        blame: the line of the plan that shares.
+        doing: returns a description of the user function that a process is executing; empty if unknown.
+    """
 
     group: Group
     blame: Blame
     doing: Callable[[int], str] = lambda process: ""
 
     def lost(self, process: int, how: str) -> NoReturn:
-        """Raise CP0920: `process` is gone."""
+        """Raise CP0920: `process` has ended. `how` completes the message."""
         self.fail("CP0920", f"process {process} of {self.group.count} {how}")
 
     def silent(self, process: int, seconds: float, state: str) -> NoReturn:
-        """Raise CP0921: `process` does not respond. state: see `recorder.processes.process_state`."""
+        """Raise CP0921: `process` does not respond.
+
+        Args:
+            process: the index of the process.
+            seconds: the duration of the silence.
+            state: the result of `recorder.processes.process_state`.
+        """
         name, doing = f"process {process} of {self.group.count}", self.doing(process)
         notes = [f"process {process} is {doing}"] if doing else []
         if state in ("alive", "dead"):  # the kernel may still be releasing the locks of a dead process
@@ -36,7 +47,14 @@ class PeerErrors:
         self.fail("CP0921", f"{name} is {state}, and was silent for {seconds:g} s", *notes)
 
     def warn(self, process: int, waited: float, task: str, pid: int) -> None:
-        """Log a wait for `process`. task: such as `to take batch 3`."""
+        """Log a wait for `process`.
+
+        Args:
+            process: the index of the process.
+            waited: the duration of the wait in seconds.
+            task: the pending task of `process`, such as "to take batch 3".
+            pid: the PID of `process`.
+        """
         state = process_state(pid)
         doing = self.doing(process) if state == "alive" else state
         if state == "stopped":
@@ -48,7 +66,7 @@ class PeerErrors:
         )  # fmt: skip
 
     def raised(self, process: int, errors: Sequence[Diagnostic]) -> NoReturn:
-        """Raise the errors of records that `process` has found."""
+        """Raise the errors of records that `process` reported."""
         remark = Note(f"raised in process {process} of {self.group.count}")
         raise CommplanError(
             *(msgspec.structs.replace(error, notes=(*error.notes, remark)) for error in errors)

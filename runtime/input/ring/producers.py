@@ -22,24 +22,27 @@ from commplan.runtime.input.shm.slots import Slots
 if TYPE_CHECKING:
     from commplan.runtime.input.observe.batch_record import BatchRecord
 
-TEND_S = 2.0  # seconds between two looks at whether this process is to make units
-_EVERY, _MEASURED = 64, range(1, 4)  # of so many units, those whose making is measured
+TEND_S = 2.0  # seconds between checks of whether this process may make units
+_EVERY, _MEASURED = 64, range(1, 4)  # of each `_EVERY` units, those whose production is timed
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 @dataclass
 class Recording:
-    """The record of this process's run, for those that write to it; None if it keeps none."""
+    """A reference to the record of this process's run; `record` is None if the run is not recorded."""
 
     record: BatchRecord | None = None
 
 
 @dataclass
 class Producers:
-    """One thread that tends the others, and as many as make units here (`Ring.threads`).
+    """The threads of a process that make units: a supervisor and up to `Ring.threads` makers.
 
-    slots: a mapping of its own. recording: parts that are made go there. ended: called when the last thread
-    has ended, except for those that were detached. tend: called every few seconds.
+    Attributes:
+        slots: a mapping of the slots that only these threads use.
+        recording: receives an entry for each part.
+        ended: called when the last thread has ended. Detached threads do not count.
+        tend: called by the supervisor every few seconds.
     """
 
     ring: Ring
@@ -50,30 +53,35 @@ class Producers:
     ended: Callable[[], None]
     tend: Callable[[], None]
     running: list[threading.Thread] = field(default_factory=list[threading.Thread])
-    detached: set[int] = field(default_factory=set[int])  # threads
+    detached: set[int] = field(default_factory=set[int])  # identifiers of threads
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _alive: int = 0
     _makers: int = 0
-    _making: dict[int, Claim] = field(default_factory=dict[int, Claim])  # by the thread that makes it
+    _making: dict[int, Claim] = field(default_factory=dict[int, Claim])  # by thread identifier
 
     def start(self) -> None:
-        """Start the first thread.
+        """Start the supervisor.
 
         Raises:
-            CommplanError: CP0928 if the system gives no thread.
+            CommplanError: CP0928 if no thread can be started.
         """
         self.begin(self._keep, "tend")
 
     def join(self, seconds: float) -> None:
-        """Wait until each thread has ended, for `seconds` at most: a function of the user may hang in it."""
+        """Wait for all threads to end.
+
+        Args:
+            seconds: the timeout for each thread; a user function may hang.
+        """
         for thread in list(self.running):
             if thread is not threading.current_thread():
                 thread.join(seconds)
 
     def detach(self) -> None:
-        """Let threads that still make parts write to private memory, so that others can make these parts.
+        """Detach the threads that still make parts, so that other processes can make these parts.
 
-        If there is no memory for that, the threads keep their claims until they end.
+        Detached threads write to private memory. If this memory cannot be allocated, the threads keep their
+        claims until they end.
         """
         with self._lock:
             try:
@@ -91,10 +99,14 @@ class Producers:
             self.ended()
 
     def begin(self, target: Callable[[], object], suffix: str) -> None:
-        """Start another thread of this ring. `ended` is called after it has ended, too.
+        """Start another thread of this ring. `ended` is not called before this thread has ended.
+
+        Args:
+            target: the function that the thread runs.
+            suffix: the end of the thread's name.
 
         Raises:
-            CommplanError: CP0928 if the system gives no thread.
+            CommplanError: CP0928 if no thread can be started.
         """
         thread = threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{suffix}", daemon=True)
         with self._lock:
@@ -113,7 +125,7 @@ class Producers:
             target()
         except ClosedError:
             pass
-        except CommplanError as error:  # another process holds the lock for long: the tender tries again
+        except CommplanError as error:  # another process holds the lock: the supervisor retries
             LOG.warning("%s", error.diagnostics[0].message)
         finally:
             self.units.release_thread()
@@ -125,17 +137,17 @@ class Producers:
                 self.ended()
 
     def _keep(self) -> None:
-        """Start the threads that make units while this process is eligible."""
+        """Start makers while this process is eligible, and call `tend` periodically."""
         memory, bell = self.ring.memory, self.ring.memory.bell("changed")
         while not memory.is_stopped:
             seen = bell.value
             try:
                 while self._makers < self.ring.threads():
                     self._begin_maker()
-            except CommplanError as error:  # another process makes units meanwhile, or this one later
+            except CommplanError as error:  # other processes make units; this one retries
                 LOG.warning("%s", error.diagnostics[0].message)
             futex.wait(bell, seen, TEND_S)
-            with contextlib.suppress(CommplanError, OSError):  # it is tried again
+            with contextlib.suppress(CommplanError, OSError):  # retried in the next iteration
                 self.tend()
 
     def _begin_maker(self) -> None:
@@ -150,7 +162,7 @@ class Producers:
             raise
 
     def _make_units(self) -> None:
-        """Make units while this process should have as many threads that do."""
+        """Make units until the ring stops or this process has more makers than `Ring.threads`."""
         ring, memory = self.ring, self.ring.memory
         bell, is_counted = memory.work_bell(ring.place), True
         try:
@@ -160,7 +172,7 @@ class Producers:
                 if claim is not None:
                     self._make(claim)
                     continue
-                with self._lock:  # of two surplus threads one at a time
+                with self._lock:  # surplus threads end one at a time
                     if self._makers > ring.threads():
                         is_counted = False
                         self._makers -= 1
@@ -195,19 +207,22 @@ class Producers:
             record.end(operation, result.error)
         with self._lock:
             if self._making.pop(me, None) is None:
-                raise ClosedError  # detached meanwhile: another process makes the part
+                raise ClosedError  # this thread was detached: another process makes the part
             self.units.note(claim.unit, claim.part, root, result.error)
             while True:
                 try:
                     self.ring.done(claim, result.records, spoiled=result.is_spoiled)
                     return
-                except CommplanError as error:  # the claim is this process's until that has worked
+                except CommplanError as error:  # this process holds the claim until `done` succeeds
                     LOG.warning("%s", error.diagnostics[0].message)
 
 
 def _times() -> tuple[int, int] | None:
-    """Microseconds for which the calling thread ran so far, and those for which it neither ran nor waited for
-    a core, plus a constant; None if the kernel does not report them."""
+    """The run time and the blocked time of the calling thread, in microseconds.
+
+    Blocked time excludes waits for a core. It contains a constant offset, so only differences are meaningful.
+    The result is None if the kernel does not report these times.
+    """
     with contextlib.suppress(OSError, ValueError):
         ran, queued = map(int, _SCHEDSTAT.read_text().split()[:2])
         return ran // 1000, (time.perf_counter_ns() - ran - queued) // 1000

@@ -1,11 +1,11 @@
-"""Units of shared input: which process makes which part, which cursors they are kept for, and who died.
+"""The state of shared units: claims of processes on parts, positions of cursors, and dead processes.
 
-A unit is made in `parts`, each of which one process claims, fills in the unit's slot, and marks as done. A
-unit is opened while its slot is free: every cursor has passed the unit that was there before. Bells wake the
+A unit consists of `parts`. One process claims a part, fills it in the unit's slot, and marks it as done. A
+unit is opened when its slot is free: every cursor has passed the previous unit in the slot. Bells wake the
 producers of one process for each part that becomes free, and the cursors for each unit that is made.
 
-In a feed any free process claims the next part, and processes come and go. In a group parts are dealt to the
-processes in turn, so that each makes as many as the others, and places are never reused.
+In a feed any idle process claims the next part, and processes join and leave at any time. In a group parts
+are dealt to the processes in turn, so that each makes an equal number, and places are not reused.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from commplan.runtime.input.ring.words import (
 )
 from commplan.runtime.input.shm.futex import fence
 
-# If more than this share of the time is waited, making waits. Threads that wait for each other count as well.
+# Making units counts as blocked above this fraction of blocked time, which includes waits between threads.
 _WAITS = 0.33
 
 
 class Ring:
-    """One process's access to a ring. place: its own among the processes; -1 if it only looks at it."""
+    """One process's access to a ring. `place` is the place of the process; -1 for an observer."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory, self.place = memory, -1
@@ -65,7 +65,7 @@ class Ring:
     # --- processes ---
 
     def join(self) -> None:
-        """Take a place among the processes. The caller holds the lock.
+        """Take a free place for this process. The caller holds the lock.
 
         Raises:
             CommplanError: CP0928 if no place is free.
@@ -74,13 +74,13 @@ class Ring:
         self.reap()
         for place, record in enumerate(self.processes):
             if record.words[STATE] == ABSENT and memory.lock_place(place):
-                self._free(place)  # of a process that died while it joined here
+                self._free(place)  # may contain words of a process that died while it joined
                 self.enter(place, self.header.get("joined") + 1)
                 return
         fail("CP0928", f"{memory.title} has {len(self.processes)} processes already")
 
     def enter(self, place: int, order: int) -> None:
-        """Become the process at `place`, of which this process holds the lock. order: among the makers."""
+        """Initialize `place`, whose lock this process holds. `order` is its rank among the makers."""
         places = self.header.get("process_places")
         self.header.set(joined=order, process_places=max(places, place + 1))
         record = self.processes[place]
@@ -90,15 +90,15 @@ class Ring:
         self._call_all()
 
     def retire(self) -> None:
-        """From now on this process makes no more units; its threads may still be busy with the last ones."""
+        """Stop making units in this process. Its threads may still complete parts in progress."""
         self.memory.is_stopped = True
         if self.place >= 0:
             self.processes[self.place].set(state=LEAVES, idle=0)
         self._call_all()
 
     def leave(self) -> None:
-        """Free the place and the claims of this process and close the memory. No thread of it may write to a
-        slot any more. Takes no lock: a stopped process may hold it."""
+        """Free the place and the claims of this process and close the memory. Its threads may not write to
+        slots afterwards. This takes no lock, because a stopped process may hold it."""
         self.memory.is_stopped = True
         place, self.place = self.place, -1
         if place >= 0:
@@ -108,7 +108,7 @@ class Ring:
         self._call_all()
 
     def reap(self) -> bool:
-        """Free what processes that have died held. Returns whether there was one."""
+        """Free the places and claims of dead processes. Returns whether there were any."""
         if not self._dead():
             return False
         with self.memory.locked():
@@ -125,14 +125,14 @@ class Ring:
         return self.processes[: self.header.words[PROCESS_PLACES]]
 
     def _free(self, place: int) -> None:
-        """Free what a process that has died held. The caller holds the lock."""
+        """Free the cursors, claims and place of a dead process. The caller holds the lock."""
         for record in self.cursors:
             if record.words[OWNER] == place + 1 and not self._keeps_cursors:
                 record.set(state=ABSENT, process=0)
         self._free_claims(place)
         for slot in self._slots:
             if slot[MADE] != slot[UNIT]:
-                self._complete(slot)  # it may have died after the last part and before this
+                self._complete(slot)  # the process may have died between its last part and this call
         self.processes[place].set(state=DIED if self._is_group else ABSENT, idle=0)
 
     def _free_claims(self, place: int) -> None:
@@ -147,23 +147,21 @@ class Ring:
         for place in range(self.header.words[PROCESS_PLACES]):
             ring_bell(self.memory.work_bell(place))
 
-    # --- which process makes what ---
+    # --- making units ---
 
     def eligible(self) -> list[int]:
-        """The places of the processes that may make units: the first `makers`, in the order in which they
-        joined; processes that did not respond come last."""
+        """The places of the first `makers` processes in the order of joining, unresponsive ones last."""
         places = (record.words for record in self._present_processes())
         living = [(not w[MAKES], w[ORDER], place) for place, w in enumerate(places) if w[STATE] == LIVES]
         return [place for _, _, place in sorted(living)[: self.header.get("makers")]]
 
     def threads(self) -> int:
-        """How many threads of this process should make units; 0 if it is not eligible."""
+        """The number of threads of this process that should make units; 0 if it is not eligible."""
         eligible = self.eligible()
         return -(-self.most_making() // len(eligible)) if self.place in eligible else 0
 
     def most_making(self) -> int:
-        """Parts in the making at a time: one for each core, and more of them if making waits for a disk or a
-        network."""
+        """The most parts in progress: one for each core, and more if making is blocked by I/O."""
         cores, most = self.header.get("cores"), self.header.get("most")
         if most <= cores:
             return cores
@@ -174,13 +172,13 @@ class Ring:
         return min(most, -(-cores * (spent + waited) // max(spent, 1)))
 
     def measure(self, spent_us: int, waited_us: int, *, is_first: bool) -> None:
-        """Add the times of making a part, in microseconds. is_first: forget those before."""
+        """Add the times of making a part, in microseconds; `is_first` discards earlier times."""
         record = self.processes[self.place]
         kept = (0, 0) if is_first else (record.get("spent_us"), record.get("waited_us"))
         record.set(spent_us=kept[0] + spent_us, waited_us=kept[1] + waited_us)
 
     def claim(self) -> Claim | None:
-        """Claim the first part that is free for this process; None if there is none now."""
+        """Claim the first part that is free for this process, if any."""
         with self.memory.locked():
             self.processes[self.place].words[MAKES] = 1
             least, makers = self.least(), self.eligible()
@@ -201,7 +199,7 @@ class Ring:
             return claim
 
     def _own(self, free: Iterable[Claim], makers: list[int]) -> Claim | None:
-        """The first of `free` that this process makes."""
+        """The first of `free` that this process may make."""
         return next((claim for claim in free if self._maker_of(claim, makers) in (self.place, -1)), None)
 
     def _maker_of(self, claim: Claim, makers: list[int]) -> int:
@@ -212,16 +210,16 @@ class Ring:
         return dealt(claim.unit, claim.part, self.parts, responsive)
 
     def claim_or_idle(self) -> Claim | None:
-        """`claim`, else mark this process as one that `call_maker` has to wake."""
+        """Claim a part. If none is free, mark this process as idle, so that `call_maker` wakes it."""
         claim = self.claim()
         if claim is None:
             self.processes[self.place].words[IDLE] = 1
             fence()
-            claim = self.claim()  # nothing announces what became free before the mark
+            claim = self.claim()  # a part may have become free before the mark
         return claim
 
     def _parts_in(self, least: int) -> tuple[int, list[Claim]]:
-        """How many parts are in the making, and which are free, of the opened units from `least` on."""
+        """The number of parts in progress and the free parts, in the open units from `least` on."""
         following, making, free = self.header.words[NEXT], 0, list[Claim]()
         for unit in range(max(least, following - self.slots), following):
             slot = self._slots[unit % self.slots]
@@ -235,16 +233,15 @@ class Ring:
         return making, free
 
     def _openable(self, least: int) -> int | None:
-        """The unit that may be opened next; None if no slot is free for it or no cursor has asked for its
-        epoch."""
+        """The unit that may be opened next; None if its slot is in use or no cursor has requested it."""
         unit = max(least, self.header.words[NEXT])
         armed = max((record.get("armed") for record in self.present()), default=0)
         if unit >= min(least + self.slots, armed):
             return None
         slot = self._slots[unit % self.slots]
-        if any(0 < slot[index] < DONE for index in self._part_words):  # for cursors that have left
+        if any(0 < slot[index] < DONE for index in self._part_words):  # for cursors that have left the ring
             return None
-        # A host that another one leaves behind when it dies receives the unit before from here.
+        # If a host dies during a transfer, other hosts receive the previous unit from this one.
         carried = unit - self.slots + 1
         is_first = carried < self.header.get("start")
         if self._is_carried and not self._keeps_cursors and not is_first and not self.is_made(carried):
@@ -252,7 +249,7 @@ class Ring:
         return unit
 
     def _open(self, least: int, free: list[Claim]) -> bool:
-        """Open the next unit, if there is room, and add its parts to `free`. Returns whether there was."""
+        """Open the next unit, if possible, and add its parts to `free`. Returns whether it was opened."""
         unit = self._openable(least)
         if unit is None:
             return False
@@ -263,12 +260,12 @@ class Ring:
         slot[UNIT] = unit + 1
         self.header.words[NEXT] = unit + 1
         free += [Claim(unit, part) for part, index in enumerate(self._part_words) if not slot[index]]
-        if self._complete(slot):  # other hosts make all of it
+        if self._complete(slot):  # other hosts make all of its parts
             ring_bell(self.memory.bell("made"))
         return True
 
     def done(self, claim: Claim, records: int, *, spoiled: bool) -> None:
-        """The part of `claim` is in its slot. spoiled: it failed, or some of its `records` were skipped."""
+        """Mark the part of `claim` as done; `spoiled` if it failed or some of its `records` were skipped."""
         slot, own = self._slots[claim.unit % self.slots], self.processes[self.place]
         with self.memory.locked():
             if slot[PARTS + claim.part] != self.place + 1:
@@ -287,13 +284,13 @@ class Ring:
         return [part for part, index in enumerate(self._part_words) if slot[index] == DONE + self.place + 1]
 
     def is_whole(self, unit: int) -> bool:
-        """Whether all parts of `unit` that are made on this host are done."""
+        """Whether all parts of `unit` that this host makes are done."""
         slot = self._slots[unit % self.slots]
         return slot[UNIT] == unit + 1 and all(slot[index] >= DONE for index in self._part_words)
 
     def _complete(self, slot: Words) -> bool:
-        """Mark a unit as made if all of its parts are done, unless it is still to be carried. Returns whether
-        they are."""
+        """Mark a unit as made if all parts are done and it is not moved between hosts. Returns whether all
+        parts are done."""
         if any(slot[index] < DONE for index in self._part_words):
             return False
         fence()
@@ -302,7 +299,7 @@ class Ring:
         return True
 
     def call_maker(self) -> None:
-        """Wake the producers of one process that have a part to make, if there is one. Takes no lock."""
+        """Wake the producers of one process that can claim a part, if any. Takes no lock."""
         least = self.least()
         if least is None:
             return
@@ -319,7 +316,7 @@ class Ring:
                 return
 
     def _callable(self, least: int, free: Iterable[Claim], makers: list[int]) -> Iterator[int]:
-        """The places of processes that may claim one of `free`, or a part of a unit that can be opened."""
+        """The places of processes that may claim one of `free` or a part of a unit that can be opened."""
         unit = self._openable(least)
         following = range(0)
         if unit is not None:
@@ -331,9 +328,12 @@ class Ring:
             yield from makers
 
     def excuse(self, unit: int) -> bool:
-        """Pass over processes that could make `unit` and did not respond. Returns whether there was one.
+        """Exclude the other eligible processes if none of them has begun `unit`.
 
-        One that has made or claimed nothing comes back with its next claim.
+        A process is eligible again after its next claim.
+
+        Returns:
+            Whether a process was excluded.
         """
         least = self.least()
         if least is None or self.is_made(unit):
@@ -351,7 +351,7 @@ class Ring:
     # --- between hosts ---
 
     def deal_here(self, parts: Iterable[int], first: int) -> None:
-        """From unit `first` on, which is not made yet, these parts are made on this host as well."""
+        """Make `parts` on this host, too, from unit `first` on, which has not been made yet."""
         with self.memory.locked():
             fresh = [part for part in parts if self._fresh[PARTS + part]]
             for part in fresh:
@@ -362,7 +362,7 @@ class Ring:
         self._call_all()
 
     def begin_carry(self, unit: int) -> bool:
-        """Become the process that moves `unit` between hosts; False if another process does."""
+        """Reserve the transfer of `unit` for this process; False if another process has done so."""
         with self.memory.locked():
             slot = self._slots[unit % self.slots]
             if slot[UNIT] != unit + 1 or slot[self._carry_word]:
@@ -371,7 +371,7 @@ class Ring:
             return True
 
     def end_carry(self, unit: int) -> None:
-        """`unit` is whole on this host."""
+        """Mark `unit` as complete on this host."""
         slot = self._slots[unit % self.slots]
         with self.memory.locked():
             fence()
@@ -383,22 +383,22 @@ class Ring:
     # --- cursors ---
 
     def present(self) -> list[Record]:
-        """The cursors that processes have open, some of which may be dead."""
+        """The open cursors, including those of dead processes."""
         places = self.cursors[: self.header.words[CURSOR_PLACES]]
         return [record for record in places if record.words[STATE]]
 
     def least(self) -> int | None:
-        """The first unit that is kept for a cursor; None if none holds units."""
+        """The first unit that is kept for a cursor; None if no cursor holds units."""
         held = (record.words for record in self.cursors[: self.header.words[CURSOR_PLACES]])
         return min([w[POSITION] for w in held if w[STATE] == HOLDS], default=None)
 
     def begin_at(self, unit: int) -> None:
-        """`unit` may be the first one if none has been opened yet. The caller holds the lock."""
+        """Allow `unit` as the first unit if no unit has been opened. The caller holds the lock."""
         if not any(slot[UNIT] for slot in self._slots):
             self.header.set(next=min(unit, self.header.get("next")))
 
     def is_kept(self, unit: int) -> bool:
-        """Whether a cursor that holds `unit` from now on will find it. The caller holds the lock."""
+        """Whether `unit` and all later units are still in their slots. The caller holds the lock."""
         following = self.header.words[NEXT]
         kept = range(unit, following)
         return len(kept) <= self.slots and all(self._slots[u % self.slots][UNIT] == u + 1 for u in kept)
@@ -415,8 +415,7 @@ class Ring:
         return self._slots[unit % self.slots][UNIT] == unit + 1
 
     def arm(self, cursor: int, upto: int) -> None:
-        """Ask for all units before `upto`. A process that was passed over because it had not begun yet makes
-        units again."""
+        """Request all units before `upto`. If this process was excluded (`excuse`), it is eligible again."""
         record = self.cursors[cursor]
         if record.get("armed") < upto:
             self.processes[self.place].set(makes=1)
@@ -425,14 +424,14 @@ class Ring:
             self.call_maker()
 
     def release(self, cursor: int, upto: int) -> None:
-        """The cursor needs no unit before `upto` any more. Takes no lock: a collector may call it."""
-        if this_process.pid != self._process:  # a forked process drops arrays that its parent still shows
+        """Release all units before `upto`. Takes no lock, because the garbage collector may call this."""
+        if this_process.pid != self._process:  # a forked process drops arrays that its parent still uses
             return
         own = self.cursors[cursor].words
         before = own[POSITION]
         fence()
         own[POSITION] = upto
-        fence()  # of two cursors that release the least unit at once, one sees the other's position
+        fence()  # if two cursors release the least unit concurrently, one of them reads the other's position
         for record in self.cursors[: self.header.words[CURSOR_PLACES]]:
             other = record.words
             if other[POSITION] <= before and other[STATE] == HOLDS:
@@ -442,26 +441,26 @@ class Ring:
     # --- blame ---
 
     def maker(self, unit: int) -> int:
-        """The PID of a living process that makes a part of `unit`; 0 if there is none."""
+        """The PID of a living process that is making a part of `unit`; 0 if there is none."""
         slot = self._slots[unit % self.slots]
         for index in self._part_words if slot[UNIT] == unit + 1 else ():
             owner = slot[index]
             if 0 < owner < DONE and self.memory.lives(owner - 1):
                 pid = self.processes[owner - 1].get("pid")
                 fence()
-                if slot[index] == owner:  # else another process may have taken that place meanwhile
+                if slot[index] == owner:  # otherwise another process may have taken the place
                     return pid
         return 0
 
     def slowest(self, unit: int) -> int:
-        """The cursor that keeps `unit` from its slot; -1 if there is none."""
+        """The cursor that still holds the slot of `unit`; -1 if there is none."""
         places = enumerate(self.cursors[: self.header.words[CURSOR_PLACES]])
         held = [(w.words[POSITION], cursor) for cursor, w in places if w.words[STATE] == HOLDS]
         position, cursor = min(held, default=(0, -1))
         return cursor if position <= unit - self.slots else -1
 
     def blocker(self, unit: int) -> Blocker:
-        """The reason why `unit` is not made."""
+        """The reason why `unit` has not been made."""
         from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
 
         holder = self.memory.lock_holder()
@@ -475,8 +474,12 @@ class Ring:
         return Blocker("none")
 
     def awaited(self, unit: int) -> tuple[list[int], list[int]]:
-        """The places of processes of a group that have to make a part of `unit`, and those of processes that
-        have to take the unit in its slot before."""
+        """The places of the processes of a group that block `unit`.
+
+        Returns:
+            The places of processes that must make a part of `unit`, and of those that must take the previous
+            unit in its slot.
+        """
         slot, makers = self._slots[unit % self.slots], self.eligible()
         if slot[UNIT] != unit + 1:
             held = (w.words for w in self.cursors if w.words[STATE] == HOLDS and w.words[OWNER])
@@ -488,6 +491,6 @@ class Ring:
         return [owner - 1 if owner else self._maker_of(claim, makers) for claim, owner in waits], []
 
     def pid_of(self, cursor: int) -> int:
-        """The PID of the process of a cursor; 0 if it has none."""
+        """The PID of the process of a cursor; 0 if the cursor has no process."""
         owner = self.cursors[cursor].words[OWNER]
         return self.processes[owner - 1].get("pid") if owner else 0

@@ -1,4 +1,4 @@
-"""The content of units: a batch of a host program, made in parts, in a slot or for one process alone."""
+"""The contents of units: batches of a host program, made in parts, in slots or in private memory."""
 
 from __future__ import annotations
 
@@ -28,12 +28,18 @@ if TYPE_CHECKING:
     from commplan.runtime.input.stages.batch_builder import BatchFactory
     from commplan.runtime.input.stages.worker_pool import Workers
 
-_BLOCK = 64  # records of a unit that are read at once, if a source can do that
-_PART_ROWS = 4  # rows of a part, at least
+_BLOCK = 64  # records of a unit that are read in one call, if the source supports it
+_PART_ROWS = 4  # the least number of rows of a part
 
 
 class Made(NamedTuple):
-    """The result of making a part. records: in it. is_spoiled: it failed, or some of them were skipped."""
+    """The result of making a part.
+
+    Attributes:
+        records: the number of records in the part.
+        is_spoiled: whether the part failed or some of its records were skipped.
+        error: the error, if the part failed.
+    """
 
     records: int
     is_spoiled: bool
@@ -41,8 +47,14 @@ class Made(NamedTuple):
 
 
 class UnitProgram:
-    """The host program whose batches are units. epoch: units of one; order: a checksum of the order of
-    records; called: the functions that it calls."""
+    """The host program whose batches are units.
+
+    Attributes:
+        epoch: the number of units in an epoch.
+        orders: the order of records of each load.
+        order: a checksum of `orders`.
+        called: the functions that the program calls.
+    """
 
     def __init__(
         self, program: HostProgram, epoch: int, sources: Mapping[str, Source],
@@ -57,25 +69,32 @@ class UnitProgram:
 
     @property
     def rows(self) -> int:
-        """Records of a unit in its first load."""
+        """The number of records of a unit in its first load."""
         return self.program.flows[0].batch
 
 
 def divisions_of(program: HostProgram, parts: int) -> dict[int, Division]:
-    """The rows of each flow that moves anything, cut into parts."""
+    """The division into parts of each flow that moves values, by the index of the flow."""
     places = (place for place, flow in enumerate(program.flows) if flow.moved)
     return {place: division("all_shared", (0,) * parts) for place in places}
 
 
 def parts_of(program: HostProgram, cores: int) -> int:
-    """Parts of a unit, so that all `cores` make the first unit of an epoch together."""
+    """The number of parts of a unit: enough for all `cores` to work on the first unit of an epoch."""
     rows = max(flow.batch for flow in program.flows)
     return max(1, min(cores, rows // _PART_ROWS, MOST_PARTS))
 
 
 class Trouble(NamedTuple):
-    """The note of a part that failed, or that belongs to another unit. errors: of records; other: any other
-    error, in words. process: of a group, the number of the process that made the part; -1 in a feed."""
+    """The status of a part that failed or that belongs to another unit.
+
+    Attributes:
+        part: the index of the part.
+        place: the epoch and step of the part.
+        errors: errors of records.
+        other: the text of any other error.
+        process: the index in its group of the process that made the part; -1 in a feed.
+    """
 
     part: int
     place: Place
@@ -85,11 +104,15 @@ class Trouble(NamedTuple):
 
 
 class Units:
-    """Makes the units of a program; the same bits in every process.
+    """Makes the units of a program, with identical bits in all processes.
 
-    load: returns the factory of their batches. It is called when the first part is made: processes that only
-    consume units need less memory. course: the epochs and steps of units. order: a checksum of the order of
-    records. process: of a group, the number of this process.
+    Args:
+        load: returns the factory of the batches. It is called before the first part is made, so that
+            processes that only consume units need less memory.
+        course: the epochs and steps of units.
+        order: a checksum of the order of records.
+        layout: the layout of a slot.
+        process: the index of this process in its group; -1 in a feed.
     """
 
     def __init__(
@@ -103,25 +126,31 @@ class Units:
             layout,
             process,
         )
-        self._errors: dict[tuple[int, int], CommplanError] = {}  # of this process, by unit and part
+        self._errors: dict[tuple[int, int], CommplanError] = {}  # of this process, by (unit, part)
 
     @functools.cached_property
     def _factory(self) -> BatchFactory:
         return self._load()
 
     def load(self) -> None:
-        """Load the factory now. Caches end with the last process that has them open."""
+        """Load the factory now. An open cache exists until the last process closes it."""
         _ = self._factory
 
     def place(self, unit: int) -> Place:
-        """Where `unit` is, counted from the start of epoch 0."""
+        """The epoch, the step and the order of records of `unit`."""
         return Place(*self.course.at(unit), self._order)
 
     def fill(self, unit: int, part: int, root: Any, is_stopped: Callable[[], bool]) -> Made:
-        """Make a part of `unit` in the slot whose bytes are `root`.
+        """Make a part of `unit`.
+
+        Args:
+            unit: the unit.
+            part: the index of the part.
+            root: the bytes of the slot.
+            is_stopped: returns whether to stop. It is called before each task of the part.
 
         Raises:
-            ClosedError: if `is_stopped()` before it is complete.
+            ClosedError: if `is_stopped()` returns True before the part is complete.
         """
         try:
             moved = self.layout.views(root, writable=True)
@@ -129,21 +158,21 @@ class Units:
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001  every consumer of the unit raises it
-            if isinstance(error, CommplanError):  # the note of a part may not hold all of it
+            if isinstance(error, CommplanError):  # the status of a part may be too short for it
                 self._errors[unit, part] = error
             return Made(0, True, error)
 
     def note(self, unit: int, part: int, root: Any, error: BaseException | None) -> None:
-        """Write the note of a part: its place and its error."""
+        """Write the status of a part: the place of its unit and its error."""
         write_status(root, part, self.place(unit), error, self._process)
 
     def rows(self, unit: int) -> dict[int, int]:
-        """The rows of each flow in `unit`."""
+        """The number of rows of `unit` in each flow."""
         states = self._factory.batch(unit).states
         return {flow: len(states[flow].rows) for flow in self.layout.divisions}
 
     def alone(self, epoch: int, step: int) -> dict[Ref, Array]:
-        """A unit in memory of this process."""
+        """Make a unit in private memory."""
         workers = self._factory.workers
         fresh = aligned if workers is None else workers.fresh
         moved = self.layout.views(fresh((self.layout.nbytes,), np.dtype(np.uint8)), writable=True)
@@ -167,12 +196,23 @@ class Units:
         return Made(records, not is_clean)
 
     def release_thread(self) -> None:
-        """The calling thread makes no more parts: its worker process ends, if it has one."""
+        """End the worker process of the calling thread, if any, because the thread makes no more parts."""
         if "_factory" in self.__dict__ and self._factory.workers is not None:
             self._factory.workers.leave()
 
     def trouble(self, unit: int, root: Any) -> Trouble | None:
-        """The first part of `unit` that failed; None if none did. root: the bytes of its slot."""
+        """Find the first part of `unit` that failed.
+
+        Args:
+            unit: the unit.
+            root: the bytes of its slot.
+
+        Returns:
+            The status of the part; None if all parts succeeded.
+
+        Raises:
+            CommplanError: the error of the part, if this process made it.
+        """
         seen, fine = memoryview(root), slot_status.head(self.place(unit))
         for part in range(self.layout.parts):
             at = part * slot_status.ROOM
@@ -184,10 +224,15 @@ class Units:
         return None
 
     def check(self, unit: int, root: Any, title: str) -> None:
-        """Raise the error of the first part of `unit` that failed, if one did. root: the bytes of its slot.
+        """Raise the error of the first part of `unit` that failed, if any.
+
+        Args:
+            unit: the unit.
+            root: the bytes of its slot.
+            title: the name of the ring in messages.
 
         Raises:
-            CommplanError: CP0920 if it was no error of a record; else the error of the record.
+            CommplanError: the error of the record, or CP0920 for any other error.
         """
         trouble = self.trouble(unit, root)
         if trouble is None:
@@ -202,12 +247,18 @@ class Units:
 
 
 def layout_of(program: HostProgram, parts: int) -> SlotLayout:
-    """The layout of units in `parts`, all of which are made on one host."""
+    """The layout of a slot for units with `parts` parts, made on one host."""
     return slot_layout(program, divisions_of(program, parts))
 
 
 def units_of(content: UnitProgram, layout: SlotLayout, workers: Workers | None = None) -> Units:
-    """The units of members with clocks of their own. workers: make them, if not threads."""
+    """Create the units of members that advance independently.
+
+    Args:
+        content: the program of the units.
+        layout: the layout of a slot.
+        workers: worker processes that make the units; None for threads.
+    """
     program, course = content.program, EpochCursor(0, 0, content.epoch)
 
     def load() -> BatchFactory:

@@ -1,4 +1,4 @@
-"""How a member waits for a unit, and which process or member it waits for."""
+"""Waits of members for units, and the processes or members that block them."""
 
 from __future__ import annotations
 
@@ -16,16 +16,22 @@ from commplan.runtime.input.shm.futex import LOOK_S
 if TYPE_CHECKING:
     from commplan.runtime.input.ring.attachment import Attachment, Driver
 
-UNDRIVEN_S = 120.0  # seconds of a wait for a member that no thread drives
+UNDRIVEN_S = 120.0  # longest wait for a member that no thread drives
 
 
 @dataclass
 class MemberWaiter:
-    """The waits of `member`.
+    """The behaviour of the waits of a member.
 
-    timeout: of each, in seconds. is_open: whether the member has not been closed. file: of the plan. span: of
-    the load. is_paced: whether members have clocks of their own; if not, a thread that drives several of them
-    goes on without those that it has left behind.
+    Attributes:
+        attachment: the ring and the members of this process.
+        member: the number of the member.
+        timeout: the timeout of each wait in seconds.
+        is_open: returns whether the member has not been closed.
+        file: the file of the plan.
+        span: the position of the load in the file.
+        is_paced: whether members advance independently. If not, a thread that drives several members does not
+            wait for those of its members that are behind.
     """
 
     attachment: Attachment
@@ -38,15 +44,16 @@ class MemberWaiter:
     _wait: tuple[int, WaitReporter] = field(default_factory=lambda: (-1, WaitReporter()))
 
     def blocked(self, unit: int) -> None:
-        """A slot for `unit` is kept for other members. Those that the calling thread drives let go of it if
-        they are between two epochs, or have no clocks of their own.
+        """Handle a wait for a slot that is kept for other members.
 
-        Threads cannot wait for each other in a circle. Suppose member a_i waits for member b_i, and the
-        thread that drives b_i waits with member a_i+1. Then a_i is too far ahead of b_i, and a_i+1 is not, or
-        its thread would get the error. Added up over the circle, these distances contradict each other.
+        Members that the calling thread drives release the slot if they are between two epochs or not paced.
+
+        Threads do not wait for each other in a cycle. Suppose that member a_i waits for member b_i, and that
+        the thread of b_i waits with member a_i+1. Then a_i is too far ahead of b_i, but a_i+1 is not, because
+        otherwise its thread would raise the error. Summed over a cycle, these distances are contradictory.
 
         Raises:
-            CommplanError: CP0946 for another member that the calling thread drives.
+            CommplanError: CP0946 if the wait is for another member that the calling thread drives.
         """
         attachment, ring = self.attachment, self.attachment.ring
         attachment.leave_forgotten()
@@ -55,7 +62,7 @@ class MemberWaiter:
             look = attachment.looks.get(slowest) if self._is_own(slowest) else None
             if look is None or slowest == self.member:
                 if is_idle:
-                    ring_bell(ring.memory.bell("changed"))  # its own process lets go of it
+                    ring_bell(ring.memory.bell("changed"))  # its process releases the slot
                 return
             other = look()
             if other is None or not (is_idle or not self.is_paced):
@@ -69,7 +76,7 @@ class MemberWaiter:
             other.let_go()
 
     def look(self, unit: int, waited: float) -> None:
-        """Log a wait that lasts. Raises if it is in vain."""
+        """Log a long wait. Raises an error if the wait cannot end."""
         attachment, ring = self.attachment, self.attachment.ring
         if self._wait[0] != unit:
             self._wait = unit, WaitReporter()
@@ -114,12 +121,12 @@ class MemberWaiter:
         return f"{ring.slots * ring.header.get('unit')} records are kept at most"
 
     def _behind(self, unit: int, cursor: int) -> int:
-        """Records from the position of `cursor` to `unit`."""
+        """The number of records from the position of `cursor` to `unit`."""
         ring = self.attachment.ring
         return (unit - ring.cursors[cursor].get("position")) * ring.header.get("unit")
 
     def _is_own(self, member: int) -> bool:
-        """Whether no thread but the calling one would drive `member`."""
+        """Whether only the calling thread drives `member`."""
         caller, driver = threading.current_thread(), self.attachment.drivers.get(member)
         if driver is None:
             return False
@@ -128,7 +135,7 @@ class MemberWaiter:
         )
 
     def _is_alone(self, caller: threading.Thread) -> bool:
-        """Whether there is no other thread that may begin to drive a member."""
+        """Whether no other thread can begin to drive a member."""
         drivers, cursors = self.attachment.drivers, self.attachment.ring.cursors
         blocked = {driver.thread for member, driver in drivers.items() if cursors[member].get("wanted")}
         return not any(
@@ -152,9 +159,14 @@ def _is_driven(driver: Driver) -> bool:
 
 
 def awaited(attachment: Attachment, processes: Sequence[int]) -> int:
-    """The process of a group that the oldest wait of a member here is for; -1 if there is none.
+    """Find the process that blocks the oldest wait of the members of this process.
 
-    processes: of this host.
+    Args:
+        attachment: the ring and the members of this process.
+        processes: the indices in the group of the processes of this host.
+
+    Returns:
+        The index in the group of the blocking process; -1 if there is none.
     """
     ring = attachment.ring
     cursors = [ring.cursors[member] for member in list(attachment.members) if member >= 0]
@@ -166,7 +178,7 @@ def awaited(attachment: Attachment, processes: Sequence[int]) -> int:
 
 
 def blocked_by(ring: Ring, unit: int) -> str:
-    """The process or member that keeps `unit` from being made, and its state."""
+    """Describe the process or member that blocks `unit`, and its state."""
     from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
 
     blocker = ring.blocker(unit)

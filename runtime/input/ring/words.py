@@ -2,8 +2,8 @@
 
     header | processes | cursors | slots | facts (JSON) | compiled plan (JSON) | data of the slots
 
-A process writes its own words and those of its cursors; `Ring.reap` clears them after its death. The words
-of slots, and `next`, are written by the process that holds the ring's lock.
+A process writes its own words and those of its cursors; `Ring.reap` clears them after its death. The process
+that holds the ring's lock writes the words of slots and `next`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import NamedTuple
 
 MAGIC = int.from_bytes(b"cmpring1", "little")
 PAGE = 4096
-RECORD_NBYTES = 128  # of a process or a cursor, and a divisor of that of a slot: whole cache lines
+RECORD_NBYTES = 128  # size of the record of a process or cursor: whole cache lines; divides that of a slot
 FACTS_NBYTES, PLAN_NBYTES = 1 << 14, 1 << 16
 MOST_SLOTS, MOST_PARTS, MOST_PLACES = 4096, 4096, 4096
 ABSENT = 0
-LIVES, LEAVES = 1, 2  # of a process: it may make units; it only completes what its threads have begun
-LEFT, DIED = 3, 4  # of a process of a group, whose place no other process takes
-HOLDS, ALONE = 1, 2  # of a cursor: units are kept for it; it reads by itself
-# Of a part: 0 if it is free, the place + 1 of the process that makes it, and DONE more once it is made.
+LIVES, LEAVES = 1, 2  # states of a process: may make units; only completes parts in progress
+LEFT, DIED = 3, 4  # states of a process of a group; its place is not reused
+HOLDS, ALONE = 1, 2  # states of a cursor: units are kept for it; it reads its units itself
+# The word of a part: 0 if it is free; place + 1 of its maker; DONE + place + 1 when the part is made.
 DONE = 1 << 32
-RING_LOCK, PROCESS_LOCK = 0, 1  # the bytes of the file that are locked
+RING_LOCK, PROCESS_LOCK = 0, 1  # the locked bytes of the file
 
 
 def _indices(*names: str) -> dict[str, int]:
@@ -32,11 +32,12 @@ def _indices(*names: str) -> dict[str, int]:
 HEADER = _indices(
     "magic", "slots", "slot_nbytes", "parts", "processes", "cursors", "facts", "plan", "cores", "makers",
     "epoch", "unit", "next", "joined", "process_places", "cursor_places",
-    # of a group: its processes here; whether cursors of processes that are gone stay; whether the last part
-    # is moved between hosts; whether all have joined; a process that does something else; the first one
+    # Words of a group, in order: the number of its processes on this host; whether cursors outlive their
+    # processes; whether units are moved between hosts; whether all processes have joined; the facts that
+    # differ and the process that was refused; the first process.
     "count", "keeps", "carried", "sealed", "refused", "first",
     "start",  # the first unit
-    "most",  # parts in the making at a time if making waits; 0 if it is measured by no process
+    "most",  # most parts in progress if making is blocked by I/O; 0 if this is not measured
 )  # fmt: skip
 PROCESS = _indices(
     "state", "pid", "order", "makes", "idle", "parts", "records", "culprit", "spent_us", "waited_us",
@@ -46,23 +47,31 @@ CURSOR = _indices(
     "batch", "alone", "idle_since",
 )  # fmt: skip
 SLOT = _indices("unit", "made", "spoiled", "parts")
-BELLS = {"made": 1024, "changed": 1088}  # in the header, in bytes
-CORES_AT, CORES_NBYTES = 1152, 64  # in the header: a bit for each core that a process may run on
-WORK_BELL = RECORD_NBYTES - 8  # in the record of a process, in bytes
-# Words that are read for every batch, by index: `Record.get` costs more than the rest of that.
+BELLS = {"made": 1024, "changed": 1088}  # byte offsets in the header
+CORES_AT, CORES_NBYTES = 1152, 64  # a bit set in the header: the cores that processes may run on
+WORK_BELL = RECORD_NBYTES - 8  # byte offset in the record of a process
+# Indices of the words that are read for every batch, because `Record.get` is too slow for them.
 NEXT, PROCESS_PLACES, CURSOR_PLACES = HEADER["next"], HEADER["process_places"], HEADER["cursor_places"]
 ORDER, MAKES, IDLE = PROCESS["order"], PROCESS["makes"], PROCESS["idle"]
-STATE, POSITION, OWNER = CURSOR["state"], CURSOR["position"], CURSOR["process"]  # `state` of a process, too
+STATE, POSITION, OWNER = (
+    CURSOR["state"],
+    CURSOR["position"],
+    CURSOR["process"],
+)  # the record of a process also starts with `state`
 UNIT, MADE, SPOILED, PARTS = SLOT["unit"], SLOT["made"], SLOT["spoiled"], SLOT["parts"]
 
-Words = memoryview  # of 64-bit words
+Words = memoryview  # of 64-bit unsigned integers
 
 
 class Shape(NamedTuple):
-    """The sizes that a ring is created with.
+    """The sizes of a ring, fixed when it is created.
 
-    slots, slot_nbytes: units that it keeps, and bytes of each, a multiple of the page. parts: of a unit.
-    processes, cursors: places for them.
+    Attributes:
+        slots: the number of units that the ring keeps.
+        slot_nbytes: the size of a slot, a multiple of the page size.
+        parts: the number of parts of a unit.
+        processes: the number of places for processes.
+        cursors: the number of places for cursors.
     """
 
     slots: int
@@ -73,7 +82,7 @@ class Shape(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether a ring may have these sizes: they are read from files that may be damaged."""
+        """Whether these sizes are allowed. They may come from a damaged file."""
         limits = zip(self, (MOST_SLOTS, 1 << 48, MOST_PARTS, MOST_PLACES, MOST_PLACES), strict=True)
         return all(1 <= size <= most for size, most in limits) and self.slot_nbytes % PAGE == 0
 
@@ -83,7 +92,7 @@ class Shape(NamedTuple):
 
     @property
     def facts_at(self) -> int:
-        """The first byte after the tables; behind those of the slots is the record that each begins with."""
+        """The first byte after the tables. The extra slot record is the initial state of all slots."""
         each = self.slot_record_nbytes
         return PAGE + (self.processes + self.cursors) * RECORD_NBYTES + (self.slots + 1) * each
 
@@ -98,7 +107,12 @@ class Shape(NamedTuple):
 
 
 class Record:
-    """Words by name. indices: of each name."""
+    """Access to words by name.
+
+    Args:
+        words: the words.
+        indices: the index of each name.
+    """
 
     __slots__ = ("_indices", "words")
 
@@ -109,6 +123,6 @@ class Record:
         return self.words[self._indices[name]]
 
     def set(self, **values: int) -> None:
-        """Write words one after another, in the order of the arguments."""
+        """Write words one by one, in the order of the arguments."""
         for name, value in values.items():
             self.words[self._indices[name]] = value
