@@ -1,1 +1,1 @@
-"""Results of deterministic host functions, kept by record across epochs and shared by a host's processes."""
+"""Caches for the results of deterministic host functions, by record, shared by the processes of a host."""

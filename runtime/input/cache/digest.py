@@ -1,8 +1,8 @@
-"""Digests of functions and sources: equal in every process for equal code and data.
+"""Digests of functions and sources, equal in all processes for equal code and data.
 
-A digest covers the bytecode of a function, its defaults, the values it closes over and the globals it reads,
-and the same of each function and class among these. Installed packages count by name and file, not by
-content. A function or a source can state its own identity instead, in an attribute `key`.
+A digest covers the bytecode of a function, its defaults, its closure, the globals that it reads, and
+recursively all functions and classes among these. Installed packages are identified by name and file, not by
+content. A function or a source can instead define its identity in an attribute `key`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,20 @@ _INSTALLED = ("site-packages", "dist-packages")
 
 
 class UnknownError(Exception):
-    """A value has no digest. The message names the value and where it was found."""
+    """Raised for a value without a digest. The message names the value and its location."""
 
 
 def declared_key(value: object) -> str | None:
-    """The identity that `value` states: its `key`, or the fingerprint of a Hugging Face data set.
+    """Return the identity that `value` defines, if any.
 
-    Raises UnknownError if the attribute cannot be read.
+    Args:
+        value: an object that may have an attribute `key`, or the `_fingerprint` of a Hugging Face data set.
+
+    Returns:
+        The name and value of the attribute; None if there is neither a str, an int nor bytes.
+
+    Raises:
+        UnknownError: if the attribute cannot be read.
     """
     for attribute in ("key", "_fingerprint"):
         try:
@@ -53,23 +60,31 @@ def declared_key(value: object) -> str | None:
 
 
 def digest(*values: object) -> str:
-    """128 bits in hex for `values`. Raises UnknownError."""
+    """Return the digest of `values`: 128 bits in hexadecimal notation.
+
+    Raises:
+        UnknownError: if a value has no digest.
+    """
     return _Digest().of(values)
 
 
 def function_digest(function: Callable[..., Any]) -> str:
-    """The digest of `function`, of its `key` if it has one. Raises UnknownError."""
+    """Return the digest of `function`, or of its `key` if it has one.
+
+    Raises:
+        UnknownError: if a value in the function has no digest.
+    """
     key = declared_key(function)
     return digest(function if key is None else key)
 
 
 class _Digest:
-    """Hashes values one after another; a value that is met again is hashed as its number."""
+    """Hashes values one after another. A repeated value is hashed as the index of its first occurrence."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
         self._seen: dict[int, int] = {}
-        self._alive: list[object] = []  # so that no id is used twice
+        self._alive: list[object] = []  # keeps ids unique
 
     def of(self, values: tuple[object, ...]) -> str:
         try:
@@ -90,7 +105,13 @@ class _Digest:
         self._hash.update(data)
 
     def _add(self, value: Any, where: str, names: Collection[str] = ()) -> None:
-        """Hash `value`. names: the attributes that the code around it reads, for modules."""
+        """Hash a value.
+
+        Args:
+            value: the value.
+            where: the location of the value, for messages.
+            names: the attributes that the enclosing code reads. Only these are hashed for modules.
+        """
         if isinstance(value, _ATOMS):
             self._words(type(cast("object", value)).__name__, repr(cast("object", value)))
             return
@@ -182,7 +203,7 @@ class _Digest:
         if _is_installed(module.__name__):
             self._words(_stamp(module.__name__))
             return
-        self._seen.pop(id(module))  # other code may read other attributes of it
+        self._seen.pop(id(module))  # other code may read other attributes of the module
         for name in sorted(names):
             if name in vars(module):
                 self._words(name)
@@ -227,11 +248,11 @@ class _Digest:
         return True
 
     def _add_instance(self, value: object, where: str) -> None:
-        """By what `pickle` makes of it, with the code of its class."""
+        """Hash the pickled state of `value` and the code of its class."""
         try:
             reduce = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
-        except Exception as error:  # noqa: BLE001  whatever the class raises
+        except Exception as error:  # noqa: BLE001  the class may raise any error
             raise UnknownError(f"{where} is a {type(value).__name__}: {error}") from None
         self._words("instance")
         self._add(type(value), f"the class of {where}")
@@ -243,7 +264,7 @@ class _Digest:
 
 
 class _Uses:
-    """The globals, attributes and imports of a code object and those inside it."""
+    """The globals, attributes and imports of a code object and its nested code objects."""
 
     def __init__(self, code: types.CodeType) -> None:
         self.names, self.attributes, self.imports = set[str](), set[str](), set[str]()
@@ -262,7 +283,7 @@ class _Uses:
 
 @functools.cache
 def _is_installed(module: str) -> bool:
-    """Whether a module is of Python, of an installed package or of commplan: a package, not a program's."""
+    """Whether a module belongs to Python, to an installed package or to commplan, not to the program."""
     top = module.partition(".")[0]
     if top in sys.builtin_module_names or top in sys.stdlib_module_names or top == "commplan":
         return True
@@ -272,13 +293,13 @@ def _is_installed(module: str) -> bool:
 
 @functools.cache
 def _stamp(module: str) -> str:
-    """What changes with the version of an installed package: size and time of its file, or of Python."""
+    """The version of an installed module: the size and time of its file, or the version of Python."""
     top = module.partition(".")[0]
     return sys.version if top in sys.stdlib_module_names else _file_stamp(_origin(top))
 
 
 def _origin(top: str) -> str:
-    """The file of a top-level module; empty if it has none."""
+    """The file of a top-level module; empty if there is none."""
     with contextlib.suppress(ImportError, ValueError, AttributeError):
         module = sys.modules.get(top)
         spec = importlib.util.find_spec(top) if module is None else module.__spec__

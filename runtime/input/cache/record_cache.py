@@ -1,4 +1,4 @@
-"""A host function whose results are kept: looked up by record before the function is called."""
+"""Cached host functions: results are looked up by record before the function is called."""
 
 from __future__ import annotations
 
@@ -36,35 +36,52 @@ if TYPE_CHECKING:
     from commplan.runtime.input.stages.records import Place, Record, Stage
 
 _PATIENCE_S = 5.0  # seconds for another process to compute a row
-_PAUSES_S = (0.0005, 0.01)  # seconds between looks at a row that another process computes, least and most
-Records = Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]  # of a batch, by load and member
+_PAUSES_S = (0.0005, 0.01)  # least and most seconds between checks of rows that other processes compute
+Records = Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]  # record numbers of a batch, by load and member
 _OPENING = threading.Lock()
 os.register_at_fork(
     before=_OPENING.acquire, after_in_parent=_OPENING.release, after_in_child=_OPENING.release
 )
 _TABLES: weakref.WeakValueDictionary[tuple[object, ...], Table] = weakref.WeakValueDictionary()
-# Memory of the program that was bound last stays when its batches are closed, so that the next one finds it.
+# Tables in memory of the last bound program. They outlive its batches, so that the next program can use them.
 _LAST: list[Table] = []
 
 
 @dataclass(frozen=True)
 class RecordCache:
-    """The kept results of one stage. read: the load whose record numbers its rows have."""
+    """The cached results of one stage.
+
+    Attributes:
+        table: the rows of results.
+        read: the load whose record numbers are the numbers of the rows.
+    """
 
     table: Table
     read: Read
 
     def keys(self, records: Records, coords: Mapping[str, int]) -> npt.NDArray[np.int64]:
-        """The rows of the records of a batch, for the members `coords`."""
+        """The row numbers of the records of a batch for the members `coords`."""
         return records[self.read.result, tuple(coords[axis] for axis in self.read.per)]
 
     def run(
         self, stage: Stage, keys: npt.NDArray[np.int64], place: Place, records: Sequence[int],
         inputs: Sequence[Sequence[Record]], valid: Bools, targets: Sequence[Array | None],
     ) -> list[Sequence[Record]]:  # fmt: skip
-        """As `Stage.run`, for the records that have no row yet. keys: [rows] the numbers of their rows.
+        """Read cached results, and run the stage for all other records. The rest is as `Stage.run`.
 
-        A record that fails and is skipped is not kept: it is tried again in each epoch.
+        A record that fails and is skipped is not cached, so it is retried in each epoch.
+
+        Args:
+            stage: the stage.
+            keys: [rows] the row numbers of the records.
+            place: see `Stage.run`.
+            records: see `Stage.run`.
+            inputs: see `Stage.run`.
+            valid: [rows] which records are valid; updated if records are skipped.
+            targets: see `Stage.run`.
+
+        Returns:
+            The results of all records, read-only.
         """
         begun = thread_cpu()
         columns = [
@@ -86,7 +103,7 @@ class RecordCache:
             self.table.read(keys, hits, columns)
         if not valid.all():
             for column in columns:
-                column[~valid] = 0  # no batch shows stale memory
+                column[~valid] = 0  # a batch must not contain stale memory
         cached, spent = (
             int(np.count_nonzero(hits)),
             Cpu(*map(sum, zip(spent, thread_cpu() - begun, strict=True))),
@@ -98,10 +115,11 @@ class RecordCache:
         return [cast("Sequence[Record]", read_only(column)) for column in columns]
 
     def _turns(self, missing: Sequence[int], keys: npt.NDArray[np.int64], hits: Bools) -> Iterator[int]:
-        """The rows of `missing` that this thread is to compute, one after another.
+        """Yield the rows of `missing` that this thread must compute.
 
-        Rows that others compute come last, if at all: they are among `hits` once they are written. A process
-        that is stopped, or whose function hangs, holds up nobody for long.
+        Rows that other threads or processes compute are added to `hits` when they are written. If that takes
+        longer than `_PATIENCE_S`, because a process is stopped or its function hangs, this thread computes
+        them, too.
         """
         pending, deadline, pause = list(missing), time.monotonic() + _PATIENCE_S, _PAUSES_S[0]
         while pending:
@@ -126,7 +144,7 @@ class RecordCache:
 
 @dataclass(frozen=True)
 class Caches:
-    """The caches of a program, by the first result of each stage that has one."""
+    """The caches of a program, by the first result of each cached stage."""
 
     program: HostProgram
     opened: Mapping[Ref, RecordCache]
@@ -134,12 +152,21 @@ class Caches:
     def missing(
         self, ops: Sequence[HostOp], targets: Container[Ref], records: Records, low: int, high: int
     ) -> dict[Ref, Bools]:
-        """Which of the rows low..high of a batch are read of the results of each op, by its first result.
+        """Find the rows of each op that must be available, by the first result of the op.
 
-        Nothing reads a row if the cache of a later stage has what is made of it. targets: the values that
-        leave the host or the process, of which all rows are read.
+        A row is not needed if the caches of later stages already contain all results computed from it.
+
+        Args:
+            ops: the ops in plan order.
+            targets: the values that leave the host or the process; all of their rows are needed.
+            records: the record numbers of the batch.
+            low: the first row.
+            high: the end of the rows.
+
+        Returns:
+            [high - low] for each op, which rows are needed.
         """
-        rows_of: dict[Ref, Bools] = {}  # that are read of each value
+        rows_of: dict[Ref, Bools] = {}  # the needed rows of each value
         missing: dict[Ref, Bools] = {}
         for op in reversed(ops):
             first, rows = results(op)[0], np.zeros(high - low, bool)
@@ -153,7 +180,7 @@ class Caches:
         return missing
 
     def _kept(self, cache: RecordCache, ref: Ref, records: Records, low: int, high: int) -> Bools:
-        """The rows that the cache has for all members that are computed anew."""
+        """Which rows the cache contains for all computed members."""
         axes, kept = self.program.copies[ref], np.ones(high - low, bool)
         for coords in self.program.variants(axes):
             kept &= cache.table.has(cache.keys(records, dict(zip(axes, coords, strict=True)))[low:high])
@@ -166,10 +193,20 @@ def caches(
     sources: Mapping[str, Source],
     functions: Mapping[str, Callable[..., Any]],
 ) -> dict[Ref, RecordCache]:
-    """The caches of the stages that ask for one, by the first result of each.
+    """Open the caches of all stages with a `cache` hint.
 
-    Errors: CP0957 for a function or a source that cannot be identified; CP0923 no memory; CP0958 a file that
-    cannot be used.
+    Args:
+        program: the host program.
+        stage_of: the stage of each op, by its first result.
+        sources: the sources by name.
+        functions: the host functions by name.
+
+    Returns:
+        The caches by the first result of each stage.
+
+    Raises:
+        CommplanError: CP0957 if a function or a source cannot be identified, CP0923 if there is no memory,
+            CP0958 if a file cannot be used.
     """
     opened: dict[Ref, RecordCache] = {}
     for flow in program.flows:
@@ -185,7 +222,7 @@ def caches(
 
 
 def _part(column: Sequence[Record], part: slice) -> Sequence[Record]:
-    """Some rows of an operand."""
+    """The rows `part` of an operand."""
     if not isinstance(column, Chained):
         return column[part]
     operands = [_part(each, part) for each in column.operands]
@@ -223,7 +260,7 @@ def _opened(
 def _wiring(
     program: HostProgram, op: Map, functions: Mapping[str, Callable[..., Any]], before: Sequence[object]
 ) -> tuple[object, ...]:
-    """What an op does and to which values, by their places among those before."""
+    """The digest of an op's function, the positions of its operands in `before`, and its result count."""
     try:
         function = function_digest(functions[op.fn])
     except UnknownError as error:
@@ -237,7 +274,7 @@ def _wiring(
 
 
 def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) -> str:
-    """What tells the records of a source from those of another."""
+    """The identity of the records of a source."""
     data, column = source, None
     while isinstance(data, AdaptedColumn | Serial):
         column = (data.keys, column) if isinstance(data, AdaptedColumn) else column
@@ -266,7 +303,7 @@ def _callable_digest(function: object) -> str:
 
 def _stamped(path: str) -> tuple[str, int, int]:
     try:
-        status = os.stat(path)  # noqa: PTH116  text, as it was given
+        status = os.stat(path)  # noqa: PTH116  a str, as passed by the user
     except OSError:
         return path, -1, -1
     return path, status.st_size, status.st_mtime_ns

@@ -1,11 +1,12 @@
-"""The memory of a cache: one row for each record, in memory of the host or in a file.
+"""The table of a cache: one row for each record, in memory of the host or in a file.
 
-A page with the header, then a word for each row, then the rows of each result. A row is written before its
-word, and a word is never taken back, so that readers need no lock. Processes claim the rows that they
-compute; one that is killed while it writes a row leaves the word empty, and another one claims the row. Two
-processes that write one row all the same write the same bytes.
+    header (one page) | a word for each row | the rows of each result
 
-Rows lie in the order of the records: of a source that does not fit, the first records have a row.
+A row is written before its word, and words are not cleared, so readers need no lock. A process claims a row
+before it computes the row. If the process is killed while it writes the row, the word is still empty and
+another process can claim the row. If two processes write the same row, both write the same bytes.
+
+Rows are in the order of the records. If a source does not fit, only its first records have rows.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from commplan.runtime.input.layout import Array, Bools, rounded
 from commplan.runtime.input.observe.wait_log import LOG
 
 _MAGIC = b"commplan"
-_HEAD = struct.Struct("<8sIQ")  # magic, checksum and length of the facts behind it
+_HEAD = struct.Struct("<8sIQ")  # magic, then checksum and length of the facts that follow
 _PAGE = 4096
-_WORD = struct.Struct("<II")  # the generation in which a row was written or checked, and its checksum
-_FIRST = 1  # generation
-_GENERATIONS = range(_FIRST, 2**32 - 1)  # a word of 0 is of none
-_MEET_S = 60.0  # seconds for another process to prepare a file, which takes milliseconds
+_WORD = struct.Struct("<II")  # the generation that last wrote or checked the row, and the checksum of the row
+_FIRST = 1  # the first generation
+_GENERATIONS = range(_FIRST, 2**32 - 1)  # 0 marks a row that has not been written
+_MEET_S = 60.0  # timeout for another process to prepare a file, which takes milliseconds
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Column(NamedTuple):
-    """One result of the function: the type and shape of a row."""
+    """A result of the function: the dtype and shape of a row."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -54,7 +55,13 @@ class Column(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """The layout of a table. key: the digest of the source and of all functions that make a row."""
+    """The layout of a table.
+
+    Attributes:
+        key: the digest of the source and of all functions that compute a row.
+        columns: the results.
+        rows: the number of rows.
+    """
 
     key: str
     columns: tuple[Column, ...]
@@ -62,13 +69,13 @@ class Shape(NamedTuple):
 
     @staticmethod
     def of(key: str, columns: Sequence[Column], records: int, limit: int) -> Shape:
-        """As many of `records` as fit into `limit` bytes."""
+        """The layout with a row for as many of `records` records as fit into `limit` bytes."""
         each = _WORD.size + sum(column.nbytes for column in columns)
         return Shape(key, tuple(columns), min(records, max(0, limit - (len(columns) + 2) * _PAGE) // each))
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """Of each column, and the size of the whole."""
+        """The byte offset of each column, and the size of the table."""
         places = [_PAGE + rounded(self.rows * _WORD.size, _PAGE)]
         for column in self.columns:
             places.append(places[-1] + rounded(self.rows * column.nbytes, _PAGE))
@@ -86,10 +93,14 @@ class Shape(NamedTuple):
 
 
 class Table:
-    """Rows by record number. descriptor: of the memory, which the table closes.
+    """Rows by record number.
 
-    generation: of a file, the number of times that it was opened by a first process. Rows of earlier
-    generations are checked before they are used: the machine may have lost power before they were written.
+    Args:
+        descriptor: the open memory or file; closed by the table.
+        shape: the layout.
+        generation: increases whenever a process opens a file that no other process has open. Rows of earlier
+            generations are checked before use, because a power failure may have lost parts of them.
+        is_file: whether the table is in a file.
     """
 
     def __init__(self, descriptor: int, shape: Shape, generation: int, *, is_file: bool) -> None:
@@ -109,7 +120,7 @@ class Table:
         self._closing.atexit = False
 
     def has(self, records: npt.NDArray[np.int64]) -> Bools:
-        """Whether each of `records` has its row here."""
+        """Whether each of `records` has a valid row: [len(records)]."""
         if not self.shape.rows:
             return np.zeros(len(records), bool)
         inside = records < self.shape.rows
@@ -121,7 +132,7 @@ class Table:
         return hits
 
     def read(self, records: npt.NDArray[np.int64], rows: Bools, targets: Sequence[Array]) -> None:
-        """Copy the rows of those `records` that `rows` selects to the same places of `targets`."""
+        """Copy the rows of the `records` that the mask `rows` selects to the same indices of `targets`."""
         if rows.all():
             for column, target in zip(self._columns, targets, strict=True):
                 np.take(column, records, axis=0, out=target, mode="clip")
@@ -132,10 +143,17 @@ class Table:
 
     @contextlib.contextmanager
     def claimed(self, record: int, *, anyway: bool = False) -> Generator[bool]:
-        """Whether this thread is the one that computes `record`, while the body runs.
+        """Claim `record` for this thread during the block.
 
-        By a lock on the byte of its word, which the kernel releases when the process dies. anyway: without a
-        look at other processes. Records without a row are not claimed.
+        The claim is a lock on a byte of the row's word, which the kernel releases when the process dies.
+        Records without a row need no claim.
+
+        Args:
+            record: the number of the record.
+            anyway: whether to ignore claims of other processes.
+
+        Yields:
+            Whether this thread must compute the record.
         """
         if record >= self.shape.rows:
             yield True
@@ -154,7 +172,7 @@ class Table:
                     _lock_byte(self._descriptor, _PAGE + record * _WORD.size, fcntl.F_UNLCK)
 
     def write(self, record: int, values: Sequence[Any]) -> None:
-        """Keep the results of `record`. Without memory or space for it nothing is kept from then on."""
+        """Store the results of `record`. After a failure to allocate space, nothing more is stored."""
         if record >= self.shape.rows or self._is_full:
             return
         try:
@@ -172,7 +190,7 @@ class Table:
         _write(self._descriptor, word, _PAGE + record * _WORD.size)
 
     def _check(self, record: int) -> bool:
-        """Whether a row of an earlier generation is whole; then it is of this one."""
+        """Whether a row of an earlier generation is intact. If so, mark it with this generation."""
         checksum = _checksum(record, [column[record] for column in self._columns])
         if checksum != int(self._checksums[record]):
             return False
@@ -193,7 +211,7 @@ def _checksum(record: int, values: Sequence[Any]) -> int:
 
 
 def _lock_byte(descriptor: int, byte: int, kind: int = fcntl.F_WRLCK) -> bool:
-    """Lock a byte for all that open the file by other ways than this descriptor; False if another has it."""
+    """Lock a byte against all other open file descriptions; False if one of them has locked it."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
     except BlockingIOError:
@@ -202,7 +220,7 @@ def _lock_byte(descriptor: int, byte: int, kind: int = fcntl.F_WRLCK) -> bool:
 
 
 def _write(descriptor: int, data: Any, offset: int) -> None:
-    """By `pwrite`, which raises OSError for a lack of space; a store to mapped memory would be SIGBUS."""
+    """Write with `pwrite`, which raises OSError if there is no space; a store to a mapping raises SIGBUS."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -213,11 +231,12 @@ def _write(descriptor: int, data: Any, offset: int) -> None:
 
 
 def in_memory(shape: Shape) -> Table:
-    """The table of `shape` that another process of this user has open, or a new one.
+    """Open the table of `shape` of another process of this user, or create one.
 
-    Errors: CP0923 if there is no memory for its words.
+    Raises:
+        CommplanError: CP0923 if there is no memory for the words.
     """
-    from commplan.runtime.input.ring import meeting  # noqa: PLC0415  tables in files do without
+    from commplan.runtime.input.ring import meeting  # noqa: PLC0415  not needed for files
 
     name = f"{shape.key}{shape.rows:x}"
     with meeting.beginning(f"cache-{name}"):
@@ -247,10 +266,13 @@ def _is_own(descriptor: int, nbytes: int) -> bool:
 
 
 def in_file(path: str, shape: Shape) -> Table:
-    """The table in the file at `path`, created if it is missing.
+    """Open or create the table in the file at `path`.
 
-    A table of other functions, of another source or of another size is replaced, unless a process has it
-    open. Errors: CP0958 for a file that is no cache, is of another user, or is in use for something else.
+    If no process has the file open, a table of other functions, another source or another size is replaced.
+
+    Raises:
+        CommplanError: CP0958 if the file is not a cache, belongs to another user, or is open with another
+            layout.
     """
 
     def refuse(problem: str, *notes: str) -> NoReturn:
@@ -288,7 +310,7 @@ def in_file(path: str, shape: Shape) -> Table:
 
 
 def _prepare(descriptor: int, shape: Shape, refuse: Any) -> None:
-    """Make the file a table of `shape`, with the rows that it has of one. No other process has it open."""
+    """Prepare the file for `shape`, and keep rows of an equal table. No other process has the file open."""
     head = os.pread(descriptor, len(_MAGIC), 0)
     if head and head != _MAGIC:
         refuse("is a file of something else", "give the path of a file that does not exist")
@@ -309,11 +331,11 @@ def _lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-# --- both ---
+# --- memory and files ---
 
 
 def _lay_out(descriptor: int, shape: Shape, generation: int) -> None:
-    """Size and header, with room for the words; the rows are a hole until they are written."""
+    """Write the header, and allocate space for the words. Rows are allocated when they are written."""
     os.ftruncate(descriptor, shape.offsets[-1])
     os.posix_fallocate(descriptor, 0, shape.offsets[0])
     text = json.dumps(shape.facts(generation)).encode()
@@ -323,7 +345,7 @@ def _lay_out(descriptor: int, shape: Shape, generation: int) -> None:
 
 
 def _facts(descriptor: int) -> dict[str, Any] | None:
-    """The header of a table; None if there is none, or it is damaged."""
+    """Read the header of a table; None if it is missing or damaged."""
     page = os.pread(descriptor, _PAGE, 0)
     if len(page) < _HEAD.size:
         return None
@@ -339,7 +361,7 @@ def _facts(descriptor: int) -> dict[str, Any] | None:
 
 
 def _boot() -> str:
-    """Tells apart the hosts, and the times that one was started."""
+    """The identifier of the present boot of this host; empty if unknown."""
     try:
         return io.read(_BOOT).decode().strip()
     except OSError:
