@@ -1,1 +1,1 @@
-"""Members with clocks of their own: one stream of units, taken at different rates."""
+"""Members that advance independently: one stream of units, taken at different rates."""

@@ -1,4 +1,4 @@
-"""Members of a run that take their batches one by one from units that they share."""
+"""Members of a run that take their batches one by one from shared units."""
 
 from __future__ import annotations
 
@@ -38,8 +38,13 @@ _RECORDS = CURSOR["records"]
 
 @dataclass(frozen=True)
 class PeerGroup:
-    """The processes that share units. start: the unit that they begin with. members: the first member of each
-    process."""
+    """The processes that share units.
+
+    Attributes:
+        group: the processes.
+        start: the first unit.
+        members: the first member of each process.
+    """
 
     group: Group
     start: int
@@ -48,10 +53,12 @@ class PeerGroup:
 
 @dataclass(frozen=True)
 class SharingOptions:
-    """How the members of a process share; the first one that opens decides.
+    """Options for sharing between members. The first opened member of a process determines them.
 
-    ask: returns the processes that share, given the unit that this one would begin with. timeout: seconds
-    that members wait for one another. workers: "threads" or "processes" make the units.
+    Attributes:
+        ask: returns the processes that share; its argument is the first unit of this process.
+        timeout: the timeout of waits between members in seconds.
+        workers: "threads" or "processes", which make the units.
     """
 
     ask: Callable[[int], PeerGroup | None] = lambda _: None
@@ -61,13 +68,21 @@ class SharingOptions:
 
 @dataclass
 class ClockedPhase:
-    """The members of one phase in this process. sources, functions: by the names of the plan."""
+    """The members of one phase in this process.
+
+    Attributes:
+        plan: the schedules of the members.
+        given: the sources as passed by the user, by name.
+        functions: the functions by name.
+        sources: the sources of the phase by name.
+        epoch: the number of units of an epoch.
+    """
 
     plan: ClockPlan
     given: Mapping[str, object]
     functions: Mapping[str, Callable[..., Any]]
     sources: Mapping[str, files.Source] = field(init=False)
-    epoch: int = field(init=False)  # units
+    epoch: int = field(init=False)  # number of units
     _options: SharingOptions = SharingOptions()
     _attachment: Attachment | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -79,17 +94,26 @@ class ClockedPhase:
 
     @property
     def slots(self) -> int:
-        """Units that are kept at most."""
+        """The most units that are kept."""
         return self.plan.rates.bound // self.plan.rates.unit
 
     @contextlib.contextmanager
     def joined(
         self, member: int, position: int, units: Schedule, options: SharingOptions
     ) -> Generator[tuple[Attachment, float]]:
-        """The ring that `member` joins, and how long it waits. It begins if the member is the first one here.
+        """Open the ring for a member. The ring starts after the first member of this process has joined.
+
+        Args:
+            member: the number of the member.
+            position: the first unit of the member.
+            units: the schedule whose batches are units.
+            options: the options of the first member; ignored for later members.
+
+        Yields:
+            The attachment of this process, and the timeout of waits in seconds.
 
         Raises:
-            CommplanError: CP0948 if the member is open already; those of `meet`.
+            CommplanError: CP0948 if the member is already open; otherwise as `meet`.
         """
         with self._lock, contextlib.ExitStack() as stack:
             if self._attachment is not None:
@@ -157,7 +181,7 @@ class ClockedPhase:
         return attachment
 
     def _own_ring(self, content: UnitProgram, first: int) -> Ring:
-        """A ring of this process alone."""
+        """Create a ring for this process only."""
         program, cores = content.program, hints(content.program)[1]
         parts, cursors = parts_of(program, cores), self.plan.schedule.axis(self.plan.clock).size
         nbytes = layout_of(program, parts).nbytes
@@ -172,15 +196,21 @@ class ClockedPhase:
 
 
 class ClockedBatches(RingMember):
-    """Batches of one member, as `PhaseBatches` gives those of all: one epoch per `iter()`.
+    """The batches of one member, one epoch per `iter()`. `PhaseBatches` is the equivalent for all members.
 
-    Several members of a process are driven in any interleaving, by one thread or by several. units: the
-    schedule whose batches are units. local: the indices that this process holds of other axes. state: the
-    result of `.state()` of this member.
+    The caller may drive several members of a process in any interleaving, with one or several threads.
+
+    Args:
+        clocks: the phase.
+        member: the number of the member.
+        units: the schedule whose batches are units.
+        local: the indices of other axes that this process holds.
+        state: a result of `.state()` of this member.
+        options: the options for sharing.
 
     Raises:
-        CommplanError: as `PhaseBatches`; CP0946 and CP0947 if other members hold this one back for ever (the
-            caller may go on after both), CP0948 if the member is open already.
+        CommplanError: as `PhaseBatches`; CP0946 and CP0947 if other members block this one (the caller may
+            continue after both), CP0948 if the member is already open.
     """
 
     def __init__(
@@ -236,7 +266,17 @@ def member_batches(
     state: Mapping[str, int] | None = None,
     options: SharingOptions | None = None,
 ) -> ClockedBatches | PhaseBatches:
-    """The batches of `member`. It reads everything itself if nothing is the same for all members."""
+    """Create the batches of a member.
+
+    If no value is equal for all members, the member reads all of its records itself.
+
+    Args:
+        clocks: the phase.
+        member: the number of the member.
+        local: the indices of other axes that this process holds.
+        state: a result of `.state()` of this member.
+        options: the options for sharing.
+    """
     plan, units = clocks.plan, clocks.plan.units
     if units is not None:
         return ClockedBatches(clocks, member, units, local=local, state=state, options=options)

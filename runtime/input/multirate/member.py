@@ -1,4 +1,4 @@
-"""A member that takes its batches from the units of a ring, at its own pace."""
+"""A member that takes its batches from the units of a ring, independently of other members."""
 
 from __future__ import annotations
 
@@ -36,12 +36,19 @@ if TYPE_CHECKING:
 
     from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
 
-_AT_ONCE = 64  # batches that are taken until the next look at what has changed
+_AT_ONCE = 64  # batches between two checks for changes of the ring
 _IDLE_SINCE = CURSOR["idle_since"]
 
 
 class _Begun(NamedTuple):
-    """A batch whose units are there. tasks: of this member for itself. is_ready: no unit was waited for."""
+    """A batch whose units are available.
+
+    Attributes:
+        place: the number of the batch.
+        builder: builds the batch.
+        tasks: the pending work of this member.
+        is_ready: whether all units were available without a wait.
+    """
 
     place: int
     builder: BatchBuilder
@@ -50,13 +57,16 @@ class _Begun(NamedTuple):
 
 
 class RingMember(EpochIterator):
-    """Batches of some units each, one epoch per `iter()`. `.member` is its number, and that of its cursor.
+    """The batches of a member, one epoch per `iter()`. Each batch consists of one or more units.
 
-    The other members wait for it while it is inside an epoch. Between two epochs its units are kept until
-    another member needs their slots, but for `idle_s` at least. If units have gone, it reads them by itself.
+    Other members wait for this member during its epoch. Between two epochs its units are kept for at least
+    `idle_s`, and then until another member needs their slots. The member reads missing units itself.
+
+    Attributes:
+        member: the number of the member and of its cursor.
     """
 
-    _patient = ("CP0946", "CP0947")  # it may go on, once another member has
+    _patient = ("CP0946", "CP0947")  # errors after which the iterator can continue
     idle_s = 0.5
 
     # --- joining ---
@@ -64,7 +74,7 @@ class RingMember(EpochIterator):
     def _become(
         self, attachment: Attachment, plan: ClockPlan, member: int, each: int, program: HostProgram
     ) -> None:
-        """Set what the constructors of members have in common. each: units of a batch."""
+        """Initialize the attributes of all kinds of members. `each` is the number of units of a batch."""
         self._attachment, self._ring, self._units = attachment, attachment.ring, attachment.units
         self.member, self._plan, self._each, self._program = member, plan, each, program
         self._epoch = attachment.content.epoch
@@ -75,15 +85,20 @@ class RingMember(EpochIterator):
         self, bound: Mapping[str, files.Source], functions: Mapping[str, Callable[..., Any]],
         place: tuple[int, int], timeout: float, keep: int,
     ) -> None:  # fmt: skip
-        """Become a member that begins at `place`, an epoch and a step. The caller holds the ring's lock.
+        """Join the ring. The caller holds its lock.
 
-        keep: units that may be shown without a copy.
+        Args:
+            bound: the sources by name.
+            functions: the functions by name.
+            place: the first epoch and step.
+            timeout: the timeout of waits in seconds.
+            keep: the most units that arrays may reference without a copy.
         """
         plan, program, member, ring = self._plan, self._program, self.member, self._ring
         self._orders = mine = orders(program, bound)
         steps = epoch_steps(program, mine)
         self._start(*place, steps=steps, order=fingerprint(program, mine))
-        self._upto = 0  # the batches before it may be taken without a look at what has changed
+        self._upto = 0  # batches before this one need no check for changes of the ring
         self._ahead: _Begun | None = None
         self._bound, self._called = bound, called_functions(program, functions)
         has_own = any(flow.after for flow in program.flows)
@@ -101,25 +116,25 @@ class RingMember(EpochIterator):
         self._driver = self._attachment.drivers[member] = Driver(threading.current_thread())
 
     def _is_paced(self) -> bool:
-        """Whether a thread that drives several members has to drive them at one pace."""
+        """Whether members advance independently; see `MemberWaiter.is_paced`."""
         return self._plan.is_paced
 
     def _joined(self) -> None:
-        """The threads of the attachment know this member from now on."""
+        """Register this member with its attachment."""
         self._attachment.looks[self.member] = weakref.ref(self)
         self._closing = self._forgotten_later()
 
     def _forgotten_later(self) -> weakref.finalize[..., Any]:
-        """What is done where this object is collected without being closed."""
+        """Create the finalizer for the case that this object is collected without being closed."""
         forget = self._attachment.forget
         closing = weakref.finalize(self, forget, self.member, self._cursor.slots, os.getpid())
-        closing.atexit = False  # `attachment` leaves all rings then
+        closing.atexit = False  # the module `attachment` leaves all rings at exit
         return closing
 
     def _attach(self) -> None:
         """Begin to hold units. The caller holds the ring's lock.
 
-        If units from its place on have gone, it reads them by itself, and the others wait for it meanwhile.
+        If its first units are no longer in the ring, the member reads them itself while the others wait.
         """
         ring, place = self._ring, self._position(self._place)
         ring.begin_at(place)
@@ -127,14 +142,21 @@ class RingMember(EpochIterator):
         self._from: int | None = self._hold(place, kept)
 
     def _hold(self, place: int, kept: int) -> int | None:
-        """Have the others wait for this member, which is at unit `place`. Returns the first unit that it
-        takes; it reads those before by itself. None if it reads all of them. kept: the first one that is
-        there."""
+        """Make the other members wait for this member.
+
+        Args:
+            place: the next unit of this member.
+            kept: the first unit that is still in the ring.
+
+        Returns:
+            The first unit that the member takes from the ring. It reads earlier units itself. None if it
+            reads all units itself.
+        """
         self._hold_from(place, kept - place)
         return kept
 
     def _hold_from(self, unit: int, behind: int) -> None:
-        """Hold units from `unit` on. behind: units that it reads by itself."""
+        """Hold units from `unit` on. The member first reads `behind` units itself."""
         self._cursor.hold(unit)
         if behind > 0:
             LOG.warning(
@@ -143,13 +165,13 @@ class RingMember(EpochIterator):
             )  # fmt: skip
 
     def _position(self, place: int) -> int:
-        """The first unit of the batch at `place`."""
+        """The first unit of batch `place`."""
         epoch, step = divmod(place, self._steps)
         return epoch * self._epoch + step * self._each
 
     @functools.cached_property
     def _factory(self) -> BatchFactory:
-        """For batches that are not a unit as it lies in its slot; loaded where there is one."""
+        """The factory for batches other than a single unmodified unit; created on first use."""
         from commplan.runtime.input.stages.batch_builder import BatchFactory  # noqa: PLC0415
         from commplan.runtime.input.stages.records import stages  # noqa: PLC0415
 
@@ -168,7 +190,7 @@ class RingMember(EpochIterator):
         return self
 
     def _turn_to(self, place: int) -> None:
-        """Batches from `place` on are taken, up to `_upto`."""
+        """Prepare to take the batches from `place` to `_upto`."""
         if not self._closing.alive:
             self._refuse_closed()
         if place // self._steps > self._armed:
@@ -176,7 +198,7 @@ class RingMember(EpochIterator):
         self._begin(place)
 
     def _begin(self, place: int) -> None:
-        """The member begins an epoch, or goes on with it."""
+        """Begin or continue the epoch of batch `place`."""
         ring, begun = self._ring, place // self._steps + 1
         self._words[_IDLE_SINCE], self._driver.thread = 0, threading.current_thread()
         ring.arm(self.member, begun * self._epoch)
@@ -187,28 +209,30 @@ class RingMember(EpochIterator):
         self._upto = min(begun * self._steps, place + (_AT_ONCE if self._from is not None else 1))
 
     def _settle(self, place: int) -> None:
-        """The batch at `place` has come."""
+        """Update the state after batch `place`."""
         if self._meter.least is None and self._steps > 1:
             self._meter.least = 1
         if (place + 1) % self._steps:
             return
         if self._from is not None:
             taken = self._units_at(*divmod(place, self._steps))
-            self._cursor.pass_over(range(taken.stop, self._position(place + 1)))  # others take them
+            self._cursor.pass_over(
+                range(taken.stop, self._position(place + 1))
+            )  # only other members take these units
         self._words[_IDLE_SINCE] = time.monotonic_ns()
 
     def _units_at(self, epoch: int, step: int) -> range:
-        """The units of a batch."""
+        """The units of the batch at `step` of `epoch`."""
         flow, first = self._program.flows[0], epoch * self._epoch + step * self._each
         rows = self._orders[flow.reads[0].result].rows(step)
         return range(first, first - (-rows // (flow.batch // self._each)))
 
     def _is_kept(self, unit: int, epoch: int) -> bool:
-        """Whether others wait for this member to take `unit` of `epoch`."""
+        """Whether the ring keeps `unit` of `epoch` for this member."""
         return self._from is not None and self._from <= unit < (epoch + 1) * self._epoch
 
     def _made_at(self, place: int) -> HostBatch:
-        """The batch at `place`, and what this member does for itself."""
+        """Build batch `place`, including the private work of this member."""
         begun, self._ahead = self._ahead, None
         if begun is None or begun.place != place:
             begun = self._begun(place)
@@ -222,7 +246,7 @@ class RingMember(EpochIterator):
         return batch
 
     def _begin_ahead(self, place: int) -> None:
-        """Begin with own work for the batch at `place`, if its units are made."""
+        """Begin the private work for batch `place` if its units are made."""
         epoch, step = divmod(place, self._steps)
         if not self._threads or self._ahead is not None or place >= self._upto:
             return
@@ -231,7 +255,7 @@ class RingMember(EpochIterator):
             try:
                 self._ahead = self._begun(place)
             except CommplanError:
-                self._ahead = None  # it is raised when its turn comes
+                self._ahead = None  # the error is raised again when the batch is due
 
     def _begun(self, place: int) -> _Begun:
         epoch, step = divmod(place, self._steps)
@@ -257,7 +281,7 @@ class RingMember(EpochIterator):
         return _Begun(place, builder, [], is_ready)
 
     def _builder(self, place: int, units: Sequence[Mapping[Ref, Array]]) -> BatchBuilder:
-        """The batch at `place`, made of `units`."""
+        """Create the builder of batch `place` from `units`."""
         builder = self._factory.batch(place)
         moved = {ref for flow in self._program.flows for ref in flow.moved}
         units = [{ref: array[0] if ref in moved else array for ref, array in unit.items()} for unit in units]
@@ -270,13 +294,17 @@ class RingMember(EpochIterator):
         return builder
 
     def _drop_roots(self, place: int) -> None:
-        """The batches before `place` are handed out: their units are shown as long as their arrays live."""
+        """Release the units of the batches before `place`, except for those that arrays still reference."""
         first, roots = self._position(place), self._cursor.held
         for unit in [unit for unit in roots if unit < first]:
             del roots[unit]
 
     def _take(self, unit: int) -> tuple[Any, bool, bool]:
-        """The bytes of the slot of `unit`, whether it was ready, and whether records of it were skipped."""
+        """Take `unit` from the ring.
+
+        Returns:
+            The bytes of its slot, whether it was ready, and whether records were skipped.
+        """
         root, waited_ns, is_spoiled = self._cursor.take(unit)
         self._meter.wait_s += waited_ns * 1e-9
         if waited_ns and self._place % self._steps:
@@ -289,11 +317,11 @@ class RingMember(EpochIterator):
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been closed."""
+        """Whether the member has not been closed."""
         return self._closing.alive
 
     def let_go_if_idle(self) -> None:
-        """Keep no units for it if it is between two epochs for long, and another member needs a slot."""
+        """Release units if the member is idle between two epochs and another member needs a slot."""
         record = self._cursor.record
         since = record.get("idle_since")
         if not since or time.monotonic_ns() - since < self.idle_s * 1e9 or self._from is None:
@@ -308,10 +336,10 @@ class RingMember(EpochIterator):
             self._turn.release()
 
     def _gone_idle(self) -> None:
-        """The others go on."""
+        """Called when the other members no longer wait for this idle member."""
 
     def let_go(self) -> None:
-        """Keep no units for it until it goes on. The calling thread drives it."""
+        """Stop keeping units for this member until its next batch. The calling thread drives the member."""
         self._drop_ahead()
         self._cursor.recall()
         self._upto = 0
@@ -327,17 +355,20 @@ class RingMember(EpochIterator):
 
     @property
     def meters(self) -> tuple[Meter, ...]:
-        """Of its own work, and of what members of this process have in common."""
+        """The meters of the private work and of the units that the members of this process share."""
         return self._meter, self._attachment.content.meter
 
     def summary(self) -> Summary:
-        """What the input cost so far: what this process made for all, and what this member did for
-        itself."""
+        """The cost of the input so far: the shared work of this process and the work of this member."""
         return merged(meter.summary() for meter in self.meters)
 
     def close(self) -> None:
-        """Leave. Closing twice is fine. Errors: CP0923 where there is no memory to keep the batches that are
-        still shown: the member is there as before."""
+        """Leave the ring. Further calls have no effect.
+
+        Raises:
+            CommplanError: CP0923 if there is no memory for copies of batches that arrays still reference. The
+                member then stays open.
+        """
         if os.getpid() != self._process or self._closing.detach() is None:
             return
         self._drop_ahead()
@@ -351,7 +382,7 @@ class RingMember(EpochIterator):
 
 
 def _weakly_open(member: RingMember) -> Callable[[], bool]:
-    """Whether `member` has not been closed; the threads of its process do not keep it alive."""
+    """Return a function that reports whether `member` is open, without keeping `member` alive."""
     reference = weakref.ref(member)
 
     def is_open() -> bool:

@@ -1,10 +1,11 @@
-"""Members that take their batches one by one, as schedules: what is made once for all, and what each adds.
+"""Schedules of members that take their batches one by one: the shared part, and the part of each member.
 
-A phase whose load says `batch [32, 32, 64] over member` becomes two. In the one a batch is a unit, as many
-records as divide every member's batch, and holds what is the same for all members: the load, and the host
-maps after it that are neither random nor `per`. In the other one member takes some units at each step.
+A phase whose load has `batch [32, 32, 64] over member` becomes two phases. In the first one a batch is a
+unit; its size divides the batch size of each member. This phase contains the values that are equal for all
+members: the load, and the host maps after it that are neither random nor `per`. In the second one a member
+takes some units at each step.
 
-Where one clock holds for all, and they share a value, a unit is a whole batch up to what the plan shares.
+If all members have the same clock and share a value, a unit is a batch up to the stages that share.
 """
 
 from __future__ import annotations
@@ -35,15 +36,19 @@ from commplan.ir.types import SAME, BytesType
 from commplan.runtime.input.program import Element, record_types
 from commplan.runtime.input.sources.adapters import Source
 
-OWN = "/own"  # behind the name of a value before it is shared
+OWN = "/own"  # suffix of the name of a value before it is shared
 
 
 @dataclass(frozen=True)
 class ClockPlan:
-    """How the members of `clock` go through phase `phase` of `schedule`.
+    """The schedules of the members of `clock` in phase `phase` of `schedule`.
 
-    rates: of its loads; the units of a member's step are the same for all of them. units: the schedule whose
-    batches are units; None where nothing is the same for all members, and each reads for itself.
+    Attributes:
+        schedule: the schedule.
+        phase: the name of the phase.
+        clock: the ensemble axis of the members.
+        rates: the rates of the loads. All loads have the same number of units for a step of a member.
+        shared: the phase with the stages that share; None if no value is equal for all members.
     """
 
     schedule: Schedule
@@ -54,23 +59,28 @@ class ClockPlan:
 
     @property
     def is_paced(self) -> bool:
-        """Whether members have clocks of their own; else each step of a member is one unit."""
+        """Whether members advance independently. If not, each step of a member is one unit."""
         return clocked(self.schedule.phase(self.phase)) is not None
 
     @property
     def first_load(self) -> Read:
-        """The first load whose batches differ between members, or the first of all."""
+        """The first load whose batches differ between members; otherwise the first load."""
         reads = [op for op in self.schedule.phase(self.phase).ops if isinstance(op, Read)]
         return next((op for op in reads if op.clock), reads[0])
 
     @property
     def share(self) -> Share | None:
-        """The first stage that shares, and how; None where nothing is shared."""
+        """The first stage that shares; None if no value is shared."""
         ops = self.shared.ops if self.shared is not None else ()
         return next((op for op in ops if isinstance(op, Share) and _shares(op, self.clock)), None)
 
     def member(self, place: int, *, alone: bool = False) -> Schedule:
-        """The schedule of member `place`, with its own batch size. alone: it reads everything itself."""
+        """Return the schedule of a member.
+
+        Args:
+            place: the index of the member, which determines its batch size.
+            alone: whether the member reads all of its records itself.
+        """
         own = self.schedule.phase(self.phase)
         base = own if alone or self.shared is None else self.shared
         ops = tuple(
@@ -83,7 +93,7 @@ class ClockPlan:
 
     @property
     def units(self) -> Schedule | None:
-        """The schedule whose batches are units, the same for every axis; None where nothing is shared."""
+        """The schedule whose batches are units, equal along all axes; None if no value is shared."""
         if self.shared is None:
             return None
         ahead = [op for op in self.shared.ops if isinstance(op, Share) and _shares(op, self.clock)]
@@ -102,7 +112,7 @@ class ClockPlan:
         return msgspec.structs.replace(read, batch=(unit,), clock=None, split=(), count=None)
 
     def epoch(self, sources: Mapping[str, Source]) -> int:
-        """Units of an epoch: as many as the member that takes most of them takes; of one clock, its steps."""
+        """The units of an epoch: the maximum over the members, or the number of steps if they share a clock."""
         reads = [op for op in self.schedule.phase(self.phase).ops if isinstance(op, Read)]
         if not self.is_paced:
             orders = [Order(len(sources[r.source]), r.batch[0], r.seed, r.visit, r.tail) for r in reads]
@@ -118,13 +128,18 @@ class ClockPlan:
 
 
 def clocked(phase: Phase) -> str | None:
-    """The ensemble whose members run `phase` by clocks of their own; None where one clock holds for all."""
+    """The ensemble whose members advance independently in `phase`; None if all have the same clock."""
     return next((op.clock for op in phase.ops if isinstance(op, Read) and op.clock), None)
 
 
 def taken_apart(schedule: Schedule, phase: Phase) -> str | None:
-    """The ensemble whose members take `phase` one by one from a common stream: by clocks of their own, or
-    because they share a value; None where each reads for itself."""
+    """The ensemble whose members take the batches of `phase` one by one from a common stream.
+
+    The members advance independently, or they share a value.
+
+    Returns:
+        The name of the axis; None if each member reads for itself.
+    """
     ensembles = [axis.name for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
     sharing = (name for name in ensembles if any(_shares(op, name) for op in phase.ops))
     return clocked(phase) or next(sharing, None)
@@ -135,14 +150,20 @@ def _shares(op: Op, clock: str) -> bool:
 
 
 def batches(read: Read, clock: str, schedule: Schedule) -> tuple[int, ...]:
-    """The batch size of every member."""
+    """The batch size of each member for the load `read`."""
     return read.batch if read.clock == clock else read.batch * schedule.axis(clock).size
 
 
 def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
-    """How members go through phase `name`, whose loads they share or take by their own clocks.
+    """Create the `ClockPlan` of a phase whose members share loads or advance independently.
 
-    Errors: CP0945 where the members' batch sizes of two loads are not in proportion.
+    Args:
+        schedule: the schedule.
+        name: the name of the phase.
+
+    Raises:
+        CommplanError: CP0945 if the batch sizes of two loads are not proportional.
+        ValueError: if the members do not share anything.
     """
     phase = schedule.phase(name)
     clock = taken_apart(schedule, phase)
@@ -172,9 +193,10 @@ def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
 
 
 def _as_planned(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
-    """`phase` with those of its stages that share which have a slot: records of variable length have none.
+    """Remove the stages that share records of variable length, which have no slot, from `phase`.
 
-    None where no other value is shared.
+    Returns:
+        The phase; None if it shares no other value.
     """
     types: dict[Ref, Element] = {}
     uses = DefUse(phase.ops)
@@ -195,17 +217,18 @@ def _as_planned(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
 
 
 def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
-    """`phase` with a share behind what is the same for all members, where it ends.
+    """Add a share after the last stages of `phase` whose results are equal for all members.
 
     pixels = map decode(raw)  -->  pixels/own = map decode(raw); pixels = share pixels/own
 
-    None where nothing is the same, where it ends in records of variable length, which have no slot, and where
-    the passes were told not to share.
+    Returns:
+        The phase. None if no value is equal, if the last such stage makes records of variable length, which
+        have no slot, or if the pipeline disables sharing.
     """
     if any(f"share{{design={how}" in schedule.pipeline for how in ("duplicate", "none")):
         return None
     alike = _alike(schedule, phase)
-    # What is handed over, or what other work on loaded values reads; in plan order.
+    # Outputs of the host, and values that other stages of the members read, in plan order.
     bound = [b.value for b in (*phase.outputs, *phase.takes) if b.source_only]
     sources = DefUse(phase.ops).sources(bound, alike)
     ends = [ref for op in phase.ops for ref in results(op) if ref in sources]
@@ -230,7 +253,7 @@ def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
 
 
 def _alike(schedule: Schedule, phase: Phase) -> set[Ref]:
-    """Loaded values that are the same for all members, record by record."""
+    """The loaded values that are equal for all members, record by record."""
     fns = {fn.name: fn for fn in schedule.fns}
     known: set[Ref] = set()
     for op in phase.ops:

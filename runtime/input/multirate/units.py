@@ -1,4 +1,4 @@
-"""Batches of units: which rows of which unit a batch takes."""
+"""Building a batch from rows of units."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from commplan.runtime.input.program import identity
 
 
 def fill(state: FlowState, units: Sequence[Mapping[Ref, Array]], each: int) -> dict[Ref, Array]:
-    """What a batch takes from units of `each` rows, by id, [1, rows, ...]; what lies in one unit is shown.
+    """Collect the rows of a batch from units, and update validity and record numbers in `state`.
 
-    units: what was made of them, with validity and the numbers of the records where those are known.
+    Args:
+        state: the flow of the batch; `state.rows` are the rows, counted from the first row of `units`.
+        units: the arrays of each unit, by id, with validity and record numbers if available.
+        each: the number of rows of a unit.
+
+    Returns:
+        The moved values of the batch, by id: [1, rows, ...]. There is no copy if all rows are in one unit.
     """
     flow = state.flow
     runs = _runs(state.rows, each)
@@ -30,12 +36,16 @@ def fill(state: FlowState, units: Sequence[Mapping[Ref, Array]], each: int) -> d
     for read in flow.reads:
         if all(identity(read) in unit for unit in units):
             numbers = _join(runs, [unit[identity(read)][0] for unit in units])
-            state.records[read.result, ()] = numbers[0]  # as those who made the rows say
+            state.records[read.result, ()] = numbers[0]  # the numbers that the makers of the units stored
     return moved
 
 
 def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slice]]:
-    """Rows of a batch, ascending, as runs inside units of `each` rows: where they go, the unit, its rows."""
+    """Split the ascending rows of a batch into runs inside units of `each` rows.
+
+    Returns:
+        For each run the rows of the batch, the index of the unit, and the rows of the unit.
+    """
     if not len(rows):
         return []
     ends = np.flatnonzero((np.diff(rows) != 1) | (rows[1:] % each == 0)) + 1
@@ -47,7 +57,7 @@ def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slic
 
 
 def _join(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) -> Array:
-    """[1, rows, ...]: rows of units, without a copy where they lie in one."""
+    """Join rows of units: [1, rows, ...]. There is no copy if all rows are in one unit."""
     if len(runs) == 1:
         (_, unit, theirs), *_ = runs
         return read_only(parts[unit][theirs])[None]
