@@ -1,4 +1,4 @@
-"""What a feed hands out: arrays by name, and the same as tensors of PyTorch or arrays of JAX."""
+"""The batches of a feed: NumPy arrays by name, convertible to PyTorch tensors and JAX arrays."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from commplan.runtime.input.packages import package
 
 
 class Batch(NamedArrays[Array]):
-    """The arrays of one batch by the names of the plan, as NumPy sees them: read-only, in memory that all
-    members of the feed see, and good for as long as anything shows them. epoch, step: where it stands."""
+    """The NumPy arrays of one batch, by the names of the plan.
+
+    The arrays are read-only views of memory that all members of the feed share. They stay valid as long as
+    they are referenced.
+
+    Attributes:
+        epoch: the epoch of the batch.
+        step: the step of the batch in its epoch.
+    """
 
     __slots__ = ("_mask", "epoch", "step")
     epoch: int
@@ -21,36 +28,59 @@ class Batch(NamedArrays[Array]):
     _mask: Bools | None
 
     def place(self, epoch: int, step: int, mask: Bools | None) -> Batch:
-        """Set where the batch stands, and which rows are records; None if its loads differ in rows."""
+        """Set the position and the mask of the batch.
+
+        Args:
+            epoch: the epoch.
+            step: the step.
+            mask: which rows are records; None if the loads have different numbers of rows.
+        """
         self.epoch, self.step, self._mask = epoch, step, mask
         return self
 
     @property
     def mask(self) -> Bools:
-        """bool [rows]: False for a row that only fills the batch, and repeats a record: of the last batch of
-        an epoch with `tail pad`, or in the place of one that `on_error = skip` left out. Raises CP0911 if
-        loads of the phase have batches of different sizes."""
+        """bool [rows]: False for padding rows, which repeat a record.
+
+        Padding rows occur in the last batch of an epoch with `tail pad`, and in place of records that
+        `on_error = skip` skipped.
+
+        Raises:
+            CommplanError: CP0911 if loads of the phase have batches of different sizes.
+        """
         return refuse_mask() if self._mask is None else self._mask
 
     def torch(self) -> dict[str, Any]:
-        """The same memory as tensors of PyTorch, which do not know that others read it: do not write to
-        them. Errors: CP0918 where PyTorch is not installed."""
+        """Return the arrays as PyTorch tensors that use the same memory.
+
+        Do not write to the tensors: other members read the same memory.
+
+        Raises:
+            CommplanError: CP0918 if PyTorch is not installed.
+        """
         torch: Any = package("torch", "tensors of PyTorch", "torch")
         return {name: _tensor(torch, array) for name, array in self.items()}
 
     def jax(self, device: Any = None) -> dict[str, Any]:
-        """As arrays of JAX, on `device`: on a CPU the same memory, where it starts at a multiple of 64
-        bytes. Errors: CP0918 where JAX is not installed."""
+        """Return the arrays as JAX arrays.
+
+        Args:
+            device: the device; None for the default device. On a CPU there is no copy if the memory is
+                aligned to 64 bytes.
+
+        Raises:
+            CommplanError: CP0918 if JAX is not installed.
+        """
         jax: Any = package("jax", "arrays of JAX", "'commplan[jax]'")
         return {name: jax.device_put(array, device, may_alias=True) for name, array in self.items()}
 
 
 def _tensor(torch: Any, array: Array) -> Any:
-    """PyTorch warns of arrays that are marked as read-only, and does not know NumPy's bfloat16."""
+    """Convert an array. PyTorch warns about read-only arrays and does not support NumPy's bfloat16."""
     view = array.view()
     try:
         view.flags.writeable = True
-    except ValueError:  # a number beside the batch, which is not in the memory of the feed
+    except ValueError:  # a count, which is not in the memory of the feed
         view = array.copy()
     if view.dtype.name == "bfloat16":
         return torch.from_numpy(view.view(np.int16)).view(torch.bfloat16)

@@ -1,5 +1,4 @@
-"""The plan of a feed as its first member compiled it, in the feed's memory: who brings the same text takes it
-from there, without the compiler."""
+"""The compiled plan in the memory of a feed, so that later members with the same text need not compile it."""
 
 from __future__ import annotations
 
@@ -16,20 +15,24 @@ from commplan.runtime.input.sources.content_keys import digest
 
 
 class _Compiled(msgspec.Struct, frozen=True):
-    """key: of the text that it was compiled from. schedule: without its plan graph, which feeds do not
-    need."""
+    """A compiled plan.
+
+    Attributes:
+        key: the result of `key_of` for the text.
+        schedule: the schedule without its plan graph, which feeds do not need.
+    """
 
     key: str
     schedule: msgspec.Raw
 
 
 def key_of(text: bytes) -> str:
-    """What tells a plan's text from others, and from the same one under another version of commplan."""
+    """Return a digest of the text of a plan and the version of commplan."""
     return digest(__version__.encode() + b"\0" + text)
 
 
 def keep(memory: SharedMemory, key: str, schedule: Schedule) -> None:
-    """Store `schedule` in the memory of a feed, if it has none and there is room."""
+    """Store `schedule` in the memory of a feed if it has no plan yet and there is enough space."""
     with memory.locked():
         if memory.plan() is None:
             bare = msgspec.structs.replace(schedule, origin=None)
@@ -38,8 +41,18 @@ def keep(memory: SharedMemory, key: str, schedule: Schedule) -> None:
 
 @contextlib.contextmanager
 def kept(name: str, key: str, file: str) -> Generator[Schedule | None]:
-    """The schedule of feed `name`, if it lies there and was compiled from the text of `key`; where it does
-    not, others that come meanwhile wait for this process to begin the feed. file: where it has that text."""
+    """Find the compiled schedule of a feed.
+
+    If there is none, other processes that create this feed wait until the block ends.
+
+    Args:
+        name: the name of the feed.
+        key: the result of `key_of` for the text of the plan.
+        file: the file of the plan in this process, for messages.
+
+    Yields:
+        The schedule; None if the feed has none for this key.
+    """
     with contextlib.ExitStack() as stack:
         schedule = _kept(name, key, file)
         if schedule is None:
@@ -56,7 +69,7 @@ def _kept(name: str, key: str, file: str) -> Schedule | None:
             data = memory.plan() if memory is not None else None
         if data is None:
             continue
-        with contextlib.suppress(ValueError):  # of a member that ended while it wrote, or another version's
+        with contextlib.suppress(ValueError):  # incomplete, or written by another version
             compiled = io.decode_json(data, _Compiled)
             if compiled.key == key:
                 schedule = io.decode_json(compiled.schedule, Schedule)

@@ -16,8 +16,18 @@ def facts_of(
     plan: ClockPlan, content: UnitProgram, sources: Mapping[str, Source], given: Mapping[str, object],
     functions: Mapping[str, Callable[..., Any]],
 ) -> dict[str, str]:  # fmt: skip
-    """What the units depend on, by words for messages; the members' own work is no part of it. given: sources
-    as they were passed, which may have a `key`."""
+    """Describe everything that determines the units of a feed, without the members' private work.
+
+    Args:
+        plan: the schedules of the members.
+        content: the program of the units.
+        sources: the sources by name.
+        given: the sources as passed by the user, which may have an attribute `key`.
+        functions: the functions by name.
+
+    Returns:
+        Descriptions by subject, both in words for messages.
+    """
     schedule = plan.schedule
     facts = {
         "the plan": f"{schedule.plan} {schedule.plan_digest}",
@@ -33,7 +43,17 @@ def facts_of(
 
 
 def refuse_unlike(name: str, mine: Mapping[str, str], theirs: Mapping[str, str], plan: ClockPlan) -> None:
-    """Raise CP0922 if `mine`, the facts of this process, differ from `theirs`, those of feed `name`."""
+    """Check that this process agrees with a feed.
+
+    Args:
+        name: the name of the feed.
+        mine: the facts of this process.
+        theirs: the facts of the feed.
+        plan: the schedules of the members.
+
+    Raises:
+        CommplanError: CP0922 if the facts differ.
+    """
     if mine == theirs:
         return
     fail(

@@ -30,16 +30,22 @@ from commplan.runtime.input.sources import files
 from commplan.runtime.input.this_process import cores_of
 from commplan.wait import check_seconds
 
-IDLE_S = 60.0  # how long a member that has ended an epoch is waited for to begin the next
+IDLE_S = 60.0  # seconds between two epochs of a member after which others no longer wait for it
 _RECORDS = CURSOR["records"]
 
 
 class Feed(RingMember):
-    """What `commplan.join` returns: one member's batches, one epoch per `iter()`, as `Batch`.
+    """The batches of one member of a feed, one epoch per `iter()`; the result of `commplan.join`.
 
-    Several feeds of one process share its threads, and each is driven by a thread of its own or in turn. It
-    ends with `close`, with a `with` block, when it is collected and when the interpreter exits; the others
-    no longer wait for it. `.member` is its place.
+    Several feeds of a process share its threads. Each feed can be driven by a separate thread, or one thread
+    can drive several feeds in turn.
+
+    A feed is closed by `close`, at the end of a `with` block, by the garbage collector, and at exit of the
+    interpreter. Other members then no longer wait for this one.
+
+    Attributes:
+        member: the number of the member.
+        name: the name of the feed.
     """
 
     def __init__(
@@ -101,13 +107,17 @@ class Feed(RingMember):
     def _is_paced(self) -> bool:
         return True
 
-    # --- coming ---
+    # --- joining ---
 
     def _first_unit(
         self, plan: ClockPlan, bound: Mapping[str, files.Source], member: int, batch: int | None,
         state: Mapping[str, int] | None, content: UnitProgram,
     ) -> int:  # fmt: skip
-        """The first unit of this member if it begins the feed. Raises if its arguments are wrong."""
+        """The first unit of this member if it creates the feed.
+
+        Raises:
+            CommplanError: if `batch` or `state` is invalid.
+        """
         each, epoch_records = units_of(plan, member, batch, content.rows), content.epoch * content.rows
         if batch is not None and each > content.epoch:
             fail(
@@ -126,7 +136,7 @@ class Feed(RingMember):
         self, bound: Mapping[str, files.Source], functions: Mapping[str, Callable[..., Any]],
         state: Mapping[str, int] | None, is_new: bool,
     ) -> None:  # fmt: skip
-        """Become a member. The caller holds the ring's lock."""
+        """Join the ring as a member. The caller holds the ring's lock."""
         program, each, unit = self._program, self._each, self._ring.header.get("unit")
         self._wanted = handed_out(program)
         mine = orders(program, bound)
@@ -135,15 +145,20 @@ class Feed(RingMember):
         if state is None and not is_new and not self._has_own_epochs:
             place = self._next_place(mine, steps)
         self._enter(bound, functions, place, self._timeout, KEEP * each)
-        is_one = is_one_unit(program, each) and steps == self._epoch  # a batch is numbered as its unit
+        is_one = (
+            is_one_unit(program, each) and steps == self._epoch
+        )  # then batches and units have the same numbers
         layout = self._units.layout
         self._one_unit = OneUnit(program, mine, layout, steps, self._wanted) if is_one else None
-        self._ready: Batch | None = None  # the next one, until it is handed out
+        self._ready: Batch | None = None  # the next batch, until the caller receives it
         self._records_each = each * unit
 
     def _next_place(self, mine: Mapping[Ref, Any], steps: int) -> tuple[int, int]:
-        """Where one who comes late begins: with the next epoch; at once where an epoch may be begun
-        anywhere."""
+        """The first epoch and step of a member that joins a running feed.
+
+        This is the start of the next epoch. If all loads visit records at least once, an epoch may start at
+        any step, and the member starts at the next unit.
+        """
         next_unit, epoch = self._ring.header.get("next"), self._epoch
         if all(order.visit == "at_least_once" for order in mine.values()):
             begun, inside = divmod(next_unit, epoch)
@@ -152,8 +167,10 @@ class Feed(RingMember):
         return -(-next_unit // epoch), 0
 
     def _hold(self, place: int, kept: int) -> int | None:
-        """The others do not wait for it while it reads by itself. If it is more than an epoch behind, no
-        units are kept for it."""
+        """Hold units from `kept` on: the others do not wait while this member reads earlier units itself.
+
+        No units are kept for a member that is more than an epoch behind.
+        """
         if kept - place > (0 if self._has_own_epochs else self._epoch):
             self._cursor.stand_alone(place)
             return None
@@ -163,10 +180,10 @@ class Feed(RingMember):
     # --- taking ---
 
     def __next__(self) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
-        # In few calls: a step has taken the caches, and each call costs some of them again.
+        # Few calls: after a training step the CPU caches are cold, so that each call is expensive.
         if this_process.pid != self._process:
             self._refuse_forked()
-        with self._turn:  # whichever thread asks next gets the next batch
+        with self._turn:  # each thread that acquires the lock receives the next batch
             place = self._place
             if place >= self._upto:
                 self._turn_to(place)
@@ -197,7 +214,7 @@ class Feed(RingMember):
         super()._begin(place)
 
     def _settle(self, place: int) -> None:
-        """The batch before `_upto` is there: what it and those before it gave is counted."""
+        """Count the records of all batches up to the last one before `_upto`."""
         self._note(place)
         super()._settle(place)
 
@@ -214,17 +231,17 @@ class Feed(RingMember):
                 self._meter.ready += is_ready
                 return self._one_unit.batch(root, *divmod(place, self._steps))
         host_batch = self._made_at(place)
-        self._note(place)  # of those before
+        self._note(place)  # records of earlier batches
         self._contract.add(host_batch)
         values = ((name, host_batch.values[ref], per) for name, ref, per in self._wanted)
         batch = Batch((name, array[0] if per else array) for name, array, per in values)
-        mask = host_batch.mask and host_batch.mask.rows.reshape(-1)  # its member dimension has one index
+        mask = host_batch.mask and host_batch.mask.rows.reshape(-1)  # the member dimension has size 1
         return batch.place(*divmod(place, self._steps), mask)
 
     # --- the rest ---
 
     def keep_compiled(self, key: str) -> None:
-        """Leave the plan as it was compiled for who brings the text of `key`."""
+        """Store the compiled plan for members that join with the same text; see `compiled.key_of`."""
         compiled.keep(self._ring.memory, key, self._plan.schedule)
 
     def _gone_idle(self) -> None:
@@ -234,9 +251,14 @@ class Feed(RingMember):
         )  # fmt: skip
 
     def torch_dataset(self) -> Any:
-        """An `IterableDataset` of PyTorch: an epoch of `Batch.torch()` each time that it is iterated over.
-        It is for `DataLoader(dataset, batch_size=None)`, without workers: batches are made ahead
-        already."""
+        """Return a PyTorch `IterableDataset`. Each iteration yields `Batch.torch()` for one epoch.
+
+        Use it with `DataLoader(dataset, batch_size=None)` without workers, because the feed already makes
+        batches ahead.
+
+        Raises:
+            CommplanError: CP0918 if PyTorch is not installed.
+        """
         from commplan.runtime.input.feeds.torch_dataset import dataset  # noqa: PLC0415  needs PyTorch
 
         return dataset(cast("Any", self))

@@ -1,4 +1,4 @@
-"""What of a phase a member is handed, and how a batch that is one unit becomes that without further work."""
+"""The outputs of a phase for a member, and a fast path for batches that consist of one unit."""
 
 from __future__ import annotations
 
@@ -19,9 +19,13 @@ from commplan.runtime.input.shm.slot_layout import SlotLayout
 
 
 def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
-    """Name, value, and whether it has a dimension for the member, of all that is handed out.
+    """List the outputs of a phase that a member receives.
 
-    Errors: CP0932 for what a function of the device makes.
+    Returns:
+        For each output its name, its value, and whether the value has a dimension for the member.
+
+    Raises:
+        CommplanError: CP0932 if a device function computes an output.
     """
     phase, schedule = program.phase, program.schedule
     bindings = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
@@ -38,8 +42,14 @@ def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
 
 
 class _Load(NamedTuple):
-    """Where the records of a load lie in what is copied of a slot. rows: of a batch; counted: those that
-    count."""
+    """The record numbers of a load in a slot.
+
+    Attributes:
+        ref: the load.
+        at: the byte offset of the record numbers in the slot.
+        rows: the number of rows of a batch.
+        counted: the number of rows that are not padding.
+    """
 
     ref: Ref
     at: int
@@ -48,8 +58,14 @@ class _Load(NamedTuple):
 
 
 class _Table(NamedTuple):
-    """Of the batches with as many rows: what is handed out by name, as the arguments of `np.ndarray` or as a
-    count, and where records lie."""
+    """The layout of all batches with the same number of rows.
+
+    Attributes:
+        arrays: name, shape, dtype and byte offset in the slot of each array.
+        counts: the outputs that are counts, by name.
+        loads: the record numbers of each load.
+        mask: which rows are not padding; None if the loads have different numbers of rows.
+    """
 
     arrays: list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
     counts: dict[str, npt.NDArray[np.int32]]
@@ -58,8 +74,15 @@ class _Table(NamedTuple):
 
 
 class OneUnit:
-    """Batches that are a unit each, of which no record was skipped and the member makes nothing: the arrays
-    in the slot, as they lie. steps: of an epoch. wanted: as `handed_out` says."""
+    """Creates batches that are one unit without skipped records or private work: the arrays in the slot.
+
+    Args:
+        program: the host program of the member.
+        orders: the orders of records.
+        layout: the layout of a slot.
+        steps: the number of steps of an epoch.
+        wanted: the result of `handed_out`.
+    """
 
     def __init__(
         self, program: HostProgram, orders: Mapping[Ref, Order], layout: SlotLayout, steps: int,
@@ -67,9 +90,12 @@ class OneUnit:
     ) -> None:  # fmt: skip
         self._program, self._orders, self._layout, self._wanted = program, orders, layout, wanted
         self._last_step = steps - 1
-        self._full, self._last = self._table(0), self._table(steps - 1)  # only the last may be short
+        self._full, self._last = (
+            self._table(0),
+            self._table(steps - 1),
+        )  # only the last batch may have fewer rows
         self._seeds = {read.result: read.seed for flow in program.flows for read in flow.reads}
-        self._ids: dict[int, bytes] = {}  # what lies between these bytes of slots, by steps
+        self._ids: dict[int, bytes] = {}  # the bytes with record numbers of each batch, by step
         rooms = [layout.arrays[identity(read)] for flow in program.flows for read in flow.reads]
         self._from = min(room.offset for room in rooms)
         self._upto = max(room.offset + room.shape[1] * room.dtype.itemsize for room in rooms)
@@ -97,7 +123,13 @@ class OneUnit:
         return _Table(arrays, numbers, loads, mask)
 
     def batch(self, root: Any, epoch: int, step: int) -> Batch:
-        """The batch in the slot whose bytes are `root`, which its arrays keep."""
+        """Create a batch.
+
+        Args:
+            root: the bytes of the slot. The arrays keep a reference to them.
+            epoch: the epoch.
+            step: the step.
+        """
         table = self._full if step < self._last_step else self._last
         batch = Batch(table.counts)
         for name, shape, dtype, offset in table.arrays:
@@ -108,8 +140,11 @@ class OneUnit:
         return batch
 
     def visits(self, epoch: int) -> HostBatch | None:
-        """The records of all batches since `forget`, as one batch that stands where the last of them does.
-        It has no arrays."""
+        """Collect the records of all batches since `forget`.
+
+        Returns:
+            One batch without arrays at the position of the last of them; None if there are none.
+        """
         if not self._ids:
             return None
         steps, ids = list(self._ids), list(self._ids.values())
@@ -128,5 +163,5 @@ class OneUnit:
 
 
 def is_one_unit(program: HostProgram, each: int) -> bool:
-    """Whether `OneUnit` makes the batches of a member that takes `each` units a step."""
+    """Whether `OneUnit` can create the batches of a member that takes `each` units per step."""
     return each == 1 and all(flow.moved and not flow.after and not flow.per for flow in program.flows)

@@ -1,4 +1,4 @@
-"""How a process joins a feed: it finds the ring by the feed's name, or creates it."""
+"""Joining a feed: a process finds the ring by the name of the feed, or creates it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,14 @@ _MOST_CORES = 512
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a new feed. first: its first unit; ahead: units that are made ahead; makers: how many
-    processes make units; cores: how many parts are in the making at a time."""
+    """The sizes of a new feed.
+
+    Attributes:
+        first: the first unit.
+        ahead: the number of units that are made ahead.
+        makers: the number of processes that make units.
+        cores: the most parts in progress.
+    """
 
     first: int
     ahead: int
@@ -39,10 +45,21 @@ class Sizes:
 def attached(
     name: str, facts: Mapping[str, str], plan: ClockPlan, content: UnitProgram, sizes: Sizes
 ) -> Generator[tuple[Attachment, bool]]:
-    """The feed `name`, and whether it was begun just now; no other thread or process joins meanwhile.
+    """Open or create a feed, and exclude other threads and processes from joining during the block.
+
+    Args:
+        name: the name of the feed.
+        facts: the facts of this process; they must be equal to those of the feed.
+        plan: the schedules of the members.
+        content: the program of the units.
+        sizes: the sizes, if the feed is created.
+
+    Yields:
+        The attachment of this process, and whether the feed was created.
 
     Raises:
-        CommplanError: CP0922 for other facts, CP0923 if there is no memory, CP0928.
+        CommplanError: CP0922 if the facts differ, CP0923 if there is no memory, CP0928 if another process or
+            thread blocks the join.
     """
     title = f"feed {name!r}"
     if (left := _opened(title)) is not None:
@@ -80,11 +97,13 @@ def attached(
 
 @contextlib.contextmanager
 def _coming(title: str) -> Generator[None]:
-    """No other thread of this process joins or leaves a feed, and no thread from before has this one open:
-    when it closes the file, this process would lose all its locks.
+    """Exclude other threads of this process from joining and leaving feeds during the block.
+
+    First wait for threads of an earlier attachment to this feed, because this process would lose all of its
+    locks when they close the file.
 
     Raises:
-        CommplanError: CP0928 if such a thread does not end for a minute.
+        CommplanError: CP0928 if such a thread does not end within `meeting.MEET_S`.
     """
 
     def late(waited: float) -> NoReturn:
@@ -100,13 +119,13 @@ def _coming(title: str) -> Generator[None]:
     while True:
         _ = until(has_ended, Wait(meeting.MEET_S, late))
         with meeting.OPENING:
-            if not _is_open(title):  # else another thread has just left it
+            if not _is_open(title):  # otherwise another thread has just left the feed
                 yield
                 return
 
 
 def _opened(title: str) -> Attachment | None:
-    """The feed with this title that this process has members in."""
+    """The attachment of this process to the feed with this title, if any."""
     return next((attachment for attachment in list(OPEN) if attachment.ring.memory.title == title), None)
 
 
@@ -132,12 +151,15 @@ def _created(
 
 
 def place_of(attachment: Attachment, member: int | None, most: int) -> int:
-    """The place of `member`, or the first free one if it is None. The caller holds the ring's lock.
+    """Choose the place of a member. The caller holds the ring's lock.
 
-    most: members that the plan has.
+    Args:
+        attachment: the attachment to the feed.
+        member: the number of the member; None for the first free place.
+        most: the number of members in the plan.
 
     Raises:
-        CommplanError: CP0929 if it is taken, or all are.
+        CommplanError: CP0929 if the place is in use, or if no place is free.
     """
     ring = attachment.ring
     ring.reap()

@@ -1,4 +1,4 @@
-"""The schedule of a member whose batches are some units each."""
+"""The schedule of a member whose batches consist of one or more units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ from commplan.runtime.input.multirate.schedule import OWN, ClockPlan, batches
 
 
 def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:
-    """Units of a batch of `member`. Errors: CP0931 for a batch that is no multiple of the unit."""
+    """The number of units in a batch of a member.
+
+    Args:
+        plan: the schedules of the members.
+        member: the number of the member.
+        batch: the number of records in a batch; None for the batch size of the plan.
+        unit: the number of records in a unit.
+
+    Raises:
+        CommplanError: CP0931 if the batch is not a multiple of the unit.
+    """
     own = plan.rates.batches[member] if batch is None else batch
     if not hasattr(own, "__index__") or own < 1 or own % unit:
         fail(
@@ -24,7 +34,7 @@ def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:
 
 
 def of_member(plan: ClockPlan, member: int, each: int) -> Schedule:
-    """The schedule of a member whose batches are `each` units."""
+    """Return the schedule of a member whose batches consist of `each` units."""
     schedule = plan.member(member)
     given = {op.result: op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)}
 

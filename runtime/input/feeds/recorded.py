@@ -1,4 +1,4 @@
-"""What this process does for a feed, in the record of its run."""
+"""Recording the work and the waits of this process for a feed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 def start_record(attachment: Attachment) -> None:
-    """Write units and waits of this process into the record of its present run, if it keeps one."""
-    if "commplan.recorder.lane" not in sys.modules:  # a recorded run has loaded it
+    """Record units and waits of this process if its current run is recorded."""
+    if "commplan.recorder.lane" not in sys.modules:  # not loaded: no run is recorded
         return
     from commplan.recorder.lane import lane_of  # noqa: PLC0415
 
@@ -40,7 +40,7 @@ def _record_of(attachment: Attachment, lane: Lane) -> BatchRecord:
 
 
 def _wait(attachment: Attachment) -> Call | None:
-    """The oldest wait of a member here, as the call that this process is in."""
+    """The oldest wait of a member of this process, as a call in progress; None if no member waits."""
     from commplan.recorder.file import Call  # noqa: PLC0415
     from commplan.runtime.input.ring.waiting import blocked_by  # noqa: PLC0415
 

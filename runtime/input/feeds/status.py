@@ -1,4 +1,4 @@
-"""The feeds of this user on this host, from the words of their rings."""
+"""The status of this user's feeds on this host, read from their rings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,21 @@ from commplan.runtime.input.ring.words import HOLDS
 
 
 class MemberStatus(msgspec.Struct, frozen=True):
-    """One member. place: records from the first of epoch 0. rate: records a second since it joined.
-    waits_for: the process or member that it waits for now; empty if it does not wait. alone: units that it
-    read by itself. is_held: whether units are kept for it."""
+    """The status of a member.
+
+    Attributes:
+        member: the number of the member.
+        pid: the PID of its process.
+        batch: the number of records in a batch.
+        epoch: the current epoch.
+        place: the number of records since the start of epoch 0.
+        records: the number of records that it has received.
+        rate: records per second since it joined.
+        waited_s: the total time of its waits in seconds.
+        waits_for: the process or member that blocks its current wait; empty if it does not wait.
+        alone: the number of units that it read itself.
+        is_held: whether units are kept for it.
+    """
 
     member: int
     pid: int
@@ -31,7 +43,18 @@ class MemberStatus(msgspec.Struct, frozen=True):
 
 
 class FeedStatus(msgspec.Struct, frozen=True):
-    """One feed. nbytes: of its memory. made: by PID, the records that each process has made, in units."""
+    """The status of a feed.
+
+    Attributes:
+        name: the name of the feed.
+        plan: the name of the plan.
+        phase: the name of the phase.
+        unit: the number of records in a unit.
+        slots: the number of slots.
+        nbytes: the size of the memory.
+        made: the number of units that each process has made, by PID.
+        members: the members with a living process.
+    """
 
     name: str
     plan: str
@@ -44,7 +67,7 @@ class FeedStatus(msgspec.Struct, frozen=True):
 
 
 def feeds() -> list[FeedStatus]:
-    """The feeds with a living member, by name."""
+    """Return the feeds with a living member, sorted by name."""
     statuses: list[FeedStatus] = []
     for candidate in meeting.found():
         with meeting.visited(candidate, f"feed {candidate.name!r}") as memory:

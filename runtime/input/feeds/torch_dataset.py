@@ -1,4 +1,4 @@
-"""A feed as a data set of PyTorch."""
+"""A feed as a PyTorch data set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 class WorkerError(CommplanError):
-    """A feed in a worker of a DataLoader, which raises this anew in its parent, from a text."""
+    """Raised if a feed is read in a worker of a DataLoader.
+
+    The DataLoader creates the error again in the parent process, with a text as the only argument.
+    """
 
     def __init__(self, *_: object) -> None:
         super().__init__(
@@ -26,7 +29,11 @@ class WorkerError(CommplanError):
 
 
 def dataset(feed: Feed) -> Any:
-    """An `IterableDataset` over the batches of `feed`, an epoch at a time. Errors: CP0918."""
+    """Return an `IterableDataset` that yields the batches of one epoch of `feed` per iteration.
+
+    Raises:
+        CommplanError: CP0918 if PyTorch is not installed.
+    """
     data: Any = package("torch.utils.data", "data sets of PyTorch", "torch")
 
     class FeedDataset(data.IterableDataset):
@@ -39,7 +46,7 @@ def dataset(feed: Feed) -> Any:
         def __len__(self) -> int:
             return feed.steps
 
-        def __reduce__(self) -> NoReturn:  # for a worker that is not forked
+        def __reduce__(self) -> NoReturn:  # for workers that are not forked
             raise WorkerError
 
     return FeedDataset()

@@ -210,7 +210,7 @@ class Ring:
         return dealt(claim.unit, claim.part, self.parts, responsive)
 
     def claim_or_idle(self) -> Claim | None:
-        """Claim a part. If none is free, mark this process as idle, so that `call_maker` wakes it."""
+        """Claim a part. If none is free, mark this process as idle for `call_maker`."""
         claim = self.claim()
         if claim is None:
             self.processes[self.place].words[IDLE] = 1
