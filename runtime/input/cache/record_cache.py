@@ -117,9 +117,9 @@ class RecordCache:
     def _turns(self, missing: Sequence[int], keys: npt.NDArray[np.int64], hits: Bools) -> Iterator[int]:
         """Yield the rows of `missing` that this thread must compute.
 
-        Rows that other threads or processes compute are added to `hits` when they are written. If that takes
-        longer than `_PATIENCE_S`, because a process is stopped or its function hangs, this thread computes
-        them, too.
+        Rows that other threads or processes compute are added to `hits` when they are written. If another
+        process takes longer than `_PATIENCE_S`, because it is stopped or its function hangs, this thread
+        computes its rows, too.
         """
         pending, deadline, pause = list(missing), time.monotonic() + _PATIENCE_S, _PAUSES_S[0]
         while pending:

@@ -271,8 +271,8 @@ def in_file(path: str, shape: Shape) -> Table:
     If no process has the file open, a table of other functions, another source or another size is replaced.
 
     Raises:
-        CommplanError: CP0958 if the file is not a cache, belongs to another user, or is open with another
-            layout.
+        CommplanError: CP0958 if the file is not a cache, belongs to another user, or is in use on another
+            host or with another layout.
     """
 
     def refuse(problem: str, *notes: str) -> NoReturn:

@@ -169,7 +169,8 @@ class Feed(RingMember):
     def _hold(self, place: int, kept: int) -> int | None:
         """Hold units from `kept` on: the others do not wait while this member reads earlier units itself.
 
-        No units are kept for a member that is more than an epoch behind.
+        No units are kept for a member that is more than an epoch behind; if it has its own epochs, for a
+        member that is behind at all.
         """
         if kept - place > (0 if self._has_own_epochs else self._epoch):
             self._cursor.stand_alone(place)

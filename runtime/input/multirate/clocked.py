@@ -101,7 +101,7 @@ class ClockedPhase:
     def joined(
         self, member: int, position: int, units: Schedule, options: SharingOptions
     ) -> Generator[tuple[Attachment, float]]:
-        """Open the ring for a member. The ring starts after the first member of this process has joined.
+        """Open the ring for a member. Its threads start after the first member has joined.
 
         Args:
             member: the number of the member.

@@ -112,7 +112,7 @@ class ClockPlan:
         return msgspec.structs.replace(read, batch=(unit,), clock=None, split=(), count=None)
 
     def epoch(self, sources: Mapping[str, Source]) -> int:
-        """The units of an epoch: the maximum over the members, or the number of steps if they share a clock."""
+        """The units of an epoch: the maximum over all members, or the steps if all have the same clock."""
         reads = [op for op in self.schedule.phase(self.phase).ops if isinstance(op, Read)]
         if not self.is_paced:
             orders = [Order(len(sources[r.source]), r.batch[0], r.seed, r.visit, r.tail) for r in reads]

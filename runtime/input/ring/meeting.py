@@ -231,9 +231,9 @@ def meeting() -> Generator[None]:
 
 @contextlib.contextmanager
 def beginning(name: str) -> Generator[None]:
-    """Exclude other processes of this user from creating the feed `name`, for at most `BEGIN_S`.
+    """Exclude other processes of this user from creating the feed or cache `name` during the block.
 
-    A process that waits here can then read the compiled plan from the feed.
+    They wait for at most `BEGIN_S`. A feed then contains the compiled plan of the first process.
     """
     last = time.monotonic() + BEGIN_S
     while (locked := _locked(f"-begun-{name}")) is None:

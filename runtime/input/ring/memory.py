@@ -45,7 +45,7 @@ class SharedMemory:
         shape: the sizes of the ring.
     """
 
-    opened: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()  # by this process
+    opened: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()  # open in this process
 
     def __init__(self, descriptor: int, key: tuple[int, int], title: str, shape: Shape) -> None:
         self.descriptor, self.key, self.title, self.shape = descriptor, key, title, shape

@@ -210,7 +210,7 @@ class Ring:
         return dealt(claim.unit, claim.part, self.parts, responsive)
 
     def claim_or_idle(self) -> Claim | None:
-        """Claim a part. If none is free, mark this process as idle for `call_maker`."""
+        """Claim a part. If there is no free part, mark this process as idle for `call_maker`."""
         claim = self.claim()
         if claim is None:
             self.processes[self.place].words[IDLE] = 1
@@ -328,12 +328,12 @@ class Ring:
             yield from makers
 
     def excuse(self, unit: int) -> bool:
-        """Exclude the other eligible processes if none of them has begun `unit`.
+        """Mark the other makers as unresponsive if parts are free, but no part is in progress.
 
-        A process is eligible again after its next claim.
+        The next claim of a process clears its mark.
 
         Returns:
-            Whether a process was excluded.
+            Whether a process was marked.
         """
         least = self.least()
         if least is None or self.is_made(unit):
@@ -398,7 +398,7 @@ class Ring:
             self.header.set(next=min(unit, self.header.get("next")))
 
     def is_kept(self, unit: int) -> bool:
-        """Whether `unit` and all later units are still in their slots. The caller holds the lock."""
+        """Whether all opened units from `unit` on are still in their slots. The caller holds the lock."""
         following = self.header.words[NEXT]
         kept = range(unit, following)
         return len(kept) <= self.slots and all(self._slots[u % self.slots][UNIT] == u + 1 for u in kept)
@@ -415,7 +415,7 @@ class Ring:
         return self._slots[unit % self.slots][UNIT] == unit + 1
 
     def arm(self, cursor: int, upto: int) -> None:
-        """Request all units before `upto`. If this process was excluded (`excuse`), it is eligible again."""
+        """Request all units before `upto`. If `excuse` has marked this process, the mark is cleared."""
         record = self.cursors[cursor]
         if record.get("armed") < upto:
             self.processes[self.place].set(makes=1)

@@ -133,7 +133,7 @@ class Units:
         return self._load()
 
     def load(self) -> None:
-        """Load the factory now. An open cache exists until the last process closes it."""
+        """Create the factory now, which opens the caches. A cache exists until the last process closes it."""
         _ = self._factory
 
     def place(self, unit: int) -> Place:
