@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from commplan.runtime.input.group import Group as Group
-from commplan.runtime.input.group import group as group  # here, for its module is called like it
+from commplan.runtime.input.group import group as group  # eager: the submodule has the same name
 
 if TYPE_CHECKING:
     from commplan.runtime.input.host_batch import HostBatch as HostBatch
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from commplan.runtime.input.sources.folders import folder as folder
     from commplan.runtime.input.sources.folders import paths as paths
 
-# Loaded when it is first asked for: a member of a feed needs a part of it.
+# Loaded on first use: a member of a feed needs only some of these modules.
 _NAMES = {
     "host_batch": ("HostBatch",),
     "iterator": ("PhaseBatches",),

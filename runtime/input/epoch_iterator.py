@@ -1,4 +1,4 @@
-"""What all iterators over batches of a phase have in common: epochs, the place in them, and who may ask."""
+"""Epochs, position and lifetime, common to all iterators over the batches of a phase."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ _Item = TypeVar("_Item")
 
 
 class EpochIterator(Iterator[HostBatch]):
-    """Batches of a phase, one epoch per `iter()`, for one caller at a time, in the process that made them,
-    until they are closed. Several threads may call `next`: each batch goes to one of them. What is made of
-    batches ahead of the caller waits in `_formed`, by their places."""
+    """Iterator over the batches of a phase, one epoch per `iter()`.
 
-    on_devices: int = 0  # batches that may be taken ahead of the caller
-    pinning: Pinning | None = None  # what registers their memory with devices
-    restart: Pass | None = None  # notices that other iterators have given the same batches
-    _closing: weakref.finalize[..., Any]  # alive until then
+    Valid until closed, in the process that made it. Several threads may call `next`: each batch goes to one
+    of them. `_formed` holds items formed ahead of the caller, by position.
+    """
+
+    on_devices: int = 0  # batches that may be formed ahead of the caller
+    pinning: Pinning | None = None  # registers their memory with devices
+    restart: Pass | None = None  # detects earlier iterators over the same batches
+    _closing: weakref.finalize[..., Any]  # alive until closed
     _checks: Checks | None
-    _patient: tuple[str, ...] = ()  # errors after which a caller may go on
+    _patient: tuple[str, ...] = ()  # codes of errors after which iteration may continue
 
     def __init__(self, phase: str) -> None:
         self._phase, self._process, self._turn = phase, os.getpid(), threading.RLock()
-        self._due: HostBatch | None = None  # the batch at `_front`, once it has come
+        self._due: HostBatch | None = None  # the batch at `_front`, once available
         self._formed: dict[int, Any] = {}
 
     def _start(self, epoch: int, step: int, steps: int, order: int) -> None:
-        """The first batch stands at `epoch` and `step`. order: a checksum of the order of records."""
+        """Set the position of the first batch. order: a checksum of the order of records."""
         self._steps, self._order, self._armed = steps, order, epoch
-        # Batches so far, from the start of epoch 0: one number, so that Ctrl-C finds no half of a step.
+        # Batches since the start of epoch 0: a single number, so that Ctrl-C cannot split its update.
         self._place = self._first = epoch * steps + step
 
     def __iter__(self) -> Self:
@@ -57,14 +59,20 @@ class EpochIterator(Iterator[HostBatch]):
         ahead: int = 0,
         settle: Callable[[_Item], object] | None = None,
     ) -> _Item:
-        """What `form` makes of the next batch, which stays the next where that is interrupted or fails.
+        """Apply `form` to the next batch and advance. If `form` fails or is interrupted, do not advance.
 
-        ahead: of so many batches behind it `form` makes it now, too, those of this epoch that lie ready.
-        settle: is then called with what is handed out.
+        Args:
+            form: makes an item of a batch.
+            ahead: the number of batches after the next one that `form` is applied to now, if they are ready
+                and of the same epoch.
+            settle: called with the item before it is returned.
+
+        Returns:
+            The item.
         """
         if this_process.pid != self._process:
             self._refuse_forked()
-        with self._turn:  # whichever thread asks next gets the next batch
+        with self._turn:  # callers in several threads are served one at a time
             if not self._closing.alive:
                 self._refuse_closed()
             if self._place // self._steps > self._armed:
@@ -81,7 +89,7 @@ class EpochIterator(Iterator[HostBatch]):
     def _next(self, form: Callable[[HostBatch], _Item]) -> _Item:
         item = form(self._due_batch())
         self._pass_on(self._place + 1)
-        # Whoever is interrupted before this line gets the same batch the next time.
+        # If interrupted before this line, the iterator does not advance.
         self._due, self._place = None, self._place + 1
         return item
 
@@ -96,12 +104,13 @@ class EpochIterator(Iterator[HostBatch]):
         while self._front <= end and self._is_ready(self._front):
             try:
                 self._form(form, self._come())
-            except Exception:  # noqa: BLE001  it is raised when its turn comes
+            except Exception:  # noqa: BLE001  raised when the caller reaches that batch
                 break
         item = self._formed[self._place]
         if settle is not None:
             settle(item)
-        # What is handed out stays until the next call: interrupted before this line, it is handed out again.
+        # The item stays in `_formed` until the next call: if interrupted before this line, it is returned
+        # again.
         self._place += 1
         return item
 
@@ -113,18 +122,18 @@ class EpochIterator(Iterator[HostBatch]):
 
     @property
     def _front(self) -> int:
-        """The first place of which nothing has been made yet."""
+        """The position after the last formed item."""
         return max(self._place, 1 + max(self._formed, default=-1))
 
     def _come(self) -> HostBatch:
-        """The batch at `_front`, whose visits are counted."""
+        """The batch at `_front`, counted by the visit check."""
         batch = self._await_due()
         if self._checks is not None:
             self._checks.add(batch)
         return batch
 
     def _due_batch(self) -> HostBatch:
-        """The same, which the caller waits for: what fails ends the batches."""
+        """The batch at `_front`. An error closes the iterator."""
         try:
             return self._come()
         except ClosedError:
@@ -134,22 +143,22 @@ class EpochIterator(Iterator[HostBatch]):
             raise
 
     def _close_after(self, error: Exception) -> None:
-        """Where a caller cannot go on after `error`. The place stays: `.state()` names the batch that
-        failed."""
+        """Close the iterator unless it can continue after `error`. `.state()` still names the failed
+        batch."""
         if not isinstance(error, CommplanError) or error.diagnostics[0].code not in self._patient:
             self.close()
 
     def _await_due(self) -> HostBatch:
-        """The batch at `_front`, which is kept in `_due`."""
+        """Wait for the batch at `_front` and keep it in `_due`."""
         raise NotImplementedError
 
     def _is_ready(self, place: int) -> bool:
-        """Whether the batch at `place` may be taken before its turn: nobody would wait for it."""
+        """Whether the batch at `place` is available without waiting."""
         del place
         return False
 
     def _pass_on(self, place: int) -> None:
-        """The batches before `place` have come."""
+        """Release the batches before `place`."""
         raise NotImplementedError
 
     @property
@@ -158,9 +167,9 @@ class EpochIterator(Iterator[HostBatch]):
         return self._steps
 
     def state(self) -> dict[str, int]:
-        """Where the next batch stands: integers, fit for JSON; the same under any number of ranks.
+        """The position of the next batch, as integers that JSON can hold; independent of the number of ranks.
 
-        `order` is a checksum of what the order depends on: lengths, batch sizes, visits, seeds.
+        `order` is a checksum of the inputs of the order: lengths, batch sizes, visits, seeds.
         """
         epoch, step = divmod(self._place, self._steps)
         return {"epoch": epoch, "step": step, "order": self._order}

@@ -1,4 +1,4 @@
-"""Processes that share loaded values: their numbers and hosts, and the carrier between their hosts."""
+"""Processes that share loaded values: their indices and hosts, and the carrier between hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Blame(NamedTuple):
-    """The subject of errors. line: the statement of the plan."""
+    """The place in the plan that errors refer to. line: the statement."""
 
     line: str
     span: Span
@@ -39,7 +39,7 @@ class Group:
     ranks: tuple[int, ...] = ()
 
     def rank(self, process: int) -> int:
-        """Its number on the job."""
+        """The rank of `process` in the job."""
         return self.ranks[process] if self.ranks else process
 
     @property
@@ -49,7 +49,7 @@ class Group:
 
     @property
     def local(self) -> tuple[int, ...]:
-        """The processes of this host, which map the same memory."""
+        """The processes on this host, which map the same memory."""
         return tuple(process for process, host in enumerate(self.hosts) if host == self.host)
 
 
@@ -63,15 +63,21 @@ def group(
     carrier: Carrier | None = None,
     readers: int | None = None,
 ) -> Group:
-    """The processes between which shared values travel.
+    """The processes that share values.
 
-    run_id: letters, digits, `-`, `_` and `.`; the same in all of them and in no other run at the same time
-    (processes agree on one, for instance through a key-value store). index: this process, 0 <= index <
-    count. timeout: seconds to wait for a living but silent peer, compilation and start-up included.
-    hosts: [count], the host of each process; one host where None. carrier: moves rows between hosts, where
-    there are several. readers: how many processes make rows (a plan counts members, of which a process may
-    hold several); what the plan says where None.
-    Errors: CP0924 for arguments that are none of this.
+    Args:
+        run_id: letters, digits, `-`, `_` and `.`; equal in all processes of the group and different from all
+            concurrent runs (processes can agree on one through a key-value store).
+        index: this process, 0 <= index < count.
+        count: the number of processes.
+        timeout: seconds to wait for a live but silent peer, including compilation and start-up.
+        hosts: [count], the host of each process; None for one host.
+        carrier: moves rows between hosts; required if there are several.
+        readers: the number of processes that make rows (a plan counts members, and a process may hold
+            several); None for the number in the plan.
+
+    Raises:
+        CommplanError: CP0924 for invalid arguments.
     """
     if not isinstance(run_id, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", run_id):  # pyright: ignore[reportUnnecessaryIsInstance]
         fail("CP0924", f"a run id is made of letters, digits and `-_.`, up to 100 of them, not {run_id!r}")

@@ -1,4 +1,4 @@
-"""What is handed over of a batch: its arrays, without the records that were skipped, and their counts."""
+"""A batch as the caller receives it: its arrays, without skipped records, and counts of records."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ from commplan.runtime.input.program import Coords, Flow, HostProgram
 
 
 class Visit(NamedTuple):
-    """records: [n] int64, the records of one batch that count by the contract of a load's visit, skipped ones
-    included. skipped: how many those are. coords: the member that they are for, where members have orders of
-    their own."""
+    """The records of one batch that count by the contract of a load's visit.
+
+    Attributes:
+        load: the id of the load's result.
+        coords: the member, if members have separate orders.
+        records: [n] int64, including skipped records.
+        skipped: the number of skipped records.
+    """
 
     load: Ref
     coords: Coords
@@ -28,9 +33,12 @@ class Visit(NamedTuple):
 
 
 class Mask(NamedTuple):
-    """rows: bool, [indices of each axis of `placement.per`, rows of this process], which rows of a batch are
-    records that count. placement: the axes that the rows are cut along, and those that all values have as
-    dimensions."""
+    """The rows of a batch that are counted records.
+
+    Attributes:
+        rows: bool, [indices of each axis of `placement.per`, rows of this process].
+        placement: the axes that split the rows, and the axes that are dimensions of all values.
+    """
 
     rows: Bools
     placement: Placement
@@ -38,20 +46,23 @@ class Mask(NamedTuple):
 
 @dataclass(frozen=True)
 class HostBatch:
-    """One step's host-made values, by value id, as this process holds them.
+    """The values that the host makes in one step, by value id, as this process holds them.
 
-    values: for every source-only binding of the phase (outputs and `takes`) the array itself where the
-        host makes it, else the host-made operands of the per-record device maps that make it. Layout:
-        one leading dimension per `per` axis in plan order, as long as the number of this process's
-        indices along it, then the rows of this process's shards, in shard order, then the record's own
-        dimensions. A count has its `per` dimensions only (int32). Arrays start at multiples of 64 bytes
-        and do not change as long as anything shows them: JAX may alias them. Those that several processes see
-        are read-only.
-    records: for every load (by the id of its result) the record indices, int64, laid out like its values.
-    seeds: the seed of every load, by the id of its result: random device functions derive their keys from
-        (seed, epoch, step, record, member).
-    epoch, step: place in the order; step counts from 0 in each epoch. number: counts the batches handed out.
-    visits: what counts as visited. mask: which rows count; None if loads differ in rows.
+    Attributes:
+        values: the array of every source-only binding of the phase (outputs and `takes`) that the host makes.
+            For a binding that per-record device maps make, their host-made operands instead. Layout: one
+            leading dimension per `per` axis in plan order, with this process's indices along it; then the
+            rows of this process's shards, in shard order; then the record's dimensions. A count has its `per`
+            dimensions only (int32). Arrays are aligned to 64 bytes and do not change while a view of them
+            exists: JAX may alias them. Arrays shared between processes are read-only.
+        records: the record indices of every load (by the id of its result), int64, laid out like its values.
+        seeds: the seed of every load, by the id of its result. Random device functions derive their keys
+            from (seed, epoch, step, record, member).
+        epoch: the epoch.
+        step: the step, counted from 0 in each epoch.
+        number: the number of batches handed out before.
+        visits: the records that count as visited.
+        mask: the rows that count; None if loads differ in rows.
     """
 
     values: dict[Ref, Array]
@@ -66,10 +77,18 @@ class HostBatch:
 
 @dataclass(eq=False)
 class FlowState:
-    """One flow of one batch. rows: [rows] places in the global batch. records: [rows] per load and variant.
-    counts: [rows] per load, which slots count by the visit's contract. arrays: what is handed over.
-    valid: [variants of flow.per, rows], cleared where a record was skipped. shown: what is handed over as it
-    lies in the slot. known: what the batches with as many rows have in common, once it was computed."""
+    """One flow of one batch.
+
+    Attributes:
+        flow: the flow.
+        rows: [rows] positions in the global batch.
+        records: [rows] record indices, per load and variant.
+        counts: [rows] per load, the slots that count by the visit's contract.
+        arrays: arrays of the batch.
+        valid: [variants of flow.per, rows], False for a skipped record.
+        known: cached facts common to batches with the same number of rows.
+        shown: views of the slot that become part of the batch.
+    """
 
     flow: Flow
     rows: npt.NDArray[np.int64]
@@ -82,21 +101,25 @@ class FlowState:
 
 
 def layout(program: HostProgram, ref: Ref, shape: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
-    """The shape that a value has when it is handed over as it lies in the slot; None where it lies otherwise.
+    """The shape of a value as a view of the slot; None if its layout requires a copy.
 
-    shape: in the slot, [copies, rows of a full batch, ...]. rows: of this batch.
+    Args:
+        program: the host program.
+        ref: the value.
+        shape: the shape in the slot, [copies, rows of a full batch, ...].
+        rows: the rows of this batch.
     """
     per = program.per(ref)
     if program.copies[ref] != per:
         return None
     if rows < shape[1] and shape[0] > 1:
-        return None  # the copies would not lie together
+        return None  # the copies would not be contiguous
     return (*(len(program.local[axis]) for axis in per), rows, *shape[2:])
 
 
 def compact(program: HostProgram, state: FlowState) -> None:
-    """In every shard the counted records first, repeats of them after: counts say how many."""
-    for ref, array in state.shown.items():  # others see the slot: what moves is a copy
+    """Move the counted records of every shard to its start and fill the rest with repeats of them."""
+    for ref, array in state.shown.items():  # other processes read the slot: rearrange a copy
         state.arrays[ref] = aligned(array.shape, array.dtype)
         state.arrays[ref][...] = array
     state.shown = {}
@@ -123,9 +146,9 @@ def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.N
 
 
 def mask(program: HostProgram, states: Sequence[FlowState], known: dict[Any, Any]) -> Mask | None:
-    """The rows that count for every load, of the states of all flows; None if these differ in rows.
+    """The rows that count in every load, over the states of all flows; None if flows differ in rows.
 
-    known: masks of earlier batches without skipped records.
+    known: a cache of masks of batches without skipped records.
     """
     key = ("mask", *(id(state.known) for state in states)) if all(s.valid.all() for s in states) else None
     if key not in known:
@@ -149,14 +172,14 @@ def _mask(program: HostProgram, states: Sequence[FlowState]) -> Mask | None:
     for state in states:
         counted = np.logical_and.reduce([state.counts[read.result] for read in state.flow.reads])
         numbers = _count(program, state, counted, (*per, *state.flow.split))
-        rows &= places < numbers.reshape(*rows.shape[:-1], 1)  # in every shard those that count come first
+        rows &= places < numbers.reshape(*rows.shape[:-1], 1)  # counted records are first in every shard
     return Mask(rows.reshape(*rows.shape[:-2], -1), Placement(per=per, split=first.flow.split))
 
 
 def _count(
     program: HostProgram, state: FlowState, counted: Bools, per: Sequence[str]
 ) -> npt.NDArray[np.int32]:
-    """Records that count and were not skipped. counted: [rows]. per: members, and axes of the shards."""
+    """The number of counted records that were not skipped. counted: [rows]. per: member and shard axes."""
     shards = program.shards(state.flow.split)
     each = len(state.rows) // len(shards)
     result = aligned([len(program.local[axis]) for axis in per], np.dtype(np.int32))
@@ -174,7 +197,7 @@ def _count(
 def laid_out(
     program: HostProgram, read: Read, records: Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]
 ) -> npt.NDArray[np.int64]:
-    """The records of a load, members first."""
+    """The record indices of a load, with member axes as leading dimensions."""
     if not read.per:
         return records[read.result, ()]
     ids = np.stack([records[read.result, coords] for coords in program.variants(read.per)])
@@ -188,7 +211,7 @@ def variant_of(
     coords: Coords,
     program: HostProgram,
 ) -> Sequence[Any]:
-    """The variant of an operand that the variant `coords` (along `axes`) of a result is made from."""
+    """The variant of an operand for the variant `coords` (along `axes`) of a result."""
     fixed = dict(zip(axes, coords, strict=True))
     if set(have) <= set(axes):
         return columns[tuple(fixed[axis] for axis in have)]

@@ -1,4 +1,4 @@
-"""The batches of one phase: read, mapped on the host, laid out, in an order that only the plan decides."""
+"""Iterator over the batches of one phase, in an order that only the plan determines."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _Cursor:
-    """Which batches are started ahead: up to the end of epoch `until`."""
+    """Starts batches ahead, up to the end of epoch `until`."""
 
     make: Callable[[int], BatchBuilder]
     course: EpochCursor
@@ -60,27 +60,34 @@ class _Cursor:
 class PhaseBatches(EpochIterator):
     """Batches of one phase, one epoch per `iter()`.
 
-    `for batch in batches` runs to the end of the epoch that it stands in; the next `for` runs the next
-    epoch. Threads work ahead (`prefetch` batches, `cores` threads, from the loads' and maps' braces; by
-    default 2, and as many as there are CPUs up to 8). They end with `close`, with a `with` block, when the
-    object is collected and when the interpreter exits. Waiting costs no CPU.
+    `for batch in batches` runs to the end of the current epoch; the next `for` runs the next epoch. Threads
+    work ahead: `prefetch` batches and `cores` threads, from the braces of loads and maps; by default 2
+    batches and one thread per CPU up to 8. They end with `close`, with a `with` block, when the object is
+    collected, and at interpreter exit. Waiting uses no CPU. Several threads may call `next`: each batch goes
+    to one of them.
 
-    schedule, phase: what to read and map. sources, functions: by the names of the plan; functions of the
-    device are ignored. A random host function is called with the keyword `rng`, a
-    `numpy.random.Generator`: `augment(pixels, rng)`. Sources and functions are called from several threads.
-    local: for each axis the indices that this process holds (None, or an axis left out: all of them), such
-    as `{"member": (1,), "data": (0, 1, 2, 3)}`. group: the processes between which
-    shared values travel; all of them hold the same indices of every other axis. None: each process
-    makes everything itself. state: what `.state()` returned, here or under another number of ranks or
-    another design; None is the start of epoch 0.  workers: "threads", or "processes" for
-    functions that hold the interpreter lock (see `workers`). pinning: what registers the memory of batches
-    with the devices that they are copied to, where they are taken ahead. timeout: seconds that one call of a
-    source or a host function may take; that of the group where there is one.
+    Args:
+        schedule: the schedule with the phase.
+        phase: the name of the phase.
+        sources: sources by their names in the plan, called from several threads.
+        functions: host functions by their names in the plan, called from several threads. Device functions
+            are ignored. A random host function takes the keyword `rng`, a `numpy.random.Generator`:
+            `augment(pixels, rng)`.
+        local: the indices that this process holds along each axis, such as
+            `{"member": (1,), "data": (0, 1, 2, 3)}`; all indices for None or an omitted axis.
+        group: the processes that share values, which hold the same indices along every other axis. If None,
+            each process makes all its values.
+        state: a result of `.state()`, possibly with another number of ranks or another design; None for the
+            start of epoch 0.
+        workers: "threads", or "processes" for functions that hold the interpreter lock.
+        timeout: seconds that one call of a source or a host function may take; the group's timeout replaces
+            it.
+        pinning: registers the memory of batches with the devices that they are copied to, if they are taken
+            ahead.
 
-    Several threads may call `next`: each batch goes to one of them.
-
-    Errors (CP09xx): what is wrong with sources, functions, state and designs is raised here; what is wrong
-    with a record, or with a peer, by the `next` that would have returned its batch.
+    Raises:
+        CommplanError: CP09xx. Errors of sources, functions, state and designs are raised here; errors of a
+            record or a peer are raised by the `next` that would have returned its batch.
     """
 
     def __init__(
@@ -130,7 +137,7 @@ class PhaseBatches(EpochIterator):
             room, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
             exchange = form(
                 among, maker, order, slots=room, keep=keep,
-                calls=replace(overdue),  # which looks after other threads
+                calls=replace(overdue),  # separate state, for other threads
                 recording=Recording(record), doing=record.doing if record is not None else lambda _: "",
                 pinning=pinning,
             )  # fmt: skip
@@ -150,7 +157,7 @@ class PhaseBatches(EpochIterator):
 
     @property
     def meters(self) -> tuple[Meter, ...]:
-        """What adds up the costs; they may be kept when the batches are gone."""
+        """The meters of this phase; they stay valid after `close`."""
         return (self._meter,)
 
     def _await_due(self) -> HostBatch:
@@ -169,7 +176,8 @@ class PhaseBatches(EpochIterator):
         self._ring.pass_on(place - self._first)
 
     def _is_ready(self, place: int) -> bool:
-        """Where batches are carried in this thread all processes take as many, ready or not."""
+        """Whether the batch is ready. If the caller's thread carries batches, all processes must form equally
+        many, ready or not."""
         return self._by_caller or self._ring.ready(place - self._first)
 
     def _arm(self) -> None:
@@ -179,10 +187,10 @@ class PhaseBatches(EpochIterator):
                 self._exchange.arm(self._armed + 1)
 
     def _carry_ahead(self, step: int) -> None:
-        """Where batches are carried in this thread: as many as the place says, and the place alone."""
+        """Carry batches between hosts in this thread: a number that depends on the position alone."""
         if self._by_caller and self._exchange is not None:
             self._ring.admit()
-            left = self._steps - step  # of this epoch, this batch included
+            left = self._steps - step  # in this epoch, including this batch
             self._exchange.carry_ahead(self._front - self._first + min(self._prefetch, left) - 1)
 
     @property
@@ -191,14 +199,14 @@ class PhaseBatches(EpochIterator):
         return self._exchange
 
     def summary(self) -> Summary:
-        """What the input work cost so far, per plan line, in this process."""
+        """The cost of the input so far, per plan line, in this process."""
         ready, depth = self._ring.depth_now()
         exchange = self._exchange if self._closing.alive else None
         slots, used = exchange.in_use() if exchange is not None else (0, 0)
         return self._meter.summary(Queue(ready=ready, depth=depth, slots=slots, used=used))
 
     def close(self) -> None:
-        """Stop the work ahead, join its threads and leave the group. Closing twice is fine."""
+        """Stop the work ahead, join its threads and leave the group. May be called twice."""
         if self._closing.detach() is not None:
             self._due = None
             _drop(self._formed, self.pinning)
@@ -206,20 +214,21 @@ class PhaseBatches(EpochIterator):
 
 
 def _drop(formed: dict[int, Any], pinning: Pinning | None) -> None:
-    """Let go of what was made ahead, once devices copy from the memory of the host no more."""
+    """Release items formed ahead, after devices have finished copying from host memory."""
     if pinning is not None:
         pinning.end(formed.values())
     formed.clear()
 
 
 def _end(ring: Prefetcher, formed: dict[int, Any], pinning: Pinning | None, process: int) -> None:
-    if os.getpid() == process:  # the copies of a process that forked are its own
+    if os.getpid() == process:  # a forked process has separate copies
         _drop(formed, pinning)
     ring.end()
 
 
 def _overdue_call(ring: Prefetcher, calls: OverdueCalls) -> Callable[[], Call | None]:
-    """What has `ring` asked for the call that does not return; it is not kept for that."""
+    """A function that returns the oldest call of user code in the threads of `ring`, without keeping `ring`
+    alive."""
     ring_of = weakref.ref(ring)
     own = OverdueCalls(calls.bound_s, calls.file, calls.in_worker)
 
@@ -241,8 +250,8 @@ def _awaited(exchange: GroupExchange | None) -> Callable[[], int]:
 
 
 def _direct(program: HostProgram, exchange: GroupExchange | None) -> bool:
-    """Whether the caller takes batches from the slots as they are: this process does no work of its own for
-    them, and does not carry them between hosts."""
+    """Whether the caller takes batches directly from the slots: this process runs no stages after the shared
+    part, and no thread of it carries batches between hosts."""
     if exchange is None or any(flow.after or not flow.moved for flow in program.flows):
         return False
     return not exchange.leads() or (exchange.carrier is not None and exchange.carrier.by_caller)

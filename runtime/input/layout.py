@@ -1,4 +1,4 @@
-"""Arrays of a batch: aligned memory, and where the copies of a value lie in it."""
+"""Arrays of a batch: aligned memory, and the positions of copies and records in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-ALIGNMENT = 64  # bytes: what JAX on CPU takes without a copy, and a cache line
+ALIGNMENT = 64  # bytes: JAX on CPU aliases arrays with this alignment; also a cache line
 
 Array = npt.NDArray[Any]
 Fresh = Callable[[Sequence[int], np.dtype[Any]], Array]
@@ -17,7 +17,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """A fresh array, not filled, whose first byte is at a multiple of 64."""
+    """An uninitialized array whose address is a multiple of 64 bytes."""
     nbytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     skip = -raw.ctypes.data % ALIGNMENT
@@ -27,9 +27,9 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 def blocks(
     leading: Sequence[int], inner: Sequence[int], dtype: np.dtype[Any], fresh: Fresh = aligned
 ) -> Array:
-    """A fresh array [*leading, *inner], not filled, each of whose [*inner] starts at a multiple of 64 bytes.
+    """An uninitialized array [*leading, *inner] in which each [*inner] starts at a multiple of 64 bytes.
 
-    fresh: makes the memory, as `aligned` does.
+    fresh: allocates memory, as `aligned` does.
     """
     nbytes, count = math.prod(inner) * dtype.itemsize, math.prod(leading)
     apart = rounded(nbytes)
@@ -44,27 +44,33 @@ def blocks(
 
 
 def read_only(array: Array) -> Array:
-    """A view that nobody may write to."""
+    """A read-only view of `array`."""
     view = array.view()
     view.setflags(write=False)
     return view
 
 
 def rounded(nbytes: int, to: int = ALIGNMENT) -> int:
-    """The next multiple of `to`."""
+    """`nbytes` rounded up to a multiple of `to`."""
     return -(-nbytes // to) * to
 
 
 def agrees(axes: Sequence[str], coords: Sequence[int], fixed: Mapping[str, int]) -> bool:
-    """Whether coordinates along `axes` are those of `fixed` wherever both speak of an axis."""
+    """Whether `coords` along `axes` equal `fixed` on every axis that both contain."""
     return all(fixed.get(axis, place) == place for axis, place in zip(axes, coords, strict=True))
 
 
 def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int64]:
-    """[rows]: the row to take for each slot so that in every shard the counted rows come first.
+    """The source row of each slot, so that counted rows come first in every shard.
 
-    counted, usable: [rows], rows in `shards` equal runs; usable but not counted are pad slots. The rest of
-    a shard repeats its counted rows, else its usable ones; -1 where it has neither.
+    Args:
+        counted: [rows], the rows that count, in `shards` equal runs.
+        usable: [rows], the rows with a valid record; usable rows that do not count are padding.
+        shards: the number of shards.
+
+    Returns:
+        [rows]. The remaining slots of a shard repeat its counted rows, or its usable rows if no row counts;
+        -1 if it has neither.
     """
     taken = np.full(len(counted), -1, np.int64)
     each = len(counted) // shards
@@ -79,7 +85,7 @@ def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int6
 
 
 def fill_rows(target: Array, column: Sequence[Any]) -> None:
-    """Write a block's records, where they are not there yet; rows without one (skipped) become zero."""
+    """Copy the records of a block into `target`, unless they share memory; skipped rows become zero."""
     if isinstance(column, np.ndarray):
         if not np.may_share_memory(target, column):
             target[...] = column

@@ -1,4 +1,4 @@
-"""Batches as their callers have them: arrays by the names of the plan, and which rows are records."""
+"""Batches for the caller: arrays by their names in the plan, and the error for a mask that does not exist."""
 
 from __future__ import annotations
 

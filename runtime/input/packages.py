@@ -1,4 +1,4 @@
-"""Packages of others that only some users of the input have."""
+"""Import of optional third-party packages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from commplan.diagnostics import fail
 
 
 def package(module: str, purpose: str, install: str) -> ModuleType:
-    """The module. Raises CP0918, which says for what purpose it is needed, where it is not installed."""
+    """Import `module`. Raises CP0918 with `purpose` if its package is not installed."""
     top = module.partition(".")[0]
     try:
         return importlib.import_module(module)

@@ -1,5 +1,5 @@
-"""What stands behind the batches of a phase: the orders of its loads, the steps of an epoch, a place in it,
-and what its braces say."""
+"""The order of a phase's batches: orders of its loads, steps of an epoch, saved positions, and the hints in
+braces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources.adapters import Source
 from commplan.runtime.input.this_process import cores_of
 
-BLOCK = 16  # records of one task, at most: small enough that threads share a batch evenly
+BLOCK = 16  # records of one task, at most: small enough to divide a batch evenly over threads
 
 
 def orders(program: HostProgram, sources: Mapping[str, Source]) -> dict[Ref, Order]:
@@ -27,9 +27,11 @@ def orders(program: HostProgram, sources: Mapping[str, Source]) -> dict[Ref, Ord
 
 
 def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
-    """Batches of one epoch of the phase, on which all its loads must agree (see `phase_steps`).
+    """The number of batches in an epoch, on which all loads of the phase must agree (see `phase_steps`).
 
-    Errors: CP0903 for an epoch without a batch, CP0909 where loads do not agree.
+    Raises:
+        CommplanError: CP0917 for a phase without loads, CP0903 for an epoch without a batch, CP0909 if loads
+            do not agree.
     """
     phase, file = program.phase, program.schedule.file
     if not orders:
@@ -78,7 +80,7 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
 
 
 def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
-    """A checksum of what the order of records depends on."""
+    """A checksum of the inputs of the order of records."""
     facts = [
         (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
         for flow in program.flows
@@ -91,7 +93,7 @@ def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
 def restored(
     program: HostProgram, orders: Mapping[Ref, Order], state: Mapping[str, int] | None, steps: int, order: int
 ) -> tuple[int, int]:
-    """Epoch and step of `state`; the start where it is None. Errors: CP0910 for what is no state of these."""
+    """Epoch and step of `state`; (0, 0) for None. Raises CP0910 for a state of other batches."""
     if state is None:
         return 0, 0
     phase = program.phase
@@ -121,13 +123,13 @@ def restored(
 
 
 def hints(program: HostProgram) -> tuple[int, int]:
-    """Batches ahead, and worker threads."""
+    """The numbers of batches ahead and of worker threads."""
     ops = ops_of(program)
     return prefetch(ops), threads(ops, len(cores_of()))
 
 
 def block_of(program: HostProgram, cores: int) -> int:
-    """The records of one task: a batch has work for all `cores`."""
+    """The number of records in a task, so that a batch has work for all `cores`."""
     rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
     return max(1, min(BLOCK, -(-rows // cores)))
 

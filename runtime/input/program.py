@@ -1,4 +1,4 @@
-"""What of a phase the host does: which stages, how many copies of each value, and what is handed over."""
+"""The host part of a phase: its stages, the copies of each value, and the values of a batch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,13 @@ Coords = tuple[int, ...]  # indices along the axes of a value's copies
 
 @dataclass(frozen=True)
 class EpochCursor:
-    """Where batches stand that are counted from 0. epoch, step: of the first; steps: of an epoch."""
+    """Converts the number of a batch to epoch and step.
+
+    Attributes:
+        epoch: the epoch of batch 0.
+        step: the step of batch 0.
+        steps: the steps of an epoch.
+    """
 
     epoch: int
     step: int
@@ -36,7 +42,7 @@ class EpochCursor:
         return self.epoch + epochs, step
 
     def count(self, number: int) -> int:
-        """Which of all batches, over all epochs, batch `number` is, counted from 1, as users are told.
+        """The position of batch `number` over all epochs, counted from 1, as shown to users.
 
         >>> EpochCursor(epoch=1, step=2, steps=5).count(0)
         8
@@ -49,12 +55,17 @@ FIRST = EpochCursor(0, 0, 1)
 
 @dataclass(frozen=True)
 class Flow:
-    """Stages that hang together through their values: one batch of rows goes through all of them.
+    """Connected stages: one batch of rows passes through all of them.
 
-    ops: in plan order; reads: the loads among them. split: the axes that the batch is cut along. per: the
-    ensembles whose members have their own order here. before: ops whose results travel between processes,
-    done once for all of them; after: those that every process does. moved: the values that travel. shared:
-    the stage that says how; None where nothing travels.
+    Attributes:
+        ops: the stages in plan order.
+        reads: the loads.
+        split: the axes that split the batch.
+        per: the ensembles whose members have separate orders.
+        before: ops whose results travel between processes, done once for all of them.
+        after: ops that every process does.
+        moved: the values that travel.
+        shared: the first stage that shares a value; None if no value travels.
     """
 
     ops: tuple[HostOp, ...]
@@ -73,11 +84,17 @@ class Flow:
 
 @dataclass(frozen=True)
 class HostProgram:
-    """The host's part of one phase, as one process carries it out.
+    """The host part of one phase in one process.
 
-    roots: host-made values that are handed over. copies: for each value the axes along which it is
-    computed anew: those it is `per`, and those of a pinned `duplicate` it leads to or comes from.
-    local: the indices that this process holds, for every axis.
+    Attributes:
+        schedule: the schedule.
+        phase: the phase.
+        flows: connected sets of stages.
+        roots: the host-made values of a batch.
+        elements: the record type of each value.
+        copies: the axes along which each value is computed separately: its `per` axes, and those of each
+            `duplicate` that is upstream or downstream of it.
+        local: the indices that this process holds along each axis.
     """
 
     schedule: Schedule
@@ -90,11 +107,11 @@ class HostProgram:
 
     @property
     def has_caches(self) -> bool:
-        """Whether results of a host function are kept across epochs."""
+        """Whether a host function caches its results across epochs."""
         return any(op.hints.cache for flow in self.flows for op in flow.ops if isinstance(op, Map))
 
     def per(self, ref: Ref) -> tuple[str, ...]:
-        """The axes that a value's arrays have as leading dimensions."""
+        """The axes that are leading dimensions of a value's arrays."""
         return next(value.placement.per for value in self.phase.values if value.id == ref)
 
     def variants(self, axes: Sequence[str]) -> list[Coords]:
@@ -102,7 +119,7 @@ class HostProgram:
         return list(itertools.product(*(self.local[axis] for axis in axes)))
 
     def member(self, axes: Sequence[str], coords: Mapping[str, int]) -> int:
-        """The place along `axes`, row-major, first major; 0 where there are none."""
+        """The row-major index of `coords` along `axes`; 0 without axes."""
         place = 0
         for axis in axes:
             place = place * self.schedule.axis(axis).size + coords[axis]
@@ -122,9 +139,10 @@ class HostProgram:
 
 
 def held(schedule: Schedule, local: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
-    """The indices that this process holds for every axis; all where `local` does not say.
+    """The indices that this process holds along every axis; all indices of axes not in `local`.
 
-    Errors: CP0915 for an axis that the plan lacks, an index out of range or twice, or none at all.
+    Raises:
+        CommplanError: CP0915 for an unknown axis, or for indices that are missing, repeated or out of range.
     """
     given = dict(local or {})
     sizes = {axis.name: axis.size for axis in schedule.axes}
@@ -156,7 +174,7 @@ def _are_indices(given: object) -> bool:
 
 
 def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref, tuple[str, ...]]:
-    """The axes along which each value is computed anew (see HostProgram)."""
+    """The axes along which each value is computed separately (see HostProgram)."""
     pinned: dict[Ref, frozenset[str]] = {}
     for op in reversed(ops):
         down = frozenset[str]().union(*(pinned.get(ref, frozenset[str]()) for ref in results(op)))
@@ -180,7 +198,7 @@ def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref
 
 
 def record_types(schedule: Schedule, op: HostOp, known: Mapping[Ref, Element]) -> dict[Ref, Element]:
-    """The record types of an op's results, counts left out."""
+    """The record types of an op's results, without counts."""
     match op:
         case Read():
             return {op.result: next(s.type for s in schedule.sources if s.name == op.source)}
@@ -198,7 +216,8 @@ def _flow(
     apart: bool,
     file: str,
 ) -> Flow:
-    """Cut one connected set of stages at what travels between processes, if `apart` (there are several)."""
+    """The flow of one connected set of stages, cut at shared values if `apart` (there are several
+    processes)."""
     reads = tuple(op for op in ops if isinstance(op, Read))
     split = next(v.placement.split for v in phase.values if v.id == reads[0].result)
     per = tuple(dict.fromkeys(axis for read in reads for axis in read.per))
@@ -217,7 +236,7 @@ def _flow(
             if not isinstance(elements[ref], BytesType):
                 moved.append(ref)
             elif isinstance(op, Read):
-                again.append(op)  # bytes are read again rather than sent: their length is not known
+                again.append(op)  # bytes have unknown length: each process reads them again
             else:
                 fail(
                     "CP0913",
@@ -232,7 +251,7 @@ def _flow(
 
 
 def _agree(shares: Sequence[Share], file: str) -> None:
-    """Rows that hang together are made together: by one design, and by the same readers."""
+    """Check that connected shares have one design and the same readers. Raises CP0925."""
     for op in shares[1:]:
         first = shares[0]
         if (op.design, op.readers) != (first.design, first.readers):
@@ -248,21 +267,22 @@ def _agree(shares: Sequence[Share], file: str) -> None:
 
 
 def designed(op: Share) -> str:
-    """The design as the plan writes it."""
+    """The design in the syntax of the plan."""
     return op.design if op.readers is None else f"{op.design}(readers = {op.readers})"
 
 
 def validity(flow: Flow) -> Ref:
-    """The name under which a slot holds a flow's validity flags: that of its first load."""
+    """The key of a flow's validity flags in a slot, derived from its first load."""
     return f"{flow.reads[0].result}?"
 
 
 def host_program(
     schedule: Schedule, phase_name: str, local: Mapping[str, Sequence[int]] | None, *, apart: bool = False
 ) -> HostProgram:
-    """The host's part of phase `phase_name`. apart: shared values travel between processes.
+    """The host part of phase `phase_name`. apart: shared values travel between processes.
 
-    Errors: CP0817 for a phase that the plan lacks, CP0912, CP0913, CP0915, CP0925.
+    Raises:
+        CommplanError: CP0817 for an unknown phase, CP0912, CP0913, CP0915, CP0925.
     """
     phase = schedule.phase(phase_name)
     holds = held(schedule, local)
@@ -285,7 +305,7 @@ def host_program(
 
 
 def _refuse(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]) -> None:
-    """Stop at what the compiler knows and this runtime does not run."""
+    """Raise an error for an op that the compiler accepts and this runtime does not support."""
     if isinstance(op, Read) and op.clock and len(op.batch) > 1:
         fail(
             "CP0912",
@@ -306,5 +326,5 @@ def _refuse(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]) -> 
 
 
 def identity(read: Read) -> Ref:
-    """The name under which a slot holds the record indices of a load, as the makers of its rows say."""
+    """The key of the record indices of a load in a slot, as written by the makers of its rows."""
     return f"{read.result}#"

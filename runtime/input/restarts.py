@@ -1,4 +1,4 @@
-"""Notice programs that begin the same epoch again, in the belief that it is the next one."""
+"""Detect programs that begin the same epoch again instead of the next one."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ from dataclasses import dataclass, field
 
 from commplan.diagnostics import Diagnostic, Note, Severity
 
-_PARTIAL = 2  # passes that end within their epoch before a third one is reported: a first look is none
+_PARTIAL = 2  # incomplete passes without a report: a first look at the data is not a mistake
 
 
 @dataclass
 class Restarts:
-    """Counts iterators over batches that begin at the same place, by key."""
+    """Counts iterators over batches that begin at the same position, by key."""
 
     _passes: dict[Hashable, list[Pass]] = field(default_factory=dict[Hashable, "list[Pass]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def begin(self, subject: str, call: str, key: Hashable) -> Pass:
-        """A new iterator. subject: the batches, in words; call: the expression that makes it; key: equal for
-        iterators that give the same batches."""
+        """Register a new iterator.
+
+        Args:
+            subject: the batches, for the warning.
+            call: the expression that makes the iterator.
+            key: equal for iterators over the same batches.
+        """
         return Pass(subject, call, key, self)
 
     def clear(self) -> None:
-        """Forget earlier iterators: another training begins."""
+        """Forget earlier iterators, when another training begins."""
         with self._lock:
             self._passes.clear()
 
     def used(self, item: Pass) -> bool:
-        """Count a pass. Returns whether it is the first one that repeats an earlier one."""
+        """Count a pass. Returns True for the first one that repeats an earlier one."""
         with self._lock:
             earlier = self._passes.setdefault(item.key, [])
             is_again = len(earlier) >= _PARTIAL or any(each.is_over for each in earlier)
@@ -44,8 +49,8 @@ class Restarts:
 
 @dataclass(eq=False)
 class Pass:
-    """One iterator: it counts once it has handed out two batches or an epoch, so that a look at a first batch
-    does not."""
+    """One iterator. It counts after two batches or a whole epoch, so that a look at the first batch does
+    not count."""
 
     subject: str
     call: str
@@ -56,7 +61,7 @@ class Pass:
     is_reported: bool = False
 
     def use(self) -> None:
-        """The iterator goes on. Warns (CP0949) if an earlier one has given the same batches."""
+        """Count the iterator. Warns (CP0949) if an earlier one returned the same batches."""
         if self.is_used:
             return
         self.is_used = True
@@ -64,7 +69,7 @@ class Pass:
             warnings.warn(self._text(), UserWarning, _caller())
 
     def end(self) -> None:
-        """An epoch is over."""
+        """Record the end of an epoch."""
         self.use()
         self.is_over = True
 
@@ -77,7 +82,8 @@ class Pass:
 
 
 def _caller() -> int:
-    """The `stacklevel` of the program's line, for `warnings.warn` in the caller of this function."""
+    """The `stacklevel` of the line of the user's program, for `warnings.warn` in the caller of this
+    function."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").startswith("commplan."):
         frame, level = frame.f_back, level + 1

@@ -1,6 +1,6 @@
-"""This process's PID, which forked processes compare, and the cores that it may run on.
+"""The PID of this process, for comparison after a fork, and the cores that it may run on.
 
-Asking the system for the PID costs more than the rest of handing out a batch.
+The PID is cached: the system call takes longer than the rest of handing out a batch.
 """
 
 from __future__ import annotations

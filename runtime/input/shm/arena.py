@@ -1,7 +1,8 @@
-"""Memory for batches that other processes fill: one nameless file, in regions that are used again.
+"""Memory for batches that worker processes fill: an anonymous file, in regions that are reused.
 
-Nothing of it is left by any exit, since the file has no name. A region is free again when the last array that
-shows it is gone, JAX's aliases included: what is watched is the owner of the memory, which every view holds.
+The file has no name, so it disappears with its processes. A region is free again when the last array over it
+is gone, including JAX's aliases: every view keeps the owner of the memory alive, and a finalizer watches the
+owner.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from commplan.runtime.input.layout import Array, rounded
 if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
 
-HEADER = 1 << 16  # bytes before the first region: where workers say what they are at
+HEADER = 1 << 16  # bytes before the first region, for the progress of workers
 _PAGE = mmap.ALLOCATIONGRANULARITY
 
 
 class Cells(NamedTuple):
     """An array in memory that several processes map.
 
-    memory: 0 the arena, 1 the slots that a group shares. offset: bytes to its first cell. strides: bytes.
+    memory: 0 for the arena, 1 for the slots of a group. offset: bytes to its first cell. strides: bytes.
     """
 
     memory: int
@@ -45,7 +46,7 @@ class Cells(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Memory of the file as this process sees it. address: of its first byte; offset: of that byte in the
+    """Memory of the file, mapped in this process. address: its first byte; offset: of that byte in the
     file."""
 
     address: int
@@ -55,9 +56,9 @@ class _Region(NamedTuple):
 
 
 class Arena:
-    """Regions of one file. `descriptor` may be handed to other processes; its size only grows.
+    """Regions of one file. Other processes may map `descriptor`; its size only grows.
 
-    pinning: what registers them with devices, until the last array that shows one is gone.
+    pinning: registers regions with devices, until the last array over a region is gone.
     """
 
     def __init__(self, pinning: Pinning | None = None) -> None:
@@ -74,7 +75,7 @@ class Arena:
             weakref.finalize(self, _unpin, pinning, self._places)
 
     def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """An array, not filled, whose first byte is at a multiple of a page. Errors: CP0923 no memory."""
+        """An uninitialized, page-aligned array. Raises CP0923 if memory is exhausted."""
         nbytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         region = self._region(rounded(nbytes, _PAGE))
         owner = (ctypes.c_ubyte * nbytes).from_buffer(region.memory)
@@ -82,11 +83,11 @@ class Arena:
         return np.ndarray(tuple(shape), dtype, cast("Any", owner))
 
     def _give_back(self, region: _Region) -> None:
-        """Called by finalisers, which so keep the arena."""
+        """Release a region. Finalizers hold this bound method, which keeps the arena alive."""
         self._free.append(region)
 
     def find(self, array: Array) -> int | None:
-        """The offset of an array's first cell in the file; None where it lies elsewhere."""
+        """The offset of an array's first cell in the file; None for other memory."""
         at = array.__array_interface__["data"][0]
         with self._lock:
             number = bisect.bisect_right(self._places, at, key=lambda place: place.address) - 1
@@ -120,7 +121,7 @@ class Arena:
             return region
 
     def close(self) -> None:
-        """Let go of the file. Arrays that show it stay."""
+        """Close the file. Existing arrays stay valid."""
         self._closing()
 
 

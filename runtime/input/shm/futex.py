@@ -1,7 +1,7 @@
 """Wait for a word of shared memory to change, without spending CPU.
 
-On Linux with its futex (futex(2)); elsewhere by testing and sleeping, with a back-off. Words are 32 bits,
-aligned to 4 bytes, and one process alone writes each of them.
+Uses futex(2) on Linux; elsewhere it polls with a back-off. Words are 32 bits, aligned to 4 bytes, and each
+has a single writing process.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import threading
 import time
 
 _SYSCALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
-_WAIT, _WAKE = 0, 1  # not the private kind: the word lies in memory of several processes
+_WAIT, _WAKE = 0, 1  # not the private operations: several processes map the word
 _EVERYONE = 0x7FFFFFFF
 _SLEEP_FIRST, _SLEEP_MOST = 0.0005, 0.02  # seconds
-LOOK_S = 0.25  # seconds between two looks of a waiting process at whether its peers live
+LOOK_S = 0.25  # seconds between two checks of a waiting process that its peers are alive
 
 
 class _Timespec(ctypes.Structure):
@@ -25,7 +25,7 @@ class _Timespec(ctypes.Structure):
 
 
 def _number() -> int | None:
-    """The number of the futex call here, None where there is none or it does not answer."""
+    """The number of the futex system call; None if it is unavailable."""
     number = _SYSCALLS.get(platform.machine())
     if not sys.platform.startswith("linux") or number is None or sys.maxsize < 2**32:
         return None
@@ -35,7 +35,7 @@ def _number() -> int | None:
 
 
 def _call(number: int, word: ctypes.c_uint32, operation: int, value: int, wait: _Timespec | None) -> int:
-    """The system call; the interpreter lock is free meanwhile. Returns -1 on any error."""
+    """Call the system without the interpreter lock. Returns -1 on any error."""
     return _SYSCALL(number, ctypes.byref(word), operation, value, wait, None, 0)
 
 
@@ -47,13 +47,14 @@ _SYSCALL.argtypes = (
 _FUTEX = _number()
 
 
-@functools.lru_cache(maxsize=16)  # most waits look again after the same time
+@functools.lru_cache(maxsize=16)  # most waits use the same time
 def _limit(seconds: float) -> _Timespec:
     return _Timespec(int(seconds), int(seconds % 1 * 1e9))
 
 
 def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True) -> None:
-    """Return when `word` no longer holds `seen`, after a wake, or after `seconds`; the caller looks again."""
+    """Return when `word` differs from `seen`, after a wake, or after `seconds`; the caller tests the word
+    again."""
     if word.value != seen:
         return
     if _FUTEX is not None and futex:
@@ -66,16 +67,16 @@ def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True
 
 
 def wake(word: ctypes.c_uint32) -> None:
-    """Wake all who wait for `word`, in every process."""
+    """Wake all waiters for `word`, in every process."""
     if _FUTEX is not None:
         _call(_FUTEX, word, _WAKE, _EVERYONE, None)
 
 
 def fence() -> None:
-    """Order memory accesses: those before this call are visible to other processes before those after it.
+    """Order memory accesses: other processes see those before this call before those after it.
 
-    Taking a lock keeps later accesses behind it, and releasing it keeps earlier ones ahead. Processors that
-    order memory loosely guarantee no more, so the lock is taken a second time.
+    Acquiring a lock keeps later accesses after it, and releasing it keeps earlier accesses before it.
+    Processors with weak memory ordering guarantee no more, so this function acquires the lock a second time.
     """
     once = threading.Lock()
     once.acquire(blocking=False)

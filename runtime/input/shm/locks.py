@@ -1,4 +1,5 @@
-"""Locks on bytes of shared files, of which the kernel lets go with a process; and where such files lie."""
+"""Locks on bytes of shared files, which the kernel releases when a process ends; and the folder of such
+files."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ _FLOCK = "hhqqi"  # struct flock of fcntl(2): type, whence, start, length, proce
 
 
 def default_folder() -> Path:
-    """Memory where there is a file system of it."""
+    """A file system in memory if there is one, else the folder of temporary files."""
     memory = Path("/dev/shm")
     if memory.is_dir() and os.access(memory, os.W_OK):
         return memory
@@ -30,19 +31,19 @@ def unlock_byte(descriptor: int, byte: int) -> None:
 
 
 def lock_holder(descriptor: int, byte: int) -> int:
-    """The number of the other process that holds the lock on `byte`; 0 where none does."""
+    """The PID of the other process that holds the lock on `byte`; 0 if it is free."""
     answer = _asked(descriptor, byte)
     return max(0, answer[4]) if answer[0] != fcntl.F_UNLCK else 0
 
 
 def _asked(descriptor: int, byte: int) -> tuple[int, ...]:
-    """What the kernel says of the lock on `byte` (see `_FLOCK`)."""
+    """The kernel's description of the lock on `byte` (see `_FLOCK`)."""
     query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     return struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, query))
 
 
 def lock_byte(descriptor: int, byte: int) -> bool:
-    """Lock `byte` until this process ends or closes the file; False where another process has it."""
+    """Lock `byte` until this process ends or closes the file. Returns False if another process holds it."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
     except OSError:

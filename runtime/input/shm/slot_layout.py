@@ -1,4 +1,4 @@
-"""Offsets in a slot: the notes of the parts, and for each flow its validity and the values that travel."""
+"""Offsets in a slot: the notes of the parts; for each flow, its validity flags and its shared values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Room:
-    """Where one array lies in a slot. shape: [copies, rows, ...]. flow: the place of its flow in the
+    """The place of one array in a slot. shape: [copies, rows, ...]. flow: the index of its flow in the
     program."""
 
     offset: int
@@ -31,7 +31,7 @@ class Room:
     flow: int
 
     def view(self, root: Any, *, writable: bool) -> Array:
-        """The array in a slot whose bytes are `root`, which it keeps alive."""
+        """The array as a view of the slot bytes `root`, which it keeps alive."""
         array: Array = np.ndarray(self.shape, self.dtype, root, self.offset)
         array.flags.writeable = writable
         return array
@@ -39,9 +39,12 @@ class Room:
 
 @dataclass(frozen=True)
 class SlotLayout:
-    """A slot's layout, each array aligned to 64 bytes. The notes come first, one for each part.
+    """A slot's layout, each array aligned to 64 bytes. The notes come first, one per part.
 
-    nbytes: of the slot, a multiple of the page. divisions: of each flow of the program that moves anything.
+    Attributes:
+        arrays: the place of each array.
+        divisions: the division of each flow with shared values.
+        nbytes: the size of the slot, a multiple of the page.
     """
 
     arrays: Mapping[Ref, Room]
@@ -50,16 +53,16 @@ class SlotLayout:
 
     @property
     def parts(self) -> int:
-        """Of each flow."""
+        """The number of parts of each flow."""
         return next(iter(self.divisions.values())).parts
 
     def views(self, root: Any, *, writable: bool) -> dict[Ref, Array]:
-        """The arrays of a slot whose bytes are `root`, which they keep alive."""
+        """The arrays as views of the slot bytes `root`, which they keep alive."""
         return {ref: room.view(root, writable=writable) for ref, room in self.arrays.items()}
 
     def parcels(self, root: Any, rows: Mapping[int, int]) -> list[RowSlices]:
-        """The slot for a carrier: notes, then the arrays. rows: of the batch, for each flow that moves
-        anything."""
+        """The slot for a carrier: notes, then the arrays. rows: the rows of the batch in each flow with
+        shared values."""
         cells = np.ndarray((1, self.parts, slot_status.ROOM), np.uint8, root, 0)
         parcels = [RowSlices(cells, tuple(range(self.parts + 1)))]
         for room in self.arrays.values():
@@ -72,11 +75,11 @@ class SlotLayout:
 
 
 def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> SlotLayout:
-    """The layout for `program`, which is the same in every process of the group."""
+    """The slot layout of `program`, equal in every process of the group."""
     arrays: dict[Ref, Room] = {}
     offset = rounded(next(iter(divisions.values())).parts * slot_status.ROOM)
     moving = [(place, flow) for place, flow in enumerate(program.flows) if flow.moved]
-    for wanted in (_records, _values):  # the records of all flows lie together: they are copied at once
+    for wanted in (_records, _values):  # the records of all flows are contiguous: one copy reads them
         for place, flow in moving:
             for ref, shape, dtype in wanted(program, flow):
                 arrays[ref] = Room(offset, shape, dtype, place)
@@ -88,7 +91,7 @@ _Wanted = tuple[Ref, tuple[int, ...], np.dtype[Any]]
 
 
 def _records(program: HostProgram, flow: Flow) -> Iterator[_Wanted]:
-    """Which rows are valid, and which records they are of."""
+    """The validity flags and record indices of a flow."""
     rows = len(program.rows(flow, flow.batch))
     yield validity(flow), (len(program.variants(flow.per)), rows), np.dtype(np.uint8)
     for read in flow.reads:

@@ -1,4 +1,4 @@
-"""Notes in a slot: of each part, its place in the order of batches and the error that it failed with."""
+"""Notes in a slot: for each part, its position in the order of batches and its error, if any."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ _HEAD = struct.Struct("<IIQQ")  # bytes of text that follow, order, epoch, step
 
 
 class Place(NamedTuple):
-    """A batch's place, the same in all processes. order: a checksum of what the order of records depends
-    on."""
+    """A batch's position, equal in all processes. order: a checksum of the inputs of the order of records."""
 
     epoch: int
     step: int
@@ -29,7 +28,7 @@ class _Trouble(msgspec.Struct, frozen=True):
 
 
 def head(place: Place) -> bytes:
-    """How a note begins that reports nothing wrong."""
+    """The start of a note, and all of it if it has no error."""
     return _HEAD.pack(0, place.order & 0xFFFFFFFF, place.epoch, place.step)
 
 
@@ -37,7 +36,8 @@ HEAD_NBYTES = _HEAD.size
 
 
 def encode_status(place: Place, error: BaseException | None, process: int = -1) -> bytes:
-    """A note of at most ROOM bytes: long texts are cut. process: of a group, the one that failed."""
+    """A note of at most ROOM bytes; long texts are truncated. process: the index in the group of the process
+    that failed."""
     if error is None:
         return head(place)
     text = _fitting(error, ROOM - _HEAD.size, process)
@@ -69,12 +69,12 @@ def _short(problem: Diagnostic, most: int) -> Diagnostic:
 
 
 def _text(message: str) -> str:
-    """What JSON can say: names of files may hold bytes that are no text."""
+    """The text in a form that JSON can encode: file names may contain bytes that are not text."""
     return message.encode(errors="backslashreplace").decode()
 
 
 def read_status(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str, int]:
-    """Place, errors of records, any other error, and the process that failed; -1 if that is unknown."""
+    """Decode a note: position, errors of records, any other error, and the failed process (-1 if unknown)."""
     length, order, epoch, step = _HEAD.unpack_from(data)
     if not length:
         return Place(epoch, step, order), (), "", -1

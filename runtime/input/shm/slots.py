@@ -1,10 +1,9 @@
-"""The slots of a ring as one process maps them, and the arrays that show them.
+"""The slots of a ring as one process maps them, and the lifetime of arrays over them.
 
-Arrays that are handed over show the slot itself. Whoever keeps one (an `np.ndarray`, a JAX array, a
-computation that is still to run) keeps its root alive, the owner of the memory that all views of it lead to,
-and a slot is let go when its root dies. A process that keeps more than it may must not stop the others: then
-the pages under its arrays are exchanged for private ones with the same content, at the same addresses, and
-the slot is free.
+Arrays of a batch are views of the slot. Each one (an `np.ndarray`, a JAX array, a pending computation) keeps
+its root alive, the owner of the memory of all views, and the slot is released when its root dies. A process
+that keeps more slots than allowed must not block the others. In that case the pages under its arrays are
+replaced by private pages with the same content at the same addresses, which frees the slot.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ def mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:
 
 
 def give_back_freed() -> None:
-    """Let the system have what was freed and lies in the C library's heap: a megabyte, where modules were
-    just loaded."""
+    """Return freed memory in the C library's heap to the system: about a megabyte after modules were
+    loaded."""
     if hasattr(_LIBC, "malloc_trim"):  # glibc
         _LIBC.malloc_trim(0)
 
 
 def owner_of(address: int, nbytes: int, pinning: Pinning | None = None) -> Root:
-    """The mapping as bytes; it is unmapped when the last view of them is gone.
+    """The mapping as bytes, unmapped when the last view of them is gone.
 
-    Mapped by the system's own call: Python's `mmap` opens the file a second time, and closing that lets go of
-    every lock that the process holds on it.
+    It uses the system call directly: Python's `mmap` opens the file a second time, and closing that
+    descriptor releases every lock of the process on the file.
     """
     buffer = (ctypes.c_ubyte * nbytes).from_address(address)
     weakref.finalize(buffer, _unmap, address, nbytes, pinning).atexit = False
@@ -74,9 +73,9 @@ def _unmap(address: int, nbytes: int, pinning: Pinning | None) -> None:
 
 
 def copy_on_recall(address: int, nbytes: int) -> None:
-    """Exchange the pages at `address` for private ones with the same content.
+    """Replace the pages at `address` by private pages with the same content.
 
-    Readers of the old pages see the same bytes before, meanwhile and after. Raises OSError.
+    Readers of the memory see the same bytes at any time. Raises OSError.
     """
     fresh = mapped(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     ctypes.memmove(fresh, address, nbytes)
@@ -87,8 +86,8 @@ def copy_on_recall(address: int, nbytes: int) -> None:
 
 
 class _Loan(weakref.ref[Root]):
-    """The root of batch `number`, and the mapping that it shows; a finaliser of its own would cost as much as
-    all else of a loan."""
+    """The root of batch `number` and the mapping that it views. A weak reference is cheaper than a finalizer,
+    which would double the cost of lending."""
 
     __slots__ = ("number", "owner")
     number: int
@@ -97,11 +96,16 @@ class _Loan(weakref.ref[Root]):
 
 @dataclass
 class Slots:
-    """The slots: batch q lies in slot q modulo their number.
+    """The slots: batch q is in slot q modulo their number.
 
-    start, nbytes: of slot 0 in the file, and of each; multiples of the page. returned: is told the numbers of
-    batches that were lent and are let go, in any thread and at any point of it: it takes no lock. pinning:
-    what registers slots with devices.
+    Attributes:
+        descriptor: the file.
+        start: the offset of slot 0 in the file, a multiple of the page.
+        nbytes: the size of each slot, a multiple of the page.
+        count: the number of slots.
+        returned: called with the number of each released batch, in any thread and at any point of it, so it
+            must not take a lock.
+        pinning: registers slots with devices.
     """
 
     descriptor: int
@@ -124,11 +128,11 @@ class Slots:
         return owner_of(address, self.nbytes, self.pinning)
 
     def memory(self, number: int) -> Root:
-        """The slot of batch `number`, to write to."""
+        """The slot of batch `number`, for writing."""
         return self._owners[number % self.count]
 
     def offset(self, address: int) -> int | None:
-        """Where in the file `address` lies; None for memory that is not in it (any more)."""
+        """The offset of `address` in the file; None for memory outside of it."""
         for place, owner in enumerate(self._owners):
             base = ctypes.addressof(owner)
             if base <= address < base + self.nbytes:
@@ -136,8 +140,9 @@ class Slots:
         return None
 
     def lend(self, number: int, roots: dict[int, Root]) -> Root:
-        """The slot of batch `number` to read from. It is let go when the root that this returns is dead, or
-        with `recall`. Who is interrupted finds the root in `roots`, and may ask again with them."""
+        """The slot of batch `number`, for reading. It is released when the returned root dies, or by
+        `recall`. `roots` keeps the root if the caller is interrupted, which may then call again with
+        `roots`."""
         owner = self._owners[number % self.count]
         root = roots.get(number)
         if root is None:
@@ -150,31 +155,34 @@ class Slots:
         return root
 
     def recall_before(self, number: int) -> None:
-        """Take back the slots of all batches before `number`."""
+        """Recall the slots of all batches before `number`."""
         if min(self._loans, default=number) < number:
             for old in self.lent():
                 if old < number:
                     self.recall(old)
 
     def lent(self) -> list[int]:
-        """Batches that are lent now."""
+        """The batches that are lent now."""
         return sorted(self._loans)
 
     def _dead(self, loan: weakref.ref[Root]) -> None:
         number = cast("_Loan", loan).number
-        # Another thread may recall it meanwhile: whoever takes it out says that it is back.
+        # Another thread may recall it at the same time: the one that removes it reports its return.
         if self._loans.get(number) is loan and self._loans.pop(number, None) is not None:
             self.returned(number)
 
     def recall(self, number: int) -> None:
-        """Take the slot of batch `number` back: what shows it keeps its content, as private memory. Errors:
-        CP0923 where there is none; the slot is lent as before."""
+        """Take back the slot of batch `number`. Views of it keep their content, as private memory.
+
+        Raises:
+            CommplanError: CP0923 if memory is exhausted; the slot then stays lent.
+        """
         loan = self._loans.pop(number, None)
         if loan is None:
             return
-        root = loan()  # alive until the end of this function: its pages stay where they are
+        root = loan()  # keeps the mapping alive until the end of this function
         if root is not None:
-            if self.pinning is not None:  # the copies from it are over: their arrays were handed out
+            if self.pinning is not None:  # copies from it have finished: their arrays were handed out
                 self.pinning.unpin(ctypes.addressof(loan.owner))
             try:
                 self.detach(number)
@@ -189,12 +197,12 @@ class Slots:
         self.returned(number)
 
     def detach(self, number: int) -> None:
-        """The slot of batch `number` is private memory in this process from now on, with the same content:
-        whoever writes to it here writes to that. Raises OSError."""
+        """Make the slot of batch `number` private memory of this process, with the same content. Writes
+        through it no longer reach other processes. Raises OSError."""
         copy_on_recall(ctypes.addressof(self.memory(number)), self.nbytes)
 
     def close(self) -> None:
-        """Recall all, and let go of the mappings that nobody shows. Errors: as `recall`."""
+        """Recall all slots, and release mappings without views. Raises: as `recall`."""
         for number in self.lent():
             self.recall(number)
         self._owners = []
@@ -202,13 +210,13 @@ class Slots:
 
 @dataclass
 class CompletionCounter:
-    """Counts numbers without a gap, from any thread and at any point of it, a collector's run included.
+    """Counts numbers without gaps, from any thread and at any point of it, including garbage collection.
 
-    A finaliser may run in a thread that already holds the lock, so none ever waits for it: what it cannot
-    deliver is delivered by whoever holds it.
+    A finalizer may run in a thread that already holds the lock, so `add` does not wait for it: the thread
+    that holds the lock delivers the remaining numbers.
     """
 
-    advance: Callable[[int], None]  # is told the first number that is not back
+    advance: Callable[[int], None]  # called with the first number that is not back
     upto: int = 0
     _back: set[int] = field(default_factory=set[int])
     _new: deque[int] = field(default_factory=deque[int])
