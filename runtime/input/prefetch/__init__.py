@@ -1,1 +1,1 @@
-"""Batches that are built ahead of time, and handed over in order."""
+"""Batches that are built ahead of time and returned in order."""

@@ -1,9 +1,9 @@
-"""Work ahead: a bounded ring of batches in the making, filled by threads, handed out in order.
+"""Work ahead: a bounded ring of batches under construction, filled by threads and returned in order.
 
 A batch is opened, made in independent tasks, and finished. If processes share a value, opening waits for the
-shared part of the batch, in a thread of its own. If nothing is left to do for a batch then, the ring is
-direct: the caller takes the shared part, and no batch is passed from thread to thread. Threads hold the ring
-and never the iterator in front of it: a forgotten iterator is collected, and that closes the ring.
+shared part of the batch, in a separate thread. If no other work remains for a batch, the ring is direct: the
+caller takes the shared part, and no batch passes between threads. Threads hold a reference to the ring but
+not to the iterator in front of it: an abandoned iterator is collected, and that closes the ring.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from commplan.runtime.input.ring.exchange import GroupExchange
     from commplan.runtime.input.stages.worker_pool import Workers
 
-PATIENCE = 1.0  # seconds for threads to end in after an interruption
+PATIENCE = 1.0  # seconds for threads to end after an interruption
 _Result = TypeVar("_Result")
 
 
@@ -38,7 +38,7 @@ _Result = TypeVar("_Result")
 class _Entry:
     making: BatchBuilder
     todo: int = 0
-    operation: int = 0  # in the record, while its tasks are carried out
+    operation: int = 0  # in the record, while its tasks run
     error: BaseException | None = None
     error_at: int = 0
     done: bool = False
@@ -47,12 +47,18 @@ class _Entry:
 
 @dataclass
 class Prefetcher:
-    """start: makes batch `number`, counted from 0, or None where the work halts for now: `admit` and `look`
-    ask again.
+    """Builds batches ahead of the caller.
 
-    depth: batches admitted and not yet handed out, at most. threads: how many work. peers: None in one
-    process. workers: what the threads leave their work to; None: they do it. direct: see above. calls: those
-    of the user's code that do not return. record: what happens is written there.
+    Attributes:
+        start: makes batch `number`, counted from 0; None if work is suspended. `admit` and `look` try again.
+        depth: the number of batches admitted and not yet passed on, at most.
+        threads: the number of threads.
+        name: a prefix for names of threads.
+        peers: the shared part of batches; None in one process.
+        workers: processes that do the work of the threads; None if the threads do it.
+        direct: the caller takes batches from the slots (see above).
+        calls: detects calls of user code that do not return.
+        record: records the events of batches.
     """
 
     start: Callable[[int], BatchBuilder | None]
@@ -64,24 +70,24 @@ class Prefetcher:
     direct: bool = False
     calls: OverdueCalls | None = None
     record: BatchRecord | None = None
-    # Entered as the lock itself and waited on as the condition: a condition is entered by a Python function,
-    # in which Ctrl-C may strike after the lock is taken and before anything will give it back.
+    # Entered as the lock and waited on as the condition: `Condition.__enter__` is a Python function, and
+    # Ctrl-C in it could leave the lock acquired for good.
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _changed: threading.Condition = field(init=False)
     _entries: dict[int, _Entry] = field(default_factory=dict[int, _Entry])
     _tasks: list[tuple[int, int, int, Task]] = field(default_factory=list[tuple[int, int, int, Task]])
     _ties: itertools.count[int] = field(default_factory=itertools.count)
     _running: list[threading.Thread] = field(default_factory=list[threading.Thread])
-    _begun: bool = False  # all of them are started
+    _begun: bool = False  # all threads are started
     _alive: int = 0  # threads, and callers that wait for peers
     _admitted: int = 0
     _opened: int = 0
     _opening: bool = False
     _handed: int = 0
-    _failed: tuple[int, BaseException] | None = None  # the first batch that cannot be made, and why
+    _failed: tuple[int, BaseException] | None = None  # the first batch that cannot be made, and its error
     _closed: bool = False
     _process: int = field(default_factory=os.getpid)
-    _interrupted: bool = False  # while a batch was waited for: its making may never end
+    _interrupted: bool = False  # during a wait for a batch, whose construction may hang
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition(self._lock)
@@ -89,7 +95,7 @@ class Prefetcher:
     # --- the caller's side ---
 
     def admit(self) -> None:
-        """Start as many batches as there is room for."""
+        """Start batches until `depth` of them are in progress."""
         with self._lock:
             if self._closed:
                 return
@@ -97,19 +103,27 @@ class Prefetcher:
             while self._admitted < self._handed + self.depth:
                 making = self.start(self._admitted)
                 if making is None:
-                    break  # what was admitted so far is still to be told
+                    break  # threads still need the notification for earlier batches
                 self._entries[self._admitted] = _Entry(making)
                 self._admitted += 1
             self._changed.notify_all()
 
     def look(self, number: int | None = None) -> tuple[HostBatch, int, float]:
-        """Batch `number` (None: the next one), how many lay ready, and the seconds waited. Raises what its
-        making raised. The batch stays until `pass_on` says that it has come: a caller that was interrupted on
-        the way asks again."""
+        """Wait for a batch, which stays until `pass_on`: an interrupted caller can call again.
+
+        Args:
+            number: the batch; None for the next one.
+
+        Returns:
+            The batch, the number of ready batches, and the seconds waited.
+
+        Raises:
+            Exception: the error of the batch.
+        """
         number = self._handed if number is None else number
         try:
             return self._take(number) if self.record is None else self._recorded(self.record, number)
-        except (KeyboardInterrupt, CommplanError) as error:  # a call that is overdue will not return, either
+        except (KeyboardInterrupt, CommplanError) as error:  # an overdue call does not return either
             is_overdue = isinstance(error, CommplanError) and error.diagnostics[0].code == "CP0926"
             self._interrupted |= is_overdue or isinstance(error, KeyboardInterrupt)
             raise
@@ -127,7 +141,7 @@ class Prefetcher:
             record.end(operation, failure)
 
     def _take(self, number: int) -> tuple[HostBatch, int, float]:
-        if number >= self._admitted:  # else as many as there is room for were admitted with the last
+        if number >= self._admitted:  # otherwise `pass_on` has already admitted as many as `depth` permits
             self.admit()
         begin = time.perf_counter()
         with self._lock:
@@ -158,7 +172,7 @@ class Prefetcher:
         return entry.done
 
     def _check_threads(self, waited: float) -> None:
-        """No thread ends before the ring is closed, unless something is wrong with it."""
+        """Check that all threads are alive: without an error, none ends before the ring is closed."""
         gone = next((thread for thread in self._running if thread.ident and not thread.is_alive()), None)
         if gone is not None:
             raise RuntimeError(f"thread {gone.name!r}, which makes batches, has ended; waited {waited:.1f} s")
@@ -166,13 +180,13 @@ class Prefetcher:
             self.calls.look(self._running)
 
     def makers(self) -> list[threading.Thread]:
-        """The threads that call the user's code: those that make batches, and the program's."""
+        """The threads that call user code: those that make batches, and the main thread."""
         peers = self.peers
         shared = [] if peers is None else peers.producers.running
         return [*self._running, *shared, threading.main_thread()]
 
     def pass_on(self, number: int) -> None:
-        """All batches before `number` have come; what there is room for now is started."""
+        """Release all batches before `number` and start as many new ones as `depth` permits."""
         with self._lock:
             if number <= self._handed:
                 return
@@ -182,7 +196,7 @@ class Prefetcher:
         self.admit()
 
     def depth_now(self) -> tuple[int, int]:
-        """Batches that lie ready now, and how many may be made ahead at most."""
+        """The number of ready batches, and the number that may be made ahead at most."""
         with self._lock:
             ready = sum(entry.done for entry in self._entries.values())
             if self.direct and self.peers is not None and not self._closed:
@@ -190,7 +204,7 @@ class Prefetcher:
             return ready, self.depth
 
     def ready(self, number: int) -> bool:
-        """Whether `look` would return batch `number` at once."""
+        """Whether `look` would return batch `number` without waiting."""
         with self._lock:
             entry = self._entries.get(number)
             if entry is None or self._closed:
@@ -200,8 +214,8 @@ class Prefetcher:
     def close(self) -> None:
         """Stop, join every thread and leave the peers. May be called twice, and from any thread.
 
-        After an interruption, threads that are still busy a second later are left to end on their own: what
-        was interrupted may hang.
+        After an interruption, threads that are still busy after a second are not joined: the interrupted call
+        may hang.
         """
         if os.getpid() != self._process:
             return
@@ -221,10 +235,12 @@ class Prefetcher:
             peers.producers.detach()
 
     def abandon(self) -> None:
-        """Stop without waiting for anything: threads end when their record is done, the last one leaves
-        the peers. For finalisers, which may run at any point of any thread: a join there could wait for
-        what the interrupted code holds. In a process that was forked from this one's nothing is done: its
-        threads, peers and workers are the parent's."""
+        """Stop without waiting: threads end after their current record, and the last one leaves the peers.
+
+        Finalizers call this at any point of any thread. A join there could wait for a lock that the
+        interrupted code holds. In a forked process this does nothing: threads, peers and workers belong to
+        the parent.
+        """
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -241,8 +257,8 @@ class Prefetcher:
             self._depart()
 
     def end(self) -> None:
-        """What a finaliser calls: threads are joined at the interpreter's exit only, where nothing runs that
-        could hold what they need."""
+        """Stop, from a finalizer. Joins threads only at interpreter exit, when no running code can hold a
+        lock that they need."""
         if threading.main_thread().is_alive():
             self.abandon()
         else:
@@ -276,8 +292,8 @@ class Prefetcher:
         finders = [] if self.direct else [self._next_job] * self.threads
         if self.peers is not None and not self.direct:
             finders.append(self._next_opening)
-        # Daemons, so that a forgotten iterator cannot keep the interpreter alive; they are joined by
-        # `close`, which a finaliser calls at the latest when the interpreter exits.
+        # Daemons, so that an abandoned iterator cannot keep the interpreter alive; `close` joins them, which
+        # a finalizer calls at interpreter exit at the latest.
         return [
             threading.Thread(target=self._run, args=(find,), name=f"{self.name}-{number}", daemon=True)
             for number, find in enumerate(finders)
@@ -288,7 +304,7 @@ class Prefetcher:
             while True:
                 with self._lock:
                     job = find() if self._tasks and not self._closed else None
-                    job = job or self._await(find)  # mostly there is one
+                    job = job or self._await(find)  # usually there is one already
                 job()
         except ClosedError:
             pass
@@ -300,7 +316,7 @@ class Prefetcher:
     def _await(
         self, find: Callable[[], _Result | None], look: Callable[[float], object] = lambda waited: None
     ) -> _Result:
-        """What `find` comes to give (the lock is held, and let go meanwhile)."""
+        """Wait until `find` returns a result. Releases the lock while waiting."""
 
         def attempt(seconds: float) -> _Result | None:
             if self._closed:
@@ -319,7 +335,7 @@ class Prefetcher:
         if last:
             self._depart()
 
-    # --- what they do: each finder is asked with the lock held ---
+    # --- work of the threads: the lock is held while a finder runs ---
 
     def _next_job(self) -> Task | None:
         if self._tasks:
@@ -337,11 +353,11 @@ class Prefetcher:
         """Begin batch `number`. If that fails, no later one is opened."""
         entry, tasks = self._entries.get(number), ()
         try:
-            if entry is not None:  # else handed out before anything was to be done for it here
+            if entry is not None:  # otherwise the caller has already passed it on
                 tasks = self._tasks_of(number, entry)
         except ClosedError:
             raise
-        except BaseException as error:  # noqa: BLE001  carried to the caller
+        except BaseException as error:  # noqa: BLE001  raised in the caller
             self._fail(number, error)
             return
         with self._lock:
@@ -350,7 +366,7 @@ class Prefetcher:
             self._enter(number, entry, tasks)
 
     def _tasks_of(self, number: int, entry: _Entry) -> Sequence[Task]:
-        """The tasks of a batch, once processes that share have made the rest of it."""
+        """The tasks of a batch. Waits for its shared part."""
         peers = self.peers
         if peers is not None:
             peers.readable(number)
@@ -377,10 +393,10 @@ class Prefetcher:
             return
         error: BaseException | None = None
         try:
-            # A batch that failed needs no more work; only an earlier record's error is worth finding.
+            # A failed batch needs no more work; only the error of an earlier record is still of interest.
             if entry.error is None or key < entry.error_at:
                 task()
-        except BaseException as raised:  # noqa: BLE001  carried to the caller, at the batch it belongs to
+        except BaseException as raised:  # noqa: BLE001  raised in the caller, at this batch
             error = raised
         with self._lock:
             if error is not None and (entry.error is None or key < entry.error_at):
@@ -394,7 +410,7 @@ class Prefetcher:
         try:
             if entry.error is None:
                 entry.item = entry.making.finish()
-        except BaseException as raised:  # noqa: BLE001  carried to the caller
+        except BaseException as raised:  # noqa: BLE001  raised in the caller
             entry.error = raised
         if self.record is not None and entry.operation:
             self.record.end(entry.operation, entry.error)
@@ -404,7 +420,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def _fail(self, number: int, error: BaseException) -> None:
-        """No batch from `number` on can be made."""
+        """Record that batches from `number` on cannot be made."""
         with self._lock:
             if self._failed is None or number < self._failed[0]:
                 self._failed = number, error

@@ -1,1 +1,1 @@
-"""The stages of a phase over blocks of records, in threads and in processes of their own."""
+"""The stages of a phase over blocks of records, in threads and in worker processes."""

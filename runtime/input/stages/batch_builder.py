@@ -1,4 +1,4 @@
-"""One batch in the making: which tasks it takes, and how their records become arrays."""
+"""Construction of one batch: its tasks, and the layout of their records in arrays."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ class BatchFactory:
     meter: Meter
     block: int
     workers: Workers | None = None
-    together: Sequence[Sequence[str]] = ()  # sources that fetch their records together
+    together: Sequence[Sequence[str]] = ()  # groups of sources that fetch their records together
     course: EpochCursor = FIRST
-    memory: Fresh = aligned  # for arrays that this process makes
-    # What is the same for most batches: the rows of a step and which of them count, what is handed over.
+    memory: Fresh = aligned  # allocates the arrays that this process makes
+    # Facts common to most batches: the rows of a step, which of them count, the roots of a flow.
     _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
     def batch(self, number: int) -> BatchBuilder:
@@ -76,7 +76,7 @@ class BatchFactory:
 
     @functools.cached_property
     def caches(self) -> Caches | None:
-        """Those of the stages; None if no stage has one."""
+        """The caches of the stages; None if no stage has one."""
         opened = {ref: stage.cached for ref, stage in self.stages.items() if stage.cached is not None}
         if not opened:
             return None
@@ -85,10 +85,10 @@ class BatchFactory:
         return Caches(self.program, opened)
 
     def chained(self, flow: Flow, before: bool) -> frozenset[Ref]:
-        """Results, of functions and of loads of bytes, that one host function alone reads, record by record.
+        """Results of functions and of loads of bytes that a single host function reads, record by record.
 
-        A function may return the same memory each time. So a reader of such a result reads no other, and is
-        not called on what its own memory may show.
+        A function may return the same memory on every call. A reader of a chained result therefore has no
+        other chained operand, and is not called with memory that it returned.
         """
         key = (flow.reads[0].result, before)
         if key not in self._known:
@@ -98,8 +98,8 @@ class BatchFactory:
             for op in flow.ops:
                 for ref in operands(op):
                     takers.setdefault(ref, []).append(op)
-            memory: dict[Ref, list[Callable[..., Any]]] = {}  # the functions whose memory each may show
-            fed: set[Ref] = set()  # those that take one
+            memory: dict[Ref, list[Callable[..., Any]]] = {}  # functions whose memory each result may alias
+            fed: set[Ref] = set()  # results of ops that have a chained operand
             for op in ops:
                 refs = [ref for ref in results(op) if ref in self.program.elements]
                 if isinstance(op, Share) or len(refs) != 1:
@@ -136,7 +136,7 @@ class BatchFactory:
     # --- one batch ---
 
     def state(self, flow: Flow, step: int) -> FlowState:
-        """What a flow's batch begins with; which records it holds is not looked up."""
+        """The initial state of a flow in a batch, without its records (see `look_up`)."""
         rows = self.orders[flow.reads[0].result].rows(step)
         counted = tuple(self.orders[read.result].counted(step) for read in flow.reads)
         key = (flow.reads[0].result, rows, counted)
@@ -152,7 +152,7 @@ class BatchFactory:
         return mask(self.program, states, self._known)
 
     def look_up(self, state: FlowState, epoch: int, step: int) -> None:
-        """The records of the rows, in the order of each load."""
+        """Compute the records of the rows, in the order of each load."""
         program = self.program
         for read in state.flow.reads:
             for coords in program.variants(read.per):
@@ -161,7 +161,7 @@ class BatchFactory:
                 state.records[read.result, coords] = ids[state.rows]
 
     def roots(self, flow: Flow) -> list[Ref]:
-        """The flow's values that are handed over, counts left out."""
+        """The flow's values that are part of the batch, without counts."""
         key = flow.reads[0].result
         if key not in self._known:
             computed = {ref for op in flow.ops for ref in results(op)}
@@ -181,8 +181,12 @@ class BatchFactory:
 
 @dataclass
 class BatchBuilder:
-    """One batch in the making. For processes that share: the tasks of `part`, for each part, and `receive`
-    once all are done. Then the tasks of `second`, and `finish`."""
+    """One batch under construction.
+
+    For shared values: run the tasks of `part` for each part, then call `receive` when all parts are done. For
+    all
+    batches: run the tasks of `second`, then call `finish`.
+    """
 
     maker: BatchFactory
     number: int
@@ -193,7 +197,8 @@ class BatchBuilder:
     received: bool = False
 
     def part(self, number: int, moved: Mapping[Ref, Array], divisions: Mapping[int, Division]) -> list[Task]:
-        """Tasks that fill part `number` of the rows of what travels, in `moved`. divisions: of its flows."""
+        """Tasks that fill part `number` of the shared rows, in `moved`. divisions: of the flows with shared
+        values."""
         self.moved = moved
         tasks: list[list[Task]] = [[] for _ in self.states]
         for place, state in enumerate(self.states):
@@ -203,7 +208,7 @@ class BatchBuilder:
         return self._joined(tasks)
 
     def _fill(self, state: FlowState, low: int, high: int) -> list[Task]:
-        """Tasks that fill rows of a flow. The numbers of their records are written here."""
+        """Tasks that fill rows of a flow. Writes the record indices of these rows to the slot."""
         state.valid = self.moved[validity(state.flow)][:, : len(state.rows)].view(bool)
         state.valid[:, low:high] = True
         for read in state.flow.reads:
@@ -215,7 +220,7 @@ class BatchBuilder:
     def receive(
         self, moved: Mapping[Ref, Array], parts: Sequence[int], divisions: Mapping[int, Division]
     ) -> None:
-        """Take what travels from `moved`, of which this process has made `parts`."""
+        """Take the shared values from `moved`. parts: the parts that this process made."""
         is_again, self.moved, self.received = self.received, moved, True  # after an interruption
         for place, state in enumerate(self.states):
             if state.flow.moved:
@@ -224,7 +229,7 @@ class BatchBuilder:
                     self._account(state, parts, divisions[place])
 
     def _account(self, state: FlowState, parts: Sequence[int], division: Division) -> None:
-        """Count the rows that other processes have made."""
+        """Count the rows that other processes made."""
         number, failed = len(state.rows), ~np.asarray(state.valid.all(0))
         skipped = int(np.count_nonzero(failed))
         for low, high in (division.part(len(state.rows), part) for part in parts):
@@ -234,10 +239,10 @@ class BatchBuilder:
             if isinstance(op, Share) and op.result in state.flow.moved:
                 nbytes = number * self.moved[op.result][:, :1].nbytes
                 self.maker.meter.add(op.result, records=number, nbytes=nbytes, skipped=skipped)
-                skipped = 0  # of the flow's rows, whatever many values travel
+                skipped = 0  # count the flow's skipped rows once, for any number of shared values
 
     def second(self) -> Sequence[Task]:
-        """Tasks of this process for itself, on all the rows that it holds."""
+        """Tasks that only this process needs, on all the rows that it holds."""
         tasks: list[list[Task]] = [[] for _ in self.states]
         for place, state in enumerate(self.states):
             flow, rows = state.flow, len(state.rows)
@@ -252,7 +257,7 @@ class BatchBuilder:
         return self._joined(tasks)
 
     def _seen(self, state: FlowState) -> None:
-        """Copy from the slot which records the rows hold and which are valid: other processes share it."""
+        """Copy record indices and validity flags from the slot, which other processes share."""
         rows = len(state.rows)
         state.valid = self.moved[validity(state.flow)][:, :rows].astype(bool)
         for read in state.flow.reads:
@@ -261,7 +266,7 @@ class BatchBuilder:
                 state.records[read.result, coords] = ids[row]
 
     def _show(self, state: FlowState, roots: Sequence[Ref]) -> None:
-        """What may be handed over as it lies in the slot."""
+        """Collect the roots that can be views of the slot."""
         rows = len(state.rows)
         for ref in state.flow.moved:
             if ref not in roots:
@@ -272,7 +277,8 @@ class BatchBuilder:
                 state.shown[ref] = self.moved[ref][:, :rows].reshape(state.known[ref])
 
     def _joined(self, tasks: list[list[Task]]) -> list[Task]:
-        """The tasks of all flows; blocks of flows whose sources fetch their records together are one task."""
+        """The tasks of all flows; blocks of flows whose sources fetch their records together become one
+        task."""
         for names in self.maker.together:
             reading = [
                 place
@@ -295,7 +301,8 @@ class BatchBuilder:
         ]
 
     def block(self, state: FlowState, before: bool, low: int, high: int) -> None:
-        """Rows low..high of the flow, variant by variant, through what goes before the move or after it."""
+        """Run rows low..high of the flow, variant by variant, through its stages before or after the
+        transfer."""
         program, flow = self.maker.program, state.flow
         computed: dict[Ref, dict[Coords, Sequence[Record]]] = {}
         for ref in () if before else flow.moved:
@@ -341,7 +348,8 @@ class BatchBuilder:
     def _rooms(
         self, ops: Sequence[HostOp], targets: Mapping[Ref, list[tuple[Coords, Array]]]
     ) -> dict[Ref, list[tuple[Coords, Array]]]:
-        """`targets`, and those of what is shared for what it is made of: it is written there at once."""
+        """`targets`, and the same arrays for operands of shares, so that stages write their results in
+        place."""
         rooms, copies = dict(targets), self.maker.program.copies
         for op in reversed(ops):
             if isinstance(op, Share) and op.result in rooms and copies[op.operand] == copies[op.result]:
@@ -349,8 +357,8 @@ class BatchBuilder:
         return rooms
 
     def _targets(self, state: FlowState, ref: Ref, before: bool) -> list[tuple[Coords, Array]]:
-        """Where the rows of a value go: parts of the shared slot, or of the batch; of each part, which copy
-        it holds."""
+        """The destinations of a value's rows, in the shared slot or in the batch, each with the coordinates
+        of the copy that it holds."""
         program = self.maker.program
         variants = program.variants(program.copies[ref])
         if before:
@@ -367,8 +375,19 @@ class BatchBuilder:
         self, state: FlowState, op: Read | Map, coords: Mapping[str, int], low: int, high: int,
         inputs: list[Sequence[Record]], targets: list[Array | None], *, ahead: bool, wanted: Bools | None,
     ) -> list[Sequence[Record]]:  # fmt: skip
-        """The results of `op`. ahead: each is made when it is asked for, by the one stage that takes it.
-        wanted: the rows that are read; None for all."""
+        """The results of `op`.
+
+        Args:
+            state: the flow.
+            op: the stage.
+            coords: the variant of the results.
+            low: the first row.
+            high: the row after the last one.
+            inputs: the operands.
+            targets: the destination of each result, if any.
+            ahead: return a column that computes each record when the consuming stage reads it.
+            wanted: the rows to compute; None for all.
+        """
         program = self.maker.program
         if wanted is not None and not wanted.any():
             return [[None] * (high - low) for ref in results(op) if ref in program.elements]
@@ -393,13 +412,14 @@ class BatchBuilder:
         return out
 
     def _variants(self, state: FlowState, coords: Mapping[str, int]) -> list[int]:
-        """The rows of validity that speak of `coords`."""
+        """The rows of the validity flags that concern `coords`."""
         per = state.flow.per
         variants = enumerate(self.maker.program.variants(per))
         return [place for place, variant in variants if agrees(per, variant, coords)]
 
     def finish(self) -> HostBatch:
-        """Let go of the slot but for what shows it, put skipped records out of the way, count."""
+        """The finished batch, without skipped records. Releases the slot unless an array of the batch views
+        it."""
         program = self.maker.program
         values: dict[Ref, Array] = {}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
@@ -432,7 +452,7 @@ class BatchBuilder:
         return own
 
     def _visits(self, state: FlowState, clean: bool) -> list[Visit]:
-        """The records that count here."""
+        """The records that count, per load and member."""
         visits: list[Visit] = []
         for read in state.flow.reads:
             counts = state.counts[read.result]

@@ -1,4 +1,4 @@
-"""Results of a stage that one other stage takes, each made when that one asks for it."""
+"""Results of a stage with a single consumer, each computed when the consumer reads it."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ if TYPE_CHECKING:
 
 
 class SkippedError(Exception):
-    """The record failed, and the plan goes on without it."""
+    """The record failed, and the plan skips it."""
 
 
 @dataclass(eq=False)
 class Chained(Sequence["Record"]):
-    """A column of a block that lies nowhere. Its taker calls both functions on one record after the other, so
-    that what is between them is not copied: a function may return the same memory each time.
+    """A column of a block without storage. Its consumer calls both functions on one record after the other.
 
-    Raises SkippedError for a record that is skipped.
+    The intermediate value is therefore not copied, and a function may return the same memory on every call.
+
+    Raises:
+        SkippedError: for a record that is skipped.
     """
 
     stage: Stage
     place: Place
     records: Sequence[int]
     operands: Sequence[Sequence[Record]]
-    cpu_s: float = 0.0  # what was asked for took, operands included
+    cpu_s: float = 0.0  # of the records computed so far, operands included
     done: int = 0
     nbytes: int = 0
     skipped: int = 0
@@ -55,13 +57,20 @@ class Chained(Sequence["Record"]):
             self.cpu_s += time.thread_time() - start
         self.done += 1
         self.nbytes += files.nbytes(value)
-        # An array may be the function's own memory.
+        # The function may keep a reference to this array.
         return read_only(cast("Array", value)) if isinstance(value, np.ndarray) else value
 
 
 def account(operands: Sequence[Sequence[Record]], cpu: Cpu) -> Cpu:
-    """Say on the lines of those of `operands` that were made as they were asked for what that took, out of
-    `cpu`; what is left of it. The kernel's split into user and system time is that of all together."""
+    """Report the cost of chained operands on their own lines.
+
+    Args:
+        operands: the columns of a stage.
+        cpu: the CPU time of the stage, operands included.
+
+    Returns:
+        The rest of `cpu`. System time is divided in proportion to CPU time.
+    """
     chained = [column for column in operands if isinstance(column, Chained)]
     left_s = cpu.both_s
     for column in chained:

@@ -1,4 +1,4 @@
-"""The stages of a phase as its plan declares them: their lines in the account, and which of them skip."""
+"""The stages of a phase as its plan declares them: their lines in the summary, and which of them skip."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from commplan.runtime.input.program import HostProgram
 
 
 def declared(program: HostProgram, meter: Meter) -> dict[Ref, bool]:
-    """Whether a stage skips the records that fail, for each Read and Map; the lines of all are named on
-    `meter`.
+    """Whether each Read and Map skips failing records. Names the lines of all stages on `meter`.
 
-    Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip.
+    Raises:
+        CommplanError: CP0914 for `on_error = skip` on a stage that cannot skip.
     """
     skips: dict[Ref, bool] = {}
     for flow in program.flows:
         skipping = any(read.hints.on_error == "skip" for read in flow.reads)
         alike = all(read.per == flow.per for read in flow.reads)
-        members = {*flow.per, *(read.clock for read in flow.reads)}  # each goes on without what it skips
+        members = {*flow.per, *(read.clock for read in flow.reads)}  # axes whose members skip independently
         for op in flow.ops:
             key = results(op)[0]
             if isinstance(op, Share):

@@ -1,4 +1,4 @@
-"""The host functions that a program gives, checked, and the worker processes that call them."""
+"""Validation of host functions, and the worker processes that call them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def called_functions(
     program: HostProgram, functions: Mapping[str, Callable[..., Any]]
 ) -> dict[str, Callable[..., Any]]:
-    """The host functions that `program` calls. Errors: CP0908."""
+    """The host functions that `program` calls, validated. Raises CP0908."""
     names = [op.fn for flow in program.flows for op in flow.ops if isinstance(op, Map)]
     return checked_functions(program.schedule, functions, names)
 
@@ -28,10 +28,11 @@ def called_functions(
 def checked_functions(
     schedule: Schedule, functions: Mapping[str, object], names: Sequence[str] | None = None
 ) -> dict[str, Callable[..., Any]]:
-    """The host functions of `schedule` (those in `names`, or all), checked.
+    """The host functions of `schedule` (those in `names`, or all), validated.
 
-    Errors, all in one: CP0908 a function that is missing, cannot be called, or takes other arguments than
-    its operands, and `rng` as a keyword where it is random.
+    Raises:
+        CommplanError: CP0908, all in one error, for each function that is missing, is not callable, or does
+            not accept its operands (and the keyword `rng` if it is random).
     """
     problems: list[Diagnostic] = []
     chosen: dict[str, Callable[..., Any]] = {}
@@ -65,7 +66,7 @@ def _function_problem(fn: FnType, function: object) -> str | None:
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return None  # some builtins tell nothing; a wrong call will
+        return None  # some builtins have no signature; a wrong call raises an error
     keywords: dict[str, object] = {"rng": None} if fn.random else {}
     try:
         signature.bind(*[None] * len(fn.operands), **keywords)

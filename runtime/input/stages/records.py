@@ -1,5 +1,4 @@
-"""The stages of a phase, each over a block of records: call, check, and say exactly what was wrong with which
-record."""
+"""The stages of a phase over blocks of records: call user code, check results, and report failing records."""
 
 from __future__ import annotations
 
@@ -40,17 +39,17 @@ from commplan.runtime.input.stages.declared import declared
 if TYPE_CHECKING:
     from commplan.runtime.input.cache.record_cache import RecordCache
 
-_FRAMES = 6  # of a stack, the innermost ones
+_FRAMES = 6  # the number of innermost frames shown of a stack
 Record = Any  # an array, a NumPy or Python scalar, or bytes
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block of rows stands: what keys its random streams and names it in errors."""
+    """The position of a block of rows, which keys its random streams and appears in errors."""
 
     epoch: int
     step: int
-    member: int  # -1 where the stage does not differ between members
+    member: int  # -1 if the stage is the same for all members
 
 
 _warning = threading.Lock()
@@ -58,10 +57,10 @@ _warning = threading.Lock()
 
 @dataclass(frozen=True)
 class Stage:
-    """A Read or a host Map with all that running it needs. Failures are those of single records."""
+    """A Read or a host Map, with everything that running it needs. Failures concern single records."""
 
     op: Read | Map
-    number: int  # keeps the random streams of two maps apart, whatever the design
+    number: int  # separates the random streams of two maps, for any design
     elements: tuple[Element, ...]
     dtypes: tuple[np.dtype[Any] | None, ...]
     call: Callable[..., Any]
@@ -71,10 +70,10 @@ class Stage:
     skip: bool
     many: Callable[[list[int]], Sequence[Any]] | None = None  # of a Read: fetches several records at once
     begins: Callable[[int], None] | None = (
-        None  # is told each record before the user's code runs; -1: several
+        None  # called with each record before user code runs; -1 for several
     )
-    cached: RecordCache | None = None  # its results of earlier epochs
-    warned: list[str] = field(default_factory=list[str], compare=False)  # said once, whichever thread it is
+    cached: RecordCache | None = None  # its results from earlier epochs
+    warned: list[str] = field(default_factory=list[str], compare=False)  # warn once over all threads
 
     @property
     def key(self) -> Ref:
@@ -88,12 +87,19 @@ class Stage:
         valid: np.ndarray[Any, np.dtype[np.bool_]],
         targets: Sequence[np.ndarray[Any, Any] | None],
     ) -> list[Sequence[Record]]:
-        """Results of a block: for each result one record per row; arrays as one array, [rows, ...].
+        """The results of a block.
 
-        records: [rows] record indices. operands: for each operand [rows] (of a Read: none). valid: [rows];
-        rows that are not are left out (None or zero), and a row that fails becomes invalid where the plan
-        skips. targets: for each result the rows of the batch where it goes, or None. A result is written
-        where it belongs before the function is called again, which may return the same memory each time.
+        Args:
+            place: the position of the block.
+            records: [rows] record indices.
+            operands: for each operand, [rows]; empty for a Read.
+            valid: [rows]; invalid rows are left out (None or zero). A failing row becomes invalid if the plan
+                skips.
+            targets: for each result, its rows of the batch, or None. Each result is written there before the
+                next call of the function, which may return the same memory every time.
+
+        Returns:
+            For each result, one record per row; arrays as one array, [rows, ...].
         """
         columns = [
             _column(len(records), element, dtype, target)
@@ -127,7 +133,7 @@ class Stage:
         if done < len(records):
             for column in columns:
                 if isinstance(column, np.ndarray):
-                    column[~valid] = 0  # no batch shows stale memory
+                    column[~valid] = 0  # do not expose stale memory
         cpu = account(operands, thread_cpu() - start)
         moved = sum(_nbytes(column, done) for column in columns)
         self.meter.add(
@@ -137,14 +143,18 @@ class Stage:
 
     @classmethod
     def user_calls(cls) -> tuple[CodeType, CodeType]:
-        """The code that calls the user's: with one record, and with several."""
+        """The code objects that call user code: with one record, and with several."""
         return cls._called.__code__, cls._fetched.__code__
 
     def _fetched(
         self, records: Sequence[int], valid: np.ndarray[Any, np.dtype[np.bool_]]
     ) -> tuple[dict[int, object], str]:
-        """The records of a block at once, where the source can do that and none of them fails: otherwise they
-        are fetched one by one, which tells whose fault it is, and what went wrong comes with them."""
+        """Fetch the records of a block at once, if the source supports it.
+
+        Returns:
+            The records by index, and the error if fetching failed. In that case there are no records, and the
+            caller fetches them one by one, which finds the record that failed.
+        """
         wanted = (
             [record for record, usable in zip(records, valid, strict=True) if usable] if self.many else []
         )
@@ -155,14 +165,14 @@ class Stage:
                 self.begins(-1)
             fetched = self.many(wanted)
             count = len(fetched)
-        except Exception as error:  # noqa: BLE001  it will be raised again, by the record that it belongs to
+        except Exception as error:  # noqa: BLE001  raised again by the failing record
             return {}, f"{type(error).__name__}: {_said(error)}"
         if count != len(wanted):
             return {}, f"it gave {count} records for {len(wanted)} indices"
         return dict(zip(wanted, fetched, strict=True)), ""
 
     def _warn(self, failure: str) -> None:
-        """Of a source whose records can be fetched one by one, and not several at once."""
+        """Warn of a source whose records can be fetched one by one, but not several at once."""
         with _warning:
             if self.warned:
                 return
@@ -172,12 +182,12 @@ class Stage:
         warnings.warn(f"{message}: {failure}", RuntimeWarning, stacklevel=2)
 
     def one(self, place: Place, record: int, arguments: list[Record]) -> Any:
-        """The result for one record, checked; a tuple where there are several."""
+        """The checked result for one record; a tuple if there are several results."""
         out, element = self._called(place, record, arguments), self.elements[0]
         if len(self.elements) == 1:
             if isinstance(element, ArrayType) and isinstance(out, np.ndarray | np.generic):
                 array = cast("np.ndarray[Any, Any]", out)
-                if array.dtype == self.dtypes[0] and array.shape == element.shape:  # mostly
+                if array.dtype == self.dtypes[0] and array.shape == element.shape:  # the common case
                     return array
             return self._checked(record, 0, cast("object", out))
         values = _as_tuple(out)
@@ -201,7 +211,7 @@ class Stage:
             raise
         except UnlikeError as odd:
             self._mismatch(record, str(self.elements[0]), str(odd), *odd.hints)
-        except BaseException as error:  # whatever else the user's code raises belongs to a record
+        except BaseException as error:  # any exception of user code is an error of the record
             raise CommplanError(self._raised(record, error)) from error
 
     def _checked(self, record: int, number: int, value: object) -> Record:
@@ -210,9 +220,9 @@ class Stage:
             return checked(value, element, self.dtypes[number])
         except UnlikeError as found:
             which = f"result {number + 1}: " if len(self.elements) > 1 else ""
-            hints = found.hints if isinstance(self.op, Read) else ()  # they speak of records
+            hints = found.hints if isinstance(self.op, Read) else ()  # they concern records
             self._mismatch(record, f"{which}{element}", str(found), *hints)
-        except Exception as error:  # what looks like an array, and will not be one: a tensor on a device
+        except Exception as error:  # an array-like that cannot be converted, such as a tensor on a device
             raise CommplanError(self._raised(record, error)) from error
 
     def _mismatch(self, record: int, expected: str, actual: str, *hints: str) -> NoReturn:
@@ -243,8 +253,14 @@ class Stage:
 
 
 class Call(NamedTuple):
-    """A call of the user's code that has not returned. record: -1 where it is several. worker: the process
-    that it runs in, 0 for this one. stack: what Python does in it, innermost first."""
+    """A call of user code that has not returned.
+
+    Attributes:
+        op: the stage.
+        record: the record; -1 for several.
+        worker: the PID of its worker process; 0 for this process.
+        stack: the Python frames, innermost first.
+    """
 
     op: Read | Map
     record: int
@@ -253,13 +269,15 @@ class Call(NamedTuple):
 
 
 def call_in(frame: FrameType | None) -> Call | None:
-    """The call of a source or a host function in which a thread of this process is, given its innermost
-    frame."""
+    """The call of user code that a thread of this process is in; None if there is none.
+
+    frame: the innermost frame of the thread.
+    """
     lines: list[str] = []
     single, several = Stage.user_calls()
     while frame is not None:
         code = frame.f_code
-        if code in (single, several):  # only here: Python 3.11 may crash on the locals of a frame that begins
+        if code in (single, several):  # Python 3.11 may crash on `f_locals` of a frame that just began
             names = frame.f_locals
             record = names["record"] if code is single else -1
             return Call(names["self"].op, record, 0, ", from ".join(lines[:_FRAMES]))
@@ -271,7 +289,7 @@ def call_in(frame: FrameType | None) -> Call | None:
 def _column(
     rows: int, element: Element, dtype: np.dtype[Any] | None, target: np.ndarray[Any, Any] | None
 ) -> list[Record] | np.ndarray[Any, Any]:
-    """Room for the results of a block: the rows of the batch where they go, else memory of their own."""
+    """The destination of a block's results: `target`, or new memory."""
     if target is not None:
         return target
     if isinstance(element, ArrayType) and dtype is not None:
@@ -280,12 +298,12 @@ def _column(
 
 
 def _nbytes(column: list[Record] | np.ndarray[Any, Any], done: int) -> int:
-    """Of the records in a column, `done` of them."""
+    """The size of `done` records of a column."""
     return done * column[:1].nbytes if isinstance(column, np.ndarray) else sum(map(files.nbytes, column))
 
 
 def _sealed(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:
-    """The column as operands: stages and members share them, so nobody may write to them."""
+    """The column as a read-only operand: stages and members share it."""
     return cast("Sequence[Record]", read_only(column)) if isinstance(column, np.ndarray) else column
 
 
@@ -294,16 +312,15 @@ def _as_tuple(out: object) -> tuple[object, ...] | None:
 
 
 def _said(error: BaseException) -> str:
-    """The message of an exception, whatever its class does on being asked, and whatever is in it that no
-    terminal can show."""
+    """The message of an exception, escaped for terminals. Never raises, even if `str(error)` does."""
     try:
         return str(error).encode(errors="backslashreplace").decode()
-    except Exception as again:  # noqa: BLE001  the user's code once more
+    except Exception as again:  # noqa: BLE001  user code again
         return f"(its message cannot be shown: {type(again).__name__})"
 
 
 def _last_line(error: BaseException) -> str:
-    """Where in the user's code it happened."""
+    """The line of user code that raised `error`."""
     frames = traceback.extract_tb(error.__traceback__)
     last = frames[-1]
     return f'raised at line {last.lineno} of "{last.filename}", in {last.name}'
@@ -315,9 +332,10 @@ def stages(
     functions: Mapping[str, Callable[..., Any]],
     meter: Meter,
 ) -> dict[Ref, Stage]:
-    """What runs each Read and Map of the program.
+    """The stage of each Read and Map of the program.
 
-    Errors: CP0914 where `on_error = skip` stands on a stage that cannot skip; those of `caches`.
+    Raises:
+        CommplanError: CP0914 for `on_error = skip` on a stage that cannot skip; the errors of `caches`.
     """
     stage_of: dict[Ref, Stage] = {}
     skips = declared(program, meter)
@@ -346,10 +364,10 @@ def opened_caches(
     bound: Mapping[str, files.Source],
     functions: Mapping[str, Callable[..., Any]],
 ) -> Mapping[Ref, RecordCache]:
-    """The caches of the program, whose modules are loaded if it has one."""
+    """The caches of the program. Imports their modules only if the program has a cache."""
     if not program.has_caches:
         return {}
     from commplan.runtime.input.cache.record_cache import caches  # noqa: PLC0415  memory that few need
 
-    stages = cast("Any", stage_of)  # pyright takes the linked package for another one
+    stages = cast("Any", stage_of)  # pyright sees the linked package as a different one
     return caches(program, stages, bound, functions)

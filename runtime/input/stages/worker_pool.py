@@ -1,8 +1,8 @@
-"""Host functions in processes of their own, for those that are Python through and through.
+"""Host functions in worker processes, for functions that hold the interpreter lock.
 
-Each thread of the ring drives one worker process: it hands it a block of records and sleeps until the rows
-are filled, in memory that both map. Orders, streams of random numbers, checks and errors are those of the
-threads, because the same code makes the block. So `cores` bounds processes as it bounds threads.
+Each thread of the ring drives one worker process: it sends a block of records and waits until the worker has
+filled the rows, in memory that both map. Orders, random streams, checks and errors equal those of threads,
+because the same code makes the block. `cores` therefore bounds processes as it bounds threads.
 
 An executor with one process for each thread could replace the processes here. Measured on Python 3.11:
 
@@ -11,13 +11,13 @@ An executor with one process for each thread could replace the processes here. M
 | a job of no work, wall and CPU of the program | 32 us, 18 us | 172 us, 134 us | 284 us, 197 us |
 | how a process ended | yes | no | yes |
 | `sys.exit` in a function ends the process | yes | no | no |
-| an environment of its own, as for OMP_NUM_THREADS | yes | no | yes |
+| a separate environment, as for OMP_NUM_THREADS | yes | no | yes |
 | ends a process whose function hangs | yes | no | yes |
 | after kill -9 of the program its processes | end | stay | stay |
-| more threads of the program, for each process | 0 | 2 | 2 |
+| additional threads of the program, per process | 0 | 2 | 2 |
 
-What is left here in either case: the memory that both map, the record and function that a process is at, and
-errors with their plan lines. `multiprocessing.Process` gives no environment of its own either.
+Either design needs the rest of this module: the shared memory, the progress of each process, and errors with
+their plan lines. `multiprocessing.Process` cannot start a process with a separate environment either.
 """
 
 from __future__ import annotations
@@ -58,45 +58,45 @@ from commplan.wait import attended
 if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
 
-GRACE_S = 0.5  # seconds for a worker to end in, once its socket has ended
-_FATE_S = 10.0  # seconds for a worker that hung up by itself to end in: its libraries may tidy up
+GRACE_S = 0.5  # seconds for a worker to end after its socket has closed
+_FATE_S = 10.0  # seconds for a worker that closed its socket to end: its libraries may clean up
 _STACK_S = 0.1  # seconds for a worker to write its stack
-_LOOK_S = 1.0  # how often a waiting thread looks whether its worker lives; the socket tells at once
-_ENDED_MOST = 3  # workers that one block may end, under `on_failure = continue`
-# glibc's default thresholds give every large array back, at hundreds of page faults for the next.
+_LOOK_S = 1.0  # seconds between two checks that a worker is alive; the socket usually reports its end first
+_ENDED_MOST = 3  # workers that may end on one block, under `on_failure = continue`
+# glibc's default thresholds return every large array to the system: hundreds of page faults for the next one.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
-# A worker is one core's worth: libraries' own threads would multiply with the workers.
+# A worker is meant to use one core: the threads of libraries would multiply with the workers.
 _THREADS = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS", "OPENCV_FOR_THREADS_NUM", "RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS",
     "TF_NUM_INTEROP_THREADS",
 )  # fmt: skip
-_OF_MPI = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")  # a worker is no rank of the job
+_OF_MPI = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")  # a worker is not a rank of the job
 
 
 def environment() -> dict[str, str]:
-    """The environment of a worker: one thread per library, tuned memory, no accelerator, no rank of a job."""
+    """The environment of a worker: one thread per library, tuned malloc, no accelerator, no rank of a job."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)}
     return {**_MALLOC, **kept, **dict.fromkeys(_THREADS, "1"), "JAX_PLATFORMS": "cpu"}
 
 
 class EndedError(Exception):
-    """A worker process is gone."""
+    """The worker process has ended."""
 
 
 @dataclass(eq=False)
 class _Process:
-    """One worker. number: its place among the workers at one time."""
+    """One worker process. number: its index among the concurrent workers."""
 
     number: int
     process: subprocess.Popen[bytes]
     link: Connection[Any, Any]
 
     def ask(self, message: object) -> Any:
-        """Send, and wait for the answer. Raises EndedError where the process is gone before that."""
+        """Send `message` and wait for the reply. Raises EndedError if the process ends first."""
 
         def look(_: float) -> None:
-            if self.process.poll() is not None:  # a process of its own may still hold the socket open
+            if self.process.poll() is not None:  # a child of it may keep the socket open
                 raise EndedError
 
         try:
@@ -107,8 +107,8 @@ class _Process:
             raise EndedError from None
 
     def end(self) -> None:
-        """Let it finish its record if that is soon, and make sure that it is gone. The link is closed with
-        its last user: another thread may be about to hang up."""
+        """Let the worker finish its record if that is soon, then kill it. The link closes with its last
+        reference: another thread may be about to call `hang_up`."""
         self.hang_up()
         for seconds in (GRACE_S, _FATE_S):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -118,13 +118,13 @@ class _Process:
 
     def hang_up(self) -> None:
         with (
-            contextlib.suppress(OSError),  # it is gone already
+            contextlib.suppress(OSError),  # it has ended already
             socket.fromfd(self.link.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as link,
         ):
             link.shutdown(socket.SHUT_RDWR)
 
     def fate(self) -> str:
-        """How it ended; it has ended, or is about to."""
+        """How the process ended; waits for its end."""
         try:
             code = self.process.wait(_FATE_S)
         except subprocess.TimeoutExpired:
@@ -139,11 +139,20 @@ class _Process:
 
 @dataclass
 class Workers:
-    """As many worker processes as threads ask for.
+    """The worker processes of a phase, one per thread that calls `run`.
 
-    program, sources, functions: what a worker runs. block: records of a job, at most. most: workers at one
-    time. pinning: what registers batches with devices. Errors: CP0952 what cannot be pickled, CP0954 where
-    none can be started; from `run` also CP0953 for one that ended, and whatever a block raises in a thread.
+    Attributes:
+        program: the host program.
+        sources: its sources.
+        functions: its host functions.
+        block: the number of records in a job, at most.
+        most: the number of concurrently busy workers, at most.
+        meter: counts costs and restarts.
+        pinning: registers batches with devices.
+
+    Raises:
+        CommplanError: CP0952 for a source or function that cannot be pickled, CP0954 if no worker can be
+            started; from `run` also CP0953 for a worker that ended, and any error of the block.
     """
 
     program: HostProgram
@@ -158,7 +167,7 @@ class Workers:
     _needs_program: bool = field(init=False)
     _slots: tuple[Slots, ...] = ()
     _local: threading.local = field(default_factory=threading.local)
-    _lock: threading.RLock = field(default_factory=threading.RLock)  # finalisers come in anywhere
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may run while it is held
     _busy: threading.Semaphore = field(init=False)
     _living: set[_Process] = field(default_factory=set[_Process])
     _stopped: bool = False
@@ -176,17 +185,17 @@ class Workers:
             array[:] = memoryview(piece)
 
     def share(self, *slots: Slots) -> None:
-        """Use mappings of one file that batches are in."""
+        """Set the mappings of the file that holds shared batches."""
         self._slots = slots
 
-    # --- for the maker ---
+    # --- called by the batch builder ---
 
     def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """An array of a batch, at a multiple of 64 bytes, that workers can fill."""
+        """A page-aligned array that workers can fill."""
         return self._arena.fresh(shape, dtype)
 
     def run(self, batch: BatchBuilder, state: FlowState, before: bool, low: int, high: int) -> None:
-        """Have the block made by this thread's worker."""
+        """Run the block in this thread's worker."""
         job = self._job(batch, state, before, low, high)
         goes_on = any(read.hints.on_failure == "continue" for read in state.flow.reads)
         for ended in range(1, _ENDED_MOST + 1):
@@ -195,7 +204,7 @@ class Workers:
                 self.meter.restarted()
                 continue
             try:
-                with self._busy:  # a thread that stands in for another process has a worker too
+                with self._busy:  # a thread that makes another process's parts has a worker, too
                     done = worker.ask(job)
             except EndedError:
                 error = self._ended(worker, job, state, ended)
@@ -209,7 +218,7 @@ class Workers:
             self._book(done, state, before, low, high)
             return
 
-    # --- what the ring calls ---
+    # --- called by the prefetcher ---
 
     def stop(self) -> None:
         """Make every wait for a worker return."""
@@ -220,15 +229,15 @@ class Workers:
             worker.hang_up()
 
     def leave(self) -> None:
-        """The calling thread ends, and its worker with it."""
+        """End the worker of the calling thread, which ends, too."""
         worker = getattr(self._local, "worker", None)
         if worker is not None:
             self._drop(worker)
 
     def close(self) -> None:
-        """No worker will be started again; batches that are still in use stay."""
+        """End all workers, for good. Batches in use stay valid."""
         self.stop()
-        for worker in list(self._living):  # those of threads that are not the ring's own
+        for worker in list(self._living):  # workers of other threads than the prefetcher's
             self._drop(worker)
         self._arena.close()
 
@@ -245,7 +254,7 @@ class Workers:
         )  # fmt: skip
 
     def _cells(self, array: Array) -> Cells:
-        """Where an array lies in memory that a worker maps as well."""
+        """The place of an array in memory that workers map."""
         offsets = (slots.offset(array.__array_interface__["data"][0]) for slots in self._slots)
         offset = next((offset for offset in offsets if offset is not None), None)
         memory = 0 if offset is None else 1
@@ -255,11 +264,11 @@ class Workers:
         return Cells(memory, offset, array.shape, array.strides, array.dtype)
 
     def _book(self, done: _worker.Done, state: FlowState, before: bool, low: int, high: int) -> None:
-        """Take over what the worker found and spent; raise what it raised."""
+        """Apply a worker's results and costs, and raise its error, if any."""
         state.valid[:, low:high] = np.frombuffer(done.valid, bool).reshape(len(state.valid), high - low)
         for key, usage in done.spent:
             self.meter.add(key, **usage)
-        # What a worker does around its stages, on the line of the first.
+        # The costs of a worker outside of its stages count for the line of the first stage.
         cpu = done.cpu_s - sum(usage.get("cpu_s", 0.0) for _, usage in done.spent)
         system = done.system_s - sum(usage.get("system_s", 0.0) for _, usage in done.spent)
         ops = state.flow.before if before else state.flow.after
@@ -270,7 +279,7 @@ class Workers:
             _raise(done.failure)
 
     def _ended(self, worker: _Process, job: _worker.Job, state: FlowState, times: int) -> CommplanError:
-        """What to say of a worker that ended in the middle of `job`."""
+        """The error for a worker that ended during `job`."""
         op, record = self._doing(worker, state)
         doing = f"reading source `{op.source}`" if isinstance(op, Read) else f"host function `{op.fn}`"
         which = f" worked on record {record}" if record >= 0 else ""
@@ -297,15 +306,15 @@ class Workers:
         )
 
     def _doing(self, worker: _Process, state: FlowState) -> tuple[Read | Map, int]:
-        """The source or function that a worker is at, and the record; -1 where it is several."""
+        """The stage that a worker runs, and the record; -1 for several records."""
         progress = _worker.PROGRESS.unpack_from(self._arena.header, worker.number * _worker.PROGRESS_NBYTES)
         ops = [op for flow in self.program.flows for op in flow.ops if isinstance(op, Read | Map)]
         at = int(progress[0])
         return ops[at] if 0 <= at < len(ops) else state.flow.reads[0], int(progress[1])
 
     def call_in(self, frame: FrameType | None) -> Call | None:
-        """What the worker of a thread does that waits for it, given the thread's innermost frame; of one that
-        is still starting nothing."""
+        """The call that the worker of a thread runs; None while it starts. frame: the innermost frame of the
+        thread."""
         while frame is not None and frame.f_code is not Workers._greet.__code__:
             if frame.f_code is Workers.run.__code__ and "worker" in frame.f_locals:
                 worker: _Process | None = frame.f_locals["worker"]
@@ -317,7 +326,7 @@ class Workers:
 
     @staticmethod
     def ask_stack(process: int) -> None:
-        """Have a worker write its stack to stderr, and give it the time."""
+        """Make a worker write its stack to stderr, and wait for it."""
         with contextlib.suppress(OSError):
             os.kill(process, _worker.STACK_SIGNAL)
             time.sleep(_STACK_S)
@@ -325,9 +334,13 @@ class Workers:
     # --- processes ---
 
     def _mine(self, *, again: bool) -> _Process | None:
-        """The worker of the calling thread, started if it has none. The thread must outlive it: the
-        kernel ends a worker with the thread that started it. None where a signal ended it before it was
-        ready, and another one may be started."""
+        """The worker of the calling thread, started if it has none.
+
+        The thread must outlive the worker: the kernel ends a worker with the thread that started it.
+
+        Returns:
+            The worker; None if a signal ended it before it was ready and `again` permits another one.
+        """
         worker: _Process | None = getattr(self._local, "worker", None)
         if worker is None:
             worker = self._start()
@@ -343,7 +356,7 @@ class Workers:
             f"import sys; sys.path[:] = {sys.path!r}; from {_worker.__name__} import main; "
             f"main({theirs.fileno()}, {os.getpid()})"
         )
-        # Of a command that ends in `-c`, its code and an argument: the interpreter, with options as here.
+        # The command ends in `-c`, code and an argument: keep the interpreter and its options.
         *interpreter, _, _, _ = spawn.get_command_line()
         with theirs:
             try:
@@ -352,7 +365,7 @@ class Workers:
                     stdin=subprocess.DEVNULL,
                     env=environment(),
                     pass_fds=(theirs.fileno(), *descriptors),
-                    process_group=0,  # Ctrl-C at the terminal is for the program, which ends its workers
+                    process_group=0,  # Ctrl-C reaches the program only, which ends its workers
                 )
             except OSError as error:
                 ours.close()
@@ -368,8 +381,8 @@ class Workers:
         return worker
 
     def _greet(self, worker: _Process, *, again: bool) -> bool:
-        """Hand the worker what it runs, and wait until it is ready; False where a signal ended it and
-        `again` is set. One that ends by itself would do so again."""
+        """Send the worker its program, and wait until it is ready. Returns False if a signal ended it and
+        `again` is set: a worker that exits without a signal would do so again."""
         setup = _worker.Setup(
             _program() if self._needs_program else None, sys.argv,
             [(self._arena.find(array) or 0, array.nbytes) for array in self._payload],
@@ -403,7 +416,7 @@ class Workers:
 
 
 def _raise(failure: _worker.Failure) -> None:
-    """What a worker's block raised, as a thread would have."""
+    """Raise the exception of a worker's block, as a thread would."""
     cause: BaseException | None = None
     if failure.cause:
         cause = cast("BaseException", pickle.loads(failure.cause))
@@ -416,7 +429,7 @@ def _raise(failure: _worker.Failure) -> None:
 
 
 def _program() -> tuple[str, str] | None:
-    """How a fresh interpreter finds the program that runs here; None where it is no file."""
+    """How a fresh interpreter can import the running program; None if it is not a file."""
     module = sys.modules.get("__main__")
     spec = getattr(module, "__spec__", None)
     if spec is not None and spec.name != "__main__":
@@ -428,9 +441,10 @@ def _program() -> tuple[str, str] | None:
 def packed(
     program: HostProgram, sources: Mapping[str, object], functions: Mapping[str, Callable[..., Any]]
 ) -> list[Any]:
-    """What workers run, by `pickle`: the pickle itself, then the memory of large arrays.
+    """The pickle of the program, sources and functions, followed by the buffers of large arrays.
 
-    Errors, all in one: CP0952 for each source or function that cannot be pickled.
+    Raises:
+        CommplanError: CP0952, all in one error, for each source or function that cannot be pickled.
     """
     buffers: list[Any] = []
     try:
@@ -464,7 +478,7 @@ def _unpicklable(
         for name, value in group.items():
             try:
                 pickle.dumps(value, protocol=5)
-            except Exception as error:  # noqa: BLE001  whatever the value's own pickling raises
+            except Exception as error:  # noqa: BLE001  pickling may raise anything
                 problems.append(
                     Diagnostic(
                         "CP0952",

@@ -1,7 +1,7 @@
 """A worker process: makes blocks of records for the process that started it, in memory that both map.
 
-It is a fresh interpreter that gets the sources and functions by `pickle` and runs the same code on a block as
-a thread would. It ends when its socket does, and the kernel ends it with the thread that started it.
+It is a fresh interpreter. It receives the sources and functions by `pickle` and runs the same code on a block
+as a thread would. It ends when its socket closes, and the kernel ends it with the thread that started it.
 """
 
 from __future__ import annotations
@@ -35,18 +35,27 @@ from commplan.runtime.input.shm.arena import Cells
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
 from commplan.runtime.input.stages.records import stages
 
-STACK_SIGNAL = signal.SIGUSR1  # to which a worker writes its stack to stderr
+STACK_SIGNAL = signal.SIGUSR1  # makes a worker write its stack to stderr
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG, prctl(2)
 PROGRESS = struct.Struct("<qq")  # the op's number in its program (-1: none), the record (-1: several)
 PROGRESS_NBYTES = 64
-MAIN = "__mp_main__"  # the name that programs know from `multiprocessing`
+MAIN = "__mp_main__"  # the name of the main module in children of `multiprocessing`
 
 inside: bool = False  # whether this process is a worker
 
 
 class Setup(NamedTuple):
-    """What a worker needs once. pieces: (offset, bytes) of the pickle and its buffers in the arena. arena,
-    slots: files of shared memory. number: the worker's place in the arena's header."""
+    """The initialization of a worker.
+
+    Attributes:
+        main: how to import the program; None if nothing is defined in it.
+        argv: the arguments of the program.
+        pieces: (offset, bytes) of the pickle and its buffers in the arena.
+        arena: the descriptor of the arena.
+        slots: the descriptor of the shared slots; -1 for none.
+        number: the worker's index in the arena's header.
+        block: the number of records in a job, at most.
+    """
 
     main: tuple[str, str] | None  # ("name" or "path", which)
     argv: list[str]
@@ -58,8 +67,8 @@ class Setup(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A block: rows low..high of the flow `flow` through its first stages (`before` what travels) or its
-    second."""
+    """A block: rows low..high of the flow `flow`, through the stages before the transfer (`before`) or after
+    it."""
 
     number: int
     epoch: int
@@ -76,7 +85,7 @@ class Job(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """What went wrong. cause: the exception by `pickle`, empty where it cannot travel; told: its
+    """An error of a worker. cause: the pickled exception, empty if it cannot be pickled; told: its
     traceback."""
 
     diagnostics: tuple[Diagnostic, ...]
@@ -85,8 +94,8 @@ class Failure(NamedTuple):
 
 
 class Done(NamedTuple):
-    """spent: what the stages reported to their meter. cpu_s, system_s: of the whole process, since the last
-    block."""
+    """The result of a job. spent: reports of the stages to their meter. cpu_s, system_s: CPU seconds of the
+    whole process since the last block."""
 
     valid: bytes
     spent: list[tuple[str, dict[str, float]]]
@@ -96,7 +105,7 @@ class Done(NamedTuple):
 
 
 class Tally(Meter):
-    """Keeps what is reported, for the process that asked."""
+    """Records costs, to be sent to the parent process."""
 
     def __init__(self, phase: str) -> None:
         super().__init__(phase)
@@ -113,8 +122,8 @@ class WorkerLoop:
         if setup.main is not None:
             _import_program(*setup.main, setup.argv)
         end = max(offset + nbytes for offset, nbytes in setup.pieces)
-        # Private pages: a source may write to its own arrays, and what nobody writes to exists once for all
-        # workers.
+        # Private pages: a source may write to its arrays, and all workers share the pages that are not
+        # written.
         memory = memoryview(mmap.mmap(setup.arena, end, access=mmap.ACCESS_COPY))
         pickled, *buffers = [memory[offset : offset + nbytes] for offset, nbytes in setup.pieces]
         program, sources, functions = pickle.loads(pickled, buffers=buffers)
@@ -146,7 +155,7 @@ class WorkerLoop:
             batch.block(state, job.before, job.low, job.high)
         except SystemExit:
             raise
-        except BaseException as error:  # noqa: BLE001  carried to the process that asked
+        except BaseException as error:  # noqa: BLE001  sent to the parent process
             failure = _traceback_of(error)
         PROGRESS.pack_into(self.progress, 0, -1, -1)
         seen, self._seen = self._seen, _process_cpu()
@@ -174,7 +183,7 @@ class WorkerLoop:
             return self._memories[cells.memory]
         size = os.fstat(self._arena).st_size
         if size > self._arena_nbytes:
-            # It grew: the whole of it is mapped anew, and the old map goes with its arrays.
+            # The arena grew: map all of it again; the old mapping is released with its arrays.
             self._memories[0] = mmap.mmap(self._arena, size)
             self._arena_nbytes = size
         return self._memories[0]
@@ -198,7 +207,7 @@ def _traceback_of(error: BaseException) -> Failure:
 
 
 def _import_program(kind: str, which: str, argv: list[str]) -> None:
-    """Make the user's program known as `__main__`, so that what is defined in it can be found there."""
+    """Import the user's program as `__main__`, so that pickle finds the definitions in it."""
     sys.argv[:] = argv
     names = runpy.run_module(which, run_name=MAIN) if kind == "name" else runpy.run_path(which, run_name=MAIN)
     module = types.ModuleType(MAIN)
@@ -207,17 +216,17 @@ def _import_program(kind: str, which: str, argv: list[str]) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Have the kernel end this process with the thread that started it, whatever a function is busy with."""
+    """Make the kernel end this process with the thread that started it."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve jobs from the socket `descriptor` until it ends."""
-    global inside  # noqa: PLW0603  a fact about this process
+    """Serve jobs from the socket `descriptor` until it closes."""
+    global inside  # noqa: PLW0603  a property of this process
     inside = True
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     with contextlib.suppress(AttributeError, ValueError):  # no stderr, or one without a file
         faulthandler.register(STACK_SIGNAL, all_threads=False)
     _end_with(parent)
@@ -225,7 +234,7 @@ def main(descriptor: int, parent: int) -> None:
         setup = link.recv()
         try:
             bench = WorkerLoop(setup)
-        except Exception as error:  # noqa: BLE001  carried to the process that asked
+        except Exception as error:  # noqa: BLE001  sent to the parent process
             link.send(_traceback_of(error))
             return
         link.send(None)
