@@ -1,4 +1,4 @@
-"""`run.batches`: host batches as sharded arrays, with the device functions that belong to the input."""
+"""`run.batches`: host batches as sharded arrays, after the device functions that belong to the input."""
 
 from __future__ import annotations
 
@@ -40,17 +40,20 @@ Host = npt.NDArray[Any]
 
 @public_face
 class Batches(Iterator[Item]):
-    """What a phase makes of its sources, batch by batch: `{"batch": array, "labels": array}`.
+    """Iterator over the batches that a phase makes from its sources: `{"batch": array, "labels": array}`.
 
-    Iterate to run to the end of an epoch; iterate again for the next. Each item holds the phase's
-    source-only outputs, and the source values that the phase takes as arguments, as global arrays in the
-    layout of the plan; bytes travel as u8. Device functions on single records run here, under jit. Its
-    `mask` tells the rows that only fill the batch.
+    A `for` loop runs to the end of an epoch; the next loop runs the next epoch. Each item holds the phase's
+    source-only outputs and the source values that the phase takes as arguments, as global arrays in the
+    layout of the plan; bytes become u8. Device functions on single records run here, under jit. The item's
+    `mask` marks the rows that are records.
 
-    `.state()` is where the next batch stands, as integers; give it back as `run.batches(state=...)`.
-    `.steps` is the number of batches of an epoch, `.summary()` the cost so far; `.close()` ends the work
-    ahead. Raises `CommplanError` CP09xx as `commplan.runtime.input` does, CP0819 where the processes of a
-    job hold devices in a pattern that is no block of the mesh.
+    `.state()` returns the position of the next batch, as integers for `run.batches(state=...)`. `.steps` is
+    the number of batches of an epoch, `.summary()` returns the cost so far, and `.close()` ends the work
+    ahead.
+
+    Raises:
+        CommplanError: CP09xx as `commplan.runtime.input` does; CP0819 if the processes of a job hold devices
+            in a pattern that is not a block of the mesh.
     """
 
     def __init__(
@@ -123,7 +126,7 @@ class Batches(Iterator[Item]):
         return self._placed(mask.rows, placement, mask.placement.per)
 
     def state(self) -> dict[str, int]:
-        """Where the next batch stands: integers, the same under any number of ranks."""
+        """The position of the next batch, as integers; independent of the number of ranks."""
         return self._host.state()
 
     @property
@@ -132,26 +135,35 @@ class Batches(Iterator[Item]):
         return self._host.steps
 
     def summary(self) -> Summary:
-        """What the input cost so far, per plan line, in this process."""
+        """The cost of the input so far, per plan line, in this process."""
         return self._host.summary()
 
     @property
     def meters(self) -> tuple[Meter, ...]:
-        """What adds up the costs; they may be kept when the batches are gone."""
+        """The meters of the phase; they stay valid after `close`."""
         return self._host.meters
 
     def write_metrics(self, path: str | os.PathLike[str]) -> Path:
-        """Write what the input cost so far in the text format of Prometheus, and return where.
+        """Write the cost of the input so far in the text format of Prometheus.
 
-        path: a file, put in its place whole; where a job has several processes and no `{rank}` stands in the
-        path, `costs.prom` becomes `costs.rank3.prom`. Raises CP0960. `run.metrics` keeps a file up to date.
+        `run.metrics` keeps a file up to date.
+
+        Args:
+            path: a file, replaced atomically. If a job has several processes and the path has no `{rank}`,
+                `costs.prom` becomes `costs.rank3.prom`.
+
+        Returns:
+            The path of the file.
+
+        Raises:
+            CommplanError: CP0960.
         """
         place = metrics.place(path, *self.context.machine.process())
         metrics.write(place, metrics.text([self.summary()]))
         return place
 
     def close(self) -> None:
-        """End the work ahead. Closing twice is fine."""
+        """End the work ahead. May be called twice."""
         self._host.close()
 
     def __enter__(self) -> Batches:
@@ -161,17 +173,17 @@ class Batches(Iterator[Item]):
         self.close()
 
     def _sharded(self, ref: str, host: Host) -> Any:
-        """One process's part of a value, laid out as `HostBatch` says, as a global array."""
+        """This process's part of a value, in the layout of `HostBatch`, as a global array."""
         return self._placed(host, self._values[ref].placement, self._per[ref])
 
     def _placed(self, host: Host, placement: Placement, per: Sequence[str]) -> Any:
         if self.context.members:
             fixed = [i for i, axis in enumerate(per) if axis in self.context.members]
-            host = host.squeeze(tuple(fixed))  # of one member: its dimension is 1, and its arrays have none
+            host = host.squeeze(tuple(fixed))  # a member's dimension has size 1, and its arrays lack it
         return self.context.machine.input.array(host, placement, self.local)
 
     def _map(self, batch: HostBatch, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        """The values that device functions make of single records."""
+        """The values that device functions make from single records."""
         compiled = self.context.compiled
         maps = self._maps = self._maps or compiled.get(self._phase.name)
         if maps is None:
@@ -182,16 +194,17 @@ class Batches(Iterator[Item]):
 
 
 def _trains(schedule: ir.Schedule, phase: ir.Phase) -> bool:
-    """Whether a pass over `phase` should differ from the one before: an evaluation takes the same records in
-    the same order."""
+    """Whether each pass over `phase` should differ from the one before. An evaluation reads the same records
+    in the same order every time."""
     maps = (op for op in phase.ops if isinstance(op, ir.Map))
     return phase.kind != "named" or any(schedule.fn(op.fn).random for op in maps)
 
 
 def check_group(schedule: ir.Schedule, phase: ir.Phase, among: Group) -> None:
-    """Look whether processes that were named can share values of `phase`. Raises CP0927 where they cannot.
+    """Check that the processes of a group can share values of `phase`. Raises CP0927 if they cannot.
 
-    Where each is to make everything itself, the logger `commplan.input` says that nothing is shared.
+    If the plan makes each process compute everything, the logger `commplan.input` warns that nothing is
+    shared.
     """
     shares = [op for op in phase.ops if isinstance(op, ir.Share)]
     if among.count == 1 or any(op.design != "duplicate" for op in shares):
@@ -223,11 +236,22 @@ def shared_group(
     host: str | None = None,
     timeout: float = PATIENCE_S,
 ) -> Group | None:
-    """The processes that share the loaded values of `phase`, on all hosts; None where this one is alone.
+    """The processes that share the loaded values of `phase`, on all hosts; None if this one is alone.
 
-    Every process of the job calls this alike: it is one small all-gather. They hold the same indices of all
-    axes but those shared over. A plan's readers are members: the processes that hold the first members make
-    the rows. host: the name of this process's host, if not the machine's own.
+    A collective call: every process of the job must make it, with equal arguments; it is one small
+    all-gather. The processes of a group hold the same indices along all axes except the shared ones. A plan
+    counts readers in
+    members: the processes that hold the first members make the rows.
+
+    Args:
+        context: the context of the run.
+        phase: the phase.
+        local: the indices that this process holds along each axis.
+        host: the name of this process's host; the machine's name for None.
+        timeout: seconds to wait for a live but silent peer.
+
+    Returns:
+        The group.
     """
     shares = [op for op in phase.ops if isinstance(op, ir.Share) and op.design != "duplicate"]
     if not shares or context.members:
@@ -258,7 +282,7 @@ def carried_group(
     timeout: float,
     readers: int | None = None,
 ) -> Group:
-    """The group of `peers`, with what carries rows between their hosts."""
+    """The group of `peers`, with a carrier of rows between their hosts."""
     partition = division(design, peers.hosts, readers)
     carrier = machine.input.carrier(peers, partition, blame=blame, on_failure=on_failure, timeout=timeout)
     run_id, count = f"commplan-{peers.run_id}", len(peers.hosts)
@@ -269,8 +293,8 @@ def carried_group(
 
 
 def this_host() -> str:
-    """A name for this process's host. Processes find each other's memory in `/proc`: containers without a
-    common one are hosts of their own."""
+    """A name for this process's host. Processes find each other's memory in `/proc`, so containers with
+    different PID namespaces count as different hosts."""
     boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     parts = [platform.node(), boot.read_text() if boot.exists() else ""]
     return "".join([*parts, str(processes.readlink()) if processes.is_symlink() else ""])

@@ -1,4 +1,4 @@
-"""`run.batches(member=m)` where members share what they load: who shares the stream that they take from."""
+"""`run.batches(member=m)` for members that share loads: the processes that share a stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ClockedPhases:
-    """The phases of a run whose members share what they load; those of a process share one stream a phase."""
+    """The phases of a run whose members share loads; the members of a process share one stream per phase."""
 
     _known: dict[str, ClockedPhase] = field(default_factory=dict[str, ClockedPhase])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -47,9 +47,23 @@ class ClockedPhases:
     ) -> ClockedBatches | PhaseBatches:
         """The batches of one member.
 
-        context: the member's. among: the processes that share the stream, found by asking all if None. The
-        first member of a process that opens asks: every process of the job does so alike; its `timeout` and
-        `workers` are those of the stream. Errors: as `ClockedBatches`, and CP0945.
+        The first member that a process opens calls a collective operation to find the group, so every process
+        of the job must open one. Its `timeout` and `workers` apply to the stream.
+
+        Args:
+            context: the member's context.
+            phase: the phase.
+            sources: sources by name.
+            state: the state to continue from.
+            among: the processes that share the stream; None to find them.
+            timeout: seconds to wait for a live but silent peer.
+            workers: "threads" or "processes".
+
+        Returns:
+            The batches.
+
+        Raises:
+            CommplanError: as `ClockedBatches`, and CP0945.
         """
         schedule = context.whole or context.schedule
         with self._lock:
@@ -65,7 +79,7 @@ class ClockedPhases:
                 return _peer_group(context, clocks.plan, position, place, patience)
             if among.count > 1 and clocks.plan.shared is None:
                 refuse_group(schedule, phase.name)
-            return PeerGroup(among, position, tuple(range(among.count)))  # one member each, at the same unit
+            return PeerGroup(among, position, tuple(range(among.count)))  # one member each, all at one unit
 
         options = SharingOptions(ask, patience, workers)
         return member_batches(
@@ -76,10 +90,11 @@ class ClockedPhases:
 def _peer_group(
     context: Context, plan: ClockPlan, position: int, member: int, timeout: float
 ) -> PeerGroup | None:
-    """The processes that share the stream, found by asking all: those of a host, over MPI those of all hosts.
+    """The processes that share the stream, by a collective call: those of a host; over MPI, those of all
+    hosts.
 
-    A mesh of devices shares inside hosts only: its collectives are called by all processes alike, step by
-    step, and members by their own clocks have no steps in common.
+    A mesh of devices shares inside hosts only: all processes must call its collectives alike, step by step,
+    and members with separate clocks have no common steps.
     """
     machine, members = context.machine, plan.schedule.axis(plan.clock).size
     host = this_host()
@@ -97,16 +112,19 @@ def _peer_group(
     blame = Blame(f"load {first.source} over {plan.clock}", first.span, plan.schedule.file)
     held = tuple(place % members for place in peers.places)
     design, readers = ("all_shared", None) if share is None else (share.design, share.readers)
-    if readers is not None:  # of the members of this host there may be none
+    if readers is not None:  # the members of this host may include no reader
         readers = max(1, sum(member < readers for member in held))
     joined = carried_group(machine, peers, design, blame, on_failure, timeout, readers)
     return PeerGroup(joined, min(peers.places) // members, held)
 
 
 class MultirateBatches(Iterator[dict[str, Any]]):
-    """The batches of all members that this process holds, for who drives them together: an item holds those
-    that are due, `{"pixels of member 0": array, ...}`. One epoch per `iter()`, of as many items as the member
-    has batches that has most of them; in each the others come as far in their epochs."""
+    """The batches of all members that this process holds, for a program that runs them together.
+
+    An item holds the batches that are due: `{"pixels of member 0": array, ...}`. Each `iter()` runs one
+    epoch, with as many items as the member with the most batches has. During an epoch all members progress by
+    equal fractions of theirs.
+    """
 
     def __init__(self, run: Run, phase: str) -> None:
         axis = clocked(run.context.schedule.phase(phase)) or ""
@@ -127,18 +145,18 @@ class MultirateBatches(Iterator[dict[str, Any]]):
         self._done += 1
         batches: dict[str, Any] = {}
         for member, feed in self._feeds.items():
-            # A batch is due once the members that take most have come to where it ends.
+            # A batch is due when the fastest members reach the fraction of the epoch at which it ends.
             if self._done * feed.steps // self.steps > (self._done - 1) * feed.steps // self.steps:
                 batches |= {f"{name} of member {member}": array for name, array in next(feed).items()}
         return batches
 
     @property
     def meters(self) -> tuple[Meter, ...]:
-        """What adds up the costs, each once."""
+        """The meters of all members, without duplicates."""
         return tuple({id(meter): meter for feed in self._feeds.values() for meter in feed.meters}.values())
 
     def summary(self) -> Summary:
-        """What the input cost so far, of all members together."""
+        """The cost of the input so far, over all members."""
         return merged(meter.summary() for meter in self.meters)
 
     def close(self) -> None:
@@ -147,5 +165,5 @@ class MultirateBatches(Iterator[dict[str, Any]]):
 
 
 def batches_of(run: Run, phase: str) -> Batches | MultirateBatches:
-    """The batches of a phase; of all members, where each goes by a clock of its own."""
+    """The batches of a phase; the batches of all members if each has a separate clock."""
     return MultirateBatches(run, phase) if clocked(run.context.schedule.phase(phase)) else run.batches(phase)

@@ -1,4 +1,4 @@
-"""One batch as `run.batches` hands it out."""
+"""One batch, as `run.batches` returns it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from commplan.runtime.input.named import NamedArrays
 
 @jax.tree_util.register_pytree_with_keys_class
 class Item(NamedArrays[Any]):
-    """The arrays of one batch by their names in the plan, a dictionary and a pytree of them, and `mask`.
+    """The arrays of one batch by their names in the plan, as a dictionary and a pytree, and `mask`.
 
-    Reading a name that the batch lacks raises CP0919, which lists those that it has.
+    A name that the batch lacks raises CP0919, which lists the names of the batch.
     """
 
     __slots__ = ("_mask",)
@@ -30,12 +30,13 @@ class Item(NamedArrays[Any]):
     def mask(self) -> Any:
         """bool [rows], laid out like the rows of the batch: False for a row that only fills the batch.
 
-        Such rows repeat records: of the last batch of an epoch with `tail pad`, or in the place of records
-        that `on_error = skip` left out. In a step, `run.spmd(mask="x")` gives each rank the mask of its
-        rows of `x`. If all arrays have a dimension for the members of an ensemble, the mask has it as well.
+        Such rows repeat records: in the last batch of an epoch with `tail pad`, or in place of records that
+        `on_error = skip` left out. In a step, `run.spmd(mask="x")` passes each rank the mask of its rows of
+        `x`. If all arrays have a dimension for the members of an ensemble, the mask has it as well.
 
-        Raises CP0911 if loads of the phase have batches of different sizes, and `AttributeError` for a
-        batch that `jax.tree` functions rebuilt: the mask is none of its leaves.
+        Raises:
+            CommplanError: CP0911 if loads of the phase have batches of different sizes.
+            AttributeError: for a batch that `jax.tree` functions rebuilt: the mask is not one of its leaves.
         """
         mask = getattr(self, "_mask", None)
         if mask is None:

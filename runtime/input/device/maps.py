@@ -1,4 +1,4 @@
-"""Device functions on single records, which belong to the input of a phase: under jit, batch by batch."""
+"""Device functions on single records, which belong to the input of a phase: under jit, one batch per call."""
 
 from __future__ import annotations
 
@@ -22,9 +22,17 @@ from commplan.runtime.input.host_batch import HostBatch
 
 
 class DeviceMaps:
-    """What makes the values `wanted` of a phase from those in `made`, which the host made.
+    """Computes the values `wanted` of a phase from host-made values.
 
-    given: the values that it takes, of those. loads: the loads whose records its random functions draw by.
+    Args:
+        context: the context of the run.
+        phase: the phase.
+        wanted: the values to compute.
+        computed: the host-made values.
+
+    Attributes:
+        given: the host-made values that it takes.
+        loads: the loads whose record indices key its random functions.
     """
 
     def __init__(
@@ -44,8 +52,16 @@ class DeviceMaps:
     def __call__(
         self, batch: HostBatch, given: Mapping[Ref, Array], records: Mapping[Ref, Array]
     ) -> dict[Ref, Array]:
-        """given: values by their ids, at least `self.given`. records: u32, the records of `self.loads`, laid
-        out like their values."""
+        """The values `wanted` of one batch.
+
+        Args:
+            batch: the batch.
+            given: values by their ids, at least those of `self.given`.
+            records: u32, the record indices of `self.loads`, laid out like their values.
+
+        Returns:
+            The values by their ids.
+        """
         numbers = np.empty(0, np.uint32)
         if self.loads:
             seeds = [short_seed(batch.seeds[load]) for load in self.loads]

@@ -1,4 +1,4 @@
-"""What the input work costs, per line of the plan."""
+"""The cost of the input work, per line of the plan."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from commplan.ir.types import sized
 
 
 class Cpu(NamedTuple):
-    """CPU seconds of a thread: user and system together, and the system's part of them."""
+    """CPU seconds of a thread: user and system time together, and system time alone."""
 
     both_s: float
     system_s: float
 
     def __sub__(self, other: Cpu) -> Cpu:
         both = self.both_s - other.both_s
-        return Cpu(both, min(self.system_s - other.system_s, both))  # by two clocks, a few nanoseconds apart
+        return Cpu(both, min(self.system_s - other.system_s, both))  # two clocks may differ by nanoseconds
 
 
 def thread_cpu() -> Cpu:
     """The calling thread's CPU seconds so far.
 
     The sum is exact to the nanosecond. The kernel splits it into user and system time by its ticks, so the
-    system's part is right over many records and not for one of them.
+    system time is accurate over many records, but not for a single one.
     """
     both = time.thread_time()
     return Cpu(both, resource.getrusage(resource.RUSAGE_THREAD).ru_stime)
@@ -41,11 +41,16 @@ def thread_cpu() -> Cpu:
 class LineUsage(msgspec.Struct, frozen=True):
     """The work of one stage so far, in this process.
 
-    what: `load images`, `map decode`, `share pixels via all_shared`. cpu_s: user and system CPU seconds
-    of the threads and worker processes that worked on it; system_s: the system's part of them. records:
-    records read, mapped or received, once per copy made. nbytes: bytes of the results. wait_s: wall seconds
-    spent waiting on other processes for it. skipped: records left out by `on_error = skip`. cached: records
-    that were copied from the cache of the stage, beside `records`.
+    Attributes:
+        what: `load images`, `map decode`, `share pixels via all_shared`.
+        span: the place in the plan.
+        cpu_s: user and system CPU seconds of the threads and worker processes that worked on it.
+        records: records read, mapped or received, once per copy made.
+        nbytes: bytes of the results.
+        wait_s: wall seconds spent waiting on other processes for it.
+        skipped: records left out by `on_error = skip`.
+        system_s: the system's part of `cpu_s`.
+        cached: records copied from the cache of the stage, in addition to `records`.
     """
 
     what: str
@@ -69,9 +74,14 @@ _COSTS = tuple(field for field in LineUsage.__struct_fields__ if field not in ("
 class Queue(msgspec.Struct, frozen=True):
     """Batches made ahead of the caller.
 
-    ready: lie ready now. mean, least: lay ready when the caller asked (least: the first batches of epochs
-    left out, before which nothing is made ahead). depth: made ahead at most. slots,
-    used: of the memory that processes share, all and those that hold a batch now; 0 where none is shared.
+    Attributes:
+        ready: batches ready now.
+        mean: batches ready when the caller took one, on average.
+        least: batches ready when the caller took one, at least; without the first batches of epochs, before
+            which no batch is made ahead.
+        depth: batches made ahead, at most.
+        slots: slots of the memory that processes share; 0 if they share none.
+        used: slots that hold a batch now.
     """
 
     ready: int = 0
@@ -83,9 +93,12 @@ class Queue(msgspec.Struct, frozen=True):
 
 
 class Slow(msgspec.Struct, frozen=True):
-    """The member that holds the others back.
+    """The member that delays the others.
 
-    behind: records that it is behind the fastest one now. wait_s: wall seconds that others waited for it.
+    Attributes:
+        member: the member.
+        behind: records that it is behind the fastest one now.
+        wait_s: wall seconds that others waited for it.
     """
 
     member: int
@@ -94,14 +107,22 @@ class Slow(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """One phase's input work in one process, or in several taken together (see `merged`).
+    """One phase's input work in one process, or in several processes together (see `merged`).
 
-    batches: handed out. wait_s: wall seconds in which the caller waited for a batch. ready_mean: batches
-    that lay ready when the caller asked, on average. checked: records whose ids were compared with the
-    contract of their visit. workers: what works on it, such as `2 threads`; restarts: worker processes that
-    died and were replaced. slow: None where members go by one clock, or nobody waited. ranks: how many
-    processes are taken together; rank: which one it is, the first of several. cpu_s: CPU seconds of all
-    lines together, of which system_s in the system.
+    Attributes:
+        phase: the phase.
+        lines: the work per plan line.
+        batches: batches handed out.
+        wait_s: wall seconds in which the caller waited for a batch.
+        ready_mean: batches ready when the caller took one, on average.
+        queue: batches made ahead.
+        checked: records whose ids were compared with the contract of their visit.
+        slow: the slowest member; None if members go by one clock, or no member waited.
+        plan: the plan.
+        rank: the rank; the lowest one of several.
+        ranks: the number of ranks.
+        workers: the threads or processes at work, such as `2 threads`.
+        restarts: worker processes that died and were replaced.
     """
 
     phase: str
@@ -131,7 +152,7 @@ class Summary(msgspec.Struct, frozen=True):
         return sum(line.skipped for line in self.lines)
 
     def __str__(self) -> str:
-        """A table for people, a line for each plan line; `repr` has every field."""
+        """A table with one row per plan line; `repr` has every field."""
         of = f" of plan {self.plan}" if self.plan else ""
         where = f"rank {self.rank}" if self.ranks == 1 else f"{self.ranks} ranks"
         batches = f"{self.batches:,} batch{'es' * (self.batches != 1)}"
@@ -140,7 +161,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Remarked(Protocol):
-    """What `remarks` looks at of one process."""
+    """The facts about one process that `remarks` uses."""
 
     @property
     def batches(self) -> int: ...
@@ -157,7 +178,7 @@ class Remarked(Protocol):
 
 
 def _table(summary: Summary) -> list[str]:
-    """The plan lines of a phase in columns."""
+    """The plan lines of a phase as columns of text."""
     head = ["line", "stage", "records", "bytes", "CPU s", "waited s", "skipped", "cached"]
     rows = [head, *map(_row, summary.lines)]
     cached = any(line.cached for line in summary.lines)
@@ -178,10 +199,10 @@ def _row(line: LineUsage) -> list[str]:
 
 
 def remarks(summaries: Sequence[Remarked]) -> list[str]:
-    """What a phase's queue, checks and members say, in words."""
+    """Sentences about a phase's queue, workers, checks and members."""
     sentences: list[str] = []
     own = (summary.queue for summary in summaries if summary.queue and summary.batches)
-    queues = [queue for queue in own if queue.depth]  # members with clocks of their own have none
+    queues = [queue for queue in own if queue.depth]  # members with separate clocks have none
     if queues:
         least = min(queues, key=lambda queue: queue.mean)
         shared = f"; {least.slots} slots of shared memory" if least.slots else ""
@@ -208,7 +229,7 @@ def remarks(summaries: Sequence[Remarked]) -> list[str]:
 
 
 def merged(summaries: Iterable[Summary]) -> Summary:
-    """Summaries of one phase as one: work is added up, line by line; queues are taken at their emptiest."""
+    """Summaries of one phase as one. Work is added line by line; queues are taken at their emptiest."""
     return functools.reduce(_both, summaries)
 
 
@@ -237,7 +258,7 @@ def _both(first: Summary, second: Summary) -> Summary:
 
 
 def added(first: LineUsage, second: LineUsage) -> LineUsage:
-    """The work of two processes, or of two runs over the same stage, together."""
+    """The sum of the work of two processes, or of two runs, on the same stage."""
     return _more(first, {name: getattr(second, name) for name in _COSTS})
 
 
@@ -259,7 +280,7 @@ def _emptier(first: Summary, second: Summary, mean: float) -> Queue:
 
 
 class Meter:
-    """Adds up what the worker threads report; one lock, taken once per block of records."""
+    """Sums the reports of worker threads. Its lock is acquired once per block of records."""
 
     def __init__(self, phase: str, plan: str = "", rank: int = 0) -> None:
         self.phase, self.plan, self.rank = phase, plan, rank
@@ -268,22 +289,23 @@ class Meter:
         self._lock = threading.Lock()
         self._now = Summary(phase, (), 0, 0.0, 0.0)
         self._checked = 0
-        # Of who hands out batches, one at a time. ready: lay ready, in sum; least: and at least.
+        # Written by the one thread that hands out batches. ready: the sum of ready batches; least: the
+        # minimum.
         self.batches, self.ready, self.wait_s = 0, 0, 0.0
         self.least: int | None = None
 
     def line(self, key: str, label: str, span: Span) -> None:
-        """Name the line that later reports call `key`, if it has no name yet."""
+        """Name the line of later reports with `key`, unless it has a name."""
         self._lines.setdefault(key, LineUsage(label, span))
 
     def add(self, key: str, **costs: float) -> None:
-        """Add to line `key` what `LineUsage` calls `costs`; `system_s` is a part of `cpu_s`."""
+        """Add `costs`, fields of `LineUsage`, to line `key`; `system_s` is a part of `cpu_s`."""
         with self._lock:
             self._lines[key] = _more(self._lines[key], costs)
 
     @contextmanager
     def working(self, key: str, *, waits: bool = False) -> Generator[None]:
-        """Count the CPU seconds of the body on line `key`; waits: and its wall seconds as waiting."""
+        """Count the CPU seconds of the body on line `key`; with `waits`, also its wall seconds as waiting."""
         wall, before = time.perf_counter(), thread_cpu()
         try:
             yield
@@ -293,8 +315,13 @@ class Meter:
             self.add(key, wait_s=waited, cpu_s=spent.both_s, system_s=spent.system_s)
 
     def handed_out(self, ready: int, wait_s: float, *, first: bool = False) -> None:
-        """A batch was handed out; `ready` lay ready, and the caller waited `wait_s` for it. first: of an
-        epoch, before which no work is done ahead, so that none could lie ready."""
+        """Count a batch that was handed out.
+
+        Args:
+            ready: the number of ready batches.
+            wait_s: seconds that the caller waited.
+            first: the batch is the first of an epoch, before which no work is done ahead.
+        """
         self.batches += 1
         self.wait_s += wait_s
         self.ready += ready
@@ -302,28 +329,29 @@ class Meter:
             self.least = ready if self.least is None else min(self.least, ready)
 
     def checked(self, records: int) -> None:
-        """So many records had their ids compared with the contract."""
+        """Count records whose ids were compared with the contract."""
         with self._lock:
             self._checked += records
 
     def workers(self, label: str) -> None:
-        """What works on the input, for people: `2 threads`."""
+        """Set the description of the workers, such as `2 threads`."""
         with self._lock:
             self._now = replace(self._now, workers=label)
 
     def restarted(self) -> None:
-        """A worker process died and was replaced."""
+        """Count a worker process that died and was replaced."""
         with self._lock:
             self._now = replace(self._now, restarts=self._now.restarts + 1)
 
     def slowed(self, member: int, behind: int, wait_s: float = 0.0) -> None:
-        """`member` is `behind` records behind the fastest one, which waited `wait_s` more seconds for it."""
+        """Record that `member` is `behind` records behind the fastest one, which waited `wait_s` more
+        seconds."""
         with self._lock:
             before = self._slow.get(member)
             self._slow[member] = Slow(member, behind, wait_s + (before.wait_s if before else 0.0))
 
     def summary(self, queue: Queue | None = None) -> Summary:
-        """What was reported so far. queue: how it stands now; what the caller found is filled in here."""
+        """The work reported so far. queue: its current state; this method fills in `mean` and `least`."""
         with self._lock:
             mean = self.ready / self.batches if self.batches else 0.0
             return replace(

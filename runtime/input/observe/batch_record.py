@@ -1,4 +1,4 @@
-"""What the batches of a process do, in the record of its run: made, awaited, given."""
+"""Events of the batches of a process in the record of its run: made, awaited, handed out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from commplan.runtime.input.program import EpochCursor, HostProgram
 from commplan.runtime.input.stages import records
 
 TICK_S = 0.5
-_LASTS_S = 1.0  # a wait, or a call of the user's code, that lasts so long is looked into
+_LASTS_S = 1.0  # a wait, or a call of user code, that lasts longer is recorded
 
 
 class Open(NamedTuple):
@@ -32,10 +32,15 @@ class Open(NamedTuple):
 
 
 class BatchRecord:
-    """Of one phase's batches in this process. Any number of threads write it.
+    """Records the batches of one phase in this process. Any number of threads may call it.
 
-    lane: where it goes. where: the plan's line. group: the processes that share what is loaded; None: this
-    one is alone. A thread looks now and then at what lasts.
+    A background thread checks for waits and calls that last.
+
+    Attributes:
+        lane: the lane of the record that it writes.
+        where: the plan's line.
+        course: the positions of batches.
+        group: the processes that share loads; None if this one is alone.
     """
 
     def __init__(self, lane: Lane, where: str, course: EpochCursor, group: Group | None) -> None:
@@ -45,14 +50,17 @@ class BatchRecord:
         self._open: dict[int, Open] = {}
         self._call: Callable[[], Call | None] = lambda: None
         self._awaited: Callable[[], int] = lambda: -1
-        self._known: tuple[int, int] = (0, -1)  # the wait, and the rank that it waits for, as recorded last
+        self._known: tuple[int, int] = (0, -1)  # the wait recorded last, and the rank that it waits for
         self._called: Call | None = None
         self._looking = threading.Lock()
 
     def watch(self, call: Callable[[], Call | None], awaited: Callable[[], int]) -> None:
-        """From now on a thread looks at what lasts. call: gives the call of the user's code that has not
-        returned, its seconds on `time.monotonic`. awaited: the process of the group whose part is waited for,
-        -1 for nobody's."""
+        """Begin to check for waits and calls that last.
+
+        Args:
+            call: returns the call of user code that has not returned, with its start on `time.monotonic`.
+            awaited: returns the process of the group whose part is awaited; -1 for none.
+        """
         self._call, self._awaited = call, awaited
         with _starting:
             _watched.add(self)
@@ -61,7 +69,7 @@ class BatchRecord:
                 _threads[0].start()
 
     def close(self) -> None:
-        """Nothing more is made. What was begun, and nobody asks for any more, has ended."""
+        """Stop the checks, and end all operations, which no caller waits for any more."""
         _watched.discard(self)
         with self._looking:
             self._call = lambda: None
@@ -70,7 +78,8 @@ class BatchRecord:
             self.end(operation)
 
     def begin(self, kind: Literal["make", "wait"], number: int) -> int:
-        """Batch `number` is begun, or asked for; the number of this operation, which is not 0."""
+        """Record that batch `number` is begun, or awaited. Returns the number of the operation, which is not
+        0."""
         epoch, step = self.course.at(number)
         name, runs = self._make if kind == "make" else self._wait, self.course.count(number)
         operation = self.lane.begin(name, runs, epoch << 32 | step)
@@ -78,18 +87,18 @@ class BatchRecord:
         return operation
 
     def end(self, operation: int, error: BaseException | None = None) -> None:
-        """It is made, or given; error: why it is not, where that ends the batches."""
-        entry = self._open.pop(operation, None)  # None: it was closed meanwhile
+        """Record the end of an operation. error: its failure, if that ends the batches."""
+        entry = self._open.pop(operation, None)  # None if `close` has ended it already
         if entry is not None:
             self.lane.end(entry.name, operation, entry.runs, failed=error is not None)
 
     def rank(self, process: int) -> int:
-        """The number on the job of a process of the group."""
+        """The rank in the job of a process of the group."""
         return self.group.rank(process) if self.group is not None else process
 
     def doing(self, process: int) -> str:
-        """In which call of the user's code a process of the group is, as its own record says; else what its
-        Python does. Empty where neither is told: it keeps no record on this host."""
+        """The call of user code that a process of the group is in, from its record; otherwise its Python
+        stack. Empty if neither is available: the process keeps no record on this host."""
         if call := self._called_by(process):
             return call
         threads = stacks(path_of(self.lane.recording.job, self.rank(process)))
@@ -101,7 +110,8 @@ class BatchRecord:
         return call.sentence(time.monotonic()) if call else ""
 
     def look(self) -> None:
-        """Record who is waited for, and what does not return. Called again and again, by one thread."""
+        """Record the awaited rank, and calls that do not return. The background thread calls this
+        repeatedly."""
         with self._looking:
             self._record_call()
         operation, wait = self._oldest()
@@ -121,7 +131,8 @@ class BatchRecord:
             self._called = call
 
     def activity(self) -> str:
-        """For who waits for this process: which batch it waits for, and for whom; empty while it does not."""
+        """For processes that wait for this one: the batch and the rank that it waits for; empty if it does
+        not wait."""
         _, wait = self._oldest()
         if wait is None or (waited := time.monotonic() - wait.since) < _LASTS_S:
             return ""
@@ -140,7 +151,7 @@ class BatchRecord:
 
 
 def batch_record(program: HostProgram, course: EpochCursor, group: Group | None) -> BatchRecord | None:
-    """Of a phase whose batches begin here; None where this process keeps no record."""
+    """The record of a phase whose batches begin here; None if this process keeps no record."""
     reads = [read for flow in program.flows for read in flow.reads]
     lane = lane_of(program.schedule.plan, "input") if reads else None
     if lane is None:
@@ -151,12 +162,12 @@ def batch_record(program: HostProgram, course: EpochCursor, group: Group | None)
 
 
 _watched: weakref.WeakSet[BatchRecord] = weakref.WeakSet()
-_threads: list[threading.Thread] = []  # the one that looks, while there is something to look at
+_threads: list[threading.Thread] = []  # the background thread, while there are records to check
 _starting = threading.Lock()
 
 
 def _forked() -> None:
-    global _starting  # noqa: PLW0603  another thread may have held it
+    global _starting  # noqa: PLW0603  another thread of the parent may have held it
     _threads.clear()
     _watched.clear()
     _starting = threading.Lock()
@@ -175,18 +186,18 @@ def _look() -> None:
         for record in list(_watched):
             try:
                 record.look()
-            except Exception as error:  # noqa: BLE001  the other records are looked after all the same
+            except Exception as error:  # noqa: BLE001  the checks of other records go on
                 _watched.discard(record)
                 LOG.warning("the record of the input says no more of waits: %s", text_of(error))
 
 
 def _of_user(frames: list[str]) -> list[str]:
-    """The frames of the user's code that stages call; empty where there are none."""
+    """The frames of user code called by a stage; empty if there are none."""
     ours = [place for place, frame in enumerate(frames) if frame.startswith(f"{records.__file__}:")]
     return frames[: ours[0]] if ours else []
 
 
 @on_activity
 def activity() -> str:
-    """What the batches of this process wait for, where that lasts."""
+    """The current waits of this process's batches, if they last."""
     return "; ".join(filter(None, (record.activity() for record in list(_watched))))

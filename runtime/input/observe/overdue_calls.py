@@ -1,7 +1,8 @@
-"""Calls of the user's code that do not return: a source that hangs, a host function that waits for something.
+"""Calls of user code that do not return: a source that hangs, a host function that waits.
 
-Nothing is counted while calls return. Who has waited for a batch looks at the stacks of the threads that make
-batches, and remembers which call each is in: a call that is the same for longer than the bound is overdue.
+There is no overhead while calls return. A thread that has waited for a batch inspects the stacks of the
+threads that make batches, and remembers the call of each. A call that stays the same for longer than the
+bound is overdue.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ Find = Callable[[FrameType | None], Call | None]
 
 @dataclass
 class OverdueCalls:
-    """Of the threads that make a phase's batches. bound_s: seconds that a call may take. file: of the plan.
+    """Detects overdue calls in the threads that make a phase's batches.
 
-    in_worker: the call that a thread waits for in a process of its own; ask_worker: have that process print
-    its stack.
+    Attributes:
+        bound_s: seconds that a call may take.
+        file: the file of the plan.
+        in_worker: finds the call in a worker process that a thread waits for.
+        ask_worker: makes that process print its stack.
     """
 
     bound_s: float
@@ -40,8 +44,8 @@ class OverdueCalls:
     _reporter: WaitReporter = field(default_factory=lambda: WaitReporter(START_S))
 
     def look(self, threads: Sequence[threading.Thread]) -> None:
-        """Raise CP0926 where one of `threads` has been in the same call for `bound_s` seconds, as far as was
-        looked."""
+        """Raise CP0926 if one of `threads` has been in the same call for `bound_s` seconds, since earlier
+        calls of this method."""
         now = time.monotonic()
         call, begun = self._oldest(threads, now)
         if call is None:
@@ -52,7 +56,8 @@ class OverdueCalls:
             LOG.warning("%s", self._described(call, now - begun))
 
     def oldest(self, threads: Sequence[threading.Thread]) -> recorder.Call | None:
-        """The call that one of `threads` is in for the longest time, as far as was looked."""
+        """The call that one of `threads` has been in for the longest time, since earlier calls of this
+        method."""
         call, begun = self._oldest(threads, time.monotonic())
         if call is None:
             return None
@@ -74,8 +79,8 @@ class OverdueCalls:
         return min(seen.values(), key=lambda entry: entry[1], default=(None, now))
 
     def fail(self, threads: Sequence[threading.Thread], waited: float) -> NoReturn:
-        """Raise CP0926 for the first of `threads` that is in a call: this process's part of a batch has been
-        waited for so long."""
+        """Raise CP0926 for the first of `threads` that is in a call. waited: seconds that this process's part
+        of a batch has been awaited."""
         frames = _frames(threads)
         calls = (self._call(frames.get(thread.ident or 0)) for thread in threads)
         call = next((call for call in calls if call is not None), None)
@@ -85,7 +90,7 @@ class OverdueCalls:
 
     @staticmethod
     def of_nobody(waited: float) -> NoReturn:
-        """Nobody is in a call: the threads of this process did not come to it."""
+        """Raise CP0926 if no thread is in a call, so that the delay has another cause."""
         text = f"this process has not made its part of a batch for {waited:.1f} s"
         raise CommplanError(Diagnostic("CP0926", text, None, (Note("none of its threads is in a call"),)))
 
@@ -120,8 +125,8 @@ def _record(call: Call) -> str:
 
 
 def _frames(threads: Sequence[threading.Thread]) -> dict[int, FrameType]:
-    """The innermost frame of each of `threads`, and not of this one: a frame that holds itself is freed late,
-    and the memory of batches with it."""
+    """The innermost frame of each of `threads`, except the current thread: a frame that refers to itself is
+    freed late, together with the memory of batches."""
     others = {thread.ident for thread in threads} - {threading.get_ident()}
     now = sys._current_frames  # pyright: ignore[reportPrivateUsage]
     return {number: frame for number, frame in now().items() if number in others}

@@ -1,4 +1,4 @@
-"""The run-time check of a visit: at the end of each epoch, were its records those that the plan promises?"""
+"""The run-time check of a visit: compares the records of each epoch with those that the plan promises."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import Coords, HostProgram
 
-_AT_ONCE = 2048  # records that are added up together: a few cost NumPy as much as many
+_AT_ONCE = 2048  # records that are summed together: NumPy takes as long for a few as for many
 
 
 class _Account:
-    """What one member was given of one load, in one epoch. Each step counts once, however often it is told:
-    whoever is interrupted while a batch is handed out asks for it again."""
+    """The records of one load that one member received in one epoch. Each step counts once: after an
+    interruption the same batch may be reported again."""
 
     def __init__(self) -> None:
         self.tally = EpochTally()
@@ -47,7 +47,7 @@ class _Account:
 
 @dataclass
 class Checks:
-    """Adds up the ids of what is handed out, load by load and member by member, in memory that does not grow.
+    """Sums the ids of records that are handed out, by load and member, in constant memory.
 
     start: the first step of the first epoch, which may have been begun by an earlier run.
     """
@@ -61,7 +61,7 @@ class Checks:
     _finished: int = -1  # the last epoch that was compared
 
     def add(self, batch: HostBatch) -> None:
-        """A batch is handed out. Errors: CP0763 at the end of an epoch that was not what the plan
+        """Count a batch. Raises CP0763 at the end of an epoch whose records differ from those that the plan
         promises."""
         if batch.epoch <= self._finished:
             return

@@ -1,1 +1,1 @@
-"""Where records come from: folders and files, data sets of other libraries, and the conversion of records."""
+"""Sources of records: folders and files, data sets of other libraries, and the conversion of records."""

@@ -1,7 +1,7 @@
-"""Data sets as other libraries have them, as sources: columns, batched access, locks, array_record files.
+"""Data sets of other libraries as sources: columns, batched access, locks, array_record files.
 
-Nothing here imports those libraries, but for Grain where a path names an array_record file: what a record is
-made of is told by what it offers.
+Nothing here imports those libraries, except Grain for the path of an array_record file: attributes of a
+record determine its kind.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from commplan.runtime.input.sources.record_convert import UnlikeError, described
 from commplan.tracebacks import ends_at_caller
 
 Key = str | int
-_KEPT = 64  # records that a thread remembers for its other columns, at most: a few blocks
+_KEPT = 64  # records that a thread caches for its other columns, at most: a few blocks
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Random access to records: what Grain calls a random-access data source.
+    """Random access to records, as in Grain's random-access data sources.
 
     `source[i]` for 0 <= i < len(source), with a Python int, is called from several threads at once, in any
-    order (see `commplan.serial`). Where there is a `source.__getitems__`, it is called with lists of indices
-    instead.
+    order (see `commplan.serial`). If the source has `__getitems__`, that is called instead, with lists of
+    indices.
     """
 
     def __len__(self) -> int: ...
@@ -43,11 +43,11 @@ class Source(Protocol):
 
 
 def batched(source: object) -> Callable[[list[int]], Sequence[Any]] | None:
-    """The source's own way to fetch several records at once, if it has one that is worth it.
+    """The source's method to fetch several records at once; None if it has none that is worth using.
 
-    It is what PyTorch's loaders and Hugging Face's data sets call `__getitems__`: a list of indices in, a
-    list of records out. That of array_record starts threads for it: 60 microseconds of CPU a record instead
-    of 15.
+    PyTorch's loaders and Hugging Face's data sets call it `__getitems__`: from a list of indices to a list of
+    records. That of array_record is not used, because it starts threads: 60 microseconds of CPU per record
+    instead of 15.
     """
     fetch: Any = getattr(source, "__getitems__", None)
     if not callable(fetch) or isinstance(source, _array_record()):
@@ -64,19 +64,19 @@ def _array_record() -> tuple[type, ...]:
 # --- one thread at a time ---
 
 
-# A lock belongs to one data set, however often it is wrapped.
+# Each data set has one lock, even if it is wrapped several times.
 _LOCKS: weakref.WeakValueDictionary[int, threading.Lock] = weakref.WeakValueDictionary()
 _MAKING = threading.Lock()
 
 
 def _lock_of(dataset: object) -> threading.Lock:
     with _MAKING:
-        # The id stays taken as long as a `Serial` holds the data set, and with it the lock.
+        # While a `Serial` holds the data set and the lock, the id is not reused.
         return _LOCKS.setdefault(id(dataset), threading.Lock())
 
 
 class Serial:
-    """A data set that one thread at a time may call."""
+    """A data set that only one thread at a time calls."""
 
     def __init__(self, dataset: Source) -> None:
         self.dataset = dataset
@@ -98,7 +98,7 @@ class Serial:
             return self._many(indices) if self._many else [self.dataset[index] for index in indices]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Serial, (self.dataset,)  # a lock stays in its process
+        return Serial, (self.dataset,)  # a lock cannot be pickled
 
     def __repr__(self) -> str:
         return f"Serial({self.dataset!r})"
@@ -106,10 +106,16 @@ class Serial:
 
 @ends_at_caller
 def serial(dataset: Source) -> Serial:
-    """`dataset` for one caller at a time: a data set that must not be called from several threads at once.
+    """`dataset` as a source that only one thread at a time calls, for data sets that are not thread-safe.
 
-    dataset: has `len(dataset)` and `dataset[i]`. Sources are otherwise called from several threads. Wrapping
-    one data set twice gives one lock. Worker processes have a copy of the data set each, and a lock each.
+    Other sources are called from several threads. Wrapping one data set twice gives one lock. Each worker
+    process has a separate copy of the data set and a separate lock.
+
+    Args:
+        dataset: has `len(dataset)` and `dataset[i]`.
+
+    Returns:
+        The source.
     """
     return Serial(dataset)
 
@@ -118,7 +124,7 @@ def serial(dataset: Source) -> Serial:
 
 
 class Rows:
-    """A data set of which several columns are read: each thread keeps a record until all columns had it."""
+    """A data set with several columns in use: each thread caches a record until all columns have read it."""
 
     def __init__(self, dataset: Source, columns: int) -> None:
         self.dataset, self.columns = dataset, columns
@@ -201,11 +207,19 @@ class ColumnSource:
 def column(dataset: Source, key: Key, *more: Key) -> ColumnSource:
     """A source: one column of the records of `dataset`.
 
-    dataset: anything with `len(dataset)` and `dataset[i]` whose records are mappings or tuples: a Hugging
-    Face `Dataset`, a PyTorch map-style data set. key: the column's name, or its place in a tuple; `more` goes
-    on inside of it: `column(dataset, "objects", "label")`. Columns of one data set that a plan reads in one
-    order fetch each record once between them. Errors: CP0950 where the data set says which columns it has,
-    and `key` is none of them.
+    Columns of one data set that a plan reads in one order fetch each record once.
+
+    Args:
+        dataset: anything with `len(dataset)` and `dataset[i]` whose records are mappings or tuples: a Hugging
+            Face `Dataset`, a PyTorch map-style data set.
+        key: the column's name, or its index in a tuple.
+        *more: keys inside of the column: `column(dataset, "objects", "label")`.
+
+    Returns:
+        The source.
+
+    Raises:
+        CommplanError: CP0950 if the data set lists its columns and `key` is not one of them.
 
     >>> pairs = [(b"a", 0), (b"b", 1)]
     >>> column(pairs, 1)[1]
@@ -218,7 +232,7 @@ def column(dataset: Source, key: Key, *more: Key) -> ColumnSource:
 
 
 def column_names(dataset: object) -> list[str] | None:
-    """The columns that a data set says it has, None where it says nothing."""
+    """The columns that a data set lists; None if it lists none."""
     inner = dataset.dataset if isinstance(dataset, Serial) else dataset
     names = getattr(inner, "column_names", None)
     if isinstance(names, list) and all(isinstance(name, str) for name in cast("list[object]", names)):
@@ -227,9 +241,9 @@ def column_names(dataset: object) -> list[str] | None:
 
 
 def narrowed(source: ColumnSource) -> ColumnSource:
-    """The column of a data set cut down to it, where the data set can do that (Hugging Face's
-    `select_columns`): what is not asked for is then neither read nor decoded. A transform of the user's may
-    need all columns."""
+    """The column of a data set reduced to that column, if the data set supports it (Hugging Face's
+    `select_columns`): other columns are then neither read nor decoded. A data set with a custom transform,
+    which may need all columns, stays as it is."""
     select = getattr(source.dataset, "select_columns", None)
     names, key = column_names(source.dataset), source.keys[0] if source.keys else None
     form = getattr(source.dataset, "format", None)
@@ -242,11 +256,13 @@ def narrowed(source: ColumnSource) -> ColumnSource:
 
 
 def arranged(sources: Mapping[str, Source]) -> dict[str, Source]:
-    """Checked sources, so that no record is fetched more often than it must be.
+    """Checked sources, arranged so that each record is fetched as few times as possible.
 
-    A data set with named columns that stands for a source itself gives the column of the source's name, or
-    the only one. Sources that are columns of one data set share what they fetch. Errors: CP0950 where it has
-    several columns and none of that name.
+    For a data set with named columns, the source is the column with the source's name, or the only column.
+    Sources that are columns of one data set share fetched records.
+
+    Raises:
+        CommplanError: CP0950 if a data set has several columns and none with the source's name.
     """
     chosen: dict[str, Source] = {}
     for name, source in sources.items():
@@ -266,7 +282,7 @@ def arranged(sources: Mapping[str, Source]) -> dict[str, Source]:
 
 
 def together(sources: Mapping[str, object]) -> list[tuple[str, ...]]:
-    """The names of sources that fetch records together, as `arranged` made them."""
+    """The groups of sources that fetch records together, as `arranged` made them."""
     groups: dict[int, list[str]] = {}
     for name, source in sources.items():
         if isinstance(source, ColumnSource) and source.rows.columns > 1:
@@ -279,7 +295,7 @@ def _base(source: Source) -> Source:
 
 
 def _holds_rows(source: Source) -> bool:
-    """Whether fetching one of its records may be worth remembering: not for what lies in memory."""
+    """Whether caching its records may pay: not if they are in memory."""
     return not isinstance(source, list | tuple | np.ndarray)
 
 
@@ -313,10 +329,16 @@ def is_array_record(path: object) -> bool:
 
 
 def array_record(paths: Sequence[str | os.PathLike[str]]) -> Source:
-    """The records of array_record files, one after another, through Grain. A `*` in a name stands for its
-    shards.
+    """The records of array_record files, one file after another, through Grain.
 
-    Errors: CP0951 where a file is missing or none of that format, or Grain is not installed.
+    Args:
+        paths: files; a `*` in a name matches its shards.
+
+    Returns:
+        The source.
+
+    Raises:
+        CommplanError: CP0951 if a file is missing or has another format, or if Grain is not installed.
     """
     names: list[str] = []
     for path in paths:
@@ -338,5 +360,5 @@ def array_record(paths: Sequence[str | os.PathLike[str]]) -> Source:
         )
     try:
         return cast("Source", source_of(names))
-    except Exception as error:  # noqa: BLE001  whatever that library raises, it is about these files
+    except Exception as error:  # noqa: BLE001  any error of that library concerns these files
         fail("CP0951", f"{Path(names[0]).name!r} cannot be read as array_record: {error}")

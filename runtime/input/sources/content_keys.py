@@ -15,8 +15,8 @@ from commplan.runtime.input.sources import pipelines
 
 
 def source_key(name: str, source: object) -> str:
-    """The key of source `name`: its attribute `key`, else the fingerprint of a Hugging Face data set, else a
-    digest of the operations of a Grain pipeline; "" if it has none of these.
+    """The key of source `name`: its attribute `key`, the fingerprint of a Hugging Face data set, or a digest
+    of the operations of a Grain pipeline; "" if it has none of these.
 
     Raises:
         CommplanError: CP0902 if reading the attribute raises.
@@ -24,7 +24,7 @@ def source_key(name: str, source: object) -> str:
     for attribute in ("key", "_fingerprint"):
         try:
             key = getattr(source, attribute, None)
-        except Exception as error:  # noqa: BLE001  the user's code
+        except Exception as error:  # noqa: BLE001  user code
             fail(
                 "CP0902",
                 f"the attribute `{attribute}` of source `{name}` cannot be read: {text_of(error)}",
@@ -37,11 +37,11 @@ def source_key(name: str, source: object) -> str:
 
 
 def source_digest(function: object) -> str:
-    """A digest of the source text of `function`, else of its code; of the arguments that a partial fixes; and
-    of the numbers and texts among its defaults and the values that it captures.
+    """A digest of the source text of `function`, or of its code if there is no source text.
 
-    It is equal under other versions of Python and of packages, which members of a feed may have. The digests
-    of `cache` depend on these, and on all that the code reads.
+    It includes the arguments that a partial fixes, and the numbers and texts among its defaults and captured
+    values. It is equal under other versions of Python and of packages, which members of a feed may have. The
+    digests of `cache` depend on these, and on everything that the code reads.
     """
     if isinstance(function, functools.partial):
         fixed = repr((function.args, sorted(function.keywords.items())))

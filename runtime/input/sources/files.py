@@ -1,4 +1,4 @@
-"""The sources of a program: what was given for each, as random access to records, and checked."""
+"""The sources of a program: validation, and conversion to random access."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ def _is_path(value: object) -> bool:
 
 
 def _items(value: object) -> Sequence[object]:
-    """The items of a list or tuple; of anything else none."""
+    """The items of a list or tuple; empty for any other object."""
     return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
 
 
 def opened(source: object, is_bytes: bool) -> Source | None:
-    """`source` as random access, or None where it is not. A folder's path, or a list of paths, stands for the
-    bytes of its files where the plan wants bytes, that of array_record files for their records; a string by
-    itself is never a list of letters."""
+    """`source` as random access to records; None if it has none.
+
+    If the plan's type is bytes (`is_bytes`), a folder's path, or a list of paths, represents the bytes of its
+    files. Paths of array_record files represent their records. A string is not a list of letters.
+    """
     if adapters.is_array_record(source):
         return adapters.array_record([cast("str | os.PathLike[str]", source)])
     items = _items(source)
@@ -68,7 +70,7 @@ def _shortened(path: str) -> str:
 
 
 def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source:
-    """The source `name`. Errors: see `bound`."""
+    """The source `name`. Raises: see `bound`."""
     reads = (op for phase in schedule.phases for op in phase.ops if isinstance(op, Read))
     span = next((op.span for op in reads if op.source == name), None)
 
@@ -90,7 +92,7 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
         refuse("CP0902", problem, *_instead(given[name]))
     try:
         length = len(source)
-    except Exception as error:  # noqa: BLE001  the user's code, or a length that is no number of records
+    except Exception as error:  # noqa: BLE001  user code, or an invalid length
         refuse("CP0902", f"source `{name}` has no length: {type(error).__name__}: {error}")
     if length >= sys.maxsize:
         refuse("CP0902", f"source `{name}` has no end", "leave its `.repeat()` out: the plan has epochs")
@@ -100,7 +102,7 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
 
 
 def _instead(value: object) -> tuple[str, ...]:
-    """What to give instead of something that has no random access."""
+    """Hints for an object without random access."""
     if isinstance(value, Mapping):
         mapping = cast("Mapping[object, object]", value)
         keys = ", ".join(map(repr, list(mapping)[:MOST_LISTED])) + (
@@ -124,11 +126,21 @@ def _instead(value: object) -> tuple[str, ...]:
 def bound(
     schedule: Schedule, sources: Mapping[str, object], names: Iterable[str] | None = None
 ) -> dict[str, Source]:
-    """The sources `names` of `schedule` (None: all that it reads), checked; others given are left alone.
+    """The checked sources `names` of `schedule`; other items of `sources` are ignored.
 
-    Errors, all in one: CP0900 a source that is missing, or a name that the plan does not have; CP0901 a
-    folder that cannot be read; CP0902 no random access; CP0903 an empty source; CP0950 and CP0951 columns and
-    array_record files (see `adapters`); CP0956 class numbers of folders that differ.
+    Args:
+        schedule: the schedule.
+        sources: objects by the names of sources.
+        names: the sources to check; None for all that the schedule reads.
+
+    Returns:
+        The sources by name.
+
+    Raises:
+        CommplanError: all problems in one error: CP0900 a source that is missing, or a name that the plan
+            does not have; CP0901 a folder that cannot be read; CP0902 no random access; CP0903 an empty
+            source; CP0950 and CP0951 columns and array_record files (see `adapters`); CP0956 class numbers of
+            folders that differ.
     """
     types = {source.name: source.type for source in schedule.sources}
     if names is None:
@@ -158,7 +170,7 @@ def bound(
 
 
 def nbytes(value: object) -> int:
-    """Bytes of one record, for the accounts."""
+    """The bytes of one record, for summaries."""
     match value:
         case bytes() | bytearray():
             return len(value)

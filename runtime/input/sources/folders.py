@@ -16,7 +16,7 @@ from commplan.tracebacks import ends_at_caller
 
 
 class Files:
-    """The bytes of files, one record each, in the order given."""
+    """The bytes of files, one record per file, in order."""
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         self.paths = tuple(os.fspath(path) for path in paths)
@@ -25,7 +25,7 @@ class Files:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> bytes:
-        # Not by `io.read`, which reads once more to find the end: this is the time of a whole epoch.
+        # Not `io.read`, which reads once more to find the end: this determines the time of an epoch.
         descriptor = io.open_file(self.paths[index])
         try:
             pieces: list[bytes] = []
@@ -45,8 +45,17 @@ class Files:
 
 @ends_at_caller
 def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
-    """A source of type `bytes`: the contents of `files`, in the order given. Errors: CP0901 for one path that
-    is not in a list."""
+    """A source of type `bytes`: the contents of `files`, in order.
+
+    Args:
+        files: paths.
+
+    Returns:
+        The source.
+
+    Raises:
+        CommplanError: CP0901 for a path instead of a list of paths.
+    """
     if isinstance(files, str | bytes | os.PathLike):
         fail(
             "CP0901",
@@ -57,7 +66,7 @@ def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
 
 
 class ClassNumbers(np.ndarray[Any, Any]):
-    """i32 [files]: the class number of each file. classes: the names that the numbers stand for."""
+    """i32 [files]: the class number of each file. classes: the names of the classes, by number."""
 
     classes: tuple[str, ...] = ()
 
@@ -78,10 +87,12 @@ class Folder(Files):
 
     @property
     def labels(self) -> npt.NDArray[np.int32]:
-        """i32 [files]: the place of each file's sub-folder among `classes`, a source of type `i32`.
+        """i32 [files]: the index of each file's sub-folder in `classes`, a source of type `i32`.
 
-        Sources of one program must agree in their classes (CP0956). Errors: CP0901 for a file outside of all
-        sub-folders.
+        Sources of one program must agree in their classes (CP0956).
+
+        Raises:
+            CommplanError: CP0901 for a file outside of all sub-folders.
         """
         numbers = {name: number for number, name in enumerate(self.classes)}
         loose = next((path for path, top in zip(self.paths, self._tops, strict=True) if not top), None)
@@ -100,15 +111,25 @@ def folder(
 ) -> Folder:
     """A source of type `bytes`: the contents of the files in the folder `path`, sorted by name.
 
-    recursive: the files of its sub-folders as well. If each sub-folder is a class, `.labels` is a source
-    of class numbers beside it and `.classes` are their names. Files are sorted by the bytes of the name (of
-    the path inside the folder, part by part), so the same everywhere; hidden files and folders are left out.
-    classes: the names of the classes, in the order of their numbers; by default the sub-folders, sorted,
-    empty ones included. A folder for validation takes those of the folder for training:
+    Files are sorted by the bytes of the name (of the path inside the folder, part by part), which gives the
+    same order everywhere. Hidden files and folders are left out.
+
+    If each sub-folder is a class, `.labels` is a source of class numbers and `.classes` are the names. A
+    folder for validation takes the classes of the folder for training:
     `commplan.folder("val", recursive=True, classes=train.classes)`.
 
-    Errors: CP0901 if there is no such folder, or no file in it; CP0956 for a sub-folder that `classes` does
-    not list.
+    Args:
+        path: the folder.
+        recursive: include the files of sub-folders.
+        classes: the names of the classes, in the order of their numbers; by default the sub-folders, sorted,
+            including empty ones.
+
+    Returns:
+        The source.
+
+    Raises:
+        CommplanError: CP0901 if there is no such folder, or no file in it; CP0956 for a sub-folder that
+            `classes` does not list.
     """
     root = os.fspath(path)
     fixed = None if classes is None else _checked(classes, recursive)
@@ -134,7 +155,7 @@ def folder(
 
 
 def _checked(classes: Sequence[str], recursive: bool) -> list[str]:
-    """The names of classes as a list. Raises CP0956 if it is no list of different names."""
+    """The names of classes as a list. Raises CP0956 unless they are a list of different names."""
     names = [] if isinstance(classes, str) else list(classes)
     if not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]
         fail("CP0956", f"classes={classes!r}: a list of names was expected", "such as classes=train.classes")
@@ -146,14 +167,14 @@ def _checked(classes: Sequence[str], recursive: bool) -> list[str]:
 
 
 def _sub_folders(root: str) -> list[str]:
-    """The folders in `root`, sorted by the bytes of their names, without hidden ones."""
+    """The folders in `root`, sorted by the bytes of their names, except hidden ones."""
     with os.scandir(root) as entries:
         names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
     return sorted(names, key=os.fsencode)
 
 
 def check_classes(sources: Mapping[str, object], file: str) -> list[Diagnostic]:
-    """CP0956 for every source whose class numbers differ from those of the first one that has any."""
+    """CP0956 for every source whose class numbers differ from those of the first source with classes."""
     numbered = {name: source.classes for name, source in sources.items() if isinstance(source, ClassNumbers)}
     first = next(iter(numbered), "")
     return [
@@ -189,7 +210,7 @@ def _differences(first: str, classes: Sequence[str], second: str, others: Sequen
 
 
 def _names(root: str, recursive: bool) -> Iterator[str]:
-    """Files below `root`, by their paths inside of it; a folder that a link leads back to is not entered
+    """The files below `root`, by their paths inside of it. A folder that a link leads back to is not entered
     again."""
     stack, seen = [""], set[str]()
     while stack:

@@ -1,6 +1,6 @@
-"""Pipelines of Grain as sources: which have records by number, and what tells the content of one.
+"""Pipelines of Grain as sources: which of them have random access, and a description of their content.
 
-Nothing here imports Grain: who gives a pipeline has done so.
+Nothing here imports Grain: a program that passes a pipeline has imported it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ MAP, ITER = "MapDataset", "IterDataset"
 
 
 def is_pipeline(source: object, kind: str = MAP) -> bool:
-    """Whether `source` is a data set of Grain's, of that kind."""
+    """Whether `source` is a data set of Grain, of class `kind`."""
     dataset: Any = getattr(sys.modules.get("grain"), kind, None)
     return isinstance(dataset, type) and isinstance(source, dataset)
 
 
 def hints(source: object) -> tuple[str, ...]:
-    """What to give in place of a pipeline that has no records by number; nothing for another object."""
+    """Hints for a pipeline without random access; empty for any other object."""
     if not is_pipeline(source, ITER):
         return ()
     return (
@@ -31,9 +31,10 @@ def hints(source: object) -> tuple[str, ...]:
 
 
 def content(source: object, digest: Callable[[object], str]) -> list[str] | None:
-    """Words for all that a MapDataset does, from its source on; None for another object.
+    """A description of all that a MapDataset does, from its source on; None for another object.
 
-    The same for pipelines that were built alike, in whatever process. digest: of a function's source.
+    Pipelines that were built in the same way have equal descriptions, in any process. digest: digests a
+    function.
     """
     if not is_pipeline(source):
         return None
@@ -53,7 +54,7 @@ def content(source: object, digest: Callable[[object], str]) -> list[str] | None
 
 
 def _settings(transform: object) -> list[str]:
-    """What a transform was made with, as far as it is numbers and text; nothing for None."""
+    """The numbers and texts among the attributes of a transform; empty for None."""
     if transform is None:
         return []
     given = sorted(getattr(transform, "__dict__", {}).items())

@@ -1,6 +1,6 @@
-"""What a record may be: what other libraries' data sets return, as NumPy and Python have it.
+"""Conversion of records of other libraries' data sets to NumPy and Python values.
 
-Nothing here imports those libraries: what a record is made of is told by what it offers.
+Nothing here imports those libraries: attributes of a record determine its kind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOT_FILES = (
 
 
 class UnlikeError(Exception):
-    """A record that is nothing the plan could mean: what was found, and what to do about it."""
+    """A record that does not fit the type in the plan: a description of it, and hints."""
 
     def __init__(self, actual: str, *hints: str) -> None:
         super().__init__(actual)
@@ -34,8 +34,8 @@ class UnlikeError(Exception):
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
-    """The NumPy dtype of `dtype`; bf16 is known to NumPy once ml_dtypes (a part of JAX) is imported.
-    Raises CP0918 where it is not installed."""
+    """The NumPy dtype of `dtype`. NumPy supports bf16 once ml_dtypes (a part of JAX) is imported.
+    Raises CP0918 if it is not installed."""
     try:
         return np.dtype(dtype.numpy_name)
     except TypeError:
@@ -43,7 +43,7 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
 
 
 def described(value: object) -> str:
-    """A record in words."""
+    """A description of a record, for errors."""
     if isinstance(value, Mapping):
         keys = ", ".join(map(repr, cast("Mapping[object, object]", value)))
         return f"a record with columns {keys}"
@@ -60,15 +60,15 @@ def described(value: object) -> str:
 
 
 def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Any:
-    """`value` as a record of `element`: bytes, or an array or scalar.
+    """`value` as a record of `element`: bytes, an array or a scalar.
 
-    Arrays must have the written shape and dtype, in any byte order; a Python number stands for a scalar that
-    can hold it. Raises UnlikeError.
+    Arrays must have the declared shape and dtype, in any byte order. A Python number is accepted for a scalar
+    type that can hold it. Raises UnlikeError.
     """
     if isinstance(element, BytesType):
         if isinstance(value, bytes):
             return value
-        if isinstance(value, bytearray | memoryview):  # memory that the next call may write over
+        if isinstance(value, bytearray | memoryview):  # memory that the next call may overwrite
             return bytes(cast("bytearray | memoryview[int]", value))
         raise UnlikeError(described(value), *_bytes_hints(value))
     if not isinstance(element, ArrayType) or dtype is None:
@@ -79,7 +79,7 @@ def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Any
         raise UnlikeError(described(value), *_array_hints(value, element))
     array = np.asarray(value)
     if not array.dtype.isnative and array.dtype.newbyteorder("=") == dtype:
-        array = array.astype(dtype)  # the same numbers
+        array = array.astype(dtype)  # only the byte order changes
     if array.shape != element.shape or array.dtype != dtype:
         raise UnlikeError(described(array), *_array_hints(array, element))
     return array
@@ -99,7 +99,7 @@ def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Any:
 
 
 def _bytes_hints(value: object) -> tuple[str, ...]:
-    """How to give `value`, which is no bytes, as bytes or by another type of the plan."""
+    """Hints to convert `value` to bytes, or to declare another type in the plan."""
     if isinstance(value, str):
         return ("text is given as bytes: `text.encode()`; names of files: `commplan.paths(names)`",)
     if isinstance(value, np.ndarray | np.generic):
@@ -112,7 +112,7 @@ def _bytes_hints(value: object) -> tuple[str, ...]:
 
 
 def _array_hints(value: object, element: ArrayType) -> tuple[str, ...]:
-    """How to make an array of another type or shape into a record of `element`."""
+    """Hints to convert an array of another type or shape to a record of `element`."""
     if isinstance(value, bytes):
         return (f"`np.frombuffer(record, np.{element.dtype.numpy_name})` makes an array of bytes",)
     if not isinstance(value, np.ndarray):
@@ -133,7 +133,7 @@ _SHAPES = (
 
 
 def _number_hints(array: np.ndarray[Any, Any], element: ArrayType) -> list[str]:
-    """How numbers of another type become those of `element`."""
+    """Hints to convert numbers of another type to that of `element`."""
     kind, dtype, name = array.dtype.kind, element.dtype, element.dtype.numpy_name
     if kind in "iu" and not dtype.is_float and name != "bool" and array.size:
         info, low, high = np.iinfo(name), int(array.min()), int(array.max())
@@ -147,12 +147,15 @@ def _number_hints(array: np.ndarray[Any, Any], element: ArrayType) -> list[str]:
 
 
 def plain(value: Any, element: Element, name: str) -> Any:
-    """A record of source `name` as NumPy and Python have it: an array, a scalar, bytes.
+    """A record of source `name` as a NumPy or Python value: an array, a scalar, bytes.
 
-    Stands for itself: NumPy's and Python's. Torch tensors become arrays (without a copy on the CPU), PIL
-    images their pixels, nested lists of Python numbers arrays if those hold every number. Of a mapping it is
-    the column called `name`, or the only one; of a tuple the only item; `{"bytes": ..., "path": ...}` (an
-    undecoded Hugging Face image) is a file's bytes. Raises UnlikeError.
+    - NumPy and Python values stay as they are.
+    - Torch tensors become arrays (without a copy on the CPU), and PIL images become arrays of their pixels.
+    - Nested lists of Python numbers become arrays of `element` if that can hold every number.
+    - Of a mapping, the column called `name` is used, or the only one; of a tuple, the only item.
+    - `{"bytes": ..., "path": ...}` (an undecoded Hugging Face image) is the bytes of a file.
+
+    Raises UnlikeError.
     """
     if isinstance(value, str):
         raise UnlikeError("a str", *(_bytes_hints(value) if isinstance(element, BytesType) else ()))
@@ -221,14 +224,15 @@ def _of_tensor(value: Any) -> Any:
     value = value.detach()
     if str(getattr(value, "device", "cpu")) != "cpu":
         value = value.cpu()
-    if str(value.dtype) == "torch.bfloat16":  # NumPy knows it by ml_dtypes alone: the same bits
+    if str(value.dtype) == "torch.bfloat16":  # NumPy has no bf16 without ml_dtypes: reinterpret the bits
         ml_dtypes: Any = importlib.import_module("ml_dtypes")
         return value.view(sys.modules["torch"].int16).numpy().view(ml_dtypes.bfloat16)
     return value.numpy()
 
 
 def _of_list(value: list[Any], element: Element) -> Any:
-    """Nested lists of Python numbers, exactly: no number is rounded to an integer or wrapped around."""
+    """An array of nested lists of Python numbers, exact: no number is rounded to an integer or wrapped
+    around."""
     if not isinstance(element, ArrayType):
         raise UnlikeError(described(value), "bytes of a list: `np.array(record, dtype).tobytes()`")
     try:

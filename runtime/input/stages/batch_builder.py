@@ -183,9 +183,8 @@ class BatchFactory:
 class BatchBuilder:
     """One batch under construction.
 
-    For shared values: run the tasks of `part` for each part, then call `receive` when all parts are done. For
-    all
-    batches: run the tasks of `second`, then call `finish`.
+    For shared values: run the tasks of `part` for each part, then call `receive` when all parts are done.
+    For all batches: run the tasks of `second`, then call `finish`.
     """
 
     maker: BatchFactory

@@ -1,1 +1,1 @@
-"""Rows between hosts: what each sends and receives, and how JAX and MPI carry it out."""
+"""Transfers of rows between hosts: their plans, and how JAX and MPI carry them out."""

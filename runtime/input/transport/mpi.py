@@ -1,13 +1,11 @@
-"""Between hosts over MPI: the speaker of each host exchanges rows with the others, in the memory of the
-slots.
+"""Transfers between hosts over MPI: the speaker of each host exchanges rows with the others, in slot memory.
 
-A carrier has a communicator of its own, made of all processes that share, so that nothing it does meets
-messages of the training. It is called from a thread that does nothing else, and sleeps while it waits.
+A carrier has a separate communicator of all processes that share, so that its messages cannot match messages
+of the training. A dedicated thread calls it, and sleeps while it waits.
 
-Only the speaker of a host, its first living process, sends and receives. The others are there for the day
-when it dies: with `on_failure = continue`, under an MPI that goes on without its dead (`ulfm`),
-the next process of the host speaks for it, and parts whose whole host is gone are made by the readers that
-are left.
+Only the speaker of a host, its first live process, sends and receives. The other processes are its
+replacements. With `on_failure = continue`, under a fault-tolerant MPI (`ulfm`), the next process of the host
+becomes its speaker. If a whole host is lost, the remaining readers make its parts.
 """
 
 from __future__ import annotations
@@ -33,26 +31,33 @@ from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 from commplan.runtime.input.transport.ulfm import Survivors
 from commplan.wait import Wait
 
-LOOK_S = 0.05  # seconds between two looks at who has died or left
-_GIVEN_UP = re.compile(r"\? (-?\d+) (\S+)")  # the last word of who has waited for a host, so many seconds
-_LAST_WORDS_S = 1.0  # seconds that what a host sent before it left may take
+LOOK_S = 0.05  # seconds between two checks for dead or departed processes
+_GIVEN_UP = re.compile(r"\? (-?\d+) (\S+)")  # the last message after a timeout: the awaited host, the seconds
+_LAST_WORDS_S = 1.0  # seconds that messages sent by a host before it left may take
 
 
 class _SilencedError(Exception):
-    """A speaker has died, and there will be another team."""
+    """A speaker has died, and another team will follow."""
 
 
 class MpiCarrier:
-    """See `commplan.runtime.input.transport.transport.Carrier`.
+    """A carrier over MPI (see `commplan.runtime.input.transport.transport.Carrier`).
 
-    comm: a communicator of the processes of `division`, rank i being process i, for this carrier alone;
-    `close` gives it back. All of them make one alike. blame: the line that shares. timeout: seconds to wait
-    for a host that lives but is silent.
+    Every process of the division makes one, with equal arguments.
 
-    `carry` raises CP0935 where a process of another host died or left, CP0937 where one is silent, CP0938
-    where MPI fails, `ClosedError` once stopped. With on_failure = "continue" the death of a process is no
-    error but `RegroupedError`, where parts change hosts; that takes an MPI that outlives its dead (CP0936,
-    raised here).
+    Args:
+        comm: a communicator of the processes of `division`, rank i being process i, for this carrier alone;
+            `close` frees it.
+        division: the hosts that make each part.
+        blame: the place in the plan that errors refer to.
+        on_failure: "stop", or "continue" after the death of a process, which requires a fault-tolerant MPI.
+            `carry` then raises `RegroupedError` if parts move to another host.
+        timeout: seconds to wait for a live but silent host.
+
+    Raises:
+        CommplanError: CP0936 if `on_failure` is "continue" and this MPI does not support it. From `carry`:
+            CP0935 if a process of another host died or left, CP0937 if a host is silent, CP0938 if MPI fails.
+        ClosedError: from `carry`, once stopped.
     """
 
     by_caller = False
@@ -68,10 +73,10 @@ class MpiCarrier:
     ) -> None:
         free_closed()
         self.division = self._planned = division
-        self.sent = self.received = 0  # bytes, so far
+        self.sent = self.received = 0  # bytes so far
         self._process = int(comm.Get_rank())
         self._blame, self._timeout = blame, timeout
-        self._cause = ""  # code and message of what has failed first
+        self._cause = ""  # code and message of the first failure
         if on_failure == "continue" and not goes_on():
             comm.Free()
             self._fail(
@@ -85,10 +90,10 @@ class MpiCarrier:
         self._due: RegroupedError | None = None
         self._busy = threading.Lock()
         self._stopped = self._closed = False
-        self._cadence, self._lasting = Cadence(), WaitReporter()  # of the batches, of the wait for one
-        self._gave_up = 0.0, 0.0  # when, on `time.monotonic`, and after how many seconds
+        self._cadence, self._lasting = Cadence(), WaitReporter()  # of the batches; of the current wait
+        self._gave_up = 0.0, 0.0  # the time of the timeout, on `time.monotonic`, and the seconds waited
 
-    # --- the calls of the ring ---
+    # --- called by the ring ---
 
     def carry(
         self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
@@ -110,7 +115,7 @@ class MpiCarrier:
         self._stopped = True
 
     def close(self) -> None:
-        """End what is under way, and tell the other hosts. May be called twice."""
+        """End transfers in progress, and notify the other hosts. May be called twice."""
         self._stopped = True
         with self._busy:
             if self._closed:
@@ -127,7 +132,7 @@ class MpiCarrier:
         self._run(team, _moves(self.division, team.processes), parcels)
 
     def _run(self, team: Team, moves: tuple[HostTransfer, ...], parcels: Sequence[RowSlices]) -> None:
-        """Carry out `moves` on parcels that lie in one memory."""
+        """Carry out `moves` on parcels in one contiguous memory."""
         if not moves:
             return
         addresses = [parcel.cells.ctypes.data for parcel in parcels]
@@ -136,7 +141,7 @@ class MpiCarrier:
         host = self.division.hosts[self._process]
         try:
             transfers = team.transfers(moves, host, forms)
-        except CommplanError as error:  # without the engine; the other hosts are told when this one leaves
+        except CommplanError as error:  # no engine; `close` reports the cause to the other hosts
             first = error.diagnostics[0]
             self._cause = self._cause or f"{first.code} host {host} failed: {first.message}"
             raise
@@ -145,12 +150,12 @@ class MpiCarrier:
         self.sent += transfers.sent
         self.received += transfers.received
 
-    # --- the same, whoever dies ---
+    # --- one batch, after deaths ---
 
     def _survive(
         self, survivors: Survivors, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices]
     ) -> None:
-        """Carry a batch, with those that are left."""
+        """Carry a batch with the surviving processes."""
         if self._due is not None and self._due.number <= number:
             due, self._due = self._due, None
             raise due
@@ -159,7 +164,7 @@ class MpiCarrier:
             team = self._speaking = survivors.team
             try:
                 if self._process not in team.speakers.values():
-                    raise _SilencedError  # this process speaks for its host from the next team on
+                    raise _SilencedError  # this process is the speaker of its host from the next team on
                 if team is not self._team and self._settle(team, number, parcels, before):
                     return
                 self._exchange(team, parcels)
@@ -177,10 +182,17 @@ class MpiCarrier:
     def _settle(
         self, team: Team, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices]
     ) -> bool:
-        """What the speakers of a new team do first: find out which batch each is at, give the last one to
-        those that have not got it, and agree on who makes what. True where batch `number` came that way.
+        """Bring the speakers of a new team to the same batch.
 
-        Hosts are one batch apart at most: nobody ends a batch before all have ended the one before.
+        They exchange their batch numbers, broadcast the last batch to the hosts that lack it, and compute the
+        new division. Hosts differ by one batch at most: none finishes a batch before all have finished the
+        one before.
+
+        Returns:
+            Whether this host received batch `number` by the broadcast.
+
+        Raises:
+            RegroupedError: if parts have moved to another host.
         """
         numbers = self._gathered(team, number)
         last = max(numbers.values())
@@ -204,13 +216,13 @@ class MpiCarrier:
         return mine in behind
 
     def _pulse(self, team: Team) -> None:
-        """Where some hosts make no rows, learn that they have got those of this batch: see `_settle`."""
+        """If some hosts make no rows, confirm that they have received this batch (see `_settle`)."""
         makers = {self.division.hosts[reader] for reader in self.division.readers}
         if not makers.issuperset(team.speakers):
             self._gathered(team, 0)
 
     def _gathered(self, team: Team, number: int) -> dict[int, int]:
-        """What the speaker of each host gives. All of them call it."""
+        """The number passed by the speaker of each host. A collective call of all speakers."""
         hosts = tuple(team.speakers)
         numbers = np.zeros((1, len(hosts), 1), np.int64)
         numbers[0, hosts.index(self.division.hosts[self._process])] = number
@@ -228,7 +240,7 @@ class MpiCarrier:
 
         survivors.after(team, Wait(self._timeout, late, look, LOOK_S))
 
-    # --- looking after the others ---
+    # --- watching the other processes ---
 
     def _go_on(self) -> None:
         if self._stopped:
@@ -241,8 +253,8 @@ class MpiCarrier:
             self._fail("CP0938", f"the thread that finds out who is left has ended: {why}")
 
     def _waits(self, waited: float, rank: int) -> None:
-        """Nothing has moved for so many seconds; a message from `rank` of the team, or to it, is the first
-        that has not."""
+        """Check the other hosts during a wait. rank: of the team, the peer of the first unfinished
+        message."""
         self._look(waited)
         team = self._speaking
         host = next((host for host, other in team.ranks.items() if other == rank), -1)
@@ -260,7 +272,7 @@ class MpiCarrier:
         begun, seconds = self._gave_up
         if time.monotonic() < begun + _LAST_WORDS_S:
             return
-        # Rows come from host to host: who waits for another one in turn is not the one that is silent.
+        # Hosts relay rows: a host that waits for another one in turn is not the silent one.
         awaited = {other: int(match[1]) for other, match in given_up.items()}
         for _ in awaited:
             host = awaited.get(host, host)
@@ -273,7 +285,7 @@ class MpiCarrier:
     def _look(self, waited: float) -> None:
         self._go_on()
         team, survivors = self._speaking, self._survivors
-        # Where a call was under way, not every revocation is told: there may be another team already.
+        # A call in progress may miss a revocation: there may be another team already.
         if survivors is not None and (survivors.team is not team or team.silenced()):
             raise _SilencedError
         if survivors is None and (dead := team.dead()):
@@ -289,8 +301,8 @@ class MpiCarrier:
         self._fail(code, message, f"host {host} says so")
 
     def _raise_dead(self, team: Team, error: Exception) -> NoReturn:
-        """The engine, which waits for news of deaths, gave up: say who died, or what it said. The others
-        learn of it by the revocation."""
+        """After an error of the engine, raise an error that names the dead processes, or else the engine's
+        message. Revokes the communicator, which informs the others."""
         if dead := team.dead():
             self._died(team, dead)
         team.revoke()
@@ -322,7 +334,7 @@ class MpiCarrier:
         )
 
 
-@functools.lru_cache(maxsize=16)  # there are few regroupings
+@functools.lru_cache(maxsize=16)  # regroupings are few
 def _moves(division: Division, processes: tuple[int, ...]) -> tuple[HostTransfer, ...]:
     return division.moves(processes)
 

@@ -1,5 +1,4 @@
-"""The processes that share, as ranks of a communicator: who speaks for which host, who has died, who has
-left."""
+"""The processes that share, as ranks of a communicator: speakers of hosts, dead processes, departed hosts."""
 
 from __future__ import annotations
 
@@ -16,33 +15,34 @@ from commplan.lowering.mpi.instructions import RECEIVE, SEND, Instructions
 from commplan.lowering.mpi.lists import PollIntervals, Runner, Settings
 from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 
-_LEFT = 0  # a tag; lists have others
-# Enough messages under way for a link to have work while this thread waits for a core, which decoding takes
-# from it for whole time slices. A synchronous send leaves nothing in a queue here that only later calls of
-# MPI would empty.
+_LEFT = 0  # a tag that lists do not use
+# Enough pending messages to keep a link busy while this thread waits for a core, which decoding takes from it
+# for whole time slices. A synchronous send leaves nothing in a local queue that only later calls of MPI would
+# empty.
 _SETTINGS = Settings(window=64, label=1, synchronous=True)
-# What comes meanwhile waits in buffers. A longer sleep costs 5% of the time of a batch and saves no CPU time.
+# Messages that arrive during a sleep wait in buffers. A longer sleep costs 5% of a batch and saves no CPU
+# time.
 _INTERVALS = PollIntervals(spin=0, shortest=500_000, longest=1_500_000, bulk=500_000)
-_LISTS = 16  # that are kept: there are two lengths of batches, and few regroupings
-_GOODBYE_S = 0.2  # seconds that a last message may take to leave
-_WORD = 512  # bytes of one, at most
+_LISTS = 16  # cached lists: batches have two lengths, and regroupings are few
+_GOODBYE_S = 0.2  # seconds that the delivery of a last message may take
+_WORD = 512  # bytes of a last message, at most
 
-_open: list[Team] = []  # closed here, and not yet by all others: their goodbyes are still to come
+_open: list[Team] = []  # teams that this process has left and others have not: last messages are still due
 
 
 def goes_on() -> bool:
-    """Whether this MPI outlives its dead (ULFM), as `mpirun --with-ft ulfm` asks of Open MPI."""
+    """Whether this MPI survives dead processes (ULFM), as `mpirun --with-ft ulfm` enables in Open MPI."""
     return os.environ.get("OMPI_MCA_mpi_ft_enable", "") in ("1", "true")  # noqa: SIM112  Open MPI's name
 
 
 def progress() -> None:
-    """Let MPI look at what has come: it does nothing while nobody calls it."""
+    """Let MPI process incoming messages: it does so only inside of calls."""
     MPI.COMM_SELF.Iprobe()
 
 
 class Transfers(NamedTuple):
-    """What this host does in one batch. number: of the list in the engine, None where it does nothing. sent,
-    received: bytes."""
+    """The work of this host in one batch. number: the list in the engine; None for no work. sent, received:
+    bytes."""
 
     number: int | None
     sent: int
@@ -50,8 +50,13 @@ class Transfers(NamedTuple):
 
 
 class Team:
-    """comm: a communicator for this alone. processes: of each of its ranks. hosts: of every process there
-    ever was."""
+    """A communicator and the hosts of its ranks.
+
+    Args:
+        comm: a communicator that nothing else uses.
+        processes: the process of each rank.
+        hosts: the host of every process, including dead ones.
+    """
 
     def __init__(self, comm: Any, processes: Sequence[int], hosts: Sequence[int]) -> None:
         self.comm, self.processes = comm, tuple(processes)
@@ -65,8 +70,8 @@ class Team:
         self._me = int(comm.Get_rank())
         self._gone: dict[int, str] = {}
         self._farewells: list[Any] = []
-        self.told = False  # this host has said its last word
-        self._mail: dict[int, tuple[Any, Any]] = {}  # of each other speaker its last word
+        self.told = False  # this host has sent its last message
+        self._mail: dict[int, tuple[Any, Any]] = {}  # the pending last message of each other speaker
         for host in self.others if self.speaks else ():
             word = np.zeros(_WORD, np.uint8)
             self._mail[host] = comm.Irecv([word, MPI.BYTE], self.ranks[host], _LEFT), word
@@ -78,13 +83,13 @@ class Team:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process speaks for its host."""
+        """Whether this process is the speaker of its host."""
         return self._me in self.ranks.values()
 
     # --- messages between speakers ---
 
     def transfers(self, moves: tuple[HostTransfer, ...], host: int, forms: tuple[Form, ...]) -> Transfers:
-        """What the speaker of `host`, this process, does to carry out `moves` on a slot of `forms`."""
+        """The messages and copies of `host`, this process's host, for `moves` on a slot of `forms`."""
         if (moves, forms) not in self._transfers:
             if len(self._transfers) == _LISTS:
                 oldest = self._transfers.pop(next(iter(self._transfers)))
@@ -100,13 +105,13 @@ class Team:
 
     @property
     def runner(self) -> Runner:
-        """Of lists between the speakers."""
+        """Runs lists between the speakers."""
         if self._runner is None:
             self._runner = Runner(self.comm, _INTERVALS)
         return self._runner
 
     def close(self) -> None:
-        """Run no lists any more."""
+        """Close the runner of lists."""
         self._transfers.clear()
         if self._runner is not None:
             self._runner.close()
@@ -119,7 +124,7 @@ class Team:
     # --- deaths ---
 
     def dead(self) -> list[int]:
-        """The processes that are known to have died; none where MPI does not tell."""
+        """The processes known to have died; none if MPI does not report deaths."""
         if not goes_on():
             return []
         progress()
@@ -132,19 +137,19 @@ class Team:
         return bool(set(self.dead()) & set(self.speakers.values()))
 
     def revoked(self) -> bool:
-        """Whether someone has revoked the communicator."""
+        """Whether a process has revoked the communicator."""
         progress()
         return bool(self.comm.Is_revoked())
 
     def revoke(self) -> None:
-        """Make every call on the communicator an error, here and everywhere."""
+        """Make every call on the communicator fail, in all processes."""
         if goes_on() and not self.comm.Is_revoked():
             self.comm.Revoke()
 
     # --- the end ---
 
     def gone(self) -> dict[int, str]:
-        """The hosts that have left, each with what it said had failed: nothing where it left by itself."""
+        """The hosts that have left, each with the failure that it reported; empty after a normal end."""
         for host, (request, word) in list(self._mail.items()):
             if request.Test():
                 del self._mail[host]
@@ -152,7 +157,7 @@ class Team:
         return self._gone
 
     def tell(self, last: str) -> None:
-        """Send the last word of this host to all others; what comes after the first one is not sent."""
+        """Send the last message of this host to all others. Only the first one is sent."""
         if self.speaks and not self.told:
             self.told = True
             word = np.frombuffer(last.encode()[:_WORD].ljust(1, b"\0"), np.uint8)
@@ -160,8 +165,8 @@ class Team:
                 self._farewells.append(self.comm.Issend([word, MPI.BYTE], self.ranks[host], _LEFT))
 
     def leave(self, cause: str = "") -> None:
-        """Tell the others, and what has failed. The communicator is freed when all of them have left: else
-        their last words would be read by the next one of its number."""
+        """Leave the team and report `cause` to the others. The communicator is freed after all have left:
+        otherwise a later communicator with the same number would receive their last messages."""
         self.close()
         try:
             if self.speaks:
@@ -170,18 +175,18 @@ class Team:
                 while not self.ended() and time.monotonic() < until:
                     time.sleep(1e-3)
         except MPI.Exception:
-            return  # of a communicator that has lost someone: it is left as it is
+            return  # the communicator has lost a process: it is not freed
         _open.append(self)
         free_closed()
 
     def ended(self) -> bool:
-        """Whether everyone has left, and knows that this process has."""
+        """Whether all other speakers have left and have received this host's last message."""
         self._farewells = [request for request in self._farewells if not _ended(request)]
         return not self._farewells and len(self.gone()) == len(self.others)
 
 
 def free_closed() -> None:
-    """Free the communicators of teams that all have left."""
+    """Free the communicators of teams that every process has left."""
     for team in list(_open):
         try:
             if not team.speaks or team.ended():
@@ -192,8 +197,11 @@ def free_closed() -> None:
 
 
 def _ended(send: Any) -> bool:
-    """Whether a send is over; raises `MPI.Exception` where it failed. Such a request must not be freed, as
-    every other call that tests it does: Open MPI ends the job when it hears of the failure once more."""
+    """Whether a send is complete. Raises `MPI.Exception` if it failed.
+
+    A failed request must not be freed, as every other call that tests it does: Open MPI ends the job when it
+    reports the failure a second time.
+    """
     status = MPI.Status()
     if not send.Get_status(status):
         return False

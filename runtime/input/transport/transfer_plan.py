@@ -1,12 +1,12 @@
-"""What one host sends and receives so that all hosts have all rows: chunk programs, read for one of them.
+"""The messages of one host in the transfers of a batch, derived from chunk programs.
 
-The moves of a division are collectives between hosts: an all-gather whose blocks are the rows that each
-host made, or a broadcast of one host's rows. Each is a program of `commplan.collectives` over blocks of any
+The moves of a division are collectives between hosts: an all-gather whose blocks are the rows that each host
+made, or a broadcast of one host's rows. Each is a program of `commplan.collectives` over blocks of any
 lengths: `ring`, and `chain` in slices that follow each other down the line of hosts. A block is all that a
-host brings, array after array and copy after copy, as if it lay in one piece; what is sent lies where it
-lies, in one window of memory or, across the seams, in several.
+host contributes, array after array and copy after copy, as if it were contiguous. Messages are sent from the
+memory of the arrays: one window or, across array boundaries, several.
 
-Nothing here calls MPI: the list that comes of it is one for the engine, which runs it.
+Nothing here calls MPI: the result is a list of instructions that the engine runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from commplan.lowering.mpi.instructions import (
     of_rank,
 )
 
-MOST_SLICES = 512  # of a block: larger ones have larger messages, which take an answer before they leave
+MOST_SLICES = 512  # of a block: larger blocks have larger messages, which use the rendezvous protocol
 _ALGORITHM: dict[Kind, str] = {"all_gather": "ring", "broadcast": "chain"}
 
 
@@ -49,8 +49,15 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Form:
-    """The shape of one array, see `RowSlices`: copies, rows, bytes of a row, where parts begin, and the
-    array's first byte in its slot."""
+    """The shape of one array (see `RowSlices`).
+
+    Attributes:
+        copies: the number of copies.
+        rows: the rows of each copy.
+        row_nbytes: the bytes of a row.
+        bounds: the first row of each part, and the end.
+        at: the array's first byte in its slot.
+    """
 
     copies: int
     rows: int
@@ -59,7 +66,7 @@ class Form:
     at: int = 0
 
     def windows(self, parts: Sequence[int]) -> list[Window]:
-        """Where the rows of `parts`, in order, lie in each copy; neighbours are one window."""
+        """The windows of the rows of `parts`, in order, in each copy; adjacent rows form one window."""
         windows: list[Window] = []
         for copy in range(self.copies):
             for part in parts:
@@ -77,7 +84,7 @@ class Form:
 
 
 class _Transfer(NamedTuple):
-    """A message before it has a number. order: (round, move), alike at both ends."""
+    """A message without a number yet. order: (round, move), equal at both ends."""
 
     order: tuple[int, int]
     outgoing: bool
@@ -86,18 +93,25 @@ class _Transfer(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many instructions it becomes: itself, and a copy of each window where there are several."""
+        """The number of its instructions: the message, and a copy of each window if there are several."""
         return 1 if len(self.windows) == 1 else 1 + len(self.windows)
 
 
 def transfer_list(
     moves: Sequence[HostTransfer], host: int, forms: Sequence[Form], piece: int = MESSAGE
 ) -> Instructions:
-    """What `host` does to carry out `moves` on a slot with arrays of `forms`, in place; messages are of about
-    `piece` bytes at most. The list's output is the slot, its peers are hosts.
+    """The instructions of `host` for `moves` on a slot with arrays of `forms`, in place.
 
-    All hosts must be given the same but `host`. Arrays that are short travel in the messages of their
-    neighbours.
+    Short arrays share messages with their neighbours. All hosts must pass the same arguments except `host`.
+
+    Args:
+        moves: the collectives.
+        host: the host.
+        forms: the arrays of the slot.
+        piece: the approximate maximum of the bytes of a message.
+
+    Returns:
+        A list whose output is the slot and whose peers are hosts.
     """
     transfers = [
         transfer
@@ -113,7 +127,7 @@ def transfer_list(
 
 
 class _Builder:
-    """The list as it grows. What lies in several windows goes through memory of its own."""
+    """Builds the list. Messages of several windows go through scratch memory."""
 
     def __init__(self, transfers: Sequence[_Transfer]) -> None:
         starts = itertools.accumulate((transfer.rows for transfer in transfers), initial=0)
@@ -152,7 +166,7 @@ class _Builder:
             self._add(Instruction(COPY, 0, 0, SCRATCH, where, OUTPUT, low, high - low), (message,))
 
     def _packed(self, transfer: _Transfer) -> Iterator[tuple[Window, int]]:
-        """The windows of a message, and where each lies in memory that is taken for them."""
+        """The windows of a message, each with its offset in newly reserved scratch memory."""
         for window in transfer.windows:
             yield window, self._scratch
             self._scratch += window.high - window.low
@@ -171,14 +185,14 @@ class _Builder:
 
 
 class _Brought:
-    """Which instruction brings what. No host is sent what it has: no two bring the same, and whatever brings
-    something that is sent on comes first, be it of another move."""
+    """The instruction that writes each window. Windows do not overlap, because no host receives rows that it
+    has. An instruction precedes the sends of its window, also across moves."""
 
     def __init__(self, rows: Iterable[tuple[int, Window]]) -> None:
         self._windows = sorted((*window, row) for row, window in rows)
 
     def by(self, window: Window) -> tuple[int, ...]:
-        """The instructions that bring any of `window`."""
+        """The instructions that write any part of `window`."""
         rows: list[int] = []
         place = max(0, bisect.bisect_left(self._windows, (window.low, window.low, 0)) - 1)
         while place < len(self._windows) and self._windows[place][0] < window.high:
@@ -212,8 +226,7 @@ def _program(kind: Kind, ranks: int, slices: int) -> ChunkProgram:
 
 
 def _bounds(lengths: Sequence[int], slices: int) -> Ints:
-    """Where the chunks begin when blocks of `lengths` bytes stand one behind the other, each cut into
-    `slices`."""
+    """The first byte of each chunk, for concatenated blocks of `lengths` bytes, each cut into `slices`."""
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     inside = np.arange(slices, dtype=np.int64)
     cuts = starts[:-1, None] + np.asarray(lengths, np.int64)[:, None] * inside // slices
@@ -221,7 +234,7 @@ def _bounds(lengths: Sequence[int], slices: int) -> Ints:
 
 
 def _cut(windows: Sequence[Window], starts: Sequence[int], low: int, high: int) -> tuple[Window, ...]:
-    """Bytes `low` to `high` - 1 of `windows` one behind the other, which begin at `starts`."""
+    """Bytes `low` to `high` - 1 of the concatenated `windows`, which begin at `starts`."""
     pieces: list[Window] = []
     at = bisect.bisect_right(starts, low) - 1
     while low < high:

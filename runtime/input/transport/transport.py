@@ -1,7 +1,7 @@
-"""Between hosts: what moves the rows that one host made to the others.
+"""The interface of carriers, which move rows between hosts.
 
-A carrier is asked for one batch after another, in order, by the process that leads its host, once every part
-of that host is filled. It moves rows in place, in the memory of the slot.
+The process that leads its host calls the carrier for one batch after another, in order, once every part of
+that host is filled. The carrier moves rows in place, in the memory of the slot.
 """
 
 from __future__ import annotations
@@ -20,19 +20,26 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class RowSlices:
-    """One array of a slot. cells: u8 [copies, rows, bytes of a row], C-contiguous in the slot; part p of the
-    division lies in rows bounds[p] to bounds[p + 1] of every copy."""
+    """One array of a slot.
+
+    Attributes:
+        cells: u8 [copies, rows, bytes of a row], C-contiguous in the slot.
+        bounds: part p of the division has rows bounds[p] to bounds[p + 1] - 1 of every copy.
+    """
 
     cells: Bytes
     bounds: tuple[int, ...]
 
 
 class RegroupedError(Exception):
-    """Processes of other hosts died, and the plan goes on without them.
+    """Processes of other hosts died, and the plan continues without them.
 
-    number: the first batch that no host has whole. division: who makes which part of it and of all later ones
-    (one process may make several); parts and their bounds stay. Once the parts that are new on this host are
-    filled, batch `number` is carried again.
+    Once the parts that are new on this host are filled, `carry` must be called again for batch `number`.
+
+    Attributes:
+        number: the first batch that no host has completely.
+        division: the makers of its parts and those of all later batches (one process may make several parts);
+            parts and their bounds do not change.
     """
 
     def __init__(self, number: int, division: Division) -> None:
@@ -41,28 +48,38 @@ class RegroupedError(Exception):
 
 
 class Carrier(Protocol):
-    """division: whose parts go where; the same in all processes."""
+    """Moves rows between hosts. division: the makers of parts, equal in all processes."""
 
     @property
     def division(self) -> Division: ...
 
     @property
     def by_caller(self) -> bool:
-        """Whether `carry` must be called from the thread that calls `next()`, one batch a step."""
+        """Whether `carry` must be called from the thread that calls `next()`, for one batch per step."""
         ...
 
     def carry(
         self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
     ) -> None:
-        """Carry out `division.moves()` on the parcels of batch `number`. Returns when this host has all parts
-        and the memory may be read. Waiting costs no CPU. before: the parcels of batch `number` - 1, which
-        this host has whole, for hosts that were left behind when one died; none for the first. count: what
-        errors call the batch: see `EpochCursor.count`. Raises RegroupedError where parts change hands, and
-        what went wrong otherwise, as a CommplanError."""
+        """Carry out `division.moves()` on the parcels of batch `number`. Waiting uses no CPU.
+
+        Returns when this host has all parts and the memory may be read.
+
+        Args:
+            number: the batch.
+            parcels: the arrays of its slot.
+            before: the parcels of batch `number` - 1, which this host has completely, for hosts that lack it
+                after a death; empty for the first batch.
+            count: the number of the batch in errors (see `EpochCursor.count`).
+
+        Raises:
+            RegroupedError: if parts move to another host.
+            CommplanError: for any other failure.
+        """
         ...
 
     def stop(self) -> None:
-        """Make a `carry` under way raise `ring.ClosedError` soon. From any thread."""
+        """Make a `carry` in progress raise `ring.ClosedError` soon. May be called from any thread."""
         ...
 
     def close(self) -> None: ...

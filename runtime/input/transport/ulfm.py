@@ -1,9 +1,9 @@
-"""Going on without the dead: who is left of a team, found out by all of them together.
+"""Recovery after deaths: all surviving processes of a team form the next one together.
 
-A speaker that dies is noticed by whoever waits for it, or by the launcher. Whoever notices revokes the
-communicator, which ends every call on it everywhere; then all living processes shrink it to those that are
-left. A thread in each process takes part in that, for most processes make no calls of their own. What the
-speakers then do about the batch that was under way is the carrier's affair.
+The death of a speaker is detected by a process that waits for it, or by the launcher. The detecting process
+revokes the communicator, which ends every call on it everywhere; then all live processes shrink it to the
+survivors. A thread in each process takes part, because most processes make no MPI calls of their own. The
+carrier decides how the speakers finish the interrupted batch.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from mpi4py import MPI
 from commplan.runtime.input.transport.mpi_group import Team
 from commplan.wait import Wait, until
 
-WATCH_S = 0.1  # seconds between two looks of the thread
-PATIENCE_S = 5.0  # for it to end
+WATCH_S = 0.1  # seconds between two checks of the thread
+PATIENCE_S = 5.0  # seconds for the thread to end
 LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED, MPI.ERR_IN_STATUS)
 
 
 class Survivors:
-    """The team of this moment. All processes of `team` make one alike; `close` ends its thread.
+    """The current team. All processes of `team` make one with equal arguments; `close` ends its thread.
 
-    failure: what ended the thread, which nobody else does the work of; None while it is at it.
+    failure: the error that ended the thread, after which no team follows; None while it runs.
     """
 
     def __init__(self, team: Team, hosts: Sequence[int]) -> None:
@@ -40,8 +40,7 @@ class Survivors:
         self._thread.start()
 
     def after(self, team: Team, wait: Wait) -> Team:
-        """The team that follows `team`, once there is one: no longer than `wait.look` likes where there is a
-        `failure`."""
+        """Wait for the team that follows `team`. After a `failure`, `wait.look` must end the wait."""
 
         def follower(seconds: float) -> Team | None:
             with self._changed:
@@ -52,14 +51,14 @@ class Survivors:
         return until(follower, wait)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._end()
 
     def _watch(self) -> None:
         try:
             while not self._ending.wait(WATCH_S):
                 self._look()
-        except BaseException as error:  # noqa: BLE001  told by whoever carries a batch
+        except BaseException as error:  # noqa: BLE001  raised by the next `carry`
             with self._changed:
                 self.failure = error
                 self._changed.notify_all()
@@ -75,7 +74,7 @@ class Survivors:
                 raise
 
     def _regroup(self) -> None:
-        """Shrink the communicator; every living process is here, or will be within moments."""
+        """Shrink the communicator: a collective call of all live processes."""
         old = self.team
         comm = old.comm.Shrink()
         comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -87,7 +86,8 @@ class Survivors:
 
 
 def _end(ending: threading.Event, thread: threading.Thread) -> None:
-    """A process that has left already takes no part in a regrouping, which may then wait for it for ever."""
+    """Stop the thread. Waits for it only PATIENCE_S seconds: a process that has left joins no regrouping,
+    which may then never end."""
     ending.set()
     if thread is not threading.current_thread():
         thread.join(PATIENCE_S)
