@@ -240,8 +240,7 @@ def shared_group(
 
     A collective call: every process of the job must make it, with equal arguments; it is one small
     all-gather. The processes of a group hold the same indices along all axes except the shared ones. A plan
-    counts readers in
-    members: the processes that hold the first members make the rows.
+    counts readers in members: the processes that hold the first members make the rows.
 
     Args:
         context: the context of the run.

@@ -123,6 +123,9 @@ class Summary(msgspec.Struct, frozen=True):
         ranks: the number of ranks.
         workers: the threads or processes at work, such as `2 threads`.
         restarts: worker processes that died and were replaced.
+        cpu_s: CPU seconds of all lines together.
+        system_s: the system's part of `cpu_s`.
+        skipped: records skipped, over all lines.
     """
 
     phase: str

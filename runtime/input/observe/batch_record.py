@@ -59,7 +59,7 @@ class BatchRecord:
 
         Args:
             call: returns the call of user code that has not returned, with its start on `time.monotonic`.
-            awaited: returns the process of the group whose part is awaited; -1 for none.
+            awaited: returns the process of the group that makes the awaited part; -1 for none.
         """
         self._call, self._awaited = call, awaited
         with _starting:

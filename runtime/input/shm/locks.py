@@ -12,7 +12,7 @@ _FLOCK = "hhqqi"  # struct flock of fcntl(2): type, whence, start, length, proce
 
 
 def default_folder() -> Path:
-    """A file system in memory if there is one, else the folder of temporary files."""
+    """A file system in memory if there is one, otherwise the folder of temporary files."""
     memory = Path("/dev/shm")
     if memory.is_dir() and os.access(memory, os.W_OK):
         return memory

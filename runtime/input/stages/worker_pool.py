@@ -65,7 +65,7 @@ _LOOK_S = 1.0  # seconds between two checks that a worker is alive; the socket u
 _ENDED_MOST = 3  # workers that may end on one block, under `on_failure = continue`
 # glibc's default thresholds return every large array to the system: hundreds of page faults for the next one.
 _MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 29)}
-# A worker is meant to use one core: the threads of libraries would multiply with the workers.
+# A worker should use one core: the threads of libraries would multiply with the workers.
 _THREADS = (
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
     "VECLIB_MAXIMUM_THREADS", "OPENCV_FOR_THREADS_NUM", "RAYON_NUM_THREADS", "TF_NUM_INTRAOP_THREADS",

@@ -85,8 +85,8 @@ class Job(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An error of a worker. cause: the pickled exception, empty if it cannot be pickled; told: its
-    traceback."""
+    """An error of a worker. cause: the pickled exception, empty if it cannot be pickled.
+    told: the text of its traceback."""
 
     diagnostics: tuple[Diagnostic, ...]
     cause: bytes

@@ -1,14 +1,14 @@
-"""Between hosts over JAX: a mesh of one device per host, and one program that makes all moves of a batch.
+"""Transfers between hosts over JAX: a mesh of one device per host, and one program for all moves of a batch.
 
-Collectives must go out in the same order in every process, and only the caller's own program orders them: so
-`carry` belongs into `next()`, in the caller's thread, and launches one program a batch, however many moves it
-makes. What a host brings is packed into one array of bytes, as long as the longest run of rows of any host,
-so that the one program serves all batches, short ones too.
+Every process must launch collectives in the same order, and only the user's program determines that order.
+`carry` therefore runs inside `next()`, in the caller's thread, and launches one program per batch, for any
+number of moves. The rows of a host are packed into one array of bytes, as long as the longest run of rows of
+any host, so that one program serves all batches, including short ones.
 
-Where all hosts bring something to all, XLA's own all-gather does it (Gloo's ring: nothing is left to gain).
-Where only some do, and for broadcasts, of which XLA has none on CPUs, rounds of `ppermute` carry out chunk
-programs: `ring`, and `chain` in slices, which follow each other down the line of hosts so that every link is
-busy.
+If all hosts contribute to an all-gather, XLA's own all-gather does it (Gloo's ring, which is already
+optimal). If only some contribute, and for broadcasts (XLA has none on CPUs), rounds of `ppermute` carry out
+chunk programs: `ring`, and `chain` in slices, which follow each other down the line of hosts so that every
+link is busy.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from commplan.runtime.input.transport.transport import Bytes, RowSlices
 from commplan.wait import Wait, apart
 
 AXIS = "host"
-FILLED = 16  # slices per hop of a chain, at least: filling it takes a sixteenth of the time that bytes take
-LOOK_S = 0.05  # seconds between two looks whether this process has stopped
-_WORD = 4  # bytes move as 32-bit words: a quarter of the elements to loop over, and of the index's range
+FILLED = 16  # slices per hop of a chain, at least: filling it then adds a sixteenth of the transfer time
+LOOK_S = 0.05  # seconds between two checks whether this process has stopped
+_WORD = 4  # bytes move as 32-bit words: a quarter of the elements to loop over, and of the index range
 
 Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
 class _Box:
-    """Where a parcel lies in a host's package. rows: of the longest run; at: its first byte."""
+    """The place of a parcel in a host's package. rows: of the longest run; at: its first byte."""
 
     at: int
     copies: int
@@ -62,7 +62,8 @@ class _Box:
 
 @dataclass(frozen=True)
 class _Compiled:
-    """package: where this host's rows are packed. run: from a package of each host to what each host got."""
+    """package: the packed rows of this host. run: maps the package of each host to the rows that it
+    receives."""
 
     boxes: tuple[_Box, ...]
     package: Bytes
@@ -72,14 +73,21 @@ class _Compiled:
 
 @dataclass(eq=False)
 class JaxCarrier:
-    """See `commplan.runtime.input.transport.transport.Carrier`. Only the leaders of hosts call `carry`.
+    """A carrier over JAX (see `commplan.runtime.input.transport.transport.Carrier`).
 
-    division: who makes what. host: this process's. devices: one of each host's leader, in the order in which
-    hosts first appear in the division. timeout: seconds to wait for a host that lives but is silent. blame:
-    what the plan says there, its place, and the file.
+    Only the leader of each host calls `carry`. Parcels have the same shapes in all batches; only their bounds
+    may differ.
 
-    Parcels have the same shapes in all batches; only their bounds may differ. `carry` raises CP0940 where a
-    host died, CP0941 where one is silent, `ClosedError` once stopped.
+    Attributes:
+        division: the hosts that make each part.
+        host: the host of this process.
+        devices: one of each host's leader, in the order in which hosts first appear in the division.
+        timeout: seconds to wait for a live but silent host.
+        blame: the place in the plan that errors refer to.
+
+    Raises:
+        CommplanError: from `carry`: CP0940 if a host died, CP0941 if one is silent.
+        ClosedError: from `carry`, once stopped.
     """
 
     division: Division
@@ -87,7 +95,7 @@ class JaxCarrier:
     devices: tuple[Any, ...]
     timeout: float
     blame: Blame
-    launched: int = 0  # programs so far: one a batch
+    launched: int = 0  # programs so far: one per batch
     _compiled: _Compiled | None = None
     _stopped: bool = False
 
@@ -98,7 +106,7 @@ class JaxCarrier:
     def carry(
         self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
     ) -> None:
-        del number, before  # no host is ever left behind: all make every collective
+        del number, before  # all hosts take part in every collective, so none is behind
         if self._stopped:
             raise ClosedError
         if self._compiled is None:
@@ -112,7 +120,7 @@ class JaxCarrier:
         self._stopped = True
 
     def close(self) -> None:
-        """What is under way ends on its own: a program that was launched cannot be called back."""
+        """Stop the carrier. A program that is already launched cannot be cancelled and runs to its end."""
         self.stop()
 
     # --- once ---
@@ -125,7 +133,7 @@ class JaxCarrier:
         for parcel in parcels:
             copies, rows, row_nbytes = parcel.cells.shape
             now = max(parcel.bounds[high] - parcel.bounds[low] for low, high in runs)
-            # A run of `most` parts has no more rows than this in a batch of any length.
+            # In a batch of any length, a run of `most` parts has at most this many rows.
             longest = min(rows, max(now, -(-most * rows // self.division.parts)))
             boxes.append(_Box(at, copies, longest, row_nbytes))
             at = rounded(at + copies * longest * row_nbytes)
@@ -142,9 +150,9 @@ class JaxCarrier:
             box.of(compiled.package)[:, : last - first] = parcel.cells[:, first:last]
 
     def _run(self, compiled: _Compiled) -> Words:
-        """[makers, words]: the packages that this host has in the end.
+        """[makers, words]: the packages that this host has received.
 
-        JAX takes the aligned package as it is: it rests until the program is done.
+        JAX aliases the aligned package, which does not change until the program has finished.
         """
         words: Words = compiled.package.view(np.uint32)[None]
         mine = jax.device_put(words, self.devices[_hosts(self.division).index(self.host)])
@@ -164,10 +172,10 @@ class JaxCarrier:
                 parcel.cells[:, first:last] = box.of(package)[:, : last - first]
 
     def _done(self, work: Callable[[], Words], count: int) -> Words:
-        """What `work` returns, done in another thread while this one waits, which so need not wait for ever.
+        """The result of `work`, which runs in another thread so that this one can stop waiting.
 
-        JAX may run a program in the thread that calls it, without a timeout. The order of programs is the
-        caller's all the same: meanwhile it launches nothing.
+        JAX may run a program in the thread that calls it, without a timeout. The order of programs is still
+        the caller's, which launches nothing while it waits.
         """
 
         def look(_: float) -> None:
@@ -187,7 +195,7 @@ class JaxCarrier:
             return apart(work, Wait(self.timeout, late, look, LOOK_S))
         except (CommplanError, ClosedError):
             raise
-        except Exception as error:  # noqa: BLE001  whatever XLA raises
+        except Exception as error:  # noqa: BLE001  XLA may raise anything
             self._lost(count, error)
 
     def _lost(self, count: int, error: BaseException) -> NoReturn:
@@ -222,7 +230,7 @@ def _makers(division: Division) -> tuple[int, ...]:
 def _program(
     division: Division, devices: tuple[Any, ...], words: int
 ) -> tuple[NamedSharding, Callable[[Array], Array]]:
-    """How packages lie on `devices`, [hosts, words], and the program from them to [hosts, makers, words]."""
+    """The sharding of packages over `devices`, [hosts, words], and the program to [hosts, makers, words]."""
     mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     hosts, makers = _hosts(division), len(_makers(division))
 
@@ -234,7 +242,7 @@ def _program(
                 after = order.tie(own, received[-1], AXIS, on_cpu=True) if received else own
                 received.append(_spread(move, hosts, after))
             return jnp.stack(received)[None]
-        held = own  # of several makers the first move is what brings their packages together
+        held = own  # with several makers, the first move gathers their packages
         for move in division.moves():
             held = _gathered(move, hosts, held) if move.kind == "all_gather" else _spread(move, hosts, held)
         return held.reshape(1, makers, words)
@@ -245,7 +253,7 @@ def _program(
 
 
 def _gathered(move: HostTransfer, hosts: Sequence[int], own: Array) -> Array:
-    """[words] of each host of the move to [words of all of them], in their order; others hold anything."""
+    """From [words] on each host of the move to [words of all of them], in order; undefined on other hosts."""
     if move.hosts == tuple(hosts):
         return lax.all_gather(own, AXIS, tiled=True)
     ranks = len(move.hosts)
@@ -254,20 +262,21 @@ def _gathered(move: HostTransfer, hosts: Sequence[int], own: Array) -> Array:
 
 
 def _spread(move: HostTransfer, hosts: Sequence[int], held: Array) -> Array:
-    """What the root of a broadcast holds, at all hosts of the move; others keep what they hold."""
+    """The value of a broadcast's root, on all hosts of the move; the other hosts keep theirs."""
     program = chain(len(move.hosts), move.root, held.nbytes)
     return programs.run(program, held, _team(move, hosts))
 
 
 def chain(ranks: int, root: int, nbytes: int) -> ChunkProgram:
-    """A broadcast down the line of hosts, in slices where there is more than one hop."""
+    """A broadcast down the line of hosts, in slices if there is more than one hop."""
     hops = ranks - 1
     chunk = None if hops < 2 else max(MESSAGE, -(-nbytes // (FILLED * (hops - 1))))
     return program_named("chain", "broadcast", ranks, root, nbytes, chunk)
 
 
 def _team(move: HostTransfer, hosts: Sequence[int]) -> programs.RankGroups:
-    """The hosts of a move among all. The others take the root's place: to a root nothing is ever written."""
+    """The hosts of a move, as groups over all hosts. A host outside the move takes the place of the root,
+    which receives nothing."""
     places = [move.hosts.index(host) if host in move.hosts else move.root for host in hosts]
     members = [[hosts.index(host) for host in move.hosts]]
     return programs.RankGroups((AXIS,), np.array(places, np.int64), np.array(members, np.int64))

@@ -301,8 +301,8 @@ class MpiCarrier:
         self._fail(code, message, f"host {host} says so")
 
     def _raise_dead(self, team: Team, error: Exception) -> NoReturn:
-        """After an error of the engine, raise an error that names the dead processes, or else the engine's
-        message. Revokes the communicator, which informs the others."""
+        """After an error of the engine, raise an error that names the dead processes, or otherwise
+        reports the engine's message. Revokes the communicator, which informs the others."""
         if dead := team.dead():
             self._died(team, dead)
         team.revoke()
