@@ -1,9 +1,10 @@
-"""A process that fails ends the whole job if others would wait for it for ever.
+"""Ends the whole job if a process fails and the others would wait for it forever.
 
-Under MPI a rank waits at its exit for the others, and they in their next collective; processes of JAX do
-alike. `python -m mpi4py` ends them all; so does this at the exit, after an uncaught exception. By default
-nothing of the process is replaced. With `install` the job also ends after `sys.exit` with a code, errors that
-all processes raise are printed once, and aborts of JAX wait for a verdict.
+Under MPI a failing rank waits at exit for the other ranks, and they wait for it in their next collective.
+Processes under `jax.distributed` hang in the same way. `python -m mpi4py` ends the job in this case. This
+module does the same at exit, after an uncaught exception, and replaces nothing of the process by default.
+After `install_hooks` the job also ends after `sys.exit` with a code, errors that all processes raise are
+printed once, and aborts by JAX are delayed until there is a verdict.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from commplan.sidecar import leave
 from commplan.tracebacks import from_users_code
 from commplan.wait import Wait, until
 
-_REPEATS = "commplan_repeats"  # an attribute of errors that another process prints: the line for this one
-_COMMON = "commplan_common"  # an attribute of errors that every process has found by itself
+_REPEATS = "commplan_repeats"  # an attribute of errors that another process prints in full: the line to print
+_COMMON = "commplan_common"  # an attribute of errors that every process detects
 _COMPARED = ("CP0845", "CP0854", "CP0856", "CP0861")  # raised by a comparison, on all processes
-_FIRST_S = 1.0  # for the process that prints the whole message, before another one ends the job
-READ_S = 1.0  # that what was said may lie unread when a rank aborts
+_FIRST_S = 1.0  # for another process to print the whole message, before this one ends the job
+READ_S = 1.0  # for the launcher to read the output of a rank that aborts
 
-_hooks: list[Any] = []  # what `sys.excepthook` was
+_hooks: list[Any] = []  # the previous `sys.excepthook`
 _ends: list[Callable[[BaseException, int], None]] = []
 _exempt: list[bool] = []
 os.register_at_fork(after_in_child=_ends.clear)
@@ -50,11 +51,14 @@ os.register_at_fork(after_in_child=_ends.clear)
 
 @contextlib.contextmanager
 def alike(who: str, number: int, first: int) -> Generator[None]:
-    """With hooks, of an error that all processes raise here only process `first` prints more than a line.
+    """Let only process `first` print the whole message of an error that all processes raise in this block.
+
+    The other processes print one line. Has no effect without hooks.
 
     Args:
-      who: what processes are called.
-      number: of this process.
+        who: the noun for a process in messages, such as `rank`.
+        number: the number of this process.
+        first: the number of the process that prints the whole message.
     """
     try:
         yield
@@ -66,14 +70,16 @@ def alike(who: str, number: int, first: int) -> Generator[None]:
 
 
 def common(error: Exception) -> None:
-    """All processes raise this error of their own."""
+    """Mark `error` as one that every process raises."""
     setattr(error, _COMMON, True)
 
 
 def on_failure(end: Callable[[BaseException, int], None]) -> None:
-    """From now on `end` is called at the exit with the uncaught exception that ends this process, and 1; with
-    hooks also with the exception of `sys.exit`, and its code. Exit handlers that are registered later run
-    before."""
+    """Call `end` at exit with the uncaught exception of this process and status 1.
+
+    With hooks, `end` is also called with the exception of `sys.exit` and its code. Exit handlers that are
+    registered later run earlier.
+    """
     if end not in _ends:
         _ends.append(end)
     atexit.unregister(_exiting_with)
@@ -93,7 +99,7 @@ def install_hooks() -> None:
     - `sys.exit`: a code other than 0 ends the job of this process.
     - `sys.excepthook`: an error that all processes raise is printed whole by the first one alone, and an
       error of the MPI engine that is due to Ctrl-C becomes `KeyboardInterrupt`.
-    - The handler of SIGABRT: an abort by JAX or Gloo waits six seconds, in which the watchdog finds out why.
+    - The handler of SIGABRT: an abort by JAX or Gloo waits six seconds for the watchdog to find the cause.
     - The wake-up descriptor of signals: Ctrl-C ends a process whose main thread waits for a device.
     - The handler of `SIGRTMIN + 11`, by `faulthandler`: other processes can show the Python stack of this one
       while it holds the interpreter's lock.
@@ -110,11 +116,11 @@ def install_hooks() -> None:
 
 
 def watch(schedule: ir.Schedule, ranks: int, *, serves: bool) -> None:
-    """From now on; the MPI job ends if this rank is awaited: in collectives of the schedule, by those who
-    share what it loads, or as its server.
+    """End the MPI job if this rank fails and other ranks would wait for it.
 
-    What a worker alone asks of servers keeps nobody waiting: at its exit they learn that it has left. Nor
-    does a load that goes on without those who left (`on_failure = continue`).
+    Ranks wait for each other in the collectives and shared loads of the schedule, and workers wait for
+    servers. Two cases end no job: servers do not wait for a worker, which notifies them at exit, and a
+    shared load with `on_failure = continue` goes on without the ranks that left.
     """
     if _exempt or ranks == 1:
         return
@@ -123,7 +129,7 @@ def watch(schedule: ir.Schedule, ranks: int, *, serves: bool) -> None:
 
 
 def exempt() -> None:
-    """This process tells the others itself how it ends, whatever happens, as the command does."""
+    """Disable `watch`: this process always reports its end to the others, as the command does."""
     _exempt.append(True)
 
 
@@ -135,7 +141,7 @@ def _awaits(phase: ir.Phase) -> bool:
 
 
 def told(error: BaseException) -> None:
-    """Whoever waits for this rank has been told of `error`, and can say so itself."""
+    """Mark `error` as reported: the ranks that wait for this one have received it, and print it."""
     setattr(error, IS_REPORTED, True)
 
 
@@ -154,8 +160,11 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 
 class _Exit(SystemExit):
-    """What `sys.exit` raises: `SystemExit` goes past `sys.excepthook`, but when nobody has caught one, Python
-    itself reads its code, the only reader that no function has called."""
+    """The exception of `sys.exit`, which detects that it ends the process.
+
+    `SystemExit` does not reach `sys.excepthook`. If it is not caught, the interpreter reads the attribute
+    `code`. Only this read has no calling frame.
+    """
 
     @property
     def code(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -173,7 +182,7 @@ class _Exit(SystemExit):
 def _exit(status: Any = None, /) -> NoReturn:
     if threading.current_thread() is threading.main_thread():
         raise _Exit(status)
-    raise SystemExit(status)  # ends this thread alone, which `threading` passes over for no other class
+    raise SystemExit(status)  # ends only this thread; `threading` ignores exactly this class
 
 
 def _exiting(error: SystemExit, code: object) -> None:
@@ -200,8 +209,8 @@ def _abort(error: BaseException, status: int) -> None:
 
 
 def end_job(status: int) -> None:
-    """End the MPI job once the launcher has read what this process printed."""
-    from mpi4py import MPI  # noqa: PLC0415  only where it is used
+    """End the MPI job after the launcher has read the output of this process."""
+    from mpi4py import MPI  # noqa: PLC0415  only under MPI
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
         leave(aborts=True)
@@ -211,7 +220,7 @@ def end_job(status: int) -> None:
 
 
 def _is_read(seconds: float) -> bool:
-    """Whether the launcher has read what this process said, which is lost where it ends first."""
+    """Whether the launcher has read the output of this process. Unread output is lost at the abort."""
     if not any(map(unread, (1, 2))):
         return True
     time.sleep(min(seconds, 0.005))
@@ -223,7 +232,7 @@ def _unread_too_long(waited: float) -> NoReturn:
 
 
 def unread(descriptor: int) -> int:
-    """Bytes that lie in the pipe `descriptor`; 0 where it is none."""
+    """The number of unread bytes in the pipe `descriptor`; 0 if it is no pipe."""
     try:
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
@@ -233,9 +242,10 @@ def unread(descriptor: int) -> int:
 
 
 def _hold_aborts() -> None:
-    """Make `abort` call `sleep(SIGABRT)` first: six seconds in which a watchdog finds out why.
+    """Delay `abort` by six seconds, so that the watchdog can find the cause.
 
-    Python's own handler would return at once, and code in Python might wait for a lock that the thread holds.
+    The handler is the C function `sleep`, which receives the number of SIGABRT, 6. A handler of Python would
+    return at once, and Python code might wait for a lock that the aborting thread holds.
     """
     library = ctypes.CDLL(None)
     library.signal.restype, library.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
@@ -245,9 +255,9 @@ def _hold_aborts() -> None:
 
 
 def aborted() -> bool:
-    """Whether a thread of this process sleeps in the handler of SIGABRT: that signal alone is blocked there.
+    """Whether a thread of this process sleeps in the handler of SIGABRT.
 
-    All signals are blocked if a thread is being made.
+    In the handler only this signal is blocked. All signals are blocked while a thread is created.
     """
     if not _hooks:
         return False

@@ -1,7 +1,7 @@
-"""The steps of a process that shares its mesh with no other: recorded, where records are to be kept.
+"""Records the steps of a process that shares its mesh with no other process, if records are kept.
 
-Nobody waits for such a process, and XLA says itself where its devices wait for one another. So without
-`COMMPLAN_KEEP_RECORDS` nothing is counted, and a call is JAX's own.
+No other process waits for it, and XLA reports devices that wait for each other. Without
+`COMMPLAN_KEEP_RECORDS` no calls are counted, and a step is called directly.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from commplan.lowering.mpi.job.watchdog import job, main_stack
 from commplan.recorder.file import is_kept, start_recording
 from commplan.runtime.observe.calls import Calls
 
-_TICK_S = 0.004  # by which the recorded end of a step may be late
+_TICK_S = 0.004  # maximum delay of the recorded end of a step
 _watched: list[tuple[Calls, float | None]] = []
 os.register_at_fork(after_in_child=_watched.clear)
 
 
 def start(plan: str, bound_s: float | None) -> Calls | None:
-    """The calls of this process, recorded from now on; None where no record is to be kept.
+    """Record the calls of this process; returns None if no record is kept.
 
-    bound_s: a step that takes longer, and longer than five median ones, is named on standard error, once.
+    Args:
+        plan: the name of the plan, for the record.
+        bound_s: a step that takes longer than this, and than five median steps, is reported once on standard
+            error. None: no step is reported.
     """
     recording = start_recording(job(), plan, 0, 1) if is_kept() else None
     if recording is None:
@@ -47,7 +50,14 @@ def _run() -> None:
 
 
 def look(place: int, calls: Calls, bound_s: float | None, named: dict[int, int]) -> None:
-    """Name a call that has not ended for too long, if it is not the one that was `named` at this place."""
+    """Report a call that has not ended for too long, once.
+
+    Args:
+        place: the index of `calls` among the watched ones.
+        calls: the calls of one mesh.
+        bound_s: see `start`.
+        named: by index, the number of the call that was reported last.
+    """
     if bound_s is None or not calls.waits or named.get(place) == calls.waits:
         return
     idle = time.monotonic() - calls.moved
@@ -63,7 +73,7 @@ def _observe() -> None:
 
 
 def _end() -> None:
-    """What has run nothing has no record."""
+    """Remove records without calls."""
     _observe()
     for calls, _ in _watched:
         if calls.recording is not None and not calls.number:

@@ -1,7 +1,7 @@
-"""The steps that a process runs together with others: counted, recorded, and whether the last has ended.
+"""Counts and records the steps that a process runs together with others, and detects their ends.
 
-A call of a compiled step returns before its devices are done. What it returned is kept, until the next call
-at most, and asked; a thread soon replaces it by the few smallest of its arrays.
+A call of a compiled step returns before its devices are done. Its result is kept until the next call, to
+query whether it is ready. A thread soon replaces the result by a few of its smallest arrays.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from commplan.tracebacks import shorten
 
 _KEPT = 4  # arrays of a result: the smallest ones
 _SOURCES = 3  # lines of the program that are named for a step
-_RECENT = 48  # calls that are compared with those of others
-_INTERVALS = 16  # between runs, of which the median is taken
+_RECENT = 48  # calls that are compared with those of other processes
+_INTERVALS = 16  # intervals between runs, for their median
 _HEAD = struct.Struct("<q")
-# Events are written two by two: the end of a call and the begin of the next one, or an event and none.
+# Events are written in pairs: the end of a call and the begin of the next one, or an event and an empty one.
 _PAIR, _PAIRS = struct.Struct("<12q"), CAPACITY // 2
 _NOTHING = (0, 0, 0, 0)  # kind, name, number, runs
 
@@ -52,11 +52,18 @@ def key_of(processes: Sequence[int]) -> str:
 
 
 class ResultArrays(list[Any]):
-    """Arrays that stand for the result of a call."""
+    """A few arrays of the result of a call, kept instead of the whole result."""
 
 
 class Call(NamedTuple):
-    """nanoseconds: since boot, when it began. name: its index. number: among all calls. runs: of its name."""
+    """The begin of a call.
+
+    Attributes:
+        nanoseconds: When it began, since boot.
+        name: The index of its name.
+        number: Its number among all calls.
+        runs: The number of calls with this name so far.
+    """
 
     nanoseconds: int
     name: int
@@ -67,9 +74,13 @@ class Call(NamedTuple):
 class Calls:
     """The calls that all of `processes` make in the same order.
 
-    key: the processes, as text. names: of steps. places: by name, where in the plan its collectives are.
-    moved: on `time.monotonic`, when something last began or ended. waits: the number of the call that has not
-    ended; 0 where all have. joint: those that issue collectives.
+    Attributes:
+        key: The processes, as text.
+        names: The names of steps.
+        places: For each name, the lines of its collectives in the plan.
+        moved: When a call last began or ended, on `time.monotonic`.
+        waits: The number of the call that has not ended; 0 if all have.
+        joint: The calls that issue collectives.
     """
 
     def __init__(self, processes: Sequence[int], recording: Recording | None) -> None:
@@ -86,9 +97,9 @@ class Calls:
         self._seen = (0, False, True)
 
     def counted(self, function: Callable[..., Any], name: str) -> tuple[Callable[..., Any], int]:
-        """`function`, a compiled step, with its calls counted, and the index of its name.
+        """Wrap `function`, a compiled step, to count its calls. Also returns the index of its name.
 
-        A call within a trace is part of another step. The cost is about a microsecond.
+        A call within a trace belongs to another step. The overhead is about a microsecond.
         """
         index = min(len(self.names), MOST_NAMES - 1)
         self.names[index:], self.places[index:] = [name], [""]
@@ -123,8 +134,14 @@ class Calls:
         return call, index
 
     def locate(self, index: int, lines: Sequence[int], file: str, sources: Sequence[str] = ()) -> None:
-        """Say that the collectives of the step `index` are those of these lines of a plan, or of `sources`,
-        such as `train.py:41`."""
+        """Set the positions of the collectives of step `index`.
+
+        Args:
+            index: the index of the step's name.
+            lines: lines of the plan.
+            file: the name of the plan.
+            sources: lines of the program, such as `train.py:41`.
+        """
         if sources:
             more = f" and {len(sources) - _SOURCES} more" if len(sources) > _SOURCES else ""
             self.places[index] = f"{', '.join(sources[:_SOURCES])}{more}, in "
@@ -136,11 +153,11 @@ class Calls:
             put_name(self.memory, index, self.where(index))
 
     def where(self, index: int) -> str:
-        """The plan's lines, and the name of the step."""
+        """The lines of the plan and the name of the step."""
         return f"{self.places[index]}`{self.names[index]}`"
 
     def current(self) -> str:
-        """Where the last call is."""
+        """The step of the last call, with its lines."""
         return "".join(self.where(call.name) for call in self.latest(1))
 
     def began(self) -> float:
@@ -148,17 +165,17 @@ class Calls:
         return self.latest(1)[0].nanoseconds * 1e-9
 
     def finished(self) -> tuple[str, int]:
-        """Where the last call is that has ended, and how often its step has run; empty without one."""
+        """The step of the last call that has ended, and how often it has run; empty without such a call."""
         ended = [call for call in self.latest(2) if call.number != self.waits]
         return (self.where(ended[-1].name), ended[-1].runs) if ended else ("", 0)
 
     def recent(self) -> tuple[int, tuple[str, ...]]:
-        """The number of one of the last calls, and the names of the steps from there on."""
+        """The number of the oldest recent call, and the names of the recent steps, in order."""
         calls = self.latest()
         return (calls[0].number, tuple(f"`{self.names[call.name]}`" for call in calls)) if calls else (1, ())
 
     def observe(self) -> None:
-        """Notice what has ended. Called again and again, by one thread alone."""
+        """Update the state of the last call. Only one thread may call this, repeatedly."""
         number, inside, result = self.number, self._inside, self._result
         if result is not None and not isinstance(result, ResultArrays):
             kept = _smallest(result)
@@ -225,7 +242,7 @@ def _smallest(result: Any) -> ResultArrays:
 
 
 def _ready(arrays: ResultArrays) -> bool:
-    """Whether the devices are done with these; what was given away for another call is not asked."""
+    """Whether the devices have computed these arrays. Donated arrays are skipped."""
     for array in arrays:
         try:
             if not array.is_deleted():

@@ -1,5 +1,8 @@
-"""Ctrl-C while the main thread is in C: Python handles a signal only once that thread is back, and JAX's
-waits for devices do not come back before the step ends, which others may hold for ever."""
+"""Handles Ctrl-C while the main thread executes C code.
+
+Python handles a signal only when the main thread returns to the interpreter. JAX's waits for devices do not
+return before the step ends, and other processes may delay that forever.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from typing import NamedTuple, NoReturn
 
 from commplan.sidecar import leave
 
-STATUS = 130  # of a process that Ctrl-C ended, as shells have it
+STATUS = 130  # of a process that Ctrl-C ended, by the convention of shells
 
 
 class Place(NamedTuple):
-    """Where the main thread is: its innermost frame of Python, and the instruction there."""
+    """The position of the main thread: its innermost Python frame, and the instruction there."""
 
     frame: int
     instruction: int
@@ -31,7 +34,7 @@ def main_place() -> Place:
 
 
 def is_interruptible() -> bool:
-    """Whether Ctrl-C raises KeyboardInterrupt in the main thread: the program has no handler of its own."""
+    """Whether Ctrl-C raises KeyboardInterrupt in the main thread: the program has not installed a handler."""
     return signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -39,35 +42,36 @@ _installed: list[Interruption] = []
 
 
 def install() -> None:
-    """From now on Ctrl-C is noticed while the main thread is in C."""
+    """Start to detect Ctrl-C while the main thread is in C."""
     if not _installed:
         _installed.append(Interruption())
 
 
 def lasts() -> float:
-    """Seconds since Ctrl-C, while the main thread has not moved; 0 without one, and if not installed. Called
-    again and again."""
+    """See `Interruption.lasts`; 0 if not installed."""
     return _installed[0].lasts() if _installed else 0.0
 
 
 class Interruption:
-    """Notices signals as they come, through the descriptor to which Python's own handler writes their numbers
-    from any thread, unless the program uses that itself or this is made outside of the main thread."""
+    """Detects signals through the wake-up descriptor, to which Python's C handler writes their numbers.
+
+    Detects nothing if the program uses the wake-up descriptor, or if created outside of the main thread.
+    """
 
     def __init__(self) -> None:
         self._line, self._writer = socket.socketpair()
         for line in (self._line, self._writer):
             line.setblocking(False)
         self._since, self._place = 0.0, main_place()
-        with contextlib.suppress(ValueError):  # another thread than the main one may not
+        with contextlib.suppress(ValueError):  # only the main thread may set it
             other = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
             if other >= 0:
                 signal.set_wakeup_fd(other)
-            else:  # the signals of a child are its own
+            else:  # a child must not report its signals here
                 os.register_at_fork(after_in_child=_let_go)
 
     def lasts(self) -> float:
-        """Seconds since Ctrl-C, while the main thread has not moved; 0 without one. Asked again and again."""
+        """Seconds since Ctrl-C, if the main thread has not moved since; else 0. Must be polled."""
         place = main_place()
         with contextlib.suppress(BlockingIOError):
             numbers = self._line.recv(4096)
@@ -84,7 +88,7 @@ def _let_go() -> None:
 
 
 def end_process(status: int) -> NoReturn:
-    """End this process at once with `status`, without exit handlers; its output is written before."""
+    """Flush the output, and end this process at once with `status`, without exit handlers."""
     leave()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

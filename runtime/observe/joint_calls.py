@@ -1,8 +1,7 @@
-"""The calls of steps with collectives that several processes make together, and whether one of them is still
-compared while another process runs it.
+"""Counts the calls of steps with collectives, and detects a step that one process compares and another runs.
 
-A step that is called for a new shape is compared by all processes before it runs. If one process calls it for
-another shape than the others, it waits for a comparison, and they wait for it in a collective.
+All processes compare a step before it runs for a new shape. If only one process calls it for a new shape, it
+waits for the others in the comparison, and they wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -19,15 +18,19 @@ from commplan.lowering.jax import _compat
 from commplan.recorder.stacks import user_line
 from commplan.tracebacks import shorten
 
-SETTLE_S = 1.0  # that a comparison waits before others are asked, and between two questions
+SETTLE_S = 1.0  # before the others are queried about a comparison, and between two queries
 
 
 class JointReport(msgspec.Struct, frozen=True, array_like=True):
-    """How far a process is.
+    """The progress of a process in its joint calls.
 
-    number: of its joint calls, the last that it has begun. name: of the step. is_ahead: that call is still
-    traced, compiled or compared. waits: it has not ended. place: the line of the program that makes it.
-    compares: it waits for others to compare it.
+    Attributes:
+        number: The number of the last joint call that it has begun.
+        name: The name of the step.
+        is_ahead: Whether this call is still traced, compiled or compared.
+        waits: Whether the call has not ended.
+        place: The line of the program that makes it.
+        compares: Whether it waits for other processes to compare it.
     """
 
     number: int
@@ -39,7 +42,7 @@ class JointReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Comparison(Protocol):
-    """What compares a step: see `preflight.Preflight`."""
+    """Compares a step between processes, see `preflight.Preflight`."""
 
     communicates: bool
     timeout_s: float
@@ -48,7 +51,7 @@ class Comparison(Protocol):
 
 
 class JointCalls:
-    """Of one process, for all steps that the same processes call together."""
+    """The joint calls of this process, for all steps that the same processes call together."""
 
     def __init__(self) -> None:
         self.number, self.name = 0, ""
@@ -56,10 +59,10 @@ class JointCalls:
         self.comparison: Comparison | None = None
         self._next = 0  # the number of the call that is compared, whether it is counted yet or not
         self._waits_since: float | None = None
-        self._suspected: dict[int, int] = {}  # by process, the call of this one
+        self._suspected: dict[int, int] = {}  # by process, the call that it may run already
 
     def counted(self, function: Any, comparison: Comparison) -> Any:
-        """`function`, a jitted step; its calls are counted once `comparison` has found collectives in it."""
+        """Wrap a jitted step so that its calls are counted once `comparison` has found collectives in it."""
         name, untraced = function.__name__, _compat.untraced
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -86,7 +89,7 @@ class JointCalls:
 
     @contextlib.contextmanager
     def ahead(self, comparison: Comparison) -> Generator[None]:
-        """Before a call runs. If that fails, the call does not count."""
+        """Mark the preparation of a call, before it runs. If this fails, the call does not count."""
         before = self.number - self.is_inside
         self.comparison, self._next = comparison, before + 1
         try:
@@ -99,7 +102,7 @@ class JointCalls:
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:
-        """While this process waits for others to compare."""
+        """Mark this process as waiting for others to compare, while the block runs."""
         self._waits_since = time.monotonic()
         try:
             yield
@@ -117,27 +120,28 @@ class JointCalls:
         return JointReport(self.number, self.name, self.comparison is not None, waits, user_line(), compares)
 
     def misses(self, number: int) -> bool:
-        """Whether a comparison has waited for a process that has ended after `number` joint calls."""
+        """Whether a comparison waits for a process that ended after `number` joint calls."""
         return self.comparison is not None and self.waited() > SETTLE_S and number < self._next
 
     def awaited(self, who: str, reports: Mapping[int, JointReport]) -> list[str]:
-        """The processes that do not compare yet, each with its line; none without a comparison here."""
+        """The processes that do not compare yet, each with its line; empty if this process compares none."""
         if self.comparison is None:
             return []
         late = {n: report for n, report in sorted(reports.items()) if not report.compares}
         return [f"{who} {n} is at {report.place or 'an unknown line'}" for n, report in late.items()]
 
     def limit(self) -> str:
-        """When the wait of a comparison ends, for a message."""
+        """The time limit of a comparison, for a message."""
         bound = f", here {self.comparison.timeout_s:.0f} s" if self.comparison is not None else ""
         return f"run.jit(step, timeout=SECONDS) bounds the wait{bound}"
 
     def disagreement(self, reports: Mapping[int, JointReport]) -> Diagnostic | None:
-        """The error if another process runs the call that this one compares. Two reports must say so, one
-        after the other: the first may have been made just before that process began to compare.
+        """The error if another process runs the call that this one compares; else None.
+
+        Two consecutive reports must agree: the first may precede the comparison of that process.
 
         Args:
-          reports: by process, new ones.
+            reports: the new reports, by process.
         """
         comparison, number = self.comparison, self._next
         if comparison is None or self.waited() < SETTLE_S:
@@ -150,4 +154,4 @@ class JointCalls:
         return None
 
     def look(self, waited: float) -> None:
-        """Called now and then while a comparison waits. Raises CP0854 if another process runs the step."""
+        """Called repeatedly while a comparison waits. Raises CP0854 if another process runs the step."""

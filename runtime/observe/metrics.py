@@ -1,5 +1,7 @@
-"""What the input costs, for Prometheus, whose own library writes the format: as a file, which the text file
-collector of node_exporter picks up where it lies, or at an address that is scraped."""
+"""Exports the costs of the input to Prometheus, in the format that the library `prometheus_client` writes.
+
+The metrics are written to a file for the text file collector of node_exporter, or served at an address.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ from commplan.diagnostics import fail
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.wait import Wait, check_seconds, until
 
-PERIOD_S, STUCK_S = 10.0, 10.0  # between two writes; after which one has hung
+PERIOD_S, STUCK_S = 10.0, 10.0  # between two writes; until a write counts as hung
 LOOPBACK = "127.0.0.1"
 
 
 class Measured(Protocol):
-    """Batches that know what they cost."""
+    """Batches that report their costs."""
 
     def summary(self) -> Summary: ...
 
@@ -38,9 +40,9 @@ class _Entry:
 
 @dataclass
 class Ledger:
-    """The input work of a run: of the batches that are, and of those that were.
+    """The input work of a run, of current and of past batches.
 
-    Batches are held weakly: what they cost stays when they are gone.
+    References to batches are weak; their costs are kept when they are freed.
     """
 
     _entries: dict[int, _Entry] = field(default_factory=dict[int, _Entry])  # by the meter's identity
@@ -48,13 +50,13 @@ class Ledger:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, batches: Measured, meters: Iterable[Meter]) -> None:
-        """Count `batches`, whose work `meters` add up; members by clocks of their own share some of them."""
+        """Count `batches`, whose work `meters` add up. Members with separate clocks share some meters."""
         with self._lock:
             for meter in meters:
                 self._entries.setdefault(id(meter), _Entry(meter, [])).users.append(weakref.ref(batches))
 
     def summaries(self) -> list[Summary]:
-        """One summary for each phase that had batches, in the order in which they were first asked for."""
+        """One summary for each phase that had batches, in the order of their first batches."""
         with self._lock:
             ended: list[Summary] = []
             summaries = dict(self._past)
@@ -77,12 +79,16 @@ def _count(summaries: dict[str, Summary], summary: Summary) -> None:
 
 
 class Metrics:
-    """What the input of a run costs, in a file that is written again every `period_s` seconds and once more
-    by `close`, at an address that is scraped, or both.
+    """The costs of a run's input, in a file, at an address for scraping, or both. Made by `run.metrics`.
 
-    Made by `run.metrics`. path: where this process writes, or None; each file is complete at any time: it is
-    written beside its place and then moved there. address: `host:port` where this process answers, or "".
-    What fails in the background (a full disk) is tried again a period later, and said once, a RuntimeWarning.
+    The file is written every `period_s` seconds, and by `close`. It is always complete: each version is
+    written to a temporary file, which is then renamed. A failure in the background (a full disk) is reported
+    once, as a RuntimeWarning; the next write is a period later.
+
+    Attributes:
+        path: The file that this process writes, or None.
+        period_s: Seconds between two writes.
+        address: `host:port` at which this process answers, or "".
     """
 
     def __init__(
@@ -139,7 +145,7 @@ class Metrics:
     def _warn(self, message: str) -> None:
         if not self._warned and not self._end.is_set():
             self._warned = True
-            with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+            with contextlib.suppress(RuntimeWarning):  # if warnings are errors
                 warnings.warn(f"metrics are not kept up to date: {message}", RuntimeWarning, 2)
 
     def _stuck(self, waited: float) -> NoReturn:
@@ -150,26 +156,29 @@ def kept(
     summaries: Callable[[], Sequence[Summary]], process: tuple[int, int], path: str | os.PathLike[str] | None,
     period_s: float, address: str | None,
 ) -> Metrics:  # fmt: skip
-    """Metrics as `run.metrics` is asked for them. process: its number, and how many there are."""
+    """Create the metrics of `run.metrics`. process: the number of this process, and of all processes."""
     period, file = checked_period(period_s), None if path is None else place(path, *process)
     return Metrics(file, summaries, period, None if address is None else listening(address, process[0]))
 
 
 def close_quietly(metrics: Metrics) -> None:
-    """What a finaliser calls: a last write as far as it goes."""
+    """Close `metrics` in a finaliser; errors are ignored."""
     with contextlib.suppress(Exception):
         metrics.close()
 
 
 def checked_period(period_s: float) -> float:
-    """Raises CP0961 for a period that is no positive number of seconds."""
+    """`period_s` as a float. Raises CP0961 if it is no positive number of seconds."""
     check_seconds("CP0961", "period_s", period_s)
     return float(period_s)
 
 
 def listening(address: str, rank: int) -> tuple[str, int]:
-    """Where process `rank` answers: `9464`, on the loopback interface, or `host:9464`; each rank at a port of
-    its own, its number further, but for port 0, any that is free. Raises CP0963 for what is no address."""
+    """The host and the port at which process `rank` answers.
+
+    `address` is `9464`, for the loopback interface, or `host:9464`. The number of the rank is added to the
+    port. Port 0 is any free port, for all ranks. Raises CP0963 if `address` is invalid.
+    """
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
         fail("CP0963", f"{address!r} is no address to listen at", "expected PORT, or HOST:PORT, up to 65535")
@@ -177,8 +186,11 @@ def listening(address: str, rank: int) -> tuple[str, int]:
 
 
 def place(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
-    """Where process `rank` of `ranks` writes: `{rank}` in the path is its number; where there are several
-    and the path does not say, `costs.prom` becomes `costs.rank3.prom`."""
+    """The file of process `rank` of `ranks`.
+
+    `{rank}` in the path is replaced by its number. If there are several ranks and `{rank}` is missing,
+    `costs.prom` becomes `costs.rank3.prom`.
+    """
     wanted = os.fspath(path)
     if "{rank}" in wanted:
         return Path(wanted.replace("{rank}", str(rank)))
@@ -187,7 +199,7 @@ def place(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
 
 
 def write(path: Path, content: str) -> None:
-    """Put a file in its place, whole. Raises CP0960."""
+    """Write a file atomically. Raises CP0960."""
     try:
         io.write(path, content.encode())
     except (OSError, ValueError) as error:
@@ -199,7 +211,7 @@ def write(path: Path, content: str) -> None:
 
 
 def text(summaries: Iterable[Summary]) -> str:
-    """The file's contents: one family of samples after another, all phases and ranks in each."""
+    """The contents of the file: one family of samples after another, each with all phases and ranks."""
     known = list(summaries)
     return _client().generate_latest(_registry(lambda: known)).decode()
 
@@ -214,7 +226,7 @@ def _served(host: str, port: int, summaries: Callable[[], Sequence[Summary]]) ->
 
 
 def _client() -> Any:
-    """The module of Prometheus. Raises CP0962 where it is not installed."""
+    """The module of Prometheus. Raises CP0962 if it is not installed."""
     try:
         import prometheus_client.core  # noqa: PLC0415  # pyright: ignore[reportUnusedImport]  an extra
     except ImportError:
@@ -223,7 +235,7 @@ def _client() -> Any:
 
 
 def _registry(summaries: Callable[[], Sequence[Summary]]) -> Any:
-    """A registry that asks `summaries` whenever it is read."""
+    """A registry that calls `summaries` whenever it is read."""
     registry = _client().CollectorRegistry()
     registry.register(_Collector(summaries))
     return registry
@@ -243,7 +255,7 @@ class _Collector(NamedTuple):
 
 
 def _samples(summary: Summary) -> Iterator[tuple[str, str, dict[str, str], float]]:
-    """Name and help of a family, labels and value, of all that `summary` says."""
+    """The samples of `summary`: name and help of the family, labels, and value."""
     own = {"plan": summary.plan, "phase": summary.phase, "rank": str(summary.rank)}
     slow = [] if summary.slow is None else [(own | {"member": str(summary.slow.member)}, summary.slow)]
     lines = [(own | {"line": str(each.span.line), "stage": each.what}, each) for each in summary.lines]
@@ -254,7 +266,7 @@ def _samples(summary: Summary) -> Iterator[tuple[str, str, dict[str, str], float
             yield name, help_, labels | mode, attrgetter(attribute)(each)
 
 
-# Of each family what it is of, the attribute there, and its help.
+# Each family: its name, the kind of object that it samples, the attribute of the object, and the help.
 _FAMILIES = (
     ("cpu_seconds_total", "line", "user_s", "CPU time of a plan line's input work."),
     ("cpu_seconds_total", "line", "system_s", "CPU time of a plan line's input work."),

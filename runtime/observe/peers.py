@@ -1,4 +1,4 @@
-"""Datagrams between the processes of a job, from each to each: what a watchdog asks and answers."""
+"""Datagrams between the processes of a job: the queries and answers of watchdogs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ DOWN = ("dead", "stopped", "stuck in the kernel")  # states in which a process c
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """How a process is asked.
+    """A process and the address of its watchdog.
 
-    token: begins what is sent to it. space: see `recorder.file.machine`. bound_s, busy_s: see `Program.bind`.
+    Attributes:
+        token: The prefix of the datagrams that it accepts.
+        space: See `recorder.file.machine`.
+        bound_s, busy_s: See `Program.bind`.
     """
 
     process: int
@@ -42,11 +45,11 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def waits_for_core(self) -> bool:
-        """See `recorder.processes`; of a process of another machine that is not known."""
+        """See `recorder.processes`; False for a process of another machine."""
         return self.space == machine() and waits_for_core(self.pid)
 
     def silence(self, state: str) -> str:
-        """What is said of it in this state where it does not answer."""
+        """The condition of a process that does not answer, for a message."""
         if state == "alive" and self.waits_for_core:
             return "does not answer: its process lives, and gets no core: the machine is too busy"
         return silence(state, self.host)
@@ -57,9 +60,15 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """kind: `hello`, `ask`, `answer`, `verdict` or `left`. serial: of what is asked, and of its answer.
-    code: of a verdict. state: of the sender. joint: how far its calls with collectives are, by processes that
-    call alike."""
+    """A message between watchdogs.
+
+    Attributes:
+        kind: `hello`, `ask`, `answer`, `verdict` or `left`.
+        serial: The number of a query, and of its answers.
+        state: The state of the sender.
+        code: The code of a verdict.
+        joint: The progress of the sender's joint calls, by the key of the processes that make them.
+    """
 
     process: int
     kind: str
@@ -71,9 +80,13 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Endpoint:
-    """Where process `own` is asked: at the address with which it reaches `coordinator`, HOST:PORT.
+    """The socket of process `own`, at the address from which it reaches `coordinator`, HOST:PORT.
 
-    others: the processes that it asks, by number. Raises OSError or ValueError where there is none.
+    Attributes:
+        others: The other processes, by number.
+
+    Raises:
+        OSError, ValueError: If there is no such address.
     """
 
     def __init__(self, own: int, coordinator: str) -> None:
@@ -89,20 +102,20 @@ class Endpoint:
         self._socket.bind((own_address, 0))
 
     def peer(self, bound_s: float | None, busy_s: float) -> Peer:
-        """What others need to ask this process."""
+        """This process, for other processes that query it."""
         address, port = self._socket.getsockname()[:2]
         host = socket.gethostname()
         return Peer(self.own, address, port, self.token, os.getpid(), host, machine(), bound_s, busy_s)
 
     def send(self, message: Message, processes: Sequence[int]) -> None:
-        """What does not arrive is sent again, or missed."""
+        """Send a message to `processes`. It may be lost."""
         data = msgspec.json.encode(message)
         for peer in map(self.others.__getitem__, processes):
             with contextlib.suppress(OSError):
                 self._socket.sendto(peer.token.encode() + data, (peer.address, peer.port))
 
     def receive(self, take: Callable[[Message], None], seconds: float) -> None:
-        """Give `take` all that has come from others; waits this long where that is nothing."""
+        """Pass all messages that have arrived to `take`. Waits up to `seconds` for the first one."""
         self._socket.settimeout(seconds)
         with contextlib.suppress(OSError):
             while True:

@@ -1,7 +1,7 @@
-"""Values that several processes hold alike, compared by checksums before a step first runs.
+"""Compares values that must be equal on several processes, by checksums, before a step first runs.
 
-A checksum covers the bits of a leaf and their order; all NaN count as one. On CPUs it reads the memory of the
-array; elsewhere large leaves are summed on the device that holds them.
+A checksum covers the bits of a leaf and their order; all NaN count as equal. On CPUs it reads the memory of
+the array; on other backends large leaves are summed on the device that holds them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from commplan.diagnostics import fail
 from commplan.ir.types import Placement
 from commplan.lowering.jax.pytree import flatten
 
-_ON_DEVICE = 1 << 16  # bytes of a leaf that is summed where it is
+_ON_DEVICE = 1 << 16  # bytes; leaves of this size or larger are summed on the device
 _BLOCK = 1 << 18  # elements that are summed at once on the host
-# By type, the numbers that have its bits, and the bits of infinity, above which those of NaN are.
+# By type: the unsigned type of the same width, and the bits of infinity. Those of NaN are greater.
 _NAN: dict[str, tuple[Any, int]] = {
     "bfloat16": (np.uint16, 0x7F80),
     "float16": (np.uint16, 0x7C00),
@@ -42,7 +42,12 @@ _THREADS = 8
 class Declared(NamedTuple):
     """The parameters of a step under `run.spmd`.
 
-    state: the name of the first one. placements: of the others. states: placements of the plan's states."""
+    Attributes:
+        signature: The signature of the step.
+        state: The name of the first parameter.
+        placements: The placements of the other parameters.
+        states: The placements of the plan's states.
+    """
 
     signature: Signature
     state: str
@@ -51,7 +56,7 @@ class Declared(NamedTuple):
 
 
 class NamedLeaf(NamedTuple):
-    """A leaf of an argument. placement: as declared; None if it is not."""
+    """A leaf of an argument. placement: as declared; None if undeclared."""
 
     name: str
     leaf: Any
@@ -61,7 +66,11 @@ class NamedLeaf(NamedTuple):
 class Copies(NamedTuple):
     """The copies of a leaf, or of a piece of one, that this process holds.
 
-    holders: the processes that hold one. arrays: by device, or "" for an array of the host."""
+    Attributes:
+        name: The name of the leaf, for messages.
+        holders: The processes that hold a copy.
+        arrays: The copies by device, or by "" for an array of the host.
+    """
 
     name: str
     holders: tuple[int, ...]
@@ -69,14 +78,19 @@ class Copies(NamedTuple):
 
 
 class Sums(msgspec.Struct, frozen=True, array_like=True):
-    """By holders, a digest of all checksums. wrong: a leaf that differs between devices of this process."""
+    """The checksums of a process.
+
+    Attributes:
+        sums: By holders, a digest of the checksums of their leaves.
+        wrong: A leaf that differs between devices of this process; empty if there is none.
+    """
 
     sums: dict[str, str] = {}
     wrong: str = ""
 
 
 class ChecksumTable(msgspec.Struct, frozen=True, array_like=True):
-    """Of each piece: name, holders, checksum, and its first elements."""
+    """The name, the holders, the checksum and the first elements of each piece."""
 
     rows: tuple[tuple[str, str, str, str], ...] = ()
 
@@ -86,7 +100,7 @@ def named_leaves(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     declared: Declared | None = getattr(function, "declared", None)
     try:
         arguments = None if declared is None else dict(declared.signature.bind(*args, **kwargs).arguments)
-    except TypeError:  # of a function around it
+    except TypeError:  # the arguments are those of a function around the step
         arguments = None
     if declared is None or arguments is None:
         for path, leaf in jax.tree_util.tree_leaves_with_path((*args, dict(kwargs))):
@@ -113,11 +127,12 @@ def check_copies(
     """Raises CP0861 on all processes if a leaf differs between processes, or between devices of one.
 
     Args:
-      copies: of this process, in the same order on all that hold the same.
-      exchange: returns the values of all processes, by number; all of them call this function.
-      who: what processes are called.
+        copies: the copies of this process. Processes that hold the same leaves list them in the same order.
+        exchange: returns the values of all processes, by number; all of them call this function.
+        who: the noun for a process in messages, such as `rank`.
+        file: the name of the plan.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:  # its threads have no context of the caller's, such as a mesh
+    with ThreadPoolExecutor(_THREADS) as pool:  # threads do not inherit the caller's context, such as a mesh
         sums = list(pool.map(_checksums, copies))
     odd_ones = (pair for pair in zip(copies, sums, strict=True) if len({*pair[1]}) > 1)
     wrong = next((_differing(*pair) for pair in odd_ones), "")
@@ -176,7 +191,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 def _checksum(x: Any) -> str:
-    """Of a leaf on the host or on one device. It depends on the contents alone, not on where they are."""
+    """The checksum of a leaf on the host or on one device. It depends on the contents alone."""
     with jax.disable_jit(False), jax.transfer_guard("allow"):
         x = _plain(x)
         if jax.default_backend() == "cpu" or x.nbytes < _ON_DEVICE:
@@ -186,7 +201,7 @@ def _checksum(x: Any) -> str:
 
 
 def _plain(x: Any) -> Any:
-    """`x` as an array of numbers in a type that JAX has here."""
+    """`x` as an array of numbers, in a type that JAX supports with its present configuration."""
     if not isinstance(x, jax.Array):
         host = np.asarray(x)
         return host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
@@ -194,7 +209,7 @@ def _plain(x: Any) -> Any:
 
 
 def _crc(x: Any) -> int:
-    """CRC-32 of the bits of `x`, every NaN alike, in blocks that fit into a cache."""
+    """CRC-32 of the bits of `x`, with all NaN equal, in blocks that fit into a cache."""
     flat: Any = np.ascontiguousarray(x).reshape(-1)
     if flat.dtype.kind == "c":
         flat = flat.view(flat.real.dtype)
@@ -212,7 +227,7 @@ def _crc(x: Any) -> int:
 
 @jax.jit
 def _mixed(x: Any) -> Any:
-    """Two sums of 32 bits of the elements of `x`, each mixed with its place."""
+    """Two 32-bit sums of the elements of `x`, each mixed with its index."""
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag])
     if jnp.issubdtype(x.dtype, jnp.floating):
@@ -231,7 +246,7 @@ def _mixed(x: Any) -> Any:
 
 
 def _sample(x: Any) -> str:
-    """Type, shape and first elements."""
+    """The type, the shape and the first elements of `x`."""
     with jax.disable_jit(False), jax.transfer_guard("allow"):
         host = np.asarray(_plain(x))
     first = ", ".join(str(element) for element in host.reshape(-1)[:_SHOWN].tolist())

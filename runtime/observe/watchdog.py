@@ -1,10 +1,9 @@
-"""The watchdog of processes under `jax.distributed`: where a step does not end, a process asks the others how
-far they are, and all end with one verdict that says who holds them.
+"""The watchdog of processes under `jax.distributed`: finds the process that blocks a step.
 
-A thread of each process asks and answers, from process to process: a coordinator that is stopped or dead
-keeps nobody from asking. An executable that is under way cannot be broken off, so a process whose main thread
-waits in one says what is wrong and exits. JAX and Gloo abort a process when they find that another one has
-died; the thread that does so is held up until the verdict is out.
+If a step does not end, a process queries the progress of the others, and all end with the same verdict.
+Threads send and answer the queries, without the coordinator, which may be stopped or dead. A running
+executable cannot be cancelled: a process whose main thread waits in one prints the verdict and exits. JAX and
+Gloo abort a process that loses another one; `abort_hook` delays that until the verdict is printed.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ from commplan.wait import until
 
 EXIT_STATUS = 75  # of a process that ends with a verdict: EX_TEMPFAIL of sysexits.h
 _TICK_S = 0.25
-_GRACE_S = 2.0  # to answer in
-_SETTLE_S = 1.0  # in which a process may find out by itself what is wrong
+_GRACE_S = 2.0  # for an answer
+_SETTLE_S = 1.0  # for a process to detect the problem without the others
 _UNWIND_S = 10.0  # for the `finally` blocks of a main thread that is in no step
 _STACK = 2048  # characters of the main thread's stack
 _SHOWN = 4  # processes that a line names
-_STACKS = 4  # processes that are asked for theirs at once
+_STACKS = 4  # processes whose stacks are requested at the same time
 _ABORTED = "was aborted by its runtime: its own output says why"
-# States of the kernel that are conditions of a process, too.
+# The states of a process in the kernel that are also conditions.
 _CONDITIONS: Mapping[str, Condition] = {
     "dead": "dead",
     "stopped": "stopped",
@@ -68,33 +67,33 @@ _CONDITIONS: Mapping[str, Condition] = {
 
 
 class Watchdog:
-    """Of this process, for all meshes that it holds with others."""
+    """The watchdog of this process, for all meshes that it shares with others."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint, self.own = endpoint, endpoint.own
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # protects the attributes below
         self._calls: dict[str, Calls] = {}
         self._bounds: dict[str, Patience] = {}
         self._late = 0
-        self._failure = ""  # what JAX may have raised and nobody has caught
-        self._left: str | None = None  # why this process ends, once it does
-        self._status = 0  # with which it then exits
-        self._gone: dict[int, tuple[float, RankState]] = {}  # others that end: when this was heard
+        self._failure = ""  # an uncaught error that JAX may have raised
+        self._left: str | None = None  # the reason why this process ends; None before
+        self._status = 0  # its exit status
+        self._gone: dict[int, tuple[float, RankState]] = {}  # others that end, and when this was received
         self._heard: set[int] = set()
         self._asked: float | None = None
         self._serial, self._again, self._scanned, self._noticed = 0, 0.0, 0.0, 0
         self._reports: dict[int, RankState] = {}
         self._joint: dict[int, Mapping[str, JointReport]] = {}  # of the last message of each
-        self._stacks: dict[int, str] = {}  # of processes that do not answer, and who asks for them
+        self._stacks: dict[int, str] = {}  # of processes that do not answer
         self._asking: dict[int, threading.Thread] = {}
         self._verdict, self._code, self._is_said, self._settled = "", "", False, threading.Event()
-        self._is_alarmed = False  # whether more than a comparison is why the others were asked
-        self._deadline, self._place = 0.0, Place(0, 0)  # once the verdict is out: where the main thread was
+        self._is_alarmed = False  # whether the others are queried for more than a comparison
+        self._deadline, self._place = 0.0, Place(0, 0)  # set with the verdict; the main thread's position
         atexit.register(self._ending)
         threading.Thread(target=self._run, name="commplan-watchdog", daemon=True).start()
 
     def watch(self, peers: Sequence[Peer], plan: str) -> Calls:
-        """The calls that these processes make together, watched from now on; `plan` names their record."""
+        """Watch the calls that these processes make together; `plan` names their record."""
         with self._lock:
             others = {peer.process: peer for peer in peers if peer.process != self.own}
             self.endpoint.others = others | self.endpoint.others
@@ -128,7 +127,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def late(self) -> Generator[None]:
-        """While this runs, the others take it as said that this process comes later."""
+        """Announce to the others, while the block runs, that this process is late."""
         self._late += 1
         try:
             yield
@@ -138,7 +137,7 @@ class Watchdog:
     # How the main thread ends.
 
     def _failing(self, error: BaseException, status: int) -> None:
-        """What nobody catches. Where JAX may have raised it, another process may be why: all are asked."""
+        """Handle an uncaught error. If JAX may have raised it, query the others: one may be the cause."""
         lines = f"{type(error).__name__}: {error}".splitlines()
         text = f"exit with {status}" if isinstance(error, SystemExit) else lines[0][:200]
         self._status = interruption.STATUS if isinstance(error, KeyboardInterrupt) else status
@@ -159,14 +158,14 @@ class Watchdog:
         self.endpoint.send(Message(self.own, kind, serial, state=self._state_here(), joint=joint), processes)
 
     def _ending(self) -> None:
-        """At the exit: JAX's own would wait for the others, for minutes."""
+        """End the process at exit, before JAX's exit handler waits for the others, for minutes."""
         if self not in _running:
             return  # a forked child
         if self._verdict:
             with self._lock:
                 self._say()
         if self._status and not self._verdict and self.own == 0:
-            time.sleep(_GRACE_S)  # JAX aborts the others when it loses the coordinator: they print why before
+            time.sleep(_GRACE_S)  # the others need time to print: JAX aborts them without a coordinator
         if self._verdict or self._status:
             interruption.end_process(EXIT_STATUS if self._verdict else self._status)
         self._leave("")
@@ -188,13 +187,12 @@ class Watchdog:
                     self._look(time.monotonic())
 
     def _end_interrupted(self, lasts: float) -> None:
-        """End this process where Ctrl-C has come so long ago and the main thread waits in a step, which lets
-        no signal in."""
+        """End this process `lasts` seconds after Ctrl-C if its main thread waits in a step."""
         waits = self._waits()
         if waits is None or self._left is not None or not is_interruptible():
             return
         median_s = waits.median_s()
-        # A call that began after Ctrl-C says that the program has taken it and goes on.
+        # A call that began after Ctrl-C shows that the program has handled it and continues.
         if lasts < max(_GRACE_S, 2 * median_s) or time.monotonic() - waits.began() < lasts:
             return
         others = [process for process in waits.processes if process != self.own]
@@ -210,11 +208,11 @@ class Watchdog:
         return max(calls.moved for calls in self._calls.values())
 
     def _waits(self) -> Calls | None:
-        """The calls of which one has not ended for the longest time."""
+        """The `Calls` with the oldest call that has not ended; None if all calls have ended."""
         return min((calls for calls in self._calls.values() if calls.waits), key=Calls.began, default=None)
 
     def _look(self, now: float) -> None:
-        """Whether something is wrong; then the others are asked, and what they say is weighed."""
+        """Check for problems. If there is one, query the others, and evaluate their answers."""
         for heard, gone in self._gone.values():
             joint = self._joint[gone.rank]
             missed = any(
@@ -247,7 +245,7 @@ class Watchdog:
             self.endpoint.send(Message(self.own, "ask", self._serial), self._missing())
 
     def _alarmed(self, now: float) -> bool:
-        """Whether something has waited for too long here, has failed, or is about to end this process."""
+        """Whether a step has waited for too long, has failed, or is aborting this process."""
         idle, waits = now - self._moved(), self._waits()
         if self._failure:
             return True
@@ -269,7 +267,7 @@ class Watchdog:
         return [number for number in self.endpoint.others if number not in {*self._reports, *self._gone}]
 
     def _state(self, process: int) -> str:
-        """See `recorder.blame.Rank`; a process that said that it ends is `unknown`."""
+        """See `recorder.blame.Rank`; `unknown` for a process that has reported its end."""
         return "unknown" if process in self._gone else self.endpoint.others[process].state
 
     def _disagreement(self) -> Diagnostic | None:
@@ -313,7 +311,7 @@ class Watchdog:
                     print(f"commplan: {text}\nnote: {self._excuse()}", file=sys.stderr, flush=True)
 
     def _notice(self, waits: Calls, idle_s: float) -> None:
-        """Print that a step lasts long on all processes, once: devices may compute."""
+        """Print once that a step takes long on all processes: the devices may be computing."""
         self._noticed = waits.waits
         joint = {p: self._joint[p][waits.key] for p in self._reports if waits.key in self._joint[p]}
         late = waits.joint.awaited("process", joint)
@@ -322,14 +320,12 @@ class Watchdog:
         print(text, file=sys.stderr, flush=True)
 
     def _starved(self, process: int, idle_s: float) -> bool:
-        """Whether it cannot answer yet because its machine is busy; that is believed for as long as others
-        may compile."""
+        """Whether a process may be late because its machine is busy. False after the limit for compiling."""
         longest = max(patience.bound for patience in self._bounds.values())
         return idle_s < FIRST * longest and self.endpoint.others[process].waits_for_core
 
     def _has_stacks(self, missing: Sequence[int]) -> bool:
-        """Whether it is known what those do in Python that live and do not answer. They are asked from
-        outside, by other threads: it may take seconds, in which this one answers."""
+        """Whether the stacks of live processes that do not answer are collected, which takes seconds."""
         alive = [p for p in missing if p not in self._asking and self._state(p) == "alive"]
         for process in alive[: _STACKS - len(self._asking)]:
             recordings = (calls.recording for calls in self._calls.values() if process in calls.processes)
@@ -343,7 +339,7 @@ class Watchdog:
         self._stacks[process] = main_stack_of(record)
 
     def _silent_state(self, process: int, state: str) -> RankState:
-        """Of a process that does not answer."""
+        """The state of a process that does not answer."""
         peer, stack = self.endpoint.others[process], self._stacks.get(process)
         notes = peer.identity(state), *([f"its Python: {stack}"] if stack else [])
         recent: dict[str, tuple[int, tuple[str, ...]]] = {}
@@ -356,7 +352,7 @@ class Watchdog:
         return RankState(process, condition, peer.silence(state), tuple(notes), recent=recent)
 
     def _patience(self) -> tuple[Patience, float]:
-        """The patience with the step that has not ended, and after how long it counts as one that lasts."""
+        """The patience for the step that has not ended, and the seconds after which it counts as slow."""
         waits = self._waits()
         if waits is None:
             return Patience(), 0.0
@@ -370,7 +366,7 @@ class Watchdog:
         return f"the limit is {limit_s:.0f} s: put longer work into {longer}, or busy_s=SECONDS waits longer"
 
     def _awaiting(self) -> str:
-        """The step that has not ended, or has failed."""
+        """A note on the step that has not ended, or has failed."""
         waits = self._waits() or max(self._calls.values(), key=lambda calls: calls.moved)
         if waits.waits:
             return f"\nnote: {waits.current()} waits for it"
@@ -388,11 +384,11 @@ class Watchdog:
             calls.judged(text.splitlines()[0])
 
     def _end(self, now: float) -> None:
-        """Say the verdict and exit; a main thread that is in no step is interrupted first, as by Ctrl-C."""
+        """Print the verdict and exit. A main thread that is in no step is interrupted first, as by Ctrl-C."""
         place = interruption.main_place()
         if not self._deadline:
             self._say()
-            if self.own == 0:  # JAX ends the others without a word of ours when it loses the coordinator
+            if self.own == 0:  # JAX aborts the others without a coordinator, before they print
                 time.sleep(2 * _TICK_S)
             if self._waits() or self._failure or self._left is not None or not is_interruptible():
                 interruption.end_process(EXIT_STATUS)
@@ -465,9 +461,12 @@ def start(
     busy_s: float,
     plan: str,
 ) -> Calls | None:
-    """Watch the calls of processes that bind the same; None where one of them does not want it.
+    """Watch the calls of processes that bind the same plan; None if one of them disables the watchdog.
 
-    own: the number of this process. coordinator: HOST:PORT. exchange: what all say; all of them call it.
+    Args:
+        own: the number of this process.
+        coordinator: HOST:PORT.
+        exchange: returns the peers of all processes, by number; all of them call it.
     """
     try:
         endpoint = _running[0].endpoint if _running else Endpoint(own, coordinator)
@@ -484,7 +483,7 @@ def start(
 
 
 def part(whole: Calls | None, processes: Sequence[int], plan: str) -> Calls | None:
-    """The calls of some of the processes of `whole`; None of a single one."""
+    """The calls of some of the processes of `whole`; None for a single process."""
     if whole is None or len(processes) == 1 or not _running or _running[0].own not in processes:
         return None
     return _running[0].part(whole, processes, plan)
@@ -492,7 +491,7 @@ def part(whole: Calls | None, processes: Sequence[int], plan: str) -> Calls | No
 
 @contextlib.contextmanager
 def expected_late() -> Generator[None]:
-    """While this runs, the watchdogs of other processes take it as said that this process comes later."""
+    """Announce to the watchdogs of other processes, while the block runs, that this process is late."""
     with _running[0].late() if _running else contextlib.nullcontext():
         yield
 
