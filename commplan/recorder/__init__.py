@@ -1,8 +1,8 @@
 """Flight records in memory that outlives a rank: the file, the blocking ranks, traces and summaries.
 
-A rank under MPI maps a file below `/dev/shm`; the engine writes each collective's begin and end into a ring
-in it (`lowering/mpi/engine/recorder.cpp` has the same layout). `collectives` puts the records of a run
-together, `clocks` its machines on one time scale. Reading needs neither JAX nor MPI.
+A rank under MPI maps a file below `/dev/shm`. The engine writes the begin and the end of each collective into
+a ring buffer in this file (`lowering/mpi/engine/recorder.cpp` has the same layout). `collectives` merges the
+records of a run, and `clocks` aligns the clocks of its machines. Readers need neither JAX nor MPI.
 """
 
 from commplan.recorder.blame import Blame as Blame

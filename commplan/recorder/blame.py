@@ -18,17 +18,22 @@ from commplan.recorder.verdict import Condition, Need, RankState, Wait
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")
-ROOTED = ("broadcast", "scatter", "reduce", "gather", "shift")  # ranks wait for some others alone
-ANSWER = "answer"  # a sequence that no rank begins: what another rank owes this one
+ROOTED = ("broadcast", "scatter", "reduce", "gather", "shift")  # ranks wait for only some of the others
+ANSWER = "answer"  # a sequence that no rank begins: the answer that another rank owes this one
 _TOGETHER_S = 0.5  # between deaths whose order is not certain
 _RECENT = 48  # calls whose order is compared
-_MISSING = 1000  # ranks without a record that are named: a damaged record may tell of any number of ranks
+_MISSING = 1000  # ranks without a record that are named: a damaged record may claim any number of ranks
 _SILENT = re.compile(r"(?:rank|process) (\d+) ((?:is st|does not answer).*)")  # a watchdog's verdict
 
 
 class Progress(NamedTuple):
-    """How far an operation is in which nothing has moved for a second: in `round` of `rounds`, counted from
-    1, it waits for a message of `rank`, or `sends`: for it to take one."""
+    """The progress of an operation that has moved nothing for a second.
+
+    Attributes:
+        round: The current round of `rounds`, counted from 1.
+        rank: The rank whose message it waits for.
+        sends: Whether it waits for `rank` to receive a message instead.
+    """
 
     round: int
     rounds: int
@@ -41,9 +46,16 @@ class Progress(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What a rank does beside its collectives. lane: see `Record`. last: the last that it finished; waits:
-    the first of all that it waits for, or has been asked and not answered; makes: the first batch that it has
-    begun and not made; None of each where there is none. progress: of `waits`. call: that takes long."""
+    """An activity of a rank other than its collectives.
+
+    Attributes:
+        lane: See `Record`.
+        last: The last operation that it finished, if any.
+        waits: The first operation that it waits for, or request that it has not answered, if any.
+        makes: The first batch that it has begun and not made, if any.
+        progress: The progress of `waits`.
+        call: A call of the user's code that takes long, if any.
+    """
 
     lane: str
     last: Event | None
@@ -56,13 +68,20 @@ class Activity(NamedTuple):
 class Rank(NamedTuple):
     """The progress of one rank, from its records.
 
-    state: `alive`, `stopped`, `stuck in the kernel`, `dead`, `ended` if it left by itself, or `unknown` of
-    another machine. last: the last collective that it finished; waits: the first of those that it has begun
-    and not finished; None of either if there is none. begun: by name how often it began it. end: how it died,
-    if the sidecar of its host has seen that, or how it left; gone_s: when it died. progress: of `waits`, if
-    known. activities: what else it does. collective: whether it records collectives; a server does not.
-    axes: of its record. recent: its last calls of whole steps, and order: its last collectives, see
-    `verdict.RankState`.
+    Attributes:
+        state: `alive`, `stopped`, `stuck in the kernel`, `dead`, `ended` if it exited, or `unknown` if it is
+            on another machine.
+        last: The last collective that it finished, if any.
+        waits: The first collective that it has begun and not finished, if any.
+        begun: How often it began each collective, by name.
+        end: How it exited, or how it died if the sidecar of its host observed that; else empty.
+        progress: The progress of `waits`, if known.
+        activities: Its other activities.
+        collective: Whether it records collectives; a server does not.
+        axes: The axes of its record.
+        recent: Its last calls of whole steps, see `verdict.RankState`.
+        order: Its last collectives, see `verdict.RankState`.
+        gone_s: When it died.
     """
 
     rank: int
@@ -83,10 +102,16 @@ class Rank(NamedTuple):
 
 
 class Blame(NamedTuple):
-    """holders: the ranks that hold others, with the reason. verdicts: by rank what its watchdog said.
-    missing: the first of those without a record, which ended well or have theirs elsewhere; absent: how many
-    there are. started, seconds: since 1970,
-    when the run began, and to which ages are counted."""
+    """The ranks of a run that block others.
+
+    Attributes:
+        missing: The first ranks without a record. They ended well, or their records are elsewhere.
+        absent: The number of ranks without a record.
+        holders: The ranks that block others, with the reasons.
+        verdicts: The verdicts of watchdogs, by rank.
+        started: When the run began, in seconds since 1970.
+        seconds: The time at which the ages of operations are taken, in seconds since 1970.
+    """
 
     plan: str
     ranks: tuple[Rank, ...]
@@ -164,7 +189,7 @@ def _rank(records: Sequence[Record]) -> Rank:
 
 
 def _recent(record: Record) -> tuple[int, tuple[str, ...]]:
-    """The last calls of whole steps, which all processes make in the same order; none of collectives."""
+    """The last calls of whole steps, which all processes make in the same order. Collectives are left out."""
     calls = [event for event in record.events if event.kind == BEGIN and "`" in event.name][-_RECENT:]
     return (calls[0].operation, tuple(f"`{step_of(call.name)}`" for call in calls)) if calls else (1, ())
 
@@ -176,7 +201,7 @@ def step_of(name: str) -> str:
 
 
 def _unfinished(record: Record) -> list[Event]:
-    """What has begun and not ended well."""
+    """The operations that have begun, and have not ended or have failed."""
     unfinished = {event.operation: event for event in record.events if event.kind == BEGIN}
     for event in record.events:
         if event.kind == END:
@@ -209,7 +234,7 @@ def described(event: Event) -> str:
 
 
 def state(record: Record) -> str:
-    """Of the process that recorded: see `Rank`."""
+    """The state of the process that writes the record, see `Rank`."""
     return process_state(record.process) if record.machine == machine() else "unknown"
 
 
@@ -287,9 +312,9 @@ def _owed(activity: Activity, event: Event) -> str:
 
 
 def _down(ranks: Sequence[Rank]) -> dict[int, str]:
-    """The ranks that cannot go on, and their condition. Ranks that ended while they waited are none of them.
+    """The ranks that cannot go on, and their condition. Ranks that ended while they waited are left out.
 
-    If all ranks are gone, it is the first that died by itself, unless a launcher had begun to end them.
+    If all ranks are gone, returns the first that died, unless a launcher had begun to end them.
     """
     gone = {
         rank.rank: rank
@@ -305,7 +330,7 @@ def _down(ranks: Sequence[Rank]) -> dict[int, str]:
 
 
 def first_death(ranks: Sequence[Rank]) -> Rank | None:
-    """The first rank that died by itself; None if a launcher, a scheduler or a user ended ranks before."""
+    """The first rank that died; None if a launcher, a scheduler or a user ended ranks before."""
     ends = sorted((rank for rank in ranks if rank.state == "dead" and rank.end), key=lambda rank: rank.gone_s)
     first = next((rank for rank in ends if not _was_ended(rank)), None)
     outside = next((rank.gone_s for rank in ends if _was_ended(rank)), None)
@@ -327,7 +352,7 @@ def _how(rank: Rank) -> str:
 
 
 def _silenced(ranks: Sequence[Rank], verdicts: Mapping[int, str]) -> dict[int, str]:
-    """The ranks that watchdogs called silent, if all have gone since: nothing else tells their condition."""
+    """The ranks that watchdogs reported as silent, if all have ended: records do not show their state."""
     if any(rank.state not in _GONE for rank in ranks):
         return {}
     matches = ((teller, _SILENT.match(text)) for teller, text in verdicts.items())

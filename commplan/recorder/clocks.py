@@ -1,10 +1,11 @@
-"""Clocks of several machines on one time scale, from the collectives that their ranks had in common.
+"""Aligns the clocks of several machines, from the collectives that their ranks had in common.
 
-A rank cannot end what depends on another before that one has begun: with times t of machines A and B, and o
-what is added to each, `t_end + o_A >= t_begin + o_B`, so `o_B - o_A <= t_end - t_begin`. Over all collectives
-the least of these differences bounds `o_B - o_A` from above, and that of the other direction from below.
-Bounds combine along paths (shortest paths; a negative cycle is a contradiction). The offset is the middle of
-what is left, and half its width the uncertainty.
+A rank cannot end a collective that depends on another rank before that rank has begun it. Let t be times on
+machines A and B, and o the offsets that are added to them. Then `t_end + o_A >= t_begin + o_B`, so
+`o_B - o_A <= t_end - t_begin`. The least of these differences over all collectives bounds `o_B - o_A` from
+above, and the same for the other direction bounds it from below. Bounds combine along paths (shortest paths;
+a negative cycle is a contradiction). The offset is the middle of the remaining interval, and the uncertainty
+half its width.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_TOLERANCE_S = 1e-6  # of the clocks' own rounding
+_TOLERANCE_S = 1e-6  # rounding of the clocks
 Bounds = npt.NDArray[np.float64]
 
 
 class Clock(NamedTuple):
-    """offset: seconds added to times of a machine, so that they are those of the first. lower, upper: between
-    which it lies for certain; infinite where no collective says so."""
+    """The clock of a machine.
+
+    Attributes:
+        offset: Seconds to add to its times to get times of the first machine.
+        lower, upper: Bounds of the offset; infinite if no collective bounds it.
+    """
 
     host: str
     offset: float
@@ -30,13 +35,21 @@ class Clock(NamedTuple):
 
     @property
     def uncertainty(self) -> float:
-        """Seconds by which the offset may be wrong."""
+        """The greatest error of the offset, in seconds."""
         return (self.upper - self.lower) / 2
 
 
 def bounds(machines: Sequence[int], begins: Sequence[float], ends: Sequence[float], count: int) -> Bounds:
-    """What a collective says in which every rank depends on every other: `[a, b]` is the most by which the
-    offset of machine b exceeds that of a. machines: by rank, its number, below `count`."""
+    """The bounds from a collective that makes every rank depend on every other.
+
+    Args:
+        machines: The number of each rank's machine, below `count`.
+        begins, ends: The times of each rank, on the clock of its machine.
+        count: The number of machines.
+
+    Returns:
+        A matrix: the offset of machine b exceeds that of machine a by at most `[a, b]`.
+    """
     last, first = np.full(count, -np.inf), np.full(count, np.inf)
     np.maximum.at(last, machines, begins)
     np.minimum.at(first, machines, ends)
@@ -44,10 +57,11 @@ def bounds(machines: Sequence[int], begins: Sequence[float], ends: Sequence[floa
 
 
 def aligned(hosts: Sequence[str], constraints: Sequence[Bounds]) -> tuple[list[Clock], int]:
-    """The clocks of machines, and how many of the constraints, the latest ones, they obey.
+    """The clocks of machines, and the number of the latest constraints that they satisfy.
 
-    Clocks that run at different rates contradict themselves in the long run: then the earlier half is left
-    out, until what is left fits. With none left the offsets are 0, and unbounded.
+    Constraints over a long time contradict each other if clocks run at different rates. In this case the
+    earlier half is dropped, repeatedly, until the others are consistent. Without constraints the offsets are
+    0, and unbounded.
     """
     count, used = len(hosts), len(constraints)
     while used:

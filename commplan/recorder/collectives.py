@@ -1,4 +1,4 @@
-"""The collectives of a run: what each rank recorded of them, on one time scale, and who waited for whom."""
+"""The collectives of a run, from the records of its ranks on one time scale, and which ranks waited."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from commplan.recorder.file import BEGIN, END, FAILED, WAITED, Details, Event, R
 from commplan.recorder.tasks import Task, tasks_of
 
 _LINE = re.compile(r"line (\d+)")
-_UUID = 36  # characters of a machine's number since it booted, which all of its processes share
+_UUID = 36  # characters of the machine's boot id, which all of its processes share
 _UNFINISHED = "unfinished"
 _TO_ALL, _TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
 # Seconds of the collectives of a phase, in its order, by phase, plan line and kind.
@@ -26,12 +26,18 @@ Predicted = Mapping[tuple[str, int, str], Sequence[float]]
 class Slice(NamedTuple):
     """A collective on one rank.
 
-    begin, end: seconds on the scale of the run. state: `unfinished`, `failed`, or nothing. step: which run of
-    `phase` it belongs to, 0 where that is unknown. nbytes: that it moves on this rank. blocked: the times in
-    which the program waited for it. holder: the rank that came last of those that it depends on, where that
-    was later than this one, or has not come at all, and `held` the seconds from its begin until then, or to
-    its end. margin: by how many seconds that rank was later than all others, less what is uncertain of their
-    clocks; where it alone has not come, `held`.
+    Attributes:
+        step: The number of the run of `phase` that contains it; 0 if unknown.
+        begin, end: In seconds on the time scale of the run.
+        state: `unfinished`, `failed`, or empty.
+        nbytes: The bytes that it moves on this rank.
+        blocked: The begin and the end of the program's wait for it.
+        holder: The rank that began last, of those that it depends on, if that was later than on this rank; or
+            a rank that has not begun it.
+        held: Seconds from the begin on this rank until `holder` begins, or until its end.
+        margin: Seconds from the begin of the last other rank to that of `holder`, minus the uncertainty of
+            their clocks. Equals `held` if only `holder` has not begun.
+        predicted: The predicted seconds, if there is a prediction.
     """
 
     rank: int
@@ -53,12 +59,12 @@ class Slice(NamedTuple):
 
     @property
     def transfer(self) -> float:
-        """Seconds from when all had come to the end."""
+        """Seconds from the time when all ranks have begun to the end."""
         return max(0.0, self.end - self.begin - self.held)
 
     @property
     def waits_apart(self) -> bool:
-        """Whether the program waited for it at other times than its own: it computed in between."""
+        """Whether the program computed during a part of the collective instead of waiting for it."""
         return self.blocked != (self.begin, self.end)
 
     @property
@@ -69,9 +75,16 @@ class Slice(NamedTuple):
 
 
 class Run(NamedTuple):
-    """records: of each rank the first, which is that of its collectives if it has any. collectives: the
-    slices of each, in the order in which they began. clocks: of its machines, which obey `synchronised` of
-    the collectives. lost: events that the rings have dropped. tasks: what the ranks did besides."""
+    """The merged records of a run.
+
+    Attributes:
+        records: The first record of each rank: that of its collectives, if it has any.
+        collectives: The slices of each collective, in order of their begin.
+        clocks: The clocks of its machines.
+        synchronised: The number of collectives that determine the clocks.
+        lost: The number of events that the ring buffers have dropped.
+        tasks: The operations of ranks that are not collectives.
+    """
 
     plan: str
     records: tuple[Record, ...]
@@ -83,7 +96,7 @@ class Run(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Of the run, servers included."""
+        """The number of ranks of the run, including servers."""
         return max(record.ranks for record in self.records)
 
     @property
@@ -92,12 +105,12 @@ class Run(NamedTuple):
 
 
 def read_run(records: Sequence[Record], predicted: Predicted | None = None) -> Run:
-    """The records of one run, at least one."""
+    """Merge the records of one run, at least one."""
     machines = {record.machine[:_UUID]: record for record in reversed(records)}
     order = list(dict.fromkeys(record.machine[:_UUID] for record in records))
     number = {record.rank: order.index(record.machine[:_UUID]) for record in records}
     matched: dict[tuple[object, ...], list[Slice]] = {}
-    # One clock for each machine, whatever each of its processes saw.
+    # One clock for each machine, although its processes measured it separately.
     shifts = {record.path: machines[record.machine[:_UUID]].clock - record.clock for record in records}
     collective = [record for record in records if not record.lane]
     for record in collective:
@@ -125,7 +138,7 @@ def read_run(records: Sequence[Record], predicted: Predicted | None = None) -> R
 
 
 def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slice]:
-    """What one rank recorded, in order."""
+    """The collectives of one rank, in order."""
     ends = {event.operation: event for event in record.events if event.kind in (END, FAILED)}
     waits = {event.operation: event for event in record.events if event.kind == WAITED}
     phase, step, seen = "", 0, dict[tuple[int, str], int]()
@@ -151,13 +164,13 @@ def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slic
 
 
 def line_of(event: Event) -> int:
-    """The plan line in an event's name, 0 where there is none."""
+    """The plan line in an event's name; 0 if there is none."""
     match = _LINE.match(event.name)
     return int(match[1]) if match else 0
 
 
 def _keyed(record: Record, slices: Iterable[Slice]) -> Iterator[tuple[tuple[object, ...], Slice]]:
-    """Each slice with what names its collective on all of its ranks, whose plans may have other paths."""
+    """Each slice with a key that is the same on all ranks of its collective, though paths of plans differ."""
     same: dict[tuple[object, ...], int] = {}
     group = functools.cache(functools.partial(_group, record=record))
     for each in slices:
@@ -167,7 +180,7 @@ def _keyed(record: Record, slices: Iterable[Slice]) -> Iterator[tuple[tuple[obje
 
 
 def _group(details: Details | None, record: Record) -> tuple[int, ...]:
-    """Where the rank stands on the axes that a collective is not over: the same on all that take part."""
+    """The coordinates of a rank on the other axes than those of a collective: equal on all participants."""
     if details is None or not record.axes:
         return ()
     place = coordinates(record.rank, record.axes, record.axes)
@@ -175,14 +188,14 @@ def _group(details: Details | None, record: Record) -> tuple[int, ...]:
 
 
 def _members(details: Details | None, record: Record) -> int:
-    """How many ranks take part."""
+    """The number of ranks of a collective."""
     if details is None or not record.axes:
         return record.ranks
     return math.prod(record.axes.get(axis, 1) for axis in details.axes)
 
 
 def _ranks(each: Slice, record: Record) -> set[int]:
-    """Those that take part."""
+    """The ranks of a collective."""
     if each.details is None or not record.axes:
         return set(range(record.ranks))
     axes = [axis for axis in each.details.axes if axis in record.axes]
@@ -190,7 +203,7 @@ def _ranks(each: Slice, record: Record) -> set[int]:
 
 
 def _sources(group: list[Slice], each: Slice, record: Record) -> list[Slice]:
-    """The slices without whose begin `each` cannot end; nothing where some rank's record is missing."""
+    """The slices that must begin before `each` can end; empty if the record of a rank is missing."""
     details = each.details
     if len(group) != _members(details, record):
         return []
@@ -206,7 +219,7 @@ def _sources(group: list[Slice], each: Slice, record: Record) -> list[Slice]:
 
 
 def _along(each: Slice, details: Details, record: Record) -> tuple[int, ...]:
-    """The place of a rank along the axes of a collective, in their order."""
+    """The coordinates of a rank along the axes of a collective, in their order."""
     place = coordinates(each.rank, record.axes, record.axes)
     return tuple(place.get(axis, each.rank) for axis in details.axes)
 
@@ -233,7 +246,7 @@ def _clocks(
 def _moved(
     group: Iterable[Slice], machine: Mapping[int, int], clocks: Sequence[Clock], latest: float
 ) -> list[Slice]:
-    """Slices on the scale of the run, whose last event was at `latest`."""
+    """The slices on the time scale of the run, whose last event was at `latest`."""
     moved: list[Slice] = []
     for each in group:
         offset = clocks[machine[each.rank]].offset
@@ -248,9 +261,9 @@ def _moved(
 
 
 def _held(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]:
-    """The slices, in which a collective without a root that has not ended waits for who has not come to it.
+    """The slices of a collective. An unfinished one without a root waits for ranks that have not begun it.
 
-    recorded: ranks of which there are records: of the others that is not known.
+    recorded: The ranks with records. The others may have begun it.
     """
     details = group[0].details
     present = {each.rank for each in group}
@@ -290,6 +303,6 @@ def _judged(
 
 
 def by_rank(slices: Iterable[Slice]) -> dict[int, list[Slice]]:
-    """Slices by rank, each in the order in which they began."""
+    """Slices by rank, each in order of their begin."""
     ordered = sorted(slices, key=lambda each: (each.rank, each.begin))
     return {rank: list(own) for rank, own in groupby(ordered, lambda each: each.rank)}

@@ -23,15 +23,15 @@ from commplan import io
 from commplan.diagnostics import fail
 
 MAGIC, VERSION = b"commplan", 3
-# Magic, version, process, rank, ranks, time of the start since 1970 and since boot (ns), places in the ring,
-# events written, names, whether an operation failed, host, machine, plan. Behind the zero byte that ends a
-# text comes what belongs to it: to the host the lane, to the plan its axes (`data=4,node=2`), to a name its
-# `Details`. Behind the ring stand how the process ended, the signal that has it write its Python stacks
-# behind all of this (0: none), and since when (ns since boot) it is in which call of the user's code.
+# Magic, version, process, rank, ranks, time of the start since 1970 and since boot (ns), slots of the ring,
+# events written, names, whether an operation failed, host, machine, plan. A second text follows the zero byte
+# that ends a text: the lane after the host, the axes after the plan (`data=4,node=2`), the `Details` after a
+# name. The ring is followed by the end of the process, the signal that requests its Python stacks, which it
+# appends to the file (0: none), and the current call of the user's code, with its begin (ns since boot).
 _HEADER = struct.Struct("<8s 10q 64s 128s 128s")
 _NAME, MOST_NAMES, CAPACITY = 128, 512, 8192
 EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, name, operation, runs, nbytes
-EVENTS = _HEADER.size + _NAME * MOST_NAMES  # where the ring begins
+EVENTS = _HEADER.size + _NAME * MOST_NAMES  # the offset of the ring
 _ENDING = EVENTS + EVENT.size * CAPACITY
 STACK_SIGNAL = _ENDING + 504
 _CALL = STACK_SIGNAL + 8
@@ -41,15 +41,16 @@ _WHOLE = (0, SIZE), (0, _HEADER.size)
 HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
 BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
 _RANKS, _EVENTS = 2**24, 2**62  # no job has more
-SIGNAL = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else 0  # has a process write its stacks
+SIGNAL = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else 0  # requests stacks of a process
 _KEPT_S = 7 * 86400.0
 _SINCE = struct.Struct("<q")
 
 
 class Details(NamedTuple):
-    """What a collective is. nbytes: of the whole buffer. root: counted along `axes`. opens: the phase whose
-    first collective it is, or nothing: its runs count the runs of the phase. What a lane records is no
-    collective: see `lane.Kind`; algorithm: a name that those have in common who share it."""
+    """A collective, or an operation of a lane (`lane.Kind`), whose `algorithm` names the ranks that share it.
+
+    nbytes: of the whole buffer. root: counted along `axes`. opens: the phase whose first collective it is,
+    or empty; its runs are the runs of the phase."""
 
     kind: str
     algorithm: str
@@ -66,11 +67,11 @@ class Details(NamedTuple):
 
 
 class Event(NamedTuple):
-    """seconds: since 1970. kind: BEGIN, END, FAILED; VERDICT, whose name is what this rank's watchdog said of
-    the job; WAITED: the program has waited `nbytes` nanoseconds for what it had begun before; GONE: the
-    process has died, and the name says how, which the sidecar of its host has written; or ROUND, see
-    `blame.Progress`. operation: its number on this rank. runs: of what has this name, this one included.
-    nbytes: that it moves here; in a lane, see `lane.Lane.begin`."""
+    """seconds: since 1970. kind: BEGIN, END, FAILED; VERDICT: the name is the watchdog's verdict; WAITED: the
+    program has waited `nbytes` nanoseconds for an operation that began earlier; GONE: the process has
+    died, and the name, from the sidecar of its host, describes how; or ROUND, see `blame.Progress`.
+    operation: its number on this rank. runs: of operations with this name, this one included. nbytes: that it
+    moves on this rank; in a lane, see `lane.Lane.begin`."""
 
     seconds: float
     kind: int
@@ -82,25 +83,25 @@ class Event(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of the user's code that has not returned. text: which. seconds: when that was first seen, since
-    1970. stack: its Python, innermost first, where that is known."""
+    """A call of the user's code that has not returned. text: its description. seconds: when it was first
+    observed, since 1970. stack: its Python stack, innermost frame first; empty if unknown."""
 
     text: str
     seconds: float
     stack: str = ""
 
     def sentence(self, now: float) -> str:
-        """How what is said of its process goes on."""
+        """The call, as the end of a sentence about its process."""
         python = f"; its Python: {self.stack}" if self.stack else ""
         return f"in {self.text}, for {now - self.seconds:.1f} s{python}"
 
 
 class Record(NamedTuple):
-    """What one rank recorded, events in order. started: seconds since 1970. lost: of the first events, which
-    the ring has dropped. clock: seconds since 1970 at which its machine's clock was 0, as this process saw
-    it. axes: their sizes, on whose grid the ranks lie row-major. lane: `input`, `feed`, `requests` or
-    `server` of what is recorded beside collectives. ended: how the process left, in words, where it did so by
-    itself. call: that takes long, if one does."""
+    """The record of one rank, with its events in order. started: seconds since 1970. lost: the number of
+    events that the ring has dropped. clock: the time since 1970 when its machine's clock was 0, measured by
+    this process. axes: their sizes; ranks are in row-major order on this grid. lane: `input`, `feed`,
+    `requests` or `server`; empty for collectives. ended: how the process exited, for a message; empty if it
+    died or runs. call: a call that takes long, if any."""
 
     path: str
     plan: str
@@ -121,19 +122,19 @@ class Record(NamedTuple):
 
 
 def folder() -> Path:
-    """Where records lie: $COMMPLAN_RECORDS, else memory, else among temporary files."""
+    """The folder of records: $COMMPLAN_RECORDS, else `/dev/shm`, else that of temporary files."""
     named = os.environ.get("COMMPLAN_RECORDS")
     memory = Path("/dev/shm")
     return Path(named) if named else memory if memory.is_dir() else Path(tempfile.gettempdir())
 
 
 def prefix() -> str:
-    """How the names of this user's records begin."""
+    """The prefix of the names of this user's records."""
     return f"commplan-{os.getuid()}-"
 
 
 def machine() -> str:
-    """What processes share that see each other's numbers: the machine since it booted, their name space."""
+    """The boot id of this machine and the PID name space: equal for processes that share process numbers."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return boot + str(Path("/proc/self/ns/pid").readlink())
@@ -141,9 +142,9 @@ def machine() -> str:
 
 
 class Recording:
-    """A new file of this process's own, mapped. lane: what of the process is recorded, see `Record`.
+    """A new, mapped file of this process. lane: see `Record`.
 
-    Raises OSError where it cannot be made.
+    Raises OSError if it cannot be created.
     """
 
     def __init__(
@@ -163,9 +164,7 @@ class Recording:
         _drop_stale(self.path.parent)
         descriptor = io.open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            os.posix_fallocate(
-                descriptor, 0, SIZE
-            )  # a full file system says so here, and not by a signal later
+            os.posix_fallocate(descriptor, 0, SIZE)  # a full file system raises here, and not a signal later
             self.memory = mmap.mmap(descriptor, SIZE)
         except OSError:
             self.path.unlink(missing_ok=True)
@@ -180,22 +179,23 @@ class Recording:
         _HEADER.pack_into(self.memory, 0, MAGIC, *numbers, host, machine().encode()[:127], name)
 
     def lane(self, name: str) -> Recording:
-        """The file of this lane beside this one, which is kept or removed with it. Raises OSError."""
+        """The file of this lane, which is kept or removed with this one. Raises OSError."""
         if name not in self._lanes:
             self._lanes[name] = Recording(self.job, self.plan, self.rank, self.ranks, lane=name)
         return self._lanes[name]
 
     def put_call(self, call: Call | None) -> None:
-        """Say in which call of the user's code this process is, its seconds on `time.monotonic`; None: it is
-        in none for long."""
+        """Record a call of the user's code that takes long, its seconds on `time.monotonic`; None: there is
+        none."""
         _SINCE.pack_into(self.memory, _CALL, int(call.seconds * 1e9) if call else 0)
         text = f"{call.text}\0{call.stack}" if call else ""
         _put_text(self.memory, _CALL + _SINCE.size, LIVE, text)
 
     def remove(self) -> None:
-        """At the end of the process, or of a run that ended well. The record is kept, with how the process
-        ended and what else it recorded of the job, if something failed or an exception ends the process; else
-        if $COMMPLAN_KEEP_RECORDS says so."""
+        """Remove the record at the end of the process, or of a run without errors.
+
+        If an operation failed or an exception ends the process, the record is kept, with the reason of the
+        end, and all records of the job by this process. $COMMPLAN_KEEP_RECORDS keeps the record otherwise."""
         if os.getpid() != self.process:
             return  # a forked child leaves
         own = (self, *self._lanes.values())
@@ -209,7 +209,7 @@ class Recording:
         if failed or is_kept():
             for recording in own:
                 _put_text(recording.memory, _ENDING, STACK_SIGNAL, _ending())
-                # Python gives back its signals before MPI ends: this one would end the process from then on.
+                # Python restores signal handlers before MPI ends: then the signal would end the process.
                 struct.pack_into("<q", recording.memory, STACK_SIGNAL, 0)
             for recording in others if failed else ():
                 struct.pack_into("<q", recording.memory, FAILURES, 1)
@@ -219,7 +219,7 @@ class Recording:
 
 
 def uncaught() -> BaseException | None:
-    """At the exit: the exception that ends this process, unless that is `SystemExit`."""
+    """The exception that ends this process, other than `SystemExit`. For exit handlers."""
     error = getattr(sys, "last_value", None)
     is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
     return error if isinstance(error, BaseException) and not is_interactive else None
@@ -231,7 +231,7 @@ def _ending() -> str:
 
 
 def path_of(job: str, rank: int, lane: str = "") -> Path:
-    """Where the record of a rank of a job lies, or a lane of it."""
+    """The file of a rank's record, or of a lane of it."""
     return folder() / f"{prefix()}{job}.{rank}{'.' if lane else ''}{lane}.rec"
 
 
@@ -243,8 +243,8 @@ def is_kept() -> bool:
 def start_recording(
     job: str, plan: str, rank: int, ranks: int, axes: Mapping[str, int] | None = None, lane: str = ""
 ) -> Recording | None:
-    """A new record, which is removed where this process ends well; None, with a warning, where none can be
-    made."""
+    """A new record, which is removed if this process ends without an error; None, with a warning, if it
+    cannot be created."""
     try:
         recording = Recording(job, plan, rank, ranks, axes, lane)
     except OSError as error:
@@ -257,21 +257,21 @@ def start_recording(
 
 
 def recording_of(plan: str | None) -> Recording | None:
-    """The first record of this process that a run of `plan` (None: of any) writes now; None where none
-    does."""
+    """The first record that runs of `plan` (None: of any plan) write in this process, if any."""
     return next((recording for recording in _recordings if plan in (None, recording.plan)), None)
 
 
 def offer_stacks(recording: Recording) -> None:
-    """After `offer_stacks_of_process` a signal has this process write its Python stacks behind the record,
-    whatever its threads do: also if one is in C and keeps the interpreter's lock. They go behind the record
-    that was offered last, and the engine, which knows the descriptor alone, finds them there."""
+    """Append the Python stacks of this process to `recording` on a signal, after `offer_stacks_of_process`.
+
+    This works whatever its threads do, also if one is in C and holds the interpreter's lock. Stacks go to the
+    record of the last call. The engine, which has only the descriptor, reads them there."""
     number = SIGNAL
     if not _offers:
         return
     with contextlib.suppress(OSError, RuntimeError, ValueError):
         if not number or (not _stacks and is_handled(number, "SigIgn:", "SigCgt:")):
-            return  # another system, or the program has it
+            return  # another system, or the program handles the signal
         descriptor = io.open_file(recording.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
             if _stacks:
@@ -286,7 +286,7 @@ def offer_stacks(recording: Recording) -> None:
 
 
 def offer_stacks_of_process() -> None:
-    """From now on this process installs the handler of `SIGNAL`, see `offer_stacks`."""
+    """Allow this process to install the handler of `SIGNAL`, see `offer_stacks`."""
     if not _offers:
         _offers.append(True)
         for recording in _recordings[-1:]:
@@ -302,30 +302,29 @@ def is_handled(number: int, *masks: str, process: int | str = "self") -> bool:
 
 
 _offers: list[bool] = []  # whether the program allows a handler of the signal
-_stacks: list[tuple[int, int]] = []  # the descriptor to which they are written, at which signal
+_stacks: list[tuple[int, int]] = []  # the descriptor to which they are written, and the signal
 _recordings: list[Recording] = []
 os.register_at_fork(after_in_child=_recordings.clear)
 
 
 def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
-    """Call name `index` of a record `text`; names that do not fit share the last one."""
+    """Set name `index` of a record to `text`. Names that do not fit share the last index."""
     index = min(index, MOST_NAMES - 1)
     memory[_HEADER.size + index * _NAME : _HEADER.size + (index + 1) * _NAME] = _padded(text)
     struct.pack_into("<q", memory, NAMES, max(index + 1, struct.unpack_from("<q", memory, NAMES)[0]))
 
 
 def _put_text(memory: mmap.mmap, begin: int, end: int, text: str) -> None:
-    """Write a text that ends with a zero byte between `begin` and `end`, and cut it where it is too long."""
+    """Write a text and a zero byte between `begin` and `end`. A longer text is truncated."""
     data = text.encode(errors="replace")[: end - begin - 2] + b"\0\0"
     memory[begin : begin + len(data)] = data
 
 
 def append_end(path: Path, text: str, seconds: float) -> None:
-    """Put into the record of a process that has died how it did; the record is kept. seconds: when, on
-    `time.monotonic`.
+    """Add the death of a process to its record, which is kept. seconds: when it died, on `time.monotonic`.
 
-    The file is not mapped: whoever cuts a file off ends the processes that map it, by SIGBUS. Raises OSError,
-    and ValueError for a file that is no whole record.
+    The file is not mapped: truncating a file ends the processes that map it, by SIGBUS. Raises OSError, and
+    ValueError for a file that is no complete record.
     """
     descriptor = io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
@@ -345,12 +344,12 @@ def append_end(path: Path, text: str, seconds: float) -> None:
 
 
 def _padded(text: str) -> bytes:
-    """A name as it is recorded."""
+    """The bytes of a name in a record."""
     return text.encode(errors="replace")[: _NAME - 1].ljust(_NAME, b"\0")
 
 
 def _drop_stale(where: Path) -> None:
-    """This user's records of processes that ended long ago."""
+    """Remove this user's records of processes that ended long ago."""
     for path in where.glob(f"{prefix()}*.rec"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT_S:
@@ -358,15 +357,15 @@ def _drop_stale(where: Path) -> None:
 
 
 def read_records(paths: Iterable[str]) -> list[Record]:
-    """The records in files, and in folders of them, by rank and lane; in folders links, those of other
-    versions and those that are just being created are left out. Raises CP1114 for a file that is none."""
+    """The records in files and folders, by rank and lane. Links in folders, records of other versions, and
+    records that are being created are skipped. Raises CP1114 for a file that is no record."""
     records: list[Record] = []
     for place in map(Path, paths):
         if place.is_dir():
             for path in sorted(place.glob(f"{prefix()}*.rec")):
                 with contextlib.suppress(OSError):
                     data, after = _pieces(path, *_WHOLE, flags=os.O_NOFOLLOW)
-                    # Until its process has begun to write a record, the file is empty, or all zeros.
+                    # Before its process writes the record, the file is empty, or all zeros.
                     if data[: len(MAGIC)].strip(b"\0") and _version(data) == VERSION:
                         records.append(_record(path, data, after))
             continue
@@ -396,7 +395,7 @@ def _pieces(path: Path, *places: tuple[int, int], flags: int = os.O_RDONLY) -> l
 
 
 def _version(data: bytes) -> int:
-    """The version of a record, as all of them tell it; that of this program for what is no record at all."""
+    """The version of a record, at the same position in all versions; `VERSION` if this is no record."""
     if data.startswith(MAGIC) and len(data) >= len(MAGIC) + 8:
         number: int = struct.unpack_from("<q", data, len(MAGIC))[0]
         return number
@@ -404,7 +403,7 @@ def _version(data: bytes) -> int:
 
 
 def _record(path: Path, data: bytes, after: bytes) -> Record:
-    """The record in a file that may still be written. after: its header once `data` had been read."""
+    """The record in a file that may still be written. after: its header, read after `data`."""
     if (version := _version(data)) != VERSION:
         message = f"{path} is a record of version {version}"
         fail("CP1114", message, f"this is version {VERSION}", file=str(path))
@@ -419,7 +418,7 @@ def _record(path: Path, data: bytes, after: bytes) -> Record:
     if not 0 <= rank < ranks <= _RANKS:
         fail("CP1114", f"{path} is a damaged record: it is of rank {rank} of {ranks}", file=str(path))
     (host, lane), (space, _), (plan, sizes) = map(_texts, texts)
-    # What was overwritten while this was read has been lost; so has the place that is written next.
+    # Events that were overwritten during the read are lost, and so is the slot that is written next.
     written = _HEADER.unpack_from(after)[8]
     lost = max(0, head - CAPACITY, written - CAPACITY + (written > head))
     events = sorted(_events(data, lost, head, count, unix_ns - boot_ns), key=lambda event: event.seconds)
@@ -431,7 +430,7 @@ def _record(path: Path, data: bytes, after: bytes) -> Record:
 
 
 def read_call(path: Path) -> Call | None:
-    """The call in the record of a process of this machine that may still run; its seconds are those of
+    """The call in the record of a process of this machine that may still run, with its seconds on
     `time.monotonic`."""
     with contextlib.suppress(OSError):
         return _call(_pieces(path, (_CALL, LIVE - _CALL))[0], 0)
@@ -439,10 +438,10 @@ def read_call(path: Path) -> Call | None:
 
 
 def writer(record: Path) -> tuple[int, int]:
-    """The process that writes a record, and the signal that has it write its stacks; 0 for either if it is
-    none of this machine, or takes no signal. Raises OSError.
+    """The process that writes a record, and the signal that requests its stacks. The process is 0 if it is
+    not of this machine, the signal is 0 if it handles none. Raises OSError.
 
-    The file may hold any signal and any process: only `SIGNAL` counts, and only if that process handles it.
+    The file may contain any signal and any process: only `SIGNAL` counts, and only if the process handles it.
     """
     header, number = _pieces(record, (0, _HEADER.size), (STACK_SIGNAL, 8))
     if len(header) < _HEADER.size or len(number) < 8 or header[: len(MAGIC)] != MAGIC:
@@ -462,7 +461,7 @@ def _call(data: bytes, offset_ns: int) -> Call | None:
 
 
 def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> Iterator[Event]:
-    """Events `first` to before `head`; what is damaged is passed over."""
+    """Events from `first` to before `head`, without damaged ones."""
     places = (_HEADER.size + _NAME * index for index in range(min(count, MOST_NAMES)))
     names = [_texts(data[at : at + _NAME]) for at in places]
     details = [_details(text) for _, text in names]
@@ -475,7 +474,7 @@ def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> I
 
 
 def _texts(field: bytes) -> tuple[str, str]:
-    """A text that ends with a zero byte, and the one behind it."""
+    """A text that ends with a zero byte, and the text that follows it."""
     text, _, behind = field.partition(b"\0")
     return text.decode(errors="replace"), behind.split(b"\0")[0].decode(errors="replace")
 
@@ -492,7 +491,7 @@ def _details(text: str) -> Details | None:
 
 
 def _sizes(text: str, ranks: int) -> Mapping[str, int]:
-    """`data=4,node=2`; nothing where that does not make up the ranks."""
+    """The axes in `data=4,node=2`; empty if their product is not the number of ranks."""
     pairs = [part.partition("=") for part in text.split(",") if part]
     sizes = {axis: int(size) for axis, _, size in pairs if size.isdecimal()}
     return sizes if math.prod(sizes.values()) == ranks else {}

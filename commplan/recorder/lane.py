@@ -1,4 +1,4 @@
-"""What a process does beside its collectives, as it happens: any number of threads write it."""
+"""Records the operations of a process that are not collectives. Any number of threads write them."""
 
 from __future__ import annotations
 
@@ -28,23 +28,28 @@ from commplan.recorder.file import (
 )
 
 # `make`: a process makes its part of a batch, or all of it. `wait`: the program waits for a batch. `request`:
-# a worker asks servers for something; `serve`: a server has heard some of it, and not answered it whole.
+# a worker sends a request to servers. `serve`: a server has received a part, and not yet answered it all.
 Kind = Literal["make", "wait", "request", "serve"]
 _HEAD = struct.Struct("<q")
 
 
 class Lane:
-    """Writes the events of a recording that nothing else writes. An entry takes about a microsecond."""
+    """Writes the events of a recording, as its only writer. An event takes about a microsecond."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._lock = threading.RLock()  # of what follows, and of the memory; a collector may come in between
+        self._lock = threading.RLock()  # of the attributes below and the memory; reentrant for finalisers
         self._names: dict[str, int] = {}
         self._head, self._operations = 0, 0
 
     def name(self, where: str, kind: Kind, shared: str = "-") -> int:
-        """The number of a name. where: such as `line 9 of x.plan`. shared: a word that those have in common
-        who do this together."""
+        """The number of a name.
+
+        Args:
+            where: the position in the plan, such as `line 9 of x.plan`.
+            kind: the kind of operation.
+            shared: a word that is equal on all ranks that share the operation.
+        """
         text = f"{where[:90]}\0{Details(kind, shared, 0, '-', 0, '', ()).text()}"
         with self._lock:
             if text not in self._names:
@@ -53,22 +58,30 @@ class Lane:
             return self._names[text]
 
     def begin(self, name: int, runs: int, detail: int) -> int:
-        """Something has begun; the number of the operation. runs: that of a batch or a request, from 1.
-        detail: the epoch << 32 | step of a batch, or the rank that has asked."""
+        """Record the begin of an operation.
+
+        Args:
+            name: the number of its name.
+            runs: the number of the batch or the request, from 1.
+            detail: `epoch << 32 | step` of a batch, or the rank that sent the request.
+
+        Returns:
+            The number of the operation.
+        """
         with self._lock:
             self._operations += 1
             self._put(BEGIN, name, self._operations, runs, detail)
             return self._operations
 
     def end(self, name: int, operation: int, runs: int, *, failed: bool = False) -> None:
-        """It has ended. failed: the record is kept."""
+        """Record the end of an operation. If it has `failed`, the record is kept."""
         with self._lock:
             self._put(FAILED if failed else END, name, operation, runs, 0)
             if failed:
                 _HEAD.pack_into(self.recording.memory, FAILURES, 1)
 
     def awaits(self, name: int, operation: int, rank: int) -> None:
-        """What has begun waits for this rank."""
+        """Record that an operation waits for `rank`."""
         with self._lock:
             self._put(ROUND, name, operation, 0, 2 * rank)
 
@@ -86,8 +99,10 @@ _activities: list[Callable[[], str]] = []
 
 
 def lane_of(plan: str | None, name: str) -> Lane | None:
-    """The lane of the run of `plan` (None: of any) that this process records; None where it records none,
-    or, with a warning, where the file cannot be made."""
+    """The lane of a run of `plan` (None: of any plan) in this process.
+
+    None if this process records no run, or, with a warning, if the file cannot be created.
+    """
     recording = recording_of(plan)
     if recording is None:
         return None
@@ -103,11 +118,11 @@ def lane_of(plan: str | None, name: str) -> Lane | None:
 
 
 def on_activity(tell: Callable[[], str]) -> Callable[[], str]:
-    """Have `tell` asked where others wait for this process: what it does that lasts, or nothing."""
+    """Register `tell`, which returns a long activity of this process, or "". Called if others wait for it."""
     _activities.append(tell)
     return tell
 
 
 def activity() -> str:
-    """What this process does that lasts; empty where it does nothing of the kind."""
+    """The long activities of this process; empty if there are none."""
     return "; ".join(filter(None, (tell() for tell in _activities)))

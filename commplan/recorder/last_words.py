@@ -1,4 +1,4 @@
-"""The message about a job of which no process is left, from its records."""
+"""The message about a job without running processes, from its records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FAILED = "has ended with "  # see `file.Recording.remove`
 
 
 def read_jobs(paths: Iterable[Path]) -> list[Record]:
-    """The records of the jobs to which these belong. Damaged and missing files are left out."""
+    """All records of the jobs of these records. Damaged and missing files are left out."""
     records: list[Record] = []
     jobs = dict.fromkeys((path.parent, path.name.split(".")[0]) for path in paths)
     for path in (path for folder, job in jobs for path in sorted(folder.glob(f"{job}.*rec"))):
@@ -30,8 +30,8 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
     ended the job, or a rank has recorded why it failed.
 
     Args:
-        who: what ranks are called, such as `process`.
-        killed: the number of processes that the kernel has killed meanwhile for want of memory.
+        who: the noun for a rank in messages, such as `process`.
+        killed: the number of processes that the kernel has killed during the job for want of memory.
     """
     ranks = ranks_of(records)
     first = first_death(ranks)

@@ -56,7 +56,7 @@ class Live(NamedTuple):
 
     @property
     def is_patient(self) -> bool:
-        """Whether a server waits with a timeout of its own."""
+        """Whether a server waits with a timeout."""
         return self.serves and bool(self.flags & _PATIENT)
 
 
@@ -90,7 +90,7 @@ def write_verdict(descriptor: int, text: str, line: str, effective_s: float, *, 
     Args:
         line: The line of the plan that waited.
         effective_s: When it applies, on `time.monotonic`.
-        abandoned: Whether no rank will leave that the rank of the record waits for.
+        abandoned: Whether the rank waits for others to leave, and none of them will.
     """
     data = text.encode(errors="replace")[:_LONGEST] + b"\0"
     os.pwrite(descriptor, data + line.encode(errors="replace")[: _LONGEST + 1 - len(data)] + b"\0", _TEXT)

@@ -33,7 +33,7 @@ def identity(who: str, number: int, process: int, host: str, state: str) -> str:
     """The operating system's name of process `number` of a job, and what to do if it is stopped.
 
     Args:
-        who: What processes are called, such as `rank`.
+        who: The noun for a process in messages, such as `rank`.
         process: Its process number on `host`.
     """
     lives = f", and lives: kill -CONT {process} lets it end" if state == "stopped" else ""
@@ -41,15 +41,17 @@ def identity(who: str, number: int, process: int, host: str, state: str) -> str:
 
 
 def waits_for_core(number: int) -> bool:
-    """Whether the thread that answers for a process could run, and does not yet: on a busy machine that may
-    take seconds."""
+    """Whether the thread that answers for a process is ready and has no core yet.
+
+    On a busy machine that may take seconds.
+    """
     for thread in Path("/proc").glob(f"{number}/task/*"):
-        with contextlib.suppress(OSError):  # threads come and go meanwhile
+        with contextlib.suppress(OSError):  # threads may end during the loop
             if (thread / "comm").read_text("utf-8", "replace").rstrip("\n") == WATCH_THREAD:
                 return _letter(thread) == "R"
     return False
 
 
 def _letter(folder: Path) -> str:
-    """The state of a process or a thread. folder: that of `/proc`."""
+    """The state of a process or a thread. folder: its folder in `/proc`."""
     return (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]

@@ -1,5 +1,7 @@
-"""What a process of this host does in Python, told from outside: also where it is in C and keeps the
-interpreter's lock, so that none of its own threads can say it."""
+"""Reads the Python stacks of a process of this host from outside.
+
+This also works if a thread is in C and holds the interpreter's lock, so that no Python thread can run.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,17 @@ from commplan.tracebacks import is_users
 
 _FRAMES, _MOST = 6, io.MIB  # the innermost ones; bytes of all stacks
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_WAIT_S, _POLL_S, _SETTLED = 2.0, 0.05, 3  # to wait for them; polls without a word more, which are the end
+_WAIT_S, _POLL_S, _SETTLED = 2.0, 0.05, 3  # to wait for stacks; polls without more text at their end
 
 
 def stacks(record: Path) -> list[list[str]]:
-    """The Python of each thread of the process that writes `record`, innermost frame first; the main thread
-    first. Nothing where it does not run, or does not tell."""
+    """The Python stack of each thread of the process that writes `record`, innermost frame first.
+
+    The main thread is first. Empty if the process does not run, or does not write its stacks.
+    """
     try:
         process, number = writer(record)
-        # Its number may be another process's by now, which the signal would end.
+        # The number may belong to another process by now, which the signal would end.
         if number <= 0 or process_state(process) != "alive":
             return []
         sizes = {path: path.stat().st_size for path in _mapped(process)}
@@ -40,8 +44,11 @@ def stacks(record: Path) -> list[list[str]]:
 
 
 def _signal(process: int, number: int) -> None:
-    """To the main thread, whose number is the process's: a second signal that comes meanwhile would go to
-    another thread, and its stack would be taken for the main one."""
+    """Send a signal to the main thread, whose number is that of the process.
+
+    A second signal to the process at the same time would go to another thread, whose stack would be taken for
+    that of the main thread.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if not hasattr(libc, "tgkill"):  # glibc before 2.30
         os.kill(process, number)
@@ -99,7 +106,7 @@ def _written(begins: Mapping[Path, int]) -> str:
 
 
 def _parsed(text: str) -> list[list[str]]:
-    threads: list[tuple[bool, list[str]]] = []  # whether it took the signal, which the main thread does first
+    threads: list[tuple[bool, list[str]]] = []  # sort key: the main thread takes the signal, and is `Current`
     for line in text.splitlines():
         frame = _FRAME.fullmatch(line)
         if "hread 0x" in line and frame is None:

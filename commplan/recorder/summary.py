@@ -1,4 +1,4 @@
-"""A run in numbers: the share of communication in a step, and what each plan line took."""
+"""Summary of a run: the share of communication in a step, and the time of each plan line."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ from commplan.recorder.tasks import Task, last_makes
 
 
 class Steps(msgspec.Struct, frozen=True):
-    """The runs of a phase, from one begin of its first collective to the next. seconds, p95: of one.
-    communicating: the share of it in which some collective is under way; waiting: in which the program can do
-    nothing else. The first run is not counted: it may compile. Medians over ranks and runs."""
+    """The runs of a phase, each from the begin of its first collective to the next such begin.
+
+    Values are medians over ranks and runs. The first run is not counted: it may compile.
+
+    Attributes:
+        seconds, p95: The time of a run.
+        communicating: The share of this time with an unfinished collective.
+        waiting: The share of this time that the program waits for a collective.
+    """
 
     phase: str
     count: int
@@ -27,18 +33,24 @@ class Steps(msgspec.Struct, frozen=True):
 
     @property
     def hidden(self) -> float:
-        """The share of communication that passes beside the program's own work."""
+        """The share of communication during which the program does not wait."""
         return 1 - self.waiting / self.communicating if self.communicating > 0 else 0.0
 
 
 class Line(msgspec.Struct, frozen=True):
-    """Collectives of a plan line that are alike.
+    """The collectives of a plan line with the same name, kind, algorithm and size.
 
-    count: of them, each once for all its ranks; unfinished: of these. seconds, p95: from begin to end on a
-    rank. transfer: seconds from when the last rank had come until all had ended, the median. nbytes: of the
-    whole buffer. bandwidth: nbytes over transfer, in bytes a second. waited: seconds of all ranks together
-    for the last that came. last: how often which rank was that, the most frequent first; unsure: how often
-    clocks of hosts do not tell. predicted: seconds of one, where there is a topology.
+    Attributes:
+        count: Their number. A collective of several ranks counts once.
+        nbytes: The size of the whole buffer.
+        seconds, p95: The time from begin to end on a rank.
+        transfer: Seconds from the begin of the last rank to the end of all ranks, the median.
+        bandwidth: `nbytes` over `transfer`, in bytes per second.
+        waited: Seconds that ranks waited for the last one, summed over ranks.
+        last: The ranks that began last, and how often each did, the most frequent first.
+        unsure: The number of collectives whose last rank the clocks of hosts do not determine.
+        unfinished: The number that did not end.
+        predicted: The predicted seconds of a collective, if there is a topology.
     """
 
     line: int
@@ -59,17 +71,21 @@ class Line(msgspec.Struct, frozen=True):
 
     @property
     def drift(self) -> float | None:
-        """How many times the predicted time a collective takes once all have come."""
+        """The ratio of `transfer` to the predicted time."""
         return self.transfer / self.predicted if self.predicted else None
 
 
 class Waits(msgspec.Struct, frozen=True):
     """The waits for the batches of a plan line, or its requests to servers.
 
-    count: of them on all ranks; unfinished: of these. seconds, p95: of one. share: of a rank's time, from the
-    end of its first one to the end of its last, the median over ranks. making: seconds in which a rank makes
-    its part of a batch, or a server answers, the median. last: how often a rank was waited for because it
-    made the last part, the most frequent first.
+    Attributes:
+        count: Their number on all ranks.
+        unfinished: The number that did not end.
+        seconds, p95: The time of a wait.
+        share: The share of waits in the time from the end of a rank's first wait to the end of its last, the
+            median over ranks.
+        making: Seconds that a rank needs for its part of a batch, or a server for an answer, the median.
+        last: The ranks that made the last part while others waited, and how often, the most frequent first.
     """
 
     lane: str
@@ -85,7 +101,7 @@ class Waits(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A run. seconds: from the first begin to the last end."""
+    """The summary of a run. seconds: from the first begin to the last end."""
 
     plan: str
     ranks: int
@@ -139,7 +155,7 @@ def _waits(tasks: Sequence[Task]) -> Iterator[Waits]:
 
 
 def _shares(waits: Iterable[Task]) -> Iterator[float]:
-    """Of each rank's time: the first wait ends before it begins."""
+    """The share of waits in each rank's time, which begins at the end of its first wait."""
     by_rank: dict[int, list[Task]] = {}
     for task in waits:
         by_rank.setdefault(task.rank, []).append(task)
@@ -170,7 +186,7 @@ def _line(
 
 
 def _steps(run: Run, phase: str) -> Steps | None:
-    """None of a phase that has not run twice after its first run."""
+    """The runs of a phase; None if it has not run twice after its first run."""
     seconds, communicating, waiting = list[float](), list[float](), list[float]()
     runs = 0
     for own in by_rank(run.slices).values():
@@ -203,7 +219,7 @@ def covered(spans: Iterable[tuple[float, float]], window: tuple[float, float]) -
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The least value that `share` of `values` do not exceed; 0 of none."""
+    """The least value that `share` of `values` do not exceed; 0 without values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 

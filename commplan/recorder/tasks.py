@@ -1,5 +1,4 @@
-"""What the ranks of a run did beside their collectives: batches made and awaited, requests asked and
-served."""
+"""The operations of ranks that are not collectives: batches, waits for batches, and requests to servers."""
 
 from __future__ import annotations
 
@@ -14,9 +13,16 @@ _TITLES = {"make": "make batch", "wait": "wait for batch", "request": "request",
 
 
 class Task(NamedTuple):
-    """One of them on one rank. kind: see `lane.Kind`. shared: a word that those have in common who do it
-    together. number: of the batch or the request. detail: see `lane.Lane.begin`. begin, end: seconds on the
-    scale of the run. state: `unfinished`, `failed`, or nothing."""
+    """An operation of one rank.
+
+    Attributes:
+        kind: See `lane.Kind`.
+        shared: A word that is equal on all ranks that share the operation.
+        number: The number of the batch or the request.
+        detail: See `lane.Lane.begin`.
+        begin, end: In seconds on the time scale of the run.
+        state: `unfinished`, `failed`, or empty.
+    """
 
     rank: int
     lane: str
@@ -31,7 +37,7 @@ class Task(NamedTuple):
 
     @property
     def line(self) -> int:
-        """The plan's, 0 where the name has none."""
+        """The plan line in the name; 0 if there is none."""
         match = _LINE.match(self.name)
         return int(match[1]) if match else 0
 
@@ -43,7 +49,7 @@ class Task(NamedTuple):
 
 
 class Link(NamedTuple):
-    """Something came from one task to another. left, arrived: seconds on the scale of the run."""
+    """A transfer from one task to another. left, arrived: seconds on the time scale of the run."""
 
     source: Task
     left: float
@@ -52,8 +58,13 @@ class Link(NamedTuple):
 
 
 def tasks_of(records: Iterable[Record], shift: Callable[[Record], float], latest: float) -> list[Task]:
-    """In the order in which they began. shift: seconds from a record's time to that of the run, whose last
-    event was at `latest`."""
+    """The tasks of a run, in order of their begin.
+
+    Args:
+        records: The records of the run.
+        shift: Returns the seconds to add to times of a record to get times of the run.
+        latest: The time of the last event of the run.
+    """
     tasks = [task for record in records if record.lane for task in _tasks(record, shift(record), latest)]
     return sorted(tasks, key=lambda task: (task.begin, task.rank))
 
@@ -74,8 +85,11 @@ def _state(end: Event | None) -> str:
 
 
 def links(tasks: Sequence[Task]) -> list[Link]:
-    """A batch from the rank that made the last part of it to each that waited for that; a request from the
-    worker that asks to the server, and what that answers."""
+    """The transfers between tasks.
+
+    A batch goes from the rank that made its last part to each rank that waited for it. A request goes from
+    the worker to the server, and the answer back.
+    """
     results: list[Link] = []
     for wait, make in last_makes(tasks):
         results.append(Link(make, make.end, wait, wait.end))
@@ -84,13 +98,13 @@ def links(tasks: Sequence[Task]) -> list[Link]:
         request = asked.get((serve.detail, serve.line, serve.number))
         if request is not None and request.begin <= serve.begin:
             results.append(Link(request, request.begin, serve, serve.begin))
-            if not serve.state and serve.end <= request.end:  # what is put may be heard later
+            if not serve.state and serve.end <= request.end:  # an update may arrive later
                 results.append(Link(serve, serve.end, request, request.end))
     return results
 
 
 def last_makes(tasks: Sequence[Task]) -> Iterator[tuple[Task, Task]]:
-    """Each wait for a batch with what made the last part of it, where another rank made that meanwhile."""
+    """Each wait for a batch with the task that made its last part, if another rank did so during the wait."""
     last: dict[tuple[str, str, int], Task] = {}
     for task in tasks:
         key = task.shared, task.name, task.number

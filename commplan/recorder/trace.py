@@ -1,7 +1,7 @@
 """A run as a trace for Perfetto and Chrome: a process for each rank, tracks for its collectives and waits.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("Trace Event
-Format"): complete events, and flow events from the last rank that came to those that waited for it.
+Format"): complete events, and flow events from the last rank to the ranks that waited for it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from commplan.recorder.collectives import Run, Slice, by_rank
 from commplan.recorder.file import VERDICT
 from commplan.recorder.tasks import Link, Task, links
 
-# Tracks: those of collectives count from 1, then the program's waits for them, then what it does besides.
+# Tracks: those of collectives count from 1, then the program's waits for them, then other operations.
 _BLOCKED = 1000
 _TASKS = {"wait": (2000, "input: waits"), "make": (3000, "input: makes"), "request": (4000, "requests"),
           "serve": (5000, "serves")}  # fmt: skip
@@ -29,7 +29,7 @@ _Json = dict[str, Any]
 
 
 def trace(run: Run) -> bytes:
-    """The trace as JSON; times count from the first begin. What is unfinished ends with the last event."""
+    """The trace as JSON. Times count from the first begin. Unfinished operations end with the last event."""
     first = min((each.begin for each in (*run.slices, *run.tasks)), default=0.0)
     slices, place = by_rank(run.slices), dict[tuple[int, float], int]()
     names, events = list[_Json](), list[_Json]()
@@ -61,7 +61,7 @@ def trace(run: Run) -> bytes:
 
 
 def head(run: Run) -> _Json:
-    """What holds for the whole run: the clocks of its hosts, and what is missing."""
+    """The metadata of the run: the clocks of its hosts, and missing records."""
     clocks = [
         {
             "host": clock.host, "offset_us": clock.offset * 1e6,
@@ -80,7 +80,7 @@ def _named(kind: str, rank: int, track: int, name: str) -> _Json:
 
 
 def tracks(slices: Sequence[Slice] | Sequence[Task]) -> list[int]:
-    """A track for each slice of a rank, in order of their begin: the first that is free by then."""
+    """The track of each slice of a rank, in order of their begin: the first track that is free then."""
     ends: list[float] = []
     placed: list[int] = []
     for each in slices:
@@ -120,7 +120,7 @@ def _wait(each: Slice, first: float) -> _Json:
 
 
 def _tasks(run: Run, first: float) -> tuple[list[_Json], list[_Json], list[tuple[_Json, _Json]]]:
-    """Slices of what ranks do beside collectives, the names of their tracks, and arrows between them."""
+    """The slices of operations other than collectives, the names of their tracks, and arrows between them."""
     own: dict[tuple[int, str], list[Task]] = {}
     for task in run.tasks:
         own.setdefault((task.rank, task.kind), []).append(task)
@@ -167,7 +167,7 @@ def _times(begin: float, end: float, first: float) -> _Json:
 def _arrows(
     collective: Sequence[Slice], place: dict[tuple[int, float], int], first: float
 ) -> Iterator[tuple[_Json, _Json]]:
-    """From the slice of the rank that came last to that of each which waited, when it came."""
+    """Arrows from the slice of the last rank to the slices of waiting ranks, at the time of its begin."""
     begins = {each.rank: each.begin for each in collective}
     for each in collective:
         if each.holder not in begins or each.margin <= 0:

@@ -16,13 +16,9 @@ Condition = Literal[
     "alive", "silent", "stopped", "stuck in the kernel", "dead", "aborted", "ended", "unknown"
 ]
 Kind = Literal["none", "order", "down", "late", "busy", "behind", "circle", "stalled"]
-_SHOWN, _LISTED = 4, 8  # ranks with a note of their own; ranks in a list
+_SHOWN, _LISTED = 4, 8  # ranks with a separate note; ranks in a list
 FIRST = 12  # times the bound in the first runs of an operation, since late ranks may be compiling
-_FEW, _INTERVALS, _MEDIANS = (
-    3,
-    16,
-    5.0,
-)  # first runs; intervals of which the median is taken; times the median
+_FEW, _INTERVALS, _MEDIANS = 3, 16, 5.0  # first runs; intervals for the median; times the median
 
 
 class Need(NamedTuple):
@@ -36,9 +32,13 @@ class Need(NamedTuple):
 class Wait(NamedTuple):
     """An operation that has begun and not ended.
 
-    where: such as `line 7 of x.plan`. seconds: since it began. needs: what it waits for. missing: what a rank
-    has not done that it waits for, such as `come to line 7`. runs: how often it has begun. progress: how far
-    it is, in words.
+    Attributes:
+        where: The operation, such as `line 7 of x.plan`.
+        seconds: The time since it began.
+        needs: The conditions that it waits for.
+        missing: The action that awaited ranks have not performed, such as `come to line 7`.
+        runs: How often the operation has begun.
+        progress: Its progress, for a message.
     """
 
     where: str
@@ -52,13 +52,18 @@ class Wait(NamedTuple):
 class RankState(NamedTuple):
     """The known state of a rank.
 
-    how, notes: its condition in words, if it is not alive. waits: its unfinished operations, a collective
-    first. begun: by sequence of calls, how many it has begun. recent: by sequence whose order is the same on
-    all ranks, the number of a call and the names from there on. order: its last operations as they began,
-    each with how often it had. idle_s: seconds since an operation last began
-    or ended. is_excused: it has announced that it comes late. process: such as `process 4711 on node3`. last,
-    runs: the operation that it last finished, and how often that has run. stack: the Python of its main
-    thread.
+    Attributes:
+        how, notes: Its condition for a message, if it is not alive.
+        waits: Its unfinished operations, a collective first.
+        begun: By sequence of calls, the number of calls that it has begun.
+        recent: By sequence whose order is the same on all ranks, the number of a call, and the names of this
+            call and those after it.
+        order: Its last operations in order of their begin, each with its run.
+        idle_s: Seconds since an operation last began or ended.
+        is_excused: Whether it has announced that it is late.
+        process: Its process, such as `process 4711 on node3`.
+        last, runs: The operation that it last finished, and how often that has run.
+        stack: The Python stack of its main thread.
     """
 
     rank: int
@@ -102,17 +107,21 @@ _NONE = Patience()
 class Verdict(NamedTuple):
     """Why ranks wait.
 
-    kind:
-        `order`: ranks call in different orders.
-        `down`: ranks cannot go on.
-        `late`: ranks are alive and have not begun what others wait for.
-        `busy`: likewise, within the patience.
-        `behind`: ranks are still in an operation that others have left.
-        `circle`: ranks wait for one another in different operations.
-        `stalled`: all ranks are in the operation.
-        `none`: no rank waits.
-    reasons: the blocking ranks, each with its reason; empty if no majority tells which. waiting: the ranks
-    that wait for them. names: of `order`, the call of each rank. call: of `order`, its number.
+    Attributes:
+        kind: One of:
+
+            - `order`: ranks call in different orders.
+            - `down`: ranks cannot go on.
+            - `late`: ranks are alive and have not begun the operation that others wait for.
+            - `busy`: as `late`, within the patience.
+            - `behind`: ranks are still in an operation that others have left.
+            - `circle`: ranks wait for one another in different operations.
+            - `stalled`: all ranks are in the operation.
+            - `none`: no rank waits.
+        reasons: The blocking ranks, each with its reason; empty if no majority determines them.
+        waiting: The ranks that wait for them.
+        names: For `order`, the call of each rank.
+        call: For `order`, the number of the call.
     """
 
     kind: Kind = "none"
@@ -130,9 +139,9 @@ def blame(states: States, own: int | None = None, patience: Patience = _NONE) ->
 
     Args:
         states: by rank.
-        own: the rank whose wait is in question; if it waits in nothing, an operation of its own has failed.
+        own: the rank whose wait is evaluated. If it has no unfinished operation, its last one has failed.
             None: all waits.
-        patience: the time in which a rank that is alive may still come.
+        patience: the time within which a rank that is alive may still begin the operation.
     """
     live = [state for state in states.values() if state.condition in ("alive", "aborted")]
     aborted = {state.rank: state.how for state in live if state.condition == "aborted"}
@@ -160,7 +169,7 @@ def blame(states: States, own: int | None = None, patience: Patience = _NONE) ->
 
 
 def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int, Wait]]:
-    """The ranks that wait, from `sources` on, and those that they need and that do not wait themselves."""
+    """The waiting ranks that `sources` depend on, and the ranks that they need and that do not wait."""
     waiting = [rank for rank in sources if states[rank].waits and states[rank].condition == "alive"]
     needed: dict[int, Wait] = {}
     for rank in waiting:
@@ -170,7 +179,7 @@ def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int
                 if state is None or need.rank == rank or not (_is_unmet(need, state) or state.waits):
                     continue
                 if not state.waits or state.condition != "alive":
-                    known = needed.get(need.rank, wait)  # the wait for the fewest ranks tells most
+                    known = needed.get(need.rank, wait)  # prefer the wait for the fewest ranks
                     needed[need.rank] = min(wait, known, key=lambda each: len(each.needs))
                 elif need.rank not in waiting:
                     waiting.append(need.rank)
@@ -210,8 +219,10 @@ def _all_wait(states: States, waiting: Sequence[int], patience: Patience) -> Ver
 def _out_of_order(
     states: States, oldest: Mapping[int, Wait], awaited: Mapping[int, Set[int]]
 ) -> dict[int, str]:
-    """The ranks that wait in a call before one that most ranks begin first. awaited: by rank, those that it
-    waits for."""
+    """The ranks that wait in a call before another call that most ranks begin first.
+
+    awaited: by rank, the ranks for which it waits.
+    """
     reasons: dict[int, str] = {}
     for rank, other in itertools.combinations(oldest, 2):
         if not (other in awaited[rank] and rank in awaited[other]):
@@ -241,7 +252,7 @@ def _call(wait: Wait) -> tuple[str, int]:
 
 
 def _another_order(sequence: str, states: States) -> Verdict | None:
-    """The verdict if ranks have not called the same in `sequence`, as far as they remember; else None."""
+    """The verdict if recent calls in `sequence` differ between ranks; else None."""
     ordered = sorted(states.items())
     recent = {rank: state.recent[sequence] for rank, state in ordered if sequence in state.recent}
     first = max((start for start, _ in recent.values()), default=0)
@@ -259,14 +270,14 @@ def _another_order(sequence: str, states: States) -> Verdict | None:
 
 
 def _minority(names: Mapping[int, str]) -> tuple[list[int], str]:
-    """The ranks whose names are not the most frequent one, and that name; no rank if two are as frequent."""
+    """The ranks whose names are not the most frequent one, and that name; no rank if there is a tie."""
     (usual, most), *others = Counter(names.values()).most_common()
     is_tie = any(count == most for _, count in others)
     return [] if is_tie else [rank for rank in names if names[rank] != usual], usual
 
 
 def usual_s(runs: int, intervals: Sequence[float], bound_s: float) -> float:
-    """Seconds after which an operation counts as one that lasts.
+    """Seconds after which an operation counts as slow.
 
     Args:
         runs: how often it has begun.
@@ -286,7 +297,7 @@ def described(verdict: Verdict, states: States, who: str, own: int) -> str:
     """The message for a verdict of a running job: a line, and notes, one on each further line.
 
     Args:
-        who: what ranks are called, such as `process`.
+        who: the noun for a rank in messages, such as `process`.
         own: the rank that prints it.
     """
     ranks, waiting = list(verdict.reasons), list(verdict.waiting)
