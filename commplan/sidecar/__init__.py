@@ -2,8 +2,8 @@
 
 `attend` introduces a process and starts the sidecar (`commplan.sidecar.__main__`) if there is none. While
 processes run, the sidecar reads their records, finds the rank that blocks the others (`observer`) and writes
-the verdict to the records. If no process of a job is left, it prints how they ended. It ends with the last
-process that it attends, and removes its files.
+the verdict to the records. After the last process of a job has ended, it prints how they ended. It ends with
+the last process that it attends, and removes its files.
 """
 
 from commplan.sidecar.attend import attend as attend

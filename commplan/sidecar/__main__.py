@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from commplan.sidecar.observer import Observer
 
 _LONGEST = 65536  # bytes of a message
-_READ_MS = 1000  # to wait for who reads what is said
+_READ_MS = 1000  # to wait until standard error is read
 _QUIET_S = 0.1  # without another end, before the ends so far are evaluated
 _TICK_S = 0.25  # between two looks at processes that are watched
 
@@ -43,6 +43,7 @@ class Attended:
         stack, asked: See `observer.AttendedProcess`.
 
     Args:
+        line: The connection to the process.
         sidecar: Receives the messages of the process that concern its job.
     """
 
@@ -134,8 +135,8 @@ class Sidecar:
         self.observer: Observer | None = None
         self.selector = selectors.DefaultSelector()
         self.running: list[Attended] = []
-        self.gone: dict[str, list[Attended]] = {}  # of jobs of which some still run: those without a word
-        self.news: list[Attended] = []  # that have just ended
+        self.gone: dict[str, list[Attended]] = {}  # of jobs that still run: without a report
+        self.news: list[Attended] = []  # processes that have just ended
         self.killed = kills_for_memory()
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ, self.accept)
@@ -170,7 +171,7 @@ class Sidecar:
             self.observer.add_hosts(job_of(record), rows)
 
     def run(self) -> None:
-        """Until the last one has gone."""
+        """Run until the last process has ended."""
         self.accept()
         looked = 0.0
         while True:
@@ -189,7 +190,7 @@ class Sidecar:
                 self.news.clear()
 
     def has_ended(self) -> bool:
-        """Remove the sockets, if no process has connected meanwhile."""
+        """Remove the sockets, unless a process has just connected."""
         with contextlib.suppress(TimeoutError), locked() as place:
             self.accept()
             if not self.running:
@@ -219,7 +220,7 @@ class Sidecar:
                     process.descriptor, selectors.EVENT_READ, functools.partial(self.end, process)
                 )
             if not speaks:
-                with contextlib.suppress(KeyError, ValueError):  # it has ended in the same moment
+                with contextlib.suppress(KeyError, ValueError):  # it has ended at the same time
                     self.selector.unregister(process.line)
                 if process.descriptor < 0:  # it has not introduced itself
                     self.running.remove(process)
@@ -237,7 +238,7 @@ class Sidecar:
         self.news.append(process)
 
     def weigh(self, process: Attended) -> None:
-        """Put into its records how it ended, if it has not said that it does."""
+        """Add its end to the records of a process, unless it has reported the end itself."""
         gone = self.gone.setdefault(process.job, [])
         if not process.left and (text := described(process.ended)):
             from commplan.recorder.file import append_end  # noqa: PLC0415  it takes long to load
@@ -254,12 +255,12 @@ class Sidecar:
         process.close()
 
     def _speak(self, gone: list[Attended], last: Attended) -> None:
-        """No process of a job is left: print why, if none of them has."""
+        """Print why a job without running processes ended, if none of them has reported it."""
         if not gone or last.errors < 0:
             return
         from commplan.recorder.last_words import last_words, read_jobs  # noqa: PLC0415
 
-        # The first record of each is that of the job's first communicator or mesh.
+        # The first record of each process belongs to the job's first communicator or mesh.
         records = read_jobs(process.records[0] for process in gone)
         if text := last_words(records, last.who.split(" ")[0], kills_for_memory() - self.killed):
             say(last.errors, text)
@@ -271,12 +272,12 @@ def job_of(record: Path) -> str:
 
 
 def say(descriptor: int, text: str) -> None:
-    """Write `text` to the standard error of a process that has died, unless nobody reads that."""
+    """Write `text` to the standard error of a process that has died, if its pipe is read."""
     data, poll = memoryview(text.encode()), select.poll()
     poll.register(descriptor, select.POLLOUT)
     with contextlib.suppress(OSError):
         while data and poll.poll(_READ_MS):
-            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # so much does not block
+            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # does not block
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from commplan.ending import at_last
 from commplan.sidecar.mail import Address, open_socket, own_addresses
 
 SOCKET, PORT = "sidecar-3", "port"  # the number is the version of the messages; the port for datagrams
-LOCK_S = 5.0  # seconds to start or end a sidecar in, which takes milliseconds
+LOCK_S = 5.0  # limit in seconds to start or end a sidecar, which takes milliseconds
 _POLL_S = 0.005
 _ANSWER_S = 3.0  # for the sidecar to answer a process that aborts
 _HOSTS = 200  # in a message
@@ -35,10 +35,10 @@ _exempt: list[bool] = []  # this process reports no more of itself
 
 
 def attend(record: Path, who: str, *, watched: bool = False) -> Address | None:
-    """Introduce this process to the sidecar of this host, and start the sidecar if there is none.
+    """Introduce this process to the sidecar of this host, and start the sidecar if it does not run.
 
     The sidecar reports how this process ends, if no other process does. It takes some milliseconds, once.
-    COMMPLAN_SIDECAR=0 starts no sidecar; else it may name a folder of this host for the socket.
+    COMMPLAN_SIDECAR=0 starts no sidecar; other values name a folder of this host for the socket.
 
     Args:
         record: The file of a `Recording`.
@@ -89,7 +89,7 @@ def _introduce(message: bytes) -> None:
     _lines.append(_connected())
     at_last(leave)  # a process may be aborted while its exit handlers run
     threading.Thread(target=_answer, args=(_lines[0],), name="commplan-sidecar", daemon=True).start()
-    # A sidecar that starts after the death of this process receives both descriptors all the same.
+    # A sidecar that starts after the death of this process still receives both descriptors.
     descriptor = os.pidfd_open(os.getpid())
     try:
         _ = socket.send_fds(_lines[0], [message], [descriptor, 2])
@@ -135,7 +135,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def folder() -> Path:
-    """Where the sidecar's socket lies, which only this user may enter."""
+    """The folder of the sidecar's socket, which only this user may enter."""
     memory = Path("/dev/shm")
     usual = memory if memory.is_dir() else Path(tempfile.gettempdir())
     return Path(os.environ.get("COMMPLAN_SIDECAR") or usual / f"commplan-{os.getuid()}")
@@ -143,8 +143,12 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def locked() -> Generator[Path]:
-    """While this runs no other process of this user starts or ends a sidecar. Raises OSError for a folder
-    that others could have made, and TimeoutError where another process keeps it."""
+    """Prevent other processes of this user from starting or ending a sidecar.
+
+    Raises:
+        OSError: If another user could have created the folder.
+        TimeoutError: If another process keeps the lock.
+    """
     place, end = folder(), time.monotonic() + LOCK_S
     while (descriptor := _opened(place)) is None:
         if time.monotonic() > end:
@@ -157,7 +161,7 @@ def locked() -> Generator[Path]:
 
 
 def _opened(place: Path) -> int | None:
-    """The folder, made, locked and still there; None where another process has it or has just removed it."""
+    """Create and lock the folder; None if another process has locked it or has just removed it."""
     with contextlib.suppress(FileExistsError):
         place.mkdir(mode=0o700)
     try:
@@ -177,7 +181,7 @@ def _opened(place: Path) -> int | None:
 
 
 def _connected() -> socket.socket:
-    """A line to the sidecar: to one that runs, else to a new one, which need not have come up yet."""
+    """A connection to the sidecar: to a running one, else to a new one, which may still be starting."""
     with locked() as place:
         address = str(place / SOCKET)
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -198,7 +202,7 @@ def _connected() -> socket.socket:
 
 
 def _start(*descriptors: int) -> None:
-    """Start the sidecar in a session of its own, so that it outlives the processes of a job."""
+    """Start the sidecar in a new session, so that it outlives the processes of a job."""
     words = [sys.executable, "-P", "-m", "commplan.sidecar", *map(str, descriptors)]
     paths = [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")]
     null = subprocess.DEVNULL
@@ -206,7 +210,7 @@ def _start(*descriptors: int) -> None:
         words, pass_fds=descriptors, stdin=null, stdout=null, stderr=null, start_new_session=True,
         cwd="/", env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )  # fmt: skip
-    sidecar.returncode = 0  # it outlives this process, of which Python would warn
+    sidecar.returncode = 0  # it outlives this process: prevents a warning of Python
 
 
 def peer(line: socket.socket) -> tuple[int, int]:

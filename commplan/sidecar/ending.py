@@ -1,4 +1,4 @@
-"""How a process ended that is no child of the one that asks."""
+"""Finds out how a process ended that is no child of this one."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import struct
 import time
 from pathlib import Path
 
-# PIDFD_GET_INFO of Linux 6.15 and newer: how it ended, once its parent has taken note.
+# PIDFD_GET_INFO of Linux 6.15 and newer: the exit status, after the parent has waited for the process.
 _INFO, _EXIT = struct.Struct("<2Q11Ii"), 1 << 3
 _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
-_OF_STAT = 51  # the exit status among the fields of /proc/PID/stat, for those who may trace it
+_OF_STAT = 51  # field of /proc/PID/stat: the exit status, if the reader may trace the process
 _WORDS = {
     signal.SIGKILL: "was killed", signal.SIGABRT: "was aborted", signal.SIGSEGV: "crashed",
     signal.SIGBUS: "crashed", signal.SIGFPE: "crashed", signal.SIGILL: "crashed",
@@ -22,9 +22,9 @@ _TRIES, _PAUSE_S = 20, 0.005
 
 
 def status(process: int, descriptor: int) -> int | None:
-    """The wait status of a process that has just ended, by its number and a pidfd; None where nothing tells.
+    """The wait status of a process that has just ended, by its number and a pidfd; None if unknown.
 
-    Until its parent takes note it is in /proc; afterwards newer kernels still know it.
+    It is in /proc until the parent waits for the process. Newer kernels also report it afterwards.
     """
     for _ in range(_TRIES):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -57,7 +57,7 @@ def described(ended: int | None) -> str:
 
 
 def kills_for_memory() -> int:
-    """How many processes the kernel has killed for want of memory since the machine booted."""
+    """The number of processes that the kernel has killed for want of memory since the machine booted."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text("ascii").splitlines():
             name, number = line.split()

@@ -58,7 +58,7 @@ class AttendedProcess(Protocol):
     Attributes:
         seconds: When it ended; 0 before.
         stack: The Python of its main thread when it last answered.
-        asked: Since when it has not answered, on `time.monotonic`; 0 if it has answered all questions.
+        asked: The time of the first query that it has not answered, on `time.monotonic`; 0 if there is none.
     """
 
     number: int
@@ -430,12 +430,12 @@ class Observer:
             self.jobs[name].add_hosts(hosts)
 
     def remove(self, path: Path) -> None:
-        """Close a record that its process writes no longer."""
+        """Close a record to which its process no longer writes."""
         for job in self.jobs.values():
             job.remove(path)
 
     def drop(self, running: Sequence[AttendedProcess]) -> None:
-        """Close the records of jobs of which no process runs."""
+        """Close the records of jobs without running processes."""
         for name, job in list(self.jobs.items()):
             if not any(each.process in running for each in job.records):
                 self.jobs.pop(name).close()
