@@ -281,7 +281,7 @@ class MeshMachine:
         """See `Machine.join`. Raises CP0818 if a member with devices of this process has no part."""
         at, number = placement.per.index(axis), self.mesh.axis_names.index(axis)
         count, process = int(self.mesh.shape[axis]), int(jax.process_index())
-        devices = [np.take(self.mesh.devices, index, axis=number).flat for index in range(count)]
+        devices = [np.take(self.mesh.devices, [index], axis=number).flat for index in range(count)]
         local = [i for i, each in enumerate(devices) if any(d.process_index == process for d in each)]
         if missing := [index for index in local if index not in parts]:
             message = f"there is no part of member{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
