@@ -44,8 +44,7 @@ def elastic() -> Any:
 
 def test_elastic_averaging_follows_its_equations():
     # C <- C + eta rho sum_i (W_i - C) and pull_i = eta rho (W_i - C), W_i before the update.
-    run, eta, rho = elastic(), 0.05, 0.1
-    params = workers()
+    run, eta, rho, params = elastic(), 0.05, 0.1, workers()
     _, state = run.start(run.init(), params=params)
     center = {k: v[0].astype(np.float64) for k, v in params.items()}
     for step in range(3):
