@@ -147,6 +147,7 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
         pytest.param(44, "", "bucket = 1 MiB", id="a hierarchy in several collectives"),
         pytest.param(90, "", "bucket = 1 MiB", id="a size between two slower ones"),
         pytest.param(190, "", "bucket = 1 MiB", id="sizes behind a slower one"),
+        pytest.param(208, "", "bucket = 1 MiB", id="leaves of a scatter have all rows"),
     ],
 )
 def test_what_a_pin_brings_is_found_without_it(seed: int, via: str, option: str) -> None:

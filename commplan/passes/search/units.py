@@ -49,7 +49,7 @@ def units(schedule: Schedule, phase: Phase, passes: Sequence[Pass]) -> list[Unit
     for key, ops in groups.items():
         largest = max(ops, key=lambda op: op.nbytes)
         packs_of = [(op, maker) for op in ops if isinstance(maker := uses.maker(op.operand), Pack)]
-        leaves = tuple(part.size * op.dtype.nbytes for op, pack in packs_of for part in pack.parts)
+        leaves = tuple(nbytes for op, pack in packs_of for nbytes in _leaf_bytes(op, pack))
         packed = isinstance(uses.maker(largest.operand), Pack) and largest.hints.bucket is None
         free = chooses and not largest.pinned and not largest.algorithm.levels
         native = largest.pinned and largest.algorithm == NATIVE
@@ -61,6 +61,12 @@ def units(schedule: Schedule, phase: Phase, passes: Sequence[Pass]) -> list[Unit
         if unit.packs or unit.chooses or unit.cuts:
             result.append(unit)
     return sorted(result, key=lambda unit: -unit.nbytes)
+
+
+def _leaf_bytes(op: Collective, pack: Pack) -> list[int]:
+    """Bytes of each leaf of the buffer of `op`; of a scatter, of all rows that it sends."""
+    sizes = [part.size for part in pack.parts]
+    return [op.nbytes * size // max(1, sum(sizes)) for size in sizes]
 
 
 def stages_apart(phase: Phase, packed: Phase) -> Choices:
