@@ -181,7 +181,7 @@ class PhaseCall:
     def _jitted(
         self, call: Any, layout: check.Layout, state: dict[str, Any], inputs: dict[str, Any]
     ) -> tuple[Outputs, dict[str, Any]]:
-        """Call a jitted function with the states that the phase reads; others pass by it."""
+        """Call a jitted function with the states that the phase reads; the others are returned unchanged."""
         read = self._read(state)
         if not _compat.tracing():
             read, inputs = self._placed(read, self._reads), self._placed(inputs, self.lowered.arguments)

@@ -326,8 +326,8 @@ def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int,
             common(error)
         raise
     program = f"plan `{request.schedule.plan}`, schedule {request.program}"
-    own = {**environment(request.schedule), "mesh": request.mesh, "program": program, "seed": seed}
-    answers = exchange(BindReport(own))
+    facts = {**environment(request.schedule), "mesh": request.mesh, "program": program, "seed": seed}
+    answers = exchange(BindReport(facts))
     failed = [
         f"{who} {n} cannot bind the program: {answers[n].wrong}" for n in sorted(answers) if answers[n].wrong
     ]

@@ -238,9 +238,9 @@ class MeshMachine:
                     " mesh of the run",
                 )
 
-        def take(x: jax.Array) -> jax.Array:
+        def take(x: jax.Array, whole: PartitionSpec | None) -> jax.Array:
             pieces = [shard.data for shard in x.addressable_shards if shard.device in devices]
-            shape, entries = x.shape, _compat.entries(self._spec_of(x, placement))
+            shape, entries = x.shape, _compat.entries(whole)
             if at is not None:
                 pieces = [piece.reshape(piece.shape[:at] + piece.shape[at + 1 :]) for piece in pieces]
                 shape, entries = shape[:at] + shape[at + 1 :], entries[:at] + entries[at + 1 :]
@@ -248,7 +248,7 @@ class MeshMachine:
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=x.dtype)
 
         with _context.in_mesh(None):
-            return jax.tree_util.tree_map(take, tree)
+            return flat.like(list(map(take, flat.leaves, specs))).build()
 
     def _spec_of(self, x: Any, placement: Placement) -> PartitionSpec | None:
         """The partition spec of `x` if it has this placement over the plan's axes; None if it has not.

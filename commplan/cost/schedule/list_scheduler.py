@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 TINY = 1e-15  # seconds, or a share of a link
-FULL = 1e-9  # of a link: a demand that exceeds what is free by no more fits
+FULL = 1e-9  # relative; a demand that exceeds the free part of a link by less still fits
 
 
 @dataclass(frozen=True)

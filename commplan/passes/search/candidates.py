@@ -24,7 +24,7 @@ PROGRAMS = 3  # chunk programs that are tried of each size: those that are faste
 
 
 def bucket_sizes(unit: Unit) -> Sequence[int | None]:
-    """Bucket sizes in bytes: the whole unit, a quarter of it, and so on; None is the default of the pass.
+    """Bucket sizes in bytes: the whole unit, half of it, and so on; None is the default of the pass.
 
     Few leaves seldom fill such sizes, so those that divide them most evenly among few buckets are added.
     """
@@ -130,7 +130,7 @@ def with_one_level_changed(unit: Unit, algorithm: Algorithm, chooser: Chooser) -
     """The hierarchies that differ from `algorithm`, whose levels are open, in how one level is done.
 
     Under MPI the level is native, and all levels become separate collectives, which others may run between.
-    Under JAX it is a chunk program, which does not wait for native collectives of other levels.
+    Under JAX it is a chunk program, which takes another share of links that levels have in common.
     """
     keys = [key for key, _ in algorithm.levels]
     if unit.collective.kind not in ("all_reduce", "broadcast") or not set(keys) <= set(unit.collective.axes):

@@ -79,6 +79,7 @@ def _searched(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context:
     for key, tried in best.tried.items():
         if key in second.tried:
             tried[second.table[key]] = second.tried[key][second.table[key]]
+    best.is_cut |= second.is_cut
     return best
 
 
@@ -89,6 +90,7 @@ class _Search:
         table: the choices so far.
         seconds: that the phase with them is exposed.
         tried: for each unit, its choices that were tried with those of the other units as they were.
+        is_cut: whether the budget ended it.
     """
 
     def __init__(self, trials: Trials) -> None:
@@ -97,6 +99,7 @@ class _Search:
         self.chooser = Chooser(trials.schedule, trials.predictor, topology, candidates, explains=False)
         self.table: dict[StageKey, StageChoice] = dict(trials.start)
         self.tried: dict[StageKey, dict[StageChoice, Searched]] = {}
+        self.is_cut = False
 
     @property
     def seconds(self) -> float:
@@ -112,6 +115,7 @@ class _Search:
             self._descend()
             if self.seconds >= limit:
                 self.table, self.tried = table, tried
+        self.is_cut = self.trials.is_spent
         self._simplify()
 
     def _descend(self) -> None:
@@ -246,7 +250,7 @@ class _Search:
         trials = self.trials
         computation = "the computation" if trials.context.step is not None else "the assumed computation"
         scope = f"next to {computation}" if trials.ready.seconds else "of the phase"
-        how = "the budget is spent" if trials.is_spent else "no single alternative of those tried is faster"
+        how = "the budget is spent" if self.is_cut else "no single alternative of those tried is faster"
         why = f"the least time exposed {scope} of {trials.count} schedules tried, not all there are: {how}"
         source = trials.predictor.in_words("model")
         return [
