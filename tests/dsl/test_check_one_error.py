@@ -123,7 +123,7 @@ def test_a_value_reduced_twice_is_found_behind_other_mistakes() -> None:
     assert [(d.code, d.span and d.span.line) for d in diagnostics] == [
         ("CP0104", 13), ("CP0301", 15), ("CP0301", 16),
     ]  # fmt: skip
-    assert diagnostics[1].notes[-1].text == "leave this `reduce` out, and write `b` where `c` is used"
+    assert diagnostics[1].notes[-1].text == "remove this `reduce`, and write `b` where `c` is used"
     assert diagnostics[1].notes[0].span is not None and diagnostics[1].notes[0].span.line == 14
     again = "    c = reduce c over data by sum\n"
     _, diagnostics = load(f"{HEAD}{again}    c = mpa f(w)\n{again}    output c\n{FINE}}}\n", "p.plan")
@@ -134,4 +134,4 @@ def test_one_of_several_axes_that_is_done_is_left_out() -> None:
     text = "plan p\naxis node = 2\naxis gpu = 4\ninput g : tree partial node, gpu\n"
     text += "each step {\n    g = reduce g over gpu by sum\n    h = reduce g over node, gpu by sum\n}\n"
     (mistake,) = load(text, "p.plan")[1]
-    assert (mistake.code, mistake.notes[-1].text) == ("CP0301", "leave `gpu` out of the axes")
+    assert (mistake.code, mistake.notes[-1].text) == ("CP0301", "remove `gpu` from the axes")

@@ -216,12 +216,12 @@ def _check_not_repeated(
     for axis in expr.over if "same" not in kind.TAKES else ():
         if axis.text in same_since and (operand is None or status(operand.placement, axis.text) == "same"):
             name, target = expr.operand.text, statement.targets[0].text
-            note = f"leave this `{expr.kind}` out"
+            note = f"remove this `{expr.kind}`"
             note += f", and write `{name}` where `{target}` is used" * (target != name)
             if not same_since.keys() >= {other.text for other in expr.over}:
-                note = f"leave `{axis.text}` out of the axes"
-            where = Note("it was made so here", same_since[axis.text])
-            ctx.fail("CP0301", f"`{name}` is already the same over `{axis.text}`", axis.span, where, note)
+                note = f"remove `{axis.text}` from the axes"
+            where = Note("it became `same` here", same_since[axis.text])
+            ctx.fail("CP0301", f"`{name}` is already `same` over `{axis.text}`", axis.span, where, note)
 
 
 def _fail_same(ctx: CheckContext, expr: ast.StageExpr, operand: Value, axis: ast.Name) -> NoReturn:
