@@ -116,7 +116,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             return msgspec.structs.replace(self, accumulate=DType.F64 if DType.F64 in dtypes else DType.F32)
         return self
 
-    def product(self, dtype: DType) -> DType:
+    def term_type(self, dtype: DType) -> DType:
         """The type of the terms of a weighted mean: the wider of `dtype` and the accumulation type."""
         accumulate = self.wire_types(dtype)[1]
         return accumulate if accumulate.nbytes > dtype.nbytes else dtype

@@ -52,6 +52,8 @@ from commplan.ir.values import Part as Part
 from commplan.ir.values import Value as Value
 from commplan.ir.values import widest as widest
 
+# Raised when files of the version before would lack a field or have one of another meaning. Older files are
+# refused (CP1002); plans are compiled again.
 SCHEMA_VERSION = 6
 
 Backend = Literal["jax", "mpi"]
@@ -206,7 +208,7 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
     Attributes:
         plan: The name of the plan.
         entry: The values of inputs and states (version 0).
-        origin: The source plan; None in files that earlier versions wrote.
+        origin: The source plan. A file without it is refused (CP1003).
         state_shards: The owners of states that are sharded beyond the plan.
         backend: The backend whose costs and forms were used.
         hosts: The host names of the topology in order of places, if it lists them.

@@ -19,7 +19,7 @@ from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
 from commplan.select.algorithm_search import Candidate, Chooser, is_worthwhile, rounded, tie_break
-from commplan.select.options import is_one_operation, travels_narrow
+from commplan.select.options import has_wire_options, is_one_operation
 
 Levels = tuple[tuple[str, Algorithm], ...]  # axis and algorithm, innermost first
 
@@ -95,9 +95,9 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
     left_open = Algorithm("hierarchical", keys)
     # Backends have no native level of a rooted sum, so its algorithms are chosen here.
     written = left_open if op.kind in NATIVE_KINDS else layered.algorithm
-    if travels_narrow(op) and any(arg.value not in op.axes for arg in keys):
+    if has_wire_options(op) and any(arg.value not in op.axes for arg in keys):
         return op.algorithm  # collectives with a narrow wire dtype run axis by axis
-    if travels_narrow(op) and op.kind == "all_reduce" and op.op == "sum":
+    if has_wire_options(op) and op.kind == "all_reduce" and op.op == "sum":
         levels = [(key,) for key, _ in layered.algorithm.levels]
         flat, stepped = chooser.in_wire(op, [op.axes]), chooser.in_wire(op, levels)
         if flat is None or stepped is None:
@@ -150,7 +150,7 @@ def _sum(editor: Editor, op: Collective, steps: Levels, padding_allowed: bool) -
     The buffer is padded to whole shards. Outer levels move only a shard.
     """
     inner, (outer, outermost) = steps[:-1], steps[-1]
-    multiple = math.prod(editor.size((axis,)) for axis, _ in (steps if travels_narrow(op) else inner))
+    multiple = math.prod(editor.size((axis,)) for axis, _ in (steps if has_wire_options(op) else inner))
     size = round_up(editor.leaf(op.operand).size, multiple)
     is_padded = size != editor.leaf(op.operand).size
     current = padded(editor, op.operand, size)

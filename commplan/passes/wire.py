@@ -15,7 +15,7 @@ from commplan.ir.types import DType
 from commplan.passes.bucket.packing import rewrite_flat
 from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
-from commplan.select.options import NATIVE, travels_narrow
+from commplan.select.options import NATIVE, has_wire_options
 
 
 class WirePass(Pass, frozen=True):
@@ -32,7 +32,7 @@ class WirePass(Pass, frozen=True):
 
 
 def _asked(op: Collective) -> bool:
-    return travels_narrow(op) or op.divisor > 1 or op.hints.integers is not None
+    return has_wire_options(op) or op.divisor > 1 or op.hints.integers is not None
 
 
 def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: list[Choice]) -> None:

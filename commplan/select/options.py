@@ -134,16 +134,19 @@ def is_one_operation(kind: CollectiveKind, algorithm: Algorithm, backend: Backen
     """Whether a hierarchy is one operation, with pipelined levels.
 
     Levels of a single axis have no names in JAX and are always one operation. Levels that are axes are
-    separate operations in JAX. Under MPI they are one program, unless a level is native, or values are sent
-    in a narrower type than they are added in, which is done level by level.
+    separate operations in JAX. Under MPI they are one program, unless a level is native or the stage has wire
+    options, which are carried out level by level.
     """
     keys = [key for key, _ in algorithm.levels]
     if any(key not in op.axes for key in keys):
         return True
     has_native = any(arg.key is not None and arg.value == "native" for arg in algorithm.args)
-    return backend == "mpi" and kind in KINDS and not travels_narrow(op) and not has_native
+    return backend == "mpi" and kind in KINDS and not has_wire_options(op) and not has_native
 
 
-def travels_narrow(op: Collective) -> bool:
-    """Whether values are sent in another type than they are added in."""
+def has_wire_options(op: Collective) -> bool:
+    """Whether the stage has the option `wire` or `accumulate`.
+
+    `Hints.changes` tells whether these change the type of a dtype, `Hints.wire_types` the two types.
+    """
     return op.hints.wire is not None or op.hints.accumulate is not None

@@ -54,7 +54,7 @@ class _Gpu(msgspec.Struct, frozen=True):
     clock_ghz: float
     tflops: float  # dense, for 16-bit floats
     nvlink: float  # bytes per second of a device in each direction, from the data sheet
-    bus: float  # bytes per second that collectives reach in a host, as counted by nccl-tests
+    bus: float  # bytes per second that collectives reach in a host (`Machine.bus`), if there are no links
     network: float  # bytes per second of a device's link between hosts
 
 

@@ -44,7 +44,7 @@ from commplan.wait import BUSY_S
 
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
-LABELS = 1024  # the number of labels that fit in the engine's tags
+LABELS = 1024  # equals `Channel::kLabels` of the engine
 _issued: dict[int, Issued] = {}
 
 

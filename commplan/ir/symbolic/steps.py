@@ -106,7 +106,7 @@ def averaged(env: Interpretation, operand: SymbolicValue, value: Value, how: Red
     how = how._replace(hints=hints)
     if weight is None:
         return reduced(env, operand, value, how._replace(divisor=math.prod(env.sizes(how.axes))))
-    products = [hints.product(dtype) for dtype in dtypes]
+    products = [hints.term_type(dtype) for dtype in dtypes]
     terms = converted(env, operand, operand.value.of_types(products))
     scalar = env.get(weight).value
     weight_dtype = weight_type(scalar.leaves[0].dtype, dtypes)

@@ -9,9 +9,9 @@ from commplan.ir.schedule import Backend, Collective
 from commplan.ir.types import sized
 from commplan.passes.bucket.bin_packing import LeafSlice, halved
 
-DEFAULT = 25 * 1024**2
+DEFAULT_NBYTES = 25 * 1024**2
 # Under JAX if costs are unknown: best overlap in steps compiled for H100 (`bench.compiled`).
-PARTS, LARGEST = 8, 64 * 1024**2
+JAX_PARTS, JAX_MAX_NBYTES = 8, 64 * 1024**2
 FAIR = 4  # the smaller of two parts is at least 1/4 of the whole, otherwise there is one part
 
 
@@ -34,9 +34,9 @@ def size(backend: Backend, head: Collective, nbytes: int, items: Sequence[LeafSl
     if head.hints.overlap == "update":
         larger, _ = halved(items)
         return Size(larger, "cut nearly in half: one part is updated while another is under way")
-    limit = DEFAULT
+    limit = DEFAULT_NBYTES
     if backend == "jax" and head.op is not None:
-        limit = min(max(DEFAULT, nbytes // PARTS), LARGEST)
+        limit = min(max(DEFAULT_NBYTES, nbytes // JAX_PARTS), JAX_MAX_NBYTES)
     return Size(limit, f"the default limit is {sized(limit)}")
 
 

@@ -92,7 +92,7 @@ class Feed(RingMember):
                 program = host_program(of_member(plan, place, each), plan.phase, local, apart=True)
                 self._become(attachment, plan, place, each, program)
                 try:
-                    self._take_part(bound, functions, state, is_new)
+                    self._join_ring(bound, functions, state, is_new)
                 except BaseException:
                     ring.cursors[place].set(state=ABSENT, process=0)
                     raise
@@ -132,7 +132,7 @@ class Feed(RingMember):
         epoch, step = restored(program, mine, state, steps, fingerprint(program, mine))
         return epoch * content.epoch + step * each
 
-    def _take_part(
+    def _join_ring(
         self, bound: Mapping[str, files.Source], functions: Mapping[str, Callable[..., Any]],
         state: Mapping[str, int] | None, is_new: bool,
     ) -> None:  # fmt: skip
