@@ -327,9 +327,9 @@ class UnknownPhaseError(CommplanError, AttributeError):
     """The plan has no phase of this name."""
 
 
-def unknown_phase(name: str, phases: Iterable[str], others: Iterable[str]) -> UnknownPhaseError:
-    """The error for a phase that the plan lacks. others: all names that the user may have meant."""
-    notes = (*near_note(name, others), f"it has: {listed(phases) or 'none'}")
+def unknown_phase(name: str, phases: Iterable[str], alternatives: Iterable[str]) -> UnknownPhaseError:
+    """The error for a phase that the plan lacks. alternatives: all names that the user may have meant."""
+    notes = (*near_note(name, alternatives), f"it has: {listed(phases) or 'none'}")
     message = f"the plan has no phase `{name}`"
     return UnknownPhaseError(Diagnostic("CP0817", message, None, tuple(map(Note, notes))))
 

@@ -161,7 +161,7 @@ class Machine:
         if not 0 <= local_index < site.servers:
             return
         for buffers in (site.up, site.token):
-            chunks = [(b.what == "data", c) for b in buffers for c in b.chunks if c.server == local_index]
+            chunks = [(b.content == "data", c) for b in buffers for c in b.chunks if c.server == local_index]
             for i, (data, chunk) in enumerate(chunks):
                 self.places[chunk.tag] = Place(site, chunk.unit, data, i == 0, i == len(chunks) - 1)
         for group, members in enumerate(self.sites.members(site)):
@@ -427,7 +427,7 @@ class Machine:
         """Answer with a unit or, if workers read nothing, one token after the request's last unit."""
         cell.units[number].unanswered.remove(owed)
         worker, site, request = owed
-        if any(buffer.what == "data" for buffer in self.sites.all[site].down):
+        if any(buffer.content == "data" for buffer in self.sites.all[site].down):
             yield Effect("answer", site, number, worker, request)
         elif cell.served(site, worker):
             yield Effect("answer", site, -1, worker, request)

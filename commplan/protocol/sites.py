@@ -29,7 +29,7 @@ Mode = Literal["round_robin", "async", "hogwild"]
 class Chunk(msgspec.Struct, frozen=True):
     """One message: elements `start` to `start + size` - 1 of a buffer, to or from `server`.
 
-    unit: what of the state it belongs to; -1 for what belongs to the whole request.
+    unit: The unit of the state that the elements belong to; -1 if they belong to the whole request.
     """
 
     server: int
@@ -42,12 +42,12 @@ class Chunk(msgspec.Struct, frozen=True):
 class Buffer(msgspec.Struct, frozen=True):
     """A flat buffer that a worker sends or gets, and its chunks in the order of their tags.
 
-    what: `data`, the leaves `leaves` of `value` one after another, which are part `part` of slot `slot` of
-    its state; `scalar`, `value` or leaf `leaves[0]` of it, in one message for each server
-    (one element going up, one for each server coming down, all alike); `token`, i32 that only have to come.
+    content: `data`, the leaves `leaves` of `value` one after another, which are part `part` of slot `slot` of
+    its state; `scalar`, `value` or leaf `leaves[0]` of it, in one message for each server (one element going
+    up; the same element from each server coming down); `token`, i32 whose values are unused.
     """
 
-    what: Literal["data", "scalar", "token"]
+    content: Literal["data", "scalar", "token"]
     dtype: DType
     size: int
     chunks: tuple[Chunk, ...]

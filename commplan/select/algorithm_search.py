@@ -177,9 +177,9 @@ class Chooser:
             else sorted(candidates, key=lambda candidate: candidate.algorithm == NATIVE)
         )
 
-    def _key(self, op: Collective, *rest: object) -> tuple[object, ...]:
+    def _key(self, op: Collective, *details: object) -> tuple[object, ...]:
         """Everything that the candidates of `op` depend on."""
-        return op.kind, op.axes, size_class(op.nbytes), op.hints.chunk, op.root, *rest
+        return op.kind, op.axes, size_class(op.nbytes), op.hints.chunk, op.root, *details
 
     def _flat(self, op: Collective, *, few: bool) -> list[Candidate]:
         algorithms = options.flat(op.kind, self.schedule.size(op.axes))

@@ -147,7 +147,7 @@ def _messages(site: Site, report: DiagnosticReport) -> None:
     """Report a call site whose data messages are not exactly the units of its first state."""
     units = {(u.number, u.part, u.start, u.size, u.server) for u in site.layout.units}
     for verb, buffers in (("sent", site.up), ("got", site.down)):
-        data = [buffer for buffer in buffers if buffer.what == "data" and buffer.slot == 0]
+        data = [buffer for buffer in buffers if buffer.content == "data" and buffer.slot == 0]
         moved = [(c.unit, b.part, c.start, c.size, c.server) for b in data for c in b.chunks]
         if data and (len(moved) != len(units) or set(moved) != units):
             state = site.states[0]

@@ -54,14 +54,14 @@ def begin(
         ops.checked_dtype(buffer.dtype, site.result, op.span, file)
     finish = service.begin(site, [packed(buffer, env) for buffer in service.up(site)])
     # Values without elements are in no message, but must be returned.
-    expected = () if site.kind == "put" or any(b.what == "token" for b in site.down) else (site.result,)
+    expected = () if site.kind == "put" or any(b.content == "token" for b in site.down) else (site.result,)
     return lambda: unpacked(site.down, finish(), values, expected)
 
 
 def packed(buffer: Buffer, env: Mapping[str, Tree]) -> Array:
     """The flat array of `buffer`, [size] of its dtype."""
     dtype = ops.jax_dtype(buffer.dtype)
-    if buffer.what == "token":
+    if buffer.content == "token":
         return jnp.zeros((buffer.size,), dtype)
     leaves = env[buffer.value].leaves
     pieces = [leaves[place].reshape(-1).astype(dtype) for place in buffer.leaves]
@@ -77,7 +77,7 @@ def unpacked(
     """The leaves of the received buffers by value, with those of `expected`: empty leaves are not sent."""
     leaves_of: dict[str, list[Array | None]] = {ref: [None] * len(values[ref].leaves) for ref in expected}
     for buffer, array in zip(buffers, arrays, strict=True):
-        if buffer.what == "token":
+        if buffer.content == "token":
             continue
         leaves = values[buffer.value].leaves
         received = leaves_of.setdefault(buffer.value, [None] * len(leaves))

@@ -120,8 +120,8 @@ def shares(
     begins = offsets(site.layout)
     headers: list[tuple[int, ...]] = []
     updates: list[tuple[int, ...]] = []
-    ups = {b.part: place for place, b in enumerate(site.up) if b.what == "data"}
-    downs = {b.part: place for place, b in enumerate(site.down) if b.what == "data"}
+    ups = {b.part: place for place, b in enumerate(site.up) if b.content == "data"}
+    downs = {b.part: place for place, b in enumerate(site.down) if b.content == "data"}
     for state, (server, region) in enumerate(sorted(mapped.items())):
         counters = [region.address + 8 * at for at in (READY, PUTS + group, REQUESTS, CLOSED)]
         headers.append((server, *counters, counter.ctypes.data))
@@ -145,7 +145,7 @@ def _factors(site: Site) -> tuple[list[int], list[float]]:
     literals: list[float] = []
     for factor in (site.eta, site.rho):
         if isinstance(factor, str):
-            at = next(i for i, b in enumerate(site.up) if b.what == "scalar" and b.value == factor)
+            at = next(i for i, b in enumerate(site.up) if b.content == "scalar" and b.value == factor)
             table += [at, _DTYPES.index(DType(site.up[at].dtype).numpy_name)]
             literals.append(0.0)
         else:

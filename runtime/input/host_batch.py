@@ -145,18 +145,18 @@ def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.N
     return _count(program, state, state.counts[read.result], program.per(ref))
 
 
-def mask(program: HostProgram, states: Sequence[FlowState], known: dict[Any, Any]) -> Mask | None:
+def mask(program: HostProgram, states: Sequence[FlowState], cache: dict[Any, Any]) -> Mask | None:
     """The rows that count in every load, over the states of all flows; None if flows differ in rows.
 
-    known: a cache of masks of batches without skipped records.
+    cache: a cache of masks of batches without skipped records.
     """
     key = ("mask", *(id(state.known) for state in states)) if all(s.valid.all() for s in states) else None
-    if key not in known:
+    if key not in cache:
         rows = _mask(program, states)
         if key is None:
             return rows
-        known[key] = rows
-    result: Mask | None = known[key]
+        cache[key] = rows
+    result: Mask | None = cache[key]
     return result
 
 

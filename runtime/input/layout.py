@@ -38,8 +38,7 @@ def blocks(
     memory = fresh((count * apart,), np.dtype(np.uint8))
     strides: list[int] = []
     for sizes, unit in ((inner, dtype.itemsize), (leading, apart)):
-        own = [unit * math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
-        strides = [*own, *strides]
+        strides = [*(unit * math.prod(sizes[place + 1 :]) for place in range(len(sizes))), *strides]
     return np.ndarray((*leading, *inner), dtype, memory, 0, strides)
 
 
@@ -72,7 +71,7 @@ def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int6
         [rows]. The remaining slots of a shard repeat its counted rows, or its usable rows if no row counts;
         -1 if it has neither.
     """
-    taken = np.full(len(counted), -1, np.int64)
+    source_rows = np.full(len(counted), -1, np.int64)
     each = len(counted) // shards
     for start in range(0, each * shards, each or 1):
         local = slice(start, start + each)
@@ -80,8 +79,8 @@ def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int6
         if not rows.size:
             rows = start + np.flatnonzero(usable[local])
         if rows.size:
-            taken[local] = np.resize(rows, each)
-    return taken
+            source_rows[local] = np.resize(rows, each)
+    return source_rows
 
 
 def fill_rows(target: Array, column: Sequence[Any]) -> None:

@@ -37,15 +37,15 @@ class DmaClient(Protocol):
 
 @dataclass(eq=False)
 class Pinning:
-    """What of this process's memory is registered with `client`.
+    """The memory of this process that is registered with `client`.
 
-    Where a registration fails the memory stays as it is, which is right and slower; the logger
-    `commplan.input` says it once.
+    If a registration fails, transfers from that memory are slower but correct. The logger `commplan.input`
+    reports the first failure.
     """
 
     client: DmaClient
     _nbytes: dict[int, int] = field(default_factory=dict[int, int])  # by address
-    _said: bool = False
+    _is_reported: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)  # a finaliser may run inside
 
     @property
@@ -54,12 +54,12 @@ class Pinning:
         return sum(list(self._nbytes.values()))
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Register memory: whole pages that nobody unmaps before `unpin`."""
+        """Register memory: whole pages that stay mapped until `unpin`."""
         try:
             self.client.dma_map(address, nbytes)
         except Exception as error:  # noqa: BLE001  whatever the device's runtime raises
             with self._lock:
-                first, self._said = not self._said, True
+                first, self._is_reported = not self._is_reported, True
             if first:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 LOG.warning("batches are copied to the devices through memory of JAX's own: %s", reason)
@@ -70,8 +70,8 @@ class Pinning:
     def unpin(self, address: int) -> None:
         """End the registration of the memory that begins at `address`, if it is registered."""
         with self._lock:
-            known = self._nbytes.pop(address, None)
-        if known is not None:
+            nbytes = self._nbytes.pop(address, None)
+        if nbytes is not None:
             with contextlib.suppress(Exception):  # the runtime may have ended before
                 self.client.dma_unmap(address)
 
@@ -85,7 +85,7 @@ class Pinning:
         _compat.collect_garbage()  # the memory of the host that the copies held
 
     def end(self, batches: Iterable[Any]) -> None:
-        """Wait for the copies of batches that nobody will have."""
+        """Wait for the copies of batches that are discarded."""
         with contextlib.suppress(Exception):
             self.settle(list(batches))
 

@@ -261,10 +261,10 @@ def aborted() -> bool:
     """
     if not _hooks:
         return False
-    blocked, others = 1 << (signal.SIGABRT - 1), 1 << (signal.SIGTERM - 1)
+    abort_bit, term_bit = 1 << (signal.SIGABRT - 1), 1 << (signal.SIGTERM - 1)
     for status in Path("/proc/self/task").glob("*/status"):
         with contextlib.suppress(OSError):
             mask = status.read_text("ascii", "replace").partition("SigBlk:")[2].split(maxsplit=1)[0]
-            if int(mask, 16) & (blocked | others) == blocked:
+            if int(mask, 16) & (abort_bit | term_bit) == abort_bit:
                 return True
     return False

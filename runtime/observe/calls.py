@@ -94,7 +94,7 @@ class Calls:
         self._inside, self._open = False, _NOTHING
         self.joint = JointCalls()
         self._result: Any = None
-        self._seen = (0, False, True)
+        self._last_state = (0, False, True)
 
     def counted(self, function: Callable[..., Any], name: str) -> tuple[Callable[..., Any], int]:
         """Wrap `function`, a compiled step, to count its calls. Also returns the index of its name.
@@ -178,15 +178,15 @@ class Calls:
         """Update the state of the last call. Only one thread may call this, repeatedly."""
         number, inside, result = self.number, self._inside, self._result
         if result is not None and not isinstance(result, ResultArrays):
-            kept = _smallest(result)
+            arrays = _smallest(result)
             if self._result is result:
-                self._result = kept
-            result = kept
+                self._result = arrays
+            result = arrays
         ended = not inside and (result is None or _ready(result))
         if number != self.number:
             return
-        if (number, inside, ended) != self._seen:
-            self._seen, self.moved = (number, inside, ended), time.monotonic()
+        if (number, inside, ended) != self._last_state:
+            self._last_state, self.moved = (number, inside, ended), time.monotonic()
         self.waits = 0 if ended else number
         last = self._open
         if ended and last[2] == number and last is not _NOTHING:

@@ -191,10 +191,10 @@ def place(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
     `{rank}` in the path is replaced by its number. If there are several ranks and `{rank}` is missing,
     `costs.prom` becomes `costs.rank3.prom`.
     """
-    wanted = os.fspath(path)
-    if "{rank}" in wanted:
-        return Path(wanted.replace("{rank}", str(rank)))
-    target = Path(wanted)
+    pattern = os.fspath(path)
+    if "{rank}" in pattern:
+        return Path(pattern.replace("{rank}", str(rank)))
+    target = Path(pattern)
     return target.with_name(f"{target.stem}.rank{rank}{target.suffix}") if ranks > 1 else target
 
 
@@ -212,8 +212,8 @@ def write(path: Path, content: str) -> None:
 
 def text(summaries: Iterable[Summary]) -> str:
     """The contents of the file: one family of samples after another, each with all phases and ranks."""
-    known = list(summaries)
-    return _client().generate_latest(_registry(lambda: known)).decode()
+    collected = list(summaries)
+    return _client().generate_latest(_registry(lambda: collected)).decode()
 
 
 def _served(host: str, port: int, summaries: Callable[[], Sequence[Summary]]) -> tuple[Any, Any]:
@@ -256,10 +256,10 @@ class _Collector(NamedTuple):
 
 def _samples(summary: Summary) -> Iterator[tuple[str, str, dict[str, str], float]]:
     """The samples of `summary`: name and help of the family, labels, and value."""
-    own = {"plan": summary.plan, "phase": summary.phase, "rank": str(summary.rank)}
-    slow = [] if summary.slow is None else [(own | {"member": str(summary.slow.member)}, summary.slow)]
-    lines = [(own | {"line": str(each.span.line), "stage": each.what}, each) for each in summary.lines]
-    measured = {"line": lines, "phase": [(own, summary)], "slow": slow}
+    common = {"plan": summary.plan, "phase": summary.phase, "rank": str(summary.rank)}
+    slow = [] if summary.slow is None else [(common | {"member": str(summary.slow.member)}, summary.slow)]
+    lines = [(common | {"line": str(each.span.line), "stage": each.what}, each) for each in summary.lines]
+    measured = {"line": lines, "phase": [(common, summary)], "slow": slow}
     for name, kind, attribute, help_ in _FAMILIES:
         for labels, each in measured[kind]:
             mode = {"mode": attribute.removesuffix("_s")} if name == "cpu_seconds_total" else {}

@@ -146,11 +146,11 @@ def check_copies(
     for number, answer in sorted(answers.items()):
         if answer.wrong:
             fail("CP0861", f"{answer.wrong} of {who} {number}", fix, option, file=file)
-    seen: dict[str, set[str]] = {}
+    checksums: dict[str, set[str]] = {}
     for answer in answers.values():
         for key, text in answer.sums.items():
-            seen.setdefault(key, set()).add(text)
-    if all(len(texts) == 1 for texts in seen.values()):
+            checksums.setdefault(key, set()).add(text)
+    if all(len(texts) == 1 for texts in checksums.values()):
         return
     rows = tuple(
         (leaf.name, str(leaf.holders), each[0], _sample(next(iter(leaf.arrays.values()))))
@@ -165,8 +165,8 @@ def check_copies(
             place = places[name, holders] = places.get((name, holders), -1) + 1
             pieces.setdefault((name, holders, place), {})[number] = (text, sample)
     for (name, _, _), rows_of in pieces.items():
-        first, *others = rows_of
-        odd = [number for number in others if rows_of[number][0] != rows_of[first][0]]
+        first, *other_numbers = rows_of
+        odd = [number for number in other_numbers if rows_of[number][0] != rows_of[first][0]]
         if odd:
             shown = [f"{who} {n}: {rows_of[n][1]}" for n in (first, *odd[:3])]
             more = [f"it differs from {who} {first} on {len(odd)} of {len(rows_of)}"] if len(odd) > 3 else []

@@ -141,7 +141,7 @@ class ServerDriver:
             part, chunk = routes.up[tag]
             expected = chunk.size * part.dtype.nbytes
             counters.requests[worker] = counters.requests.get(worker, 0) + (tag in routes.last)
-            if buffer.size == expected and part.what == "token":
+            if buffer.size == expected and part.content == "token":
                 self.pool.give(buffer)
                 return
         if routes is None or buffer.size != expected:
@@ -188,18 +188,18 @@ class ServerDriver:
     def _set(self, effect: Effect) -> None:
         buffer, chunk = self.routing.sites[effect.site].up[effect.tag]
         cell = self._cell(effect)
-        if buffer.what == "token":  # of a state without leaves
+        if buffer.content == "token":  # of a state without leaves
             for shard in cell.units.values():
                 self._changed(cell, shard)
             return
         term = self._take(effect.worker, effect.tag)
-        if buffer.what == "scalar":
+        if buffer.content == "scalar":
             self.store.put_scalar(cell, buffer.leaves[0], term.data)
             changed = list(cell.units.values())
         else:
             self.store.put(cell, chunk.unit, buffer.slot, term.data)
             changed = [cell.units[chunk.unit]]
-        if buffer.what == "scalar" or cell.shared:
+        if buffer.content == "scalar" or cell.shared:
             self.pool.give(term.buffer)
         for shard in changed:
             self._changed(cell, shard)
@@ -308,7 +308,7 @@ class ServerDriver:
 
 def _copied(cell: StateCell, buffer: Buffer, chunk: Chunk) -> Array:
     """A copy of a part of a state for a `get`."""
-    if buffer.what == "scalar":
+    if buffer.content == "scalar":
         number = cell.layout.scalars.index(buffer.leaves[0])
         scalar = next(iter(cell.units.values())).scalars[number]
     else:

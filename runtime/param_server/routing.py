@@ -64,15 +64,15 @@ def site_routes(site: Site, server: int) -> SiteRoutes:
         result.up |= {chunk.tag: (buffer, chunk) for buffer, chunk in tags}
         ends += [chunk.tag for _, chunk in tags[-1:]]
     result.last = frozenset(ends)
-    result.data = {chunk.unit: tag for tag, (buffer, chunk) in result.up.items() if buffer.what == "data"}
+    result.data = {chunk.unit: tag for tag, (buffer, chunk) in result.up.items() if buffer.content == "data"}
     if site.kind in ("exchange", "elastic"):
-        result.scalars = tuple(tag for tag, (buffer, _) in result.up.items() if buffer.what == "scalar")
+        result.scalars = tuple(tag for tag, (buffer, _) in result.up.items() if buffer.content == "scalar")
     down = [(b, c) for b in site.down for c in b.chunks if c.server == server]
-    result.token = next((chunk.tag for buffer, chunk in down if buffer.what == "token"), None)
+    result.token = next((chunk.tag for buffer, chunk in down if buffer.content == "token"), None)
     if site.kind == "get":
         result.whole = tuple(down)
     else:
-        result.down = {chunk.unit: (buffer, chunk) for buffer, chunk in down if buffer.what == "data"}
+        result.down = {chunk.unit: (buffer, chunk) for buffer, chunk in down if buffer.content == "data"}
     return result
 
 
@@ -140,7 +140,7 @@ class RoutingTable:
         )  # fmt: skip
 
     def _wire(self, routes: SiteRoutes, part: int) -> DType:
-        return next(b.dtype for b in routes.site.up if b.what == "data" and b.part == part)
+        return next(b.dtype for b in routes.site.up if b.content == "data" and b.part == part)
 
     def _auxiliary(self, site: Site) -> AuxiliaryState | None:
         if len(site.states) == 1:

@@ -121,10 +121,10 @@ def _leaves(
         collective = on_leaf(op, leaf, ways, is_array=operand.kind == "array")
         if collective is None:
             continue
-        own, size = collective
-        known = str(jax.dtypes.canonicalize_dtype(leaf.dtype.numpy_name)) == leaf.dtype.numpy_name
-        if known and size * (ways if op.kind == "all_gather" else 1) <= _MOST:
-            yield CheckedCollective(own, phase, leaf.dtype, size)
+        leaf_op, size = collective
+        is_native = str(jax.dtypes.canonicalize_dtype(leaf.dtype.numpy_name)) == leaf.dtype.numpy_name
+        if is_native and size * (ways if op.kind == "all_gather" else 1) <= _MOST:
+            yield CheckedCollective(leaf_op, phase, leaf.dtype, size)
 
 
 def _tried(context: Context, candidate: CheckedCollective) -> tuple[float, tuple[str, ...]]:
@@ -159,9 +159,9 @@ def _compare(candidate: CheckedCollective, backend: Backend, axes: tuple[str, ..
     op, dtype = candidate.op, jnp.dtype(candidate.dtype.numpy_name)
     rank = jnp.asarray(backend.index(axes), jnp.int32)
     mine = _pattern(rank, jnp.arange(candidate.size, dtype=jnp.int32))
-    own = backend.varying(_as(mine, dtype), op.axes)
-    finish = backend.start(own, op)
-    received = (finish() if finish is not None else backend.move(own, op)).reshape(-1)
+    operand = backend.varying(_as(mine, dtype), op.axes)
+    finish = backend.start(operand, op)
+    received = (finish() if finish is not None else backend.move(operand, op)).reshape(-1)
     expected = _as(_expected(op, backend, axes, candidate.size, received.size, dtype), dtype)
     received, expected = (x.astype(jnp.float32) for x in (received, expected))
     rounding = float(jnp.finfo(dtype).eps) * backend.ways(op.axes) if candidate.dtype.is_float else 0.0
@@ -184,14 +184,14 @@ def _as(numbers: Array, dtype: Any) -> Array:
 
 
 def _expected(
-    op: ir.Collective, backend: Backend, axes: tuple[str, ...], size: int, given: int, dtype: Any
+    op: ir.Collective, backend: Backend, axes: tuple[str, ...], size: int, result_size: int, dtype: Any
 ) -> Array:
-    """The expected result of this rank, i32[given], if each rank sends `_pattern`, i32[size]."""
+    """The expected result of this rank, i32[result_size], if each rank sends `_pattern`, i32[size]."""
     ways, me = backend.ways(op.axes), jnp.asarray(backend.index(op.axes), jnp.int32)
     sizes = {axis: backend.sizes[axis] for axis in axes}
     offsets = jnp.asarray(group(dict.fromkeys(axes, 0), op.axes, sizes), jnp.int32)
     members = jnp.asarray(backend.index(axes), jnp.int32) - offsets[me] + offsets
-    at, block = jnp.arange(given, dtype=jnp.int32), size // ways
+    at, block = jnp.arange(result_size, dtype=jnp.int32), size // ways
     if op.op is not None:
         terms = _pattern(members[:, None], jnp.arange(_PERIOD, dtype=jnp.int32)[None, :])
         if dtype == jnp.bool_:

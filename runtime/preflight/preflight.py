@@ -93,7 +93,7 @@ class Preflight:
         self.index = 0  # of the step among those that are counted
         self._agreed: dict[str, Step] = {}  # by digest
         self._has_compared_values = False
-        self._known: set[Any] = set()  # executables of steps that were agreed on
+        self._executables: set[Any] = set()  # executables of steps that were agreed on
         self._step, self._place = (
             Step("run.check_collectives()", (), ()),
             user_line(),
@@ -121,7 +121,7 @@ class Preflight:
             with self._tells():
                 compiled = lowered.compile()
                 executable = compiled.runtime_executable()
-                if executable in self._known:
+                if executable in self._executables:
                     return
                 step = msgspec.structs.replace(
                     step, issues=self.machine.issues(traced, compiled), compiled=True
@@ -133,7 +133,7 @@ class Preflight:
                 self._agree(step, lowered, checks=check is not None)
                 if check is not None:
                     check(self)
-            self._known.add(executable)
+            self._executables.add(executable)
 
     def _compare_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raises CP0861 if an argument differs that several ranks hold alike."""

@@ -85,7 +85,7 @@ class Job:
     def flat(self, site: Site, buffer: Buffer, values: Mapping[str, Any]) -> Array:
         """The elements of a buffer. `values` are by name; a put has the name of the state that it sets."""
         dtype = numpy_dtype(buffer.dtype)
-        if buffer.what == "token":
+        if buffer.content == "token":
             return np.zeros(buffer.size, dtype)
         name = site.states[0] if site.kind == "put" else name_of(buffer.value)
         leaves = flatten(values[name])[1].leaves

@@ -28,18 +28,18 @@ def remark(
     unit: Unit, choice: StageChoice, tried: Mapping[StageChoice, Searched], why: str, source: str
 ) -> Choice:
     """The remark on the `choice` for `unit`, with the runners-up of all that was `tried`."""
-    taken = tried[choice]
+    result = tried[choice]
     runners_up: dict[tuple[object, float], Searched] = {}  # one for each algorithm and time
     for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
         runners_up.setdefault((each.choice.algorithm, each.seconds), each)
-    runners_up.pop((choice.algorithm, taken.seconds), None)
+    runners_up.pop((choice.algorithm, result.seconds), None)
     alternatives = tuple(
         Alternative(_words(each.choice, unit), rounded(each.seconds))
         for each in [*runners_up.values()][:SHOWN]
     )
     op = unit.collective
     text = f"{_words(choice, unit)} for {op.kind} of {sized(unit.nbytes)} over {', '.join(op.axes)}"
-    return Choice("search", text, why, op.span, (), rounded(taken.seconds), source, alternatives)
+    return Choice("search", text, why, op.span, (), rounded(result.seconds), source, alternatives)
 
 
 def _words(choice: StageChoice, unit: Unit) -> str:

@@ -72,7 +72,7 @@ def _searched(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context:
         return search
     separate_search = _Search(separate)
     separate_search.run()
-    trials.elsewhere = len(separate.known)
+    trials.elsewhere = len(separate.predictions)
     best, second = search, separate_search
     if separate_search.seconds < search.seconds * (1 - NEAR):
         best, second = second, best
@@ -103,7 +103,7 @@ class _Search:
 
     @property
     def seconds(self) -> float:
-        return self.trials.known[self.trials.key(self.table)].seconds if self.units else 0.0
+        return self.trials.predictions[self.trials.key(self.table)].seconds if self.units else 0.0
 
     def run(self) -> None:
         """Descend from the start, and again from a table in which several units take one algorithm."""
@@ -141,7 +141,7 @@ class _Search:
                 if unit.chooses and alike:
                     moved[unit.key] = min(alike, key=lambda each: (each.seconds, each.order)).choice
             table = self.table | moved
-            is_new = len(moved) > 1 and self.trials.key(table) not in self.trials.known
+            is_new = len(moved) > 1 and self.trials.key(table) not in self.trials.predictions
             prediction = self.trials.predicted(table) if is_new else None
             if prediction is not None and prediction.seconds <= limit:
                 best, limit = table, prediction.seconds

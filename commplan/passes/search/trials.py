@@ -28,7 +28,7 @@ class Trials:
         start: the initial table.
         units: the open choices.
         apart: a start table in which stages do not share buckets; empty if no table has this effect.
-        known: predictions, by the choices for each unit.
+        predictions: of the tables that were tried, by the choices for each unit.
         packed: the phase before algorithms are chosen, by bucket sizes.
         elsewhere: the number of schedules of this phase that other trials have predicted.
         work: ops and leaves of all schedules that were predicted.
@@ -54,14 +54,14 @@ class Trials:
         self.leaves = sum(len(value.leaves) for value in packed.phases[0].values)
         self.elsewhere = self.work = 0
         self.share = HALF if self.apart else 1.0
-        self.known: dict[tuple[StageChoice, ...], Searched] = {}
+        self.predictions: dict[tuple[StageChoice, ...], Searched] = {}
         self.packed: dict[tuple[int | None, ...], Schedule] = {}
         self.measured = context.calibration.input if context.calibration else None
         self.ready = readiness(schedule, phase, predictor, context.step, context.order)
 
     @property
     def count(self) -> int:
-        return len(self.known) + self.elsewhere
+        return len(self.predictions) + self.elsewhere
 
     @property
     def is_spent(self) -> bool:
@@ -74,7 +74,7 @@ class Trials:
     def predicted(self, table: Choices) -> Searched | None:
         """The phase with the choices of `table`; None if the budget is spent."""
         key = self.key(table)
-        if key not in self.known:
+        if key not in self.predictions:
             if self.is_spent:
                 return None
             after = self._compiled(table)
@@ -83,8 +83,8 @@ class Trials:
             exposed, nbytes = predict_exposed(whole, phase, self.predictor, self.ready, self.measured)
             count = sum(isinstance(op, Collective) for op in phase.ops)
             self.work += len(phase.ops) + self.leaves
-            self.known[key] = Searched(_digits(exposed), count, _digits(nbytes), 0, OPEN)
-        return self.known[key]
+            self.predictions[key] = Searched(_digits(exposed), count, _digits(nbytes), 0, OPEN)
+        return self.predictions[key]
 
     def _compiled(self, table: Choices) -> Schedule:
         """The phase after all passes; what precedes `decompose` is computed once for the same buckets."""

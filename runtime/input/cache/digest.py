@@ -83,7 +83,7 @@ class _Digest:
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
-        self._seen: dict[int, int] = {}
+        self._index_of: dict[int, int] = {}
         self._alive: list[object] = []  # keeps ids unique
 
     def of(self, values: tuple[object, ...]) -> str:
@@ -118,10 +118,10 @@ class _Digest:
         if isinstance(value, bytes | bytearray):
             self._bytes(value)
             return
-        if id(value) in self._seen:
-            self._words("again", self._seen[id(value)])
+        if id(value) in self._index_of:
+            self._words("again", self._index_of[id(value)])
             return
-        self._seen[id(value)] = len(self._alive)
+        self._index_of[id(value)] = len(self._alive)
         self._alive.append(value)
         if isinstance(value, types.ModuleType):
             self._add_module(value, where, names)
@@ -203,7 +203,7 @@ class _Digest:
         if _is_installed(module.__name__):
             self._words(_stamp(module.__name__))
             return
-        self._seen.pop(id(module))  # other code may read other attributes of the module
+        self._index_of.pop(id(module))  # other code may read other attributes of the module
         for name in sorted(names):
             if name in vars(module):
                 self._words(name)

@@ -174,17 +174,17 @@ class Caches:
                 rows |= True if ref in targets else rows_of.get(ref, False)
             missing[first] = rows
             if first in self.opened:
-                rows = rows & ~self._kept(self.opened[first], first, records, low, high)
+                rows = rows & ~self._cached(self.opened[first], first, records, low, high)
             for ref in operands(op):
                 rows_of[ref] = rows_of.get(ref, False) | rows
         return missing
 
-    def _kept(self, cache: RecordCache, ref: Ref, records: Records, low: int, high: int) -> Bools:
+    def _cached(self, cache: RecordCache, ref: Ref, records: Records, low: int, high: int) -> Bools:
         """Which rows the cache contains for all computed members."""
-        axes, kept = self.program.copies[ref], np.ones(high - low, bool)
+        axes, rows = self.program.copies[ref], np.ones(high - low, bool)
         for coords in self.program.variants(axes):
-            kept &= cache.table.has(cache.keys(records, dict(zip(axes, coords, strict=True)))[low:high])
-        return kept
+            rows &= cache.table.has(cache.keys(records, dict(zip(axes, coords, strict=True)))[low:high])
+        return rows
 
 
 def caches(

@@ -298,8 +298,8 @@ def in_file(path: str, shape: Shape) -> Table:
         facts = _facts(descriptor) or {}
         generation = facts.get("generation", 0)
         if facts != shape.facts(generation):
-            others = "on another host" if facts.get("boot") != _boot() else "with other functions or sources"
-            refuse(f"is in use {others}", "give each its own path, on a disk of the host")
+            users = "on another host" if facts.get("boot") != _boot() else "with other functions or sources"
+            refuse(f"is in use {users}", "give each its own path, on a disk of the host")
         return Table(descriptor, shape, generation, is_file=True)
     except OSError as error:
         os.close(descriptor)

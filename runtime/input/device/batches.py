@@ -76,16 +76,16 @@ class Batches(Iterator[Item]):
         if clocked is not None:
             self._host = clocked
         else:
-            patience = PATIENCE_S if timeout is None else timeout
+            timeout_s = PATIENCE_S if timeout is None else timeout
             if among is None:
-                among = shared_group(context, phase, self.local, timeout=patience)
+                among = shared_group(context, phase, self.local, timeout=timeout_s)
             else:
                 check_group(schedule, phase, among)
                 among = among if timeout is None else dataclasses.replace(among, timeout=timeout)
             local = {**self.local, **{axis: (place,) for axis, place in context.members.items()}}
             self._host = PhaseBatches(
                 schedule, phase.name, sources, context.functions,
-                local=local, group=among, state=state, workers=workers, timeout=patience,
+                local=local, group=among, state=state, workers=workers, timeout=timeout_s,
                 pinning=context.machine.input.pinning() if device_prefetch(phase.ops) else None,
             )  # fmt: skip
         rank, _ = context.machine.process()
@@ -99,7 +99,7 @@ class Batches(Iterator[Item]):
             )
         self._values = {value.id: value for value in phase.values}
         self._per = {value.id: value.placement.per for value in schedule.phase(phase.name).values}
-        self._wanted = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
+        self._outputs = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
         self._maps: DeviceMaps | None = None
 
     def __iter__(self) -> Batches:
@@ -112,10 +112,10 @@ class Batches(Iterator[Item]):
 
     def _item(self, batch: HostBatch) -> Item:
         arrays = {ref: self._sharded(ref, host) for ref, host in batch.values.items()}
-        rest = [ref for ref in self._wanted.values() if ref not in arrays]
-        if rest:
+        missing = [ref for ref in self._outputs.values() if ref not in arrays]
+        if missing:
             arrays |= self._map(batch, arrays)
-        named = {name: arrays[ref] for name, ref in self._wanted.items()}
+        named = {name: arrays[ref] for name, ref in self._outputs.items()}
         return Item.of(named, functools.partial(self._mask, batch.mask))
 
     def _mask(self, mask: Mask | None) -> Any:
@@ -187,7 +187,7 @@ class Batches(Iterator[Item]):
         compiled = self.context.compiled
         maps = self._maps = self._maps or compiled.get(self._phase.name)
         if maps is None:
-            maps = DeviceMaps(self.context, self._phase, tuple(self._wanted.values()), tuple(arrays))
+            maps = DeviceMaps(self.context, self._phase, tuple(self._outputs.values()), tuple(arrays))
             self._maps = compiled[self._phase.name] = maps
         records = {ref: self._sharded(ref, batch.records[ref].astype(np.uint32)) for ref in maps.loads}
         return maps(batch, arrays, records)
@@ -256,11 +256,11 @@ def shared_group(
     if not shares or context.members:
         return None
     over = [axis for axis in context.sizes if any(axis in op.axes for op in shares)]
-    others = repr(sorted((axis, places) for axis, places in local.items() if axis not in over))
+    unshared = repr(sorted((axis, places) for axis, places in local.items() if axis not in over))
     place = 0
     for axis in over:
         place = place * context.sizes[axis] + min(local[axis])
-    key = "\0".join((context.schedule.plan_digest, phase.name, others))
+    key = "\0".join((context.schedule.plan_digest, phase.name, unshared))
     peers = context.machine.input.peers(key, host or this_host(), place, timeout)
     if peers is None:
         return None

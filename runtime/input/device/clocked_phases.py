@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ClockedPhases:
     """The phases of a run whose members share loads; the members of a process share one stream per phase."""
 
-    _known: dict[str, ClockedPhase] = field(default_factory=dict[str, ClockedPhase])
+    _phases: dict[str, ClockedPhase] = field(default_factory=dict[str, ClockedPhase])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def member(
@@ -67,21 +67,21 @@ class ClockedPhases:
         """
         schedule = context.whole or context.schedule
         with self._lock:
-            if phase.name not in self._known:
+            if phase.name not in self._phases:
                 plan = clock_plan(schedule, phase.name)
-                self._known[phase.name] = ClockedPhase(plan, sources, context.functions)
-            clocks = self._known[phase.name]
+                self._phases[phase.name] = ClockedPhase(plan, sources, context.functions)
+            clocks = self._phases[phase.name]
         place = context.members[clocks.plan.clock]
-        patience = PATIENCE_S if timeout is None else timeout
+        timeout_s = PATIENCE_S if timeout is None else timeout
 
         def ask(position: int) -> PeerGroup | None:
             if among is None:
-                return _peer_group(context, clocks.plan, position, place, patience)
+                return _peer_group(context, clocks.plan, position, place, timeout_s)
             if among.count > 1 and clocks.plan.shared is None:
                 refuse_group(schedule, phase.name)
             return PeerGroup(among, position, tuple(range(among.count)))  # one member each, all at one unit
 
-        options = SharingOptions(ask, patience, workers)
+        options = SharingOptions(ask, timeout_s, workers)
         return member_batches(
             clocks, place, local=context.machine.input.local(), state=state, options=options
         )
@@ -110,12 +110,12 @@ def _peer_group(
     on_failure = "continue" if "continue" in failures else "stop"
     first, share = next((op for op in reads if op.clock), reads[0]), plan.share
     blame = Blame(f"load {first.source} over {plan.clock}", first.span, plan.schedule.file)
-    held = tuple(place % members for place in peers.places)
+    member_indices = tuple(place % members for place in peers.places)
     design, readers = ("all_shared", None) if share is None else (share.design, share.readers)
     if readers is not None:  # the members of this host may include no reader
-        readers = max(1, sum(member < readers for member in held))
-    joined = carried_group(machine, peers, design, blame, on_failure, timeout, readers)
-    return PeerGroup(joined, min(peers.places) // members, held)
+        readers = max(1, sum(member < readers for member in member_indices))
+    group = carried_group(machine, peers, design, blame, on_failure, timeout, readers)
+    return PeerGroup(group, min(peers.places) // members, member_indices)
 
 
 class MultirateBatches(Iterator[dict[str, Any]]):
@@ -128,8 +128,8 @@ class MultirateBatches(Iterator[dict[str, Any]]):
 
     def __init__(self, run: Run, phase: str) -> None:
         axis = clocked(run.context.schedule.phase(phase)) or ""
-        held = run.context.machine.input.local()[axis]
-        self._feeds: dict[int, Batches] = {member: run.batches(phase, member=member) for member in held}
+        members = run.context.machine.input.local()[axis]
+        self._feeds: dict[int, Batches] = {member: run.batches(phase, member=member) for member in members}
         self.steps = max(feed.steps for feed in self._feeds.values())
         self._done = 0
 

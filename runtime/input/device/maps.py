@@ -22,41 +22,41 @@ from commplan.runtime.input.host_batch import HostBatch
 
 
 class DeviceMaps:
-    """Computes the values `wanted` of a phase from host-made values.
+    """Computes values of a phase from host-made values.
 
     Args:
         context: the context of the run.
         phase: the phase.
-        wanted: the values to compute.
+        outputs: the values to compute.
         computed: the host-made values.
 
     Attributes:
-        given: the host-made values that it takes.
+        inputs: the host-made values that it takes.
         loads: the loads whose record indices key its random functions.
     """
 
     def __init__(
-        self, context: Context, phase: ir.Phase, wanted: Sequence[Ref], computed: Sequence[Ref]
+        self, context: Context, phase: ir.Phase, outputs: Sequence[Ref], computed: Sequence[Ref]
     ) -> None:
         self._context, self._phase = context, phase
         self._values = {value.id: value for value in phase.values}
-        self._wanted = tuple(ref for ref in wanted if ref not in computed)
-        self._ops = DefUse(phase.ops).ancestors(self._wanted, computed)
+        self._outputs = tuple(ref for ref in outputs if ref not in computed)
+        self._ops = DefUse(phase.ops).ancestors(self._outputs, computed)
         used = {ref for op in self._ops for ref in ir.operands(op)}
-        self.given = tuple(ref for ref in computed if ref in used)
+        self.inputs = tuple(ref for ref in computed if ref in used)
         random = [op for op in self._ops if isinstance(op, ir.Map) and op.random]
         drawn = dict.fromkeys(loaded_by(phase, ref) for op in random for ref in ir.operands(op))
         self.loads = tuple(load for load in drawn if load)
         self._run: Any = jax.jit(self._on_device)
 
     def __call__(
-        self, batch: HostBatch, given: Mapping[Ref, Array], records: Mapping[Ref, Array]
+        self, batch: HostBatch, values: Mapping[Ref, Array], records: Mapping[Ref, Array]
     ) -> dict[Ref, Array]:
-        """The values `wanted` of one batch.
+        """The outputs of one batch.
 
         Args:
             batch: the batch.
-            given: values by their ids, at least those of `self.given`.
+            values: values by their ids, at least those of `self.inputs`.
             records: u32, the record indices of `self.loads`, laid out like their values.
 
         Returns:
@@ -69,21 +69,21 @@ class DeviceMaps:
         machine = self._context.machine
         with machine.context():
             on_devices = machine.input.array(numbers, SAME, {})
-            return self._run({ref: given[ref] for ref in self.given}, dict(records), on_devices)
+            return self._run({ref: values[ref] for ref in self.inputs}, dict(records), on_devices)
 
     def _on_device(
-        self, given: dict[Ref, Array], records: dict[Ref, Array], numbers: Array
+        self, values: dict[Ref, Array], records: dict[Ref, Array], numbers: Array
     ) -> dict[Ref, Array]:
         context = self._context
         lowered = context.lower(self._phase)
-        carried = Carried.for_values(context, {ref: self._values[ref] for ref in self._wanted})
-        placements = {ref: self._values[ref].placement for ref in (*given, *records)}
+        carried = Carried.for_values(context, {ref: self._values[ref] for ref in self._outputs})
+        placements = {ref: self._values[ref].placement for ref in (*values, *records)}
 
         def stripped(ref: Ref, x: Array) -> Tree:
             return context.strip(Tree((x,), LEAF), placements[ref])
 
-        def body(given: dict[Ref, Array], records: dict[Ref, Array], numbers: Array) -> Any:
-            env = {ref: stripped(ref, x) for ref, x in given.items()}
+        def body(values: dict[Ref, Array], records: dict[Ref, Array], numbers: Array) -> Any:
+            env = {ref: stripped(ref, x) for ref, x in values.items()}
             mine = {ref: stripped(ref, x).leaves[0] for ref, x in records.items()}
             for op in self._ops:
                 draw = None
@@ -92,10 +92,10 @@ class DeviceMaps:
                     key = RngContext.from_seed(numbers[place], numbers[0], numbers[1]).key
                     draw = RngContext(key, mine, context.members)
                 lowered.apply([op], env, draw)
-            return carried.leave({ref: env[ref] for ref in self._wanted})
+            return carried.leave({ref: env[ref] for ref in self._outputs})
 
-        specs = tuple({ref: spec(placements[ref]) for ref in refs} for refs in (given, records))
+        specs = tuple({ref: spec(placements[ref]) for ref in refs} for refs in (values, records))
         result = context.machine.spread(body, (*specs, PartitionSpec()), carried.specs)(
-            given, records, numbers
+            values, records, numbers
         )
         return carried.build(result)

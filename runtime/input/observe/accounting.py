@@ -204,8 +204,8 @@ def _row(line: LineUsage) -> list[str]:
 def remarks(summaries: Sequence[Remarked]) -> list[str]:
     """Sentences about a phase's queue, workers, checks and members."""
     sentences: list[str] = []
-    own = (summary.queue for summary in summaries if summary.queue and summary.batches)
-    queues = [queue for queue in own if queue.depth]  # members with separate clocks have none
+    # Members with separate clocks have no queue.
+    queues = [queue for each in summaries if each.batches and (queue := each.queue) and queue.depth]
     if queues:
         least = min(queues, key=lambda queue: queue.mean)
         shared = f"; {least.slots} slots of shared memory" if least.slots else ""
@@ -242,8 +242,8 @@ def _both(first: Summary, second: Summary) -> Summary:
         before = lines.get((line.what, line.span))
         lines[line.what, line.span] = line if before is None else added(before, line)
     batches = first.batches + second.batches
-    asked = first.ready_mean * first.batches + second.ready_mean * second.batches
-    mean = asked / batches if batches else 0.0
+    ready_sum = first.ready_mean * first.batches + second.ready_mean * second.batches
+    mean = ready_sum / batches if batches else 0.0
     return replace(
         first,
         lines=tuple(lines.values()),
@@ -270,12 +270,12 @@ def _more(line: LineUsage, costs: Mapping[str, float]) -> LineUsage:
 
 
 def _emptier(first: Summary, second: Summary, mean: float) -> Queue:
-    asked = [summary.queue for summary in (first, second) if summary.batches] or [first.queue]
-    live = [summary.queue for summary in (first, second) if summary.queue.depth] or asked
+    queues = [summary.queue for summary in (first, second) if summary.batches] or [first.queue]
+    live = [summary.queue for summary in (first, second) if summary.queue.depth] or queues
     return Queue(
         min(queue.ready for queue in live),
         mean,
-        min(queue.least for queue in asked),
+        min(queue.least for queue in queues),
         max(queue.depth for queue in live),
         max(queue.slots for queue in live),
         max(queue.used for queue in live),

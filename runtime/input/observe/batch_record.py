@@ -39,18 +39,18 @@ class BatchRecord:
     Attributes:
         lane: the lane of the record that it writes.
         where: the plan's line.
-        course: the positions of batches.
+        cursor: the positions of batches.
         group: the processes that share loads; None if this one is alone.
     """
 
-    def __init__(self, lane: Lane, where: str, course: EpochCursor, group: Group | None) -> None:
+    def __init__(self, lane: Lane, where: str, cursor: EpochCursor, group: Group | None) -> None:
         shared = group.run_id if group is not None else "-"
-        self.lane, self.where, self.course, self.group = lane, where, course, group
+        self.lane, self.where, self.cursor, self.group = lane, where, cursor, group
         self._make, self._wait = (lane.name(where, kind, shared) for kind in ("make", "wait"))
         self._open: dict[int, Open] = {}
         self._call: Callable[[], Call | None] = lambda: None
         self._awaited: Callable[[], int] = lambda: -1
-        self._known: tuple[int, int] = (0, -1)  # the wait recorded last, and the rank that it waits for
+        self._blocker: tuple[int, int] = (0, -1)  # the last recorded wait, and the rank that it waits for
         self._called: Call | None = None
         self._looking = threading.Lock()
 
@@ -80,8 +80,8 @@ class BatchRecord:
     def begin(self, kind: Literal["make", "wait"], number: int) -> int:
         """Record that batch `number` is begun, or awaited. Returns the number of the operation, which is not
         0."""
-        epoch, step = self.course.at(number)
-        name, runs = self._make if kind == "make" else self._wait, self.course.count(number)
+        epoch, step = self.cursor.at(number)
+        name, runs = self._make if kind == "make" else self._wait, self.cursor.count(number)
         operation = self.lane.begin(name, runs, epoch << 32 | step)
         self._open[operation] = Open(name, number, runs, time.monotonic())
         return operation
@@ -117,10 +117,10 @@ class BatchRecord:
         operation, wait = self._oldest()
         if wait is not None and time.monotonic() - wait.since >= _LASTS_S:
             process = self._awaited()
-            known = operation, self.rank(process) if process >= 0 else -1
-            if known[1] >= 0 and known != self._known:
-                self._known = known
-                self.lane.awaits(wait.name, *known)
+            blocker = operation, self.rank(process) if process >= 0 else -1
+            if blocker[1] >= 0 and blocker != self._blocker:
+                self._blocker = blocker
+                self.lane.awaits(wait.name, *blocker)
 
     def _record_call(self) -> None:
         call = self._call()
@@ -150,7 +150,7 @@ class BatchRecord:
         return min(waits, key=lambda entry: entry[1].since, default=(0, None))
 
 
-def batch_record(program: HostProgram, course: EpochCursor, group: Group | None) -> BatchRecord | None:
+def batch_record(program: HostProgram, cursor: EpochCursor, group: Group | None) -> BatchRecord | None:
     """The record of a phase whose batches begin here; None if this process keeps no record."""
     reads = [read for flow in program.flows for read in flow.reads]
     lane = lane_of(program.schedule.plan, "input") if reads else None
@@ -158,7 +158,7 @@ def batch_record(program: HostProgram, course: EpochCursor, group: Group | None)
         return None
     shared = [flow.shared for flow in program.flows if flow.shared is not None]
     line = (shared if group is not None and shared else reads)[0].span.line
-    return BatchRecord(lane, f"line {line} of {program.schedule.file or 'the plan'}", course, group)
+    return BatchRecord(lane, f"line {line} of {program.schedule.file or 'the plan'}", cursor, group)
 
 
 _watched: weakref.WeakSet[BatchRecord] = weakref.WeakSet()

@@ -66,7 +66,7 @@ class OverdueCalls:
 
     def _oldest(self, threads: Sequence[threading.Thread], now: float) -> tuple[Call | None, float]:
         frames = _frames(threads)
-        seen: dict[int, tuple[Call, float]] = {}
+        calls: dict[int, tuple[Call, float]] = {}
         for thread in threads:
             number = thread.ident or 0
             call = self._call(frames.get(number))
@@ -74,9 +74,9 @@ class OverdueCalls:
                 continue
             before = self._since.get(number)
             same = before is not None and before[0][:3] == call[:3]
-            seen[number] = call, before[1] if before is not None and same else now
-        self._since = seen
-        return min(seen.values(), key=lambda entry: entry[1], default=(None, now))
+            calls[number] = call, before[1] if before is not None and same else now
+        self._since = calls
+        return min(calls.values(), key=lambda entry: entry[1], default=(None, now))
 
     def fail(self, threads: Sequence[threading.Thread], waited: float) -> NoReturn:
         """Raise CP0926 for the first of `threads` that is in a call. waited: seconds that peers have
@@ -127,6 +127,6 @@ def _record(call: Call) -> str:
 def _frames(threads: Sequence[threading.Thread]) -> dict[int, FrameType]:
     """The innermost frame of each of `threads`, except the current thread: a frame that refers to itself is
     freed late, together with the memory of batches."""
-    others = {thread.ident for thread in threads} - {threading.get_ident()}
+    numbers = {thread.ident for thread in threads} - {threading.get_ident()}
     now = sys._current_frames  # pyright: ignore[reportPrivateUsage]
-    return {number: frame for number, frame in now().items() if number in others}
+    return {number: frame for number, frame in now().items() if number in numbers}

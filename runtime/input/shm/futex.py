@@ -52,16 +52,16 @@ def _limit(seconds: float) -> _Timespec:
     return _Timespec(int(seconds), int(seconds % 1 * 1e9))
 
 
-def wait(word: ctypes.c_uint32, seen: int, seconds: float, *, futex: bool = True) -> None:
-    """Return when `word` differs from `seen`, after a wake, or after `seconds`; the caller tests the word
+def wait(word: ctypes.c_uint32, expected: int, seconds: float, *, futex: bool = True) -> None:
+    """Return when `word` differs from `expected`, after a wake, or after `seconds`; the caller tests the word
     again."""
-    if word.value != seen:
+    if word.value != expected:
         return
     if _FUTEX is not None and futex:
-        _SYSCALL(_FUTEX, ctypes.byref(word), _WAIT, seen, _limit(seconds), None, 0)
+        _SYSCALL(_FUTEX, ctypes.byref(word), _WAIT, expected, _limit(seconds), None, 0)
         return
     until, sleep = time.monotonic() + seconds, _SLEEP_FIRST
-    while word.value == seen and time.monotonic() < until:
+    while word.value == expected and time.monotonic() < until:
         time.sleep(sleep)
         sleep = min(2 * sleep, _SLEEP_MOST)
 

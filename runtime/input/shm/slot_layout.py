@@ -79,18 +79,18 @@ def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> Slot
     arrays: dict[Ref, Room] = {}
     offset = rounded(next(iter(divisions.values())).parts * slot_status.ROOM)
     moving = [(place, flow) for place, flow in enumerate(program.flows) if flow.moved]
-    for wanted in (_records, _values):  # the records of all flows are contiguous: one copy reads them
+    for array_specs in (_records, _values):  # the records of all flows are contiguous: one copy reads them
         for place, flow in moving:
-            for ref, shape, dtype in wanted(program, flow):
+            for ref, shape, dtype in array_specs(program, flow):
                 arrays[ref] = Room(offset, shape, dtype, place)
                 offset += rounded(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
     return SlotLayout(arrays, divisions, rounded(offset, PAGE))
 
 
-_Wanted = tuple[Ref, tuple[int, ...], np.dtype[Any]]
+_ArraySpec = tuple[Ref, tuple[int, ...], np.dtype[Any]]
 
 
-def _records(program: HostProgram, flow: Flow) -> Iterator[_Wanted]:
+def _records(program: HostProgram, flow: Flow) -> Iterator[_ArraySpec]:
     """The validity flags and record indices of a flow."""
     rows = len(program.rows(flow, flow.batch))
     yield validity(flow), (len(program.variants(flow.per)), rows), np.dtype(np.uint8)
@@ -98,7 +98,7 @@ def _records(program: HostProgram, flow: Flow) -> Iterator[_Wanted]:
         yield identity(read), (len(program.variants(read.per)), rows), np.dtype(np.int64)
 
 
-def _values(program: HostProgram, flow: Flow) -> Iterator[_Wanted]:
+def _values(program: HostProgram, flow: Flow) -> Iterator[_ArraySpec]:
     rows = len(program.rows(flow, flow.batch))
     for ref in flow.moved:
         element = program.elements[ref]

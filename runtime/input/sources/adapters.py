@@ -25,7 +25,7 @@ from commplan.runtime.input.sources.record_convert import UnlikeError, described
 from commplan.tracebacks import ends_at_caller
 
 Key = str | int
-_KEPT = 64  # records that a thread caches for its other columns, at most: a few blocks
+_MOST_ROWS = 64  # records that a thread caches for its other columns, at most: a few blocks
 
 
 @runtime_checkable
@@ -134,28 +134,28 @@ class Rows:
     def __reduce__(self) -> tuple[Any, ...]:
         return Rows, (self.dataset, self.columns)
 
-    def _kept(self) -> OrderedDict[int, tuple[Any, int]]:
-        if not hasattr(self._local, "kept"):
-            self._local.kept = OrderedDict[int, tuple[Any, int]]()
-        return cast("OrderedDict[int, tuple[Any, int]]", self._local.kept)
+    def _cache(self) -> OrderedDict[int, tuple[Any, int]]:
+        if not hasattr(self._local, "rows"):
+            self._local.rows = OrderedDict[int, tuple[Any, int]]()
+        return cast("OrderedDict[int, tuple[Any, int]]", self._local.rows)
 
     def _keep(self, index: int, row: Any, asks: int) -> Any:
-        kept = self._kept()
+        cache = self._cache()
         if asks > 0:
-            kept[index] = row, asks
-            if len(kept) > _KEPT:
-                kept.popitem(last=False)
+            cache[index] = row, asks
+            if len(cache) > _MOST_ROWS:
+                cache.popitem(last=False)
         return row
 
     def one(self, index: int) -> Any:
-        row = self._kept().pop(index, None)
+        row = self._cache().pop(index, None)
         if row is not None:
             return self._keep(index, row[0], row[1] - 1)
         return self._keep(index, self.dataset[index], self.columns - 1)
 
     def several(self, indices: list[int]) -> list[Any]:
-        kept = self._kept()
-        missing = [index for index in dict.fromkeys(indices) if index not in kept]
+        cache = self._cache()
+        missing = [index for index in dict.fromkeys(indices) if index not in cache]
         fresh: dict[int, Any] = {}
         if missing and self._many is not None:
             fresh = dict(zip(missing, self._many(missing), strict=True))
@@ -324,8 +324,8 @@ def is_array_record(path: object) -> bool:
     if not isinstance(path, str | os.PathLike):
         return False
     name = os.path.basename(os.fsdecode(cast("str | os.PathLike[str]", path)))  # noqa: PTH119  any path-like
-    stem, dot, rest = name.rpartition(".array_record")
-    return bool(stem and dot) and (not rest or rest[0] == "-" or rest[0] == "*")
+    stem, dot, suffix = name.rpartition(".array_record")
+    return bool(stem and dot) and (not suffix or suffix[0] == "-" or suffix[0] == "*")
 
 
 def array_record(paths: Sequence[str | os.PathLike[str]]) -> Source:

@@ -69,7 +69,7 @@ def _shortened(path: str) -> str:
     return repr(path) if len(path) <= _LONGEST else f"{path[:_LONGEST]!r}..."
 
 
-def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source:
+def _bound(schedule: Schedule, name: str, sources: Mapping[str, object]) -> Source:
     """The source `name`. Raises: see `bound`."""
     reads = (op for phase in schedule.phases for op in phase.ops if isinstance(op, Read))
     span = next((op.span for op in reads if op.source == name), None)
@@ -77,19 +77,19 @@ def _bound(schedule: Schedule, name: str, given: Mapping[str, object]) -> Source
     def refuse(code: str, message: str, *notes: str) -> NoReturn:
         fail(code, message, *notes, span=span, file=schedule.file)
 
-    if name not in given:
-        names = ", ".join(sorted(given)) or "none"
+    if name not in sources:
+        names = ", ".join(sorted(sources)) or "none"
         refuse("CP0900", f"source `{name}` is not bound", f"sources given: {names}")
     wants_bytes = isinstance(next(s.type for s in schedule.sources if s.name == name), BytesType)
     try:
-        source = opened(given[name], wants_bytes)
+        source = opened(sources[name], wants_bytes)
     except CommplanError as error:
         first = error.diagnostics[0]
         refuse(first.code, f"source `{name}`: {first.message}", *(n.text for n in first.notes))
     if source is None:
-        kind = type(given[name]).__name__
+        kind = type(sources[name]).__name__
         problem = f"source `{name}` is of type {kind}, which does not give records by number"
-        refuse("CP0902", problem, *_instead(given[name]))
+        refuse("CP0902", problem, *_instead(sources[name]))
     try:
         length = len(source)
     except Exception as error:  # noqa: BLE001  user code, or an invalid length

@@ -195,13 +195,15 @@ _CLASSES_ALIKE = (
 )
 
 
-def _differences(first: str, classes: Sequence[str], second: str, others: Sequence[str]) -> list[str]:
+def _differences(first: str, classes: Sequence[str], second: str, second_classes: Sequence[str]) -> list[str]:
     lines = [
         f"{listed(missing)} {'is a class' if len(missing) == 1 else 'are classes'} of `{name}` alone"
-        for name, own, those in ((first, classes, others), (second, others, classes))
-        if (missing := [each for each in own if each not in those])
+        for name, names, other_names in ((first, classes, second_classes), (second, second_classes, classes))
+        if (missing := [each for each in names if each not in other_names])
     ]
-    places = {name: (classes.index(name), others.index(name)) for name in classes if name in others}
+    places = {
+        name: (classes.index(name), second_classes.index(name)) for name in classes if name in second_classes
+    }
     moved = [name for name, (place, second_place) in places.items() if place != second_place]
     for name in moved[:1]:
         place, second_place = places[name]
@@ -212,14 +214,14 @@ def _differences(first: str, classes: Sequence[str], second: str, others: Sequen
 def _names(root: str, recursive: bool) -> Iterator[str]:
     """The files below `root`, by their paths inside of it. A folder that a link leads back to is not entered
     again."""
-    stack, seen = [""], set[str]()
+    stack, visited = [""], set[str]()
     while stack:
         inside = stack.pop()
         folder = os.path.join(root, inside)  # noqa: PTH118
         real = os.path.realpath(folder)
-        if real in seen:
+        if real in visited:
             continue
-        seen.add(real)
+        visited.add(real)
         with os.scandir(folder) as entries:
             for entry in entries:
                 name = os.path.join(inside, entry.name)  # noqa: PTH118

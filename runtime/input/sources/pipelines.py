@@ -57,9 +57,9 @@ def _settings(transform: object) -> list[str]:
     """The numbers and texts among the attributes of a transform; empty for None."""
     if transform is None:
         return []
-    given = sorted(getattr(transform, "__dict__", {}).items())
+    attributes = sorted(getattr(transform, "__dict__", {}).items())
     kinds = bool | int | float | str | np.generic
     return [
         type(transform).__qualname__,
-        *(f"{name}={value!s}" for name, value in given if isinstance(value, kinds)),
+        *(f"{name}={value!s}" for name, value in attributes if isinstance(value, kinds)),
     ]
