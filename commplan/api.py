@@ -14,6 +14,7 @@ from commplan import compiler, io, pytree
 from commplan.compile_options import DEFAULTS, IN_ORDER, CompileKeywords, CompileOptions, RankPlaces
 from commplan.diagnostics import CommplanError, fail
 from commplan.frontend.bind_axes import check_mesh
+from commplan.hang_limits import BUSY_S, HangLimits, OnHang
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
@@ -37,7 +38,7 @@ from commplan.topology import (
 )
 from commplan.tracebacks import ends_at_caller, public_face
 from commplan.verify import load_schedule
-from commplan.wait import BUSY_S, TIMEOUT_S, check_seconds
+from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -257,6 +258,7 @@ class Program(Generic[RunT]):
         *,
         watchdog_s: float | None = 10.0,
         busy_s: float = BUSY_S,
+        on_hang: OnHang = "abort",
         timeout: float = TIMEOUT_S,
     ) -> RunT:
         """Bind this program to a mesh, data and functions (see `runtime.run.Run`).
@@ -272,6 +274,8 @@ class Program(Generic[RunT]):
             busy_s: seconds after which it fails if the blocking ranks are alive and busy with other work,
                 such as a checkpoint. They are printed after `watchdog_s`. `run.late()` announces such work,
                 for which the others wait without a limit.
+            on_hang: `report` only prints the blocking ranks, once for each wait, and continues to wait.
+                This applies if one rank passes it.
             timeout: seconds to wait for other ranks or processes to bind, which may still be compiling or
                 loading.
 
@@ -282,7 +286,8 @@ class Program(Generic[RunT]):
         check_binding(self._schedule, self._digest, mesh)
         from commplan.runtime.binding import Bindings, bind  # noqa: PLC0415  jax is loaded only here
 
-        run = bind(self, mesh, Bindings(sources, functions, seed, watchdog_s, busy_s, timeout))
+        limits = HangLimits(watchdog_s, busy_s, on_hang)
+        run = bind(self, mesh, Bindings(sources, functions, seed, limits, timeout))
         return cast("RunT", run)
 
     def compiler_options(self, target: str = "gpu") -> dict[str, bool | int | str]:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
+from commplan.hang_limits import BUSY_S, HangLimits, OnHang
 from commplan.tracebacks import ends_at_caller
-from commplan.wait import BUSY_S
 
 
 @ends_at_caller
@@ -23,6 +23,7 @@ def jit(
     comm: Any = None,
     watchdog_s: float | None = 10.0,
     busy_s: float = BUSY_S,
+    on_hang: OnHang = "abort",
     timeout: float = 1800.0,
     **options: Any,
 ) -> Any:
@@ -39,6 +40,7 @@ def jit(
         comm: instead, an `mpi4py` communicator whose ranks run the step.
         watchdog_s: seconds without progress before a process is reported; None: the step is not watched.
         busy_s: seconds before processes end if one is alive and busy with other work; see `late`.
+        on_hang: `report` only prints the process, and continues to wait; see `Program.bind`.
         timeout: seconds to wait for a process in a comparison, which may be compiling.
         **options: those of `jax.jit`.
 
@@ -46,18 +48,12 @@ def jit(
         CommplanError: CP0849 if a process does not come, CP0857 for invalid arguments, and from calls CP0854
             and CP0855 if steps differ or a process does not come to a comparison.
     """
-    watched: dict[str, Any] = {
-        "mesh": mesh,
-        "comm": comm,
-        "watchdog_s": watchdog_s,
-        "busy_s": busy_s,
-        "timeout": timeout,
-    }
+    limits = HangLimits(watchdog_s, busy_s, on_hang)
     if function is None:
-        return functools.partial(jit, **watched, **options)
+        return functools.partial(jit, mesh=mesh, comm=comm, timeout=timeout, **limits._asdict(), **options)
     from commplan.runtime.guarded import jit as guarded  # noqa: PLC0415  jax is loaded only here
 
-    return guarded(function, options, **watched)
+    return guarded(function, options, mesh=mesh, comm=comm, limits=limits, timeout=timeout)
 
 
 @contextmanager

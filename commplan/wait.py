@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 SLICE_S = 0.25
-BUSY_S = 600.0  # for a rank or process that others wait for, and that is alive
 TIMEOUT_S = 600.0  # for a rank or process to join, which may be compiling or reading an index
 LONGEST_S = 1e7  # several months; the engine counts nanoseconds
 _Result = TypeVar("_Result")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast
 
 from commplan.diagnostics import Diagnostic, Note, fail, fail_if, near_note
+from commplan.hang_limits import UNWATCHED, HangLimits
 from commplan.ir import schedule as ir
 from commplan.lowering.jax.pytree import known_structures
 from commplan.runtime.context import Context
@@ -17,7 +18,7 @@ from commplan.runtime.machines.machine import BindRequest
 from commplan.runtime.machines.mesh import machine_for
 from commplan.runtime.run import Run
 from commplan.runtime.run_input import RunInput
-from commplan.wait import BUSY_S, TIMEOUT_S, check_seconds
+from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
     from commplan.api import Program
@@ -32,10 +33,8 @@ def bind(program: Program[Any], mesh: Any, bindings: Bindings) -> Run:
             other parameters.
     """
     schedule = program.schedule
-    request = BindRequest(
-        schedule, program.digest, bindings.seed, functools.partial(bindings.check, schedule),
-        bindings.watchdog_s, bindings.timeout, bindings.busy_s,
-    )  # fmt: skip
+    check = functools.partial(bindings.check, schedule)
+    request = BindRequest(schedule, program.digest, bindings.seed, check, bindings.limits, bindings.timeout)
     machine = machine_for(request, mesh)
     structures = known_structures(program.structures.values())
     functions, seed = dict(bindings.functions or {}), operator.index(bindings.seed)
@@ -51,8 +50,7 @@ class Bindings(NamedTuple):
     sources: Mapping[str, Any] | None = None
     functions: Mapping[str, Callable[..., Any]] | None = None
     seed: SupportsIndex = 0
-    watchdog_s: float | None = None
-    busy_s: float = BUSY_S
+    limits: HangLimits = UNWATCHED
     timeout: float = TIMEOUT_S
 
     def check(self, schedule: ir.Schedule) -> None:
@@ -78,11 +76,9 @@ class Bindings(NamedTuple):
         if isinstance(seed, bool) or not isinstance(seed, SupportsIndex):
             message = f"the seed is {seed!r}, of type {type(seed).__name__}: expected a whole number"
             fail("CP0803", message, "such as program.bind(mesh, seed=0)", file=schedule.file)
-        forever = "such as program.bind(comm, watchdog_s=60); None waits forever"
-        file = schedule.file
-        check_seconds("CP0803", "watchdog_s", self.watchdog_s, forever, file=file, also_allowed=(None,))
-        check_seconds("CP0803", "busy_s", self.busy_s, "such as program.bind(comm, busy_s=600)", file=file)
-        check_seconds("CP0803", "timeout", self.timeout, "such as program.bind(comm, timeout=600)", file=file)
+        self.limits.check("CP0803", "program.bind(comm, {})", schedule.file)
+        fix = "such as program.bind(comm, timeout=600)"
+        check_seconds("CP0803", "timeout", self.timeout, fix, file=schedule.file)
 
 
 def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:

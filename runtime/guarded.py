@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from commplan.diagnostics import fail
+from commplan.hang_limits import HangLimits
 from commplan.lowering.audit import CompiledCollective
 from commplan.mesh_kind import is_communicator
 from commplan.runtime.machines import coordinator
@@ -43,22 +44,20 @@ class GuardedMesh(MeshMachine):
         return sources[0] if sources else super().place(collective)
 
 
-def machine_of(
-    mesh: Any, comm: Any, name: str, watchdog_s: float | None, busy_s: float, timeout_s: float
-) -> Machine:
+def machine_of(mesh: Any, comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machine:
     """The machine of a step `name`; all of its processes call this alike.
 
     Raises CP0849 if a process does not come, and for ranks what `machines.ranks.check_communicator` does.
     """
     if comm is not None:
-        return _ranks(comm, name, watchdog_s, busy_s, timeout_s)
+        return _ranks(comm, name, limits, timeout_s)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("device",)) if mesh is None else mesh
     processes = processes_of(mesh)
     machine = GuardedMesh(mesh, dict(mesh.shape))
     if len(processes) == 1 or jax.process_index() not in processes:
         return cast("Machine", machine)
     notice = Notice(
-        watchdog_s or timeout_s, f"process {jax.process_index()} waits in `guard.jit` of `{name}`"
+        limits.watchdog_s or timeout_s, f"process {jax.process_index()} waits in `guard.jit` of `{name}`"
     )
 
     def exchange(mine: Any) -> Mapping[int, Any]:
@@ -70,11 +69,11 @@ def machine_of(
         return {number: msgspec.json.decode(text, type=kind) for number, text in answers.items()}
 
     index = int(jax.process_index())
-    calls = watchdog.start(index, coordinator.address(), exchange, watchdog_s, busy_s, "")
+    calls = watchdog.start(index, coordinator.address(), exchange, limits, "")
     return cast("Machine", dataclasses.replace(machine, calls=calls))
 
 
-def _ranks(comm: Any, name: str, watchdog_s: float | None, busy_s: float, timeout_s: float) -> Machine:
+def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machine:
     from commplan.lowering.mpi.job.rendezvous import Rendezvous  # noqa: PLC0415  MPI only if it is used
     from commplan.runtime.machines.communicator import check_communicator  # noqa: PLC0415
     from commplan.runtime.machines.ranks import Ranks  # noqa: PLC0415
@@ -92,7 +91,7 @@ def _ranks(comm: Any, name: str, watchdog_s: float | None, busy_s: float, timeou
     watched = None
     if len(ranks) > 1:
         first = f"{hosts[0]}:{_PORT}"
-        watched = watchdog.start(int(duplicate.Get_rank()), first, exchange, watchdog_s, busy_s, "")
+        watched = watchdog.start(int(duplicate.Get_rank()), first, exchange, limits, "")
     unwatched = JointCalls()
 
     class GuardedRanks(Ranks):
@@ -119,8 +118,7 @@ def jit(
     *,
     mesh: Any,
     comm: Any,
-    watchdog_s: float | None,
-    busy_s: float,
+    limits: HangLimits,
     timeout: float,
 ) -> Any:
     """See `commplan.guard.jit`. `options` are those of `jax.jit`."""
@@ -130,14 +128,13 @@ def jit(
             "guard.jit takes a mesh or a communicator",
             "guard.jit(step, mesh=..) or (step, comm=..)",
         )
-    check_seconds("CP0857", "watchdog_s", watchdog_s, file="", also_allowed=(None,))
-    check_seconds("CP0857", "busy_s", busy_s, file="")
+    limits.check("CP0857", "guard.jit(step, {})")
     check_seconds("CP0857", "timeout", timeout, file="")
     if not callable(function):
         message = f"guard.jit takes the function of a step, not a {type(function).__name__}"
         fail("CP0857", message, "guard.jit(step, mesh=..)")
     name = getattr(function, "__name__", type(function).__name__)
-    machine = machine_of(mesh, comm, name, watchdog_s, busy_s, timeout)
+    machine = machine_of(mesh, comm, name, limits, timeout)
     if len(machine.participants()) == 1:
         return jax.jit(function, **options)
     step = preflight.ComparedStep(function, options, check_same=False)

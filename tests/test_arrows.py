@@ -33,9 +33,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.lsp": ("commplan.dsl", "commplan.lint", "commplan.highlight"),
     "commplan.pytree": (),
     "commplan.io": (),
-    "commplan.recorder": ("commplan.tracebacks",),
+    "commplan.recorder": ("commplan.tracebacks", "commplan.hang_limits"),
     "commplan.sidecar": ("commplan.recorder", "commplan.ending"),
     "commplan.wait": (),
+    "commplan.hang_limits": ("commplan.wait",),
     "commplan.ending": (),
     "commplan.tracebacks": (),
     "commplan.mesh_kind": (),
@@ -53,13 +54,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.lowering": (
         "commplan.collectives", "commplan.passes", "commplan.verify", "commplan.pytree", "commplan.topology",
         "commplan.protocol", "commplan.recorder", "commplan.sidecar", "commplan.wait",
-        "commplan.ending",
+        "commplan.ending", "commplan.hang_limits",
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.frontend", "commplan.verify", "commplan.pytree",
         "commplan.lowering", "commplan.mesh_kind", "commplan.cost", "commplan.topology", "commplan.input",
         "commplan.protocol", "commplan.recorder", "commplan.sidecar", "commplan.wait",
-        "commplan.tracebacks",
+        "commplan.tracebacks", "commplan.hang_limits",
     ),
 }  # fmt: skip
 JAX = (

@@ -11,6 +11,7 @@ import struct
 import time
 from typing import NamedTuple
 
+from commplan.hang_limits import HangLimits
 from commplan.recorder.file import LIVE, Recording
 
 _NUMBERS = struct.Struct("<10q")
@@ -65,11 +66,12 @@ def read_live(descriptor: int) -> Live:
     return Live(*_NUMBERS.unpack(os.pread(descriptor, _NUMBERS.size, LIVE)))
 
 
-def put_limits(recording: Recording, bound_s: float, busy_s: float, *, ends: bool) -> None:
-    """Have the sidecar watch the process of `recording`."""
+def put_limits(recording: Recording, limits: HangLimits) -> None:
+    """Have the sidecar watch the process of `recording`, unless `watchdog_s` is None."""
     struct.pack_into("<q", recording.memory, LIVE, time.monotonic_ns())
-    struct.pack_into("<2q", recording.memory, _LIMITS, int(bound_s * 1e9), int(busy_s * 1e9))
-    struct.pack_into("<q", recording.memory, LIVE + 72, ends)
+    bound_ns, busy_ns = int((limits.watchdog_s or 0.0) * 1e9), int(limits.busy_s * 1e9)
+    struct.pack_into("<2q", recording.memory, _LIMITS, bound_ns, busy_ns)
+    struct.pack_into("<q", recording.memory, LIVE + 72, limits.on_hang == "abort")
 
 
 def put_late(recording: Recording, late: int) -> None:

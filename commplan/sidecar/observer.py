@@ -296,11 +296,11 @@ class Job:
         if verdict.kind == "busy":
             is_excused = any(states[rank].is_excused for rank in verdict.reasons)
             if states[waiter].idle_s >= usual and not is_excused:
-                text = f"{text}\nnote: {line} waits for it\nnote: it ends after {late_s:.0f} s: {_EXCUSE}"
-                self._print(text, source, verdict)
+                limit = f"\nnote: it ends after {late_s:.0f} s: {_EXCUSE}" if ends else ""
+                self._print(f"{text}\nnote: {line} waits for it{limit}", source, verdict)
                 self._again = now + min(_LONGEST_S, max(_CONFIRM_S, late_s - states[waiter].idle_s))
             return
-        if verdict.kind == "late":
+        if verdict.kind == "late" and ends:
             text += f"\nnote: the limit is {late_s:.0f} s: {_EXCUSE}"
         if ends:
             self._judge(text, line, now, abandoned=False)
@@ -355,7 +355,11 @@ class Job:
         if verdict.kind == "down":
             first, *notes = described(verdict, states, "rank", waiter).splitlines()
             text = "\n".join([f"{first}, and all others have ended", *notes])
-            self._judge(text, "", now, abandoned=True)
+            if source.live.ends:
+                self._judge(text, "", now, abandoned=True)
+            elif self._noticed != text:
+                self._noticed = text
+                source.process.say(f"commplan: {text}\n")
             return
         late = next((rank for rank in remaining if rank not in down and not states[rank].waits), None)
         has_waited = now - source.live.parting * 1e-9 > FIRST * bound

@@ -17,6 +17,7 @@ import jax.core
 from jax import Array, lax
 
 from commplan.diagnostics import fail
+from commplan.hang_limits import UNWATCHED, HangLimits
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.ir.stages.base import StageOverAxes
@@ -28,7 +29,6 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.service import MpiService, Requests, send_leave
 from commplan.lowering.programs import spreads
 from commplan.protocol.sites import Sites
-from commplan.wait import BUSY_S
 
 
 class TokenOrder:
@@ -219,8 +219,7 @@ def backend_of(
     link: ServerLink,
     *,
     meet: Rendezvous | None = None,
-    watchdog_s: float | None = None,
-    busy_s: float = BUSY_S,
+    limits: HangLimits = UNWATCHED,
 ) -> MpiBackend:
     """Create the backend of a worker. All ranks of `comm` must call this together: it creates communicators.
 
@@ -229,8 +228,7 @@ def backend_of(
         comm: The communicator of the workers.
         link: The way to the plan's servers.
         meet: See `Channel`.
-        watchdog_s: See `Channel`.
-        busy_s: See `Channel`.
+        limits: See `Channel`.
 
     Raises:
         CommplanError: CP0830 if the plan has servers and the engine is not available, CP0849 if a rank does
@@ -239,9 +237,7 @@ def backend_of(
     sites, whole, requests = link
     sizes, order, file = schedule.mesh_sizes, TokenOrder(), schedule.file
     job, service = requests.job if requests is not None else "", None
-    channel = Channel(
-        comm, sizes, watchdog_s=watchdog_s, busy_s=busy_s, plan=schedule.plan, job=job, meet=meet
-    )
+    channel = Channel(comm, sizes, limits=limits, plan=schedule.plan, job=job, meet=meet)
     opening: list[tuple[Collective, str]] = []
     for phase in schedule.phases:
         collectives = [

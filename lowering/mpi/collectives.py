@@ -26,6 +26,7 @@ from jax import Array
 
 from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
+from commplan.hang_limits import UNWATCHED, HangLimits, most_patient
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.jax.collectives.bitcast import from_ordered, to_ordered
@@ -40,7 +41,6 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.lists import Settings, make_list, reduces
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 from commplan.recorder.file import Details, Recording
-from commplan.wait import BUSY_S
 
 _DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
@@ -88,10 +88,9 @@ class Channel:
     Args:
         comm: An mpi4py communicator, which is duplicated.
         sizes: The axes of the plan and their sizes (see `Groups`).
-        watchdog_s: Seconds without progress after which a wait ends with an error that names the blocking
-            rank. If five times the median interval between two runs of the collective is longer, this applies
-            instead. None disables the watchdog.
-        busy_s: Seconds until a rank that is alive but late fails the operation; a warning is printed first.
+        limits: When a wait ends with an error that names the blocking rank. If five times the median interval
+            between two runs of the collective is longer than `watchdog_s`, this applies instead. By default
+            there is no watchdog.
         plan: The name of the plan, for the flight record.
         job: The name of the job, for the flight record. The name on rank 0 counts; if it is empty, one is
             generated.
@@ -106,14 +105,13 @@ class Channel:
         comm: Any,
         sizes: Mapping[str, int] | None = None,
         *,
-        watchdog_s: float | None = None,
-        busy_s: float = BUSY_S,
+        limits: HangLimits = UNWATCHED,
         plan: str = "",
         job: str = "",
         meet: Rendezvous | None = None,
     ) -> None:
         self.groups = Groups(comm, sizes, meet)
-        self._library, watched = self._engine(watchdog_s, busy_s, plan, job)
+        self._library, watched = self._engine(limits, plan, job)
         self._channel: int | None = None
         self._numbers: dict[Any, int] = {}
         self.resources: Resources | None = None
@@ -143,29 +141,21 @@ class Channel:
         """The engine, or None if it is not available on every rank."""
         return self._library
 
-    def _engine(
-        self, watchdog_s: float | None, busy_s: float, plan: str, job: str
-    ) -> tuple[Any, watchdog.Watched | None]:
-        """The engine and the watchdog settings, if all ranks have the engine: forms cannot be mixed.
-
-        The longest times of all ranks apply; there is no watchdog if `watchdog_s` is None on some rank.
-        """
+    def _engine(self, limits: HangLimits, plan: str, job: str) -> tuple[Any, watchdog.Watched | None]:
+        """The engine and the watchdog settings, if all ranks have the engine: forms cannot be mixed."""
         library, problem = None, ""
         try:
             library = build.library()
             interruption.install(library)
         except CommplanError as error:
             problem = str(error)
-        report = (problem, watchdog_s, busy_s, job or watchdog.job())
-        answers: list[tuple[str, float | None, float, str]]
+        report = (problem, limits, job or watchdog.job())
+        answers: list[tuple[str, HangLimits, str]]
         answers = self.groups.meet(self.groups.comm.allgather, report)
         reasons = [reason for reason, *_ in answers if reason]
         if not reasons:
-            bounds = [bound for _, bound, _, _ in answers if bound is not None]
-            if len(bounds) < len(answers):
-                return library, None
-            longest = max(busy for _, _, busy, _ in answers)
-            return library, watchdog.Watched(max(bounds), longest, answers[0][3], plan)
+            watched = watchdog.Watched(most_patient([each for _, each, _ in answers]), answers[0][2], plan)
+            return library, None if watched.limits.watchdog_s is None else watched
         if self.groups.rank == 0:
             message = f"collectives run message by message through mpi4jax, which is slower: {reasons[0]}"
             warnings.warn(message, RuntimeWarning, 3)

@@ -25,6 +25,7 @@ from jax import Array
 from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, fail
+from commplan.hang_limits import HangLimits, most_patient
 from commplan.lowering.mpi import build, primitives
 from commplan.lowering.mpi.job.drain import drain
 from commplan.lowering.mpi.job.engine_errors import waiting_line
@@ -61,16 +62,12 @@ class Requests(NamedTuple):
     job: str
 
 
-def requests_of(
-    comm: Any, bound_s: float | None, busy_s: float, meet: Rendezvous, plan: str, workers: int
-) -> Requests | None:
+def requests_of(comm: Any, limits: HangLimits, meet: Rendezvous, plan: str, workers: int) -> Requests | None:
     """Open the channel for requests. All ranks of `comm` must call this together.
 
     Args:
         comm: A communicator whose first `workers` ranks are workers, and the others servers.
-        bound_s: See `Channel`. The longest bound of all ranks applies. There is no watchdog if it is None on
-            some rank, or if some rank has no engine.
-        busy_s: See `Channel`. The longest of all ranks applies.
+        limits: See `most_patient`. There is no watchdog if some rank has no engine.
         meet: Runs the collective calls with a timeout.
         plan: The name of the plan.
         workers: The number of workers.
@@ -84,16 +81,16 @@ def requests_of(
     library = None
     with contextlib.suppress(CommplanError):
         library = build.library()
-    report = (library is not None, bound_s, busy_s, job())
-    answers: list[tuple[bool, float | None, float, str]] = meet(comm.allgather, report)
-    bounds = [bound for has, bound, _, _ in answers if has and bound is not None]
+    answers: list[tuple[bool, HangLimits, str]]
+    answers = meet(comm.allgather, (library is not None, limits, job()))
+    limits = most_patient([each for _, each, _ in answers])
     if library is None:
         return None
     channel, watch = library.commplan_channel_open(comm.py2f(), 0), None
-    if len(bounds) == len(answers):
-        watched = Watched(max(bounds), max(busy for _, _, busy, _ in answers), answers[0][3], plan)
+    if limits.watchdog_s is not None and all(has_engine for has_engine, *_ in answers):
+        watched = Watched(limits, answers[0][2], plan)
         watch = meet(RequestWatch.begin, library, channel, watched, comm, workers)
-    return Requests(library, channel, watch, answers[0][3])
+    return Requests(library, channel, watch, answers[0][2])
 
 
 class MpiService:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from jax import Array
 
 from commplan.diagnostics import CommplanError, fail
+from commplan.hang_limits import HangLimits
 from commplan.input.work_partition import Division
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
@@ -32,7 +33,6 @@ from commplan.runtime.machines.pinned import Pinning
 from commplan.runtime.observe.abort_hook import common
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
-from commplan.wait import BUSY_S
 
 Host = npt.NDArray[Any]
 Local = Mapping[str, tuple[int, ...]]
@@ -287,7 +287,7 @@ class BindRequest(NamedTuple):
     Attributes:
         program: The digest of the schedule.
         check: Raises the errors of this process's machine.
-        watchdog_s, timeout_s, busy_s: See `Program.bind`.
+        limits, timeout_s: See `Program.bind`.
         mesh: The axes and devices of the mesh, which all processes must have alike.
     """
 
@@ -295,9 +295,8 @@ class BindRequest(NamedTuple):
     program: str
     seed: SupportsIndex
     check: Callable[[], None]
-    watchdog_s: float | None
+    limits: HangLimits
     timeout_s: float
-    busy_s: float = BUSY_S
     mesh: str = ""
 
 

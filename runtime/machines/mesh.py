@@ -404,9 +404,9 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
         request.check()
         runs = all(device in jax.local_devices() for device in mesh.devices.flat)
         # A mesh that is only described has processes that do not run.
-        return alone.start(schedule.plan, request.watchdog_s) if runs else None
+        return alone.start(schedule.plan, request.limits.watchdog_s) if runs else None
     notice = Notice(
-        request.watchdog_s or NOTICE_S,
+        request.limits.watchdog_s or NOTICE_S,
         f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",
     )
 
@@ -425,8 +425,7 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
         int(jax.process_index()),
         coordinator.address(),
         lambda address: exchange(address, "watchdog"),
-        request.watchdog_s,
-        request.busy_s,
+        request.limits,
         request.schedule.plan,
     )
 

@@ -19,6 +19,7 @@ from typing import Any
 from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.hang_limits import most_patient
 from commplan.lowering.mpi.job.rendezvous import highest_tag
 from commplan.recorder.stacks import user_line
 from commplan.recorder.verdict import FIRST
@@ -47,8 +48,7 @@ class RankCalls(JointCalls):
         ranks, world = [peer.process for peer in processes], MPI.COMM_WORLD.Get_group()
         self.numbers = dict(zip(map(int, comm.Get_group().Translate_ranks(ranks, world)), ranks, strict=True))
         self.processes = dict(zip(ranks, processes, strict=True))
-        bounds = [peer.bound_s for peer in processes if peer.bound_s is not None]
-        self.bound_s = max(bounds) if len(bounds) == len(processes) else None
+        self.bound_s = most_patient([peer.limits for peer in processes]).watchdog_s
         self.busy = busy
         self.verdict: Diagnostic | None = None
         self.key = _listener().add(self)

@@ -21,6 +21,7 @@ from jax import Array
 from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.hang_limits import HangLimits
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
@@ -272,7 +273,7 @@ def check_backend(schedule: ir.Schedule) -> None:
 
 
 def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
-    schedule, bound_s, busy_s = request.schedule, request.watchdog_s, request.busy_s
+    schedule, limits = request.schedule, request.limits
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
     meet = Rendezvous(comm, purpose, request.timeout_s, option=option, file=schedule.file)
     duplicate = meet(comm.Dup)
@@ -282,19 +283,17 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(duplicate.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        backend = backend_of(
-            schedule, duplicate, ServerLink(roles), meet=meet, watchdog_s=bound_s, busy_s=busy_s
-        )
-        return _worker(comm, duplicate, backend, schedule.file, bound_s, meet)
+        backend = backend_of(schedule, duplicate, ServerLink(roles), meet=meet, limits=limits)
+        return _worker(comm, duplicate, backend, schedule.file, limits, meet)
     rank = int(duplicate.Get_rank())
     server = rank - roles.workers
     part = meet(duplicate.Split, int(server >= 0), rank)
-    requests = requests_of(duplicate, bound_s, busy_s, meet, schedule.plan, roles.workers)
+    requests = requests_of(duplicate, limits, meet, schedule.plan, roles.workers)
     if server < 0:
         workers = meet.among(range(roles.workers))
         link = ServerLink(roles, duplicate, requests)
-        backend = backend_of(schedule, part, link, meet=workers, watchdog_s=bound_s, busy_s=busy_s)
-        return _worker(comm, part, backend, schedule.file, bound_s, workers)
+        backend = backend_of(schedule, part, link, meet=workers, limits=limits)
+        return _worker(comm, part, backend, schedule.file, limits, workers)
     expect_serving(duplicate, roles)
     name = server_names(schedule)[server]
     this_server = ServerRank(duplicate, roles, server, name, requests and requests.watch)
@@ -302,10 +301,10 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
 
 
 def _worker(
-    comm: Any, workers: Any, backend: MpiBackend, file: str, bound_s: float | None, meet: Rendezvous
+    comm: Any, workers: Any, backend: MpiBackend, file: str, limits: HangLimits, meet: Rendezvous
 ) -> Ranks:
     rank = int(workers.Get_rank())
-    process = Peer(rank, "", 0, "", os.getpid(), socket.gethostname(), machine_name(), bound_s)
+    process = Peer(rank, "", 0, "", os.getpid(), socket.gethostname(), machine_name(), limits)
     processes: list[Peer] = meet(workers.allgather, process)
     if backend.channel.resources is not None:
         backend.channel.resources.communicators.append(workers)

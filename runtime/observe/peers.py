@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from commplan.hang_limits import UNWATCHED, HangLimits
 from commplan.lowering.mpi.job.watchdog import job
 from commplan.recorder.file import machine
 from commplan.recorder.processes import identity, process_state, silence, waits_for_core
@@ -25,7 +26,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         token: The prefix of the datagrams that it accepts.
         space: See `recorder.file.machine`.
-        bound_s, busy_s: See `Program.bind`.
+        limits: See `Program.bind`.
     """
 
     process: int
@@ -35,8 +36,7 @@ class Peer(msgspec.Struct, frozen=True, array_like=True):
     pid: int
     host: str
     space: str
-    bound_s: float | None
-    busy_s: float = 0.0
+    limits: HangLimits = UNWATCHED
 
     @property
     def state(self) -> str:
@@ -101,11 +101,11 @@ class Endpoint:
         self._socket = socket.socket(family, socket.SOCK_DGRAM)
         self._socket.bind((own_address, 0))
 
-    def peer(self, bound_s: float | None, busy_s: float) -> Peer:
+    def peer(self, limits: HangLimits) -> Peer:
         """This process, for other processes that query it."""
         address, port = self._socket.getsockname()[:2]
         host = socket.gethostname()
-        return Peer(self.own, address, port, self.token, os.getpid(), host, machine(), bound_s, busy_s)
+        return Peer(self.own, address, port, self.token, os.getpid(), host, machine(), limits)
 
     def send(self, message: Message, processes: Sequence[int]) -> None:
         """Send a message to `processes`. It may be lost."""

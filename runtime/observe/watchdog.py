@@ -23,6 +23,7 @@ from typing import NoReturn
 from zlib import crc32
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.hang_limits import HangLimits, most_patient
 from commplan.lowering.mpi.job.watchdog import main_stack
 from commplan.recorder.blame import ranks_of
 from commplan.recorder.file import path_of, read_records, start_recording
@@ -73,7 +74,7 @@ class Watchdog:
         self.endpoint, self.own = endpoint, endpoint.own
         self._lock = threading.Lock()  # protects the attributes below
         self._calls: dict[str, Calls] = {}
-        self._bounds: dict[str, Patience] = {}
+        self._limits: dict[str, HangLimits] = {}
         self._late = 0
         self._failure = ""  # an uncaught error that JAX may have raised
         self._left: str | None = None  # the reason why this process ends; None before
@@ -81,7 +82,7 @@ class Watchdog:
         self._gone: dict[int, tuple[float, RankState]] = {}  # others that end, and when this was received
         self._heard: set[int] = set()
         self._asked: float | None = None
-        self._serial, self._again, self._scanned, self._noticed = 0, 0.0, 0.0, 0
+        self._serial, self._again, self._scanned, self._noticed = 0, 0.0, 0.0, -1
         self._reports: dict[int, RankState] = {}
         self._joint: dict[int, Mapping[str, JointReport]] = {}  # of the last message of each
         self._stacks: dict[int, str] = {}  # of processes that do not answer
@@ -98,11 +99,8 @@ class Watchdog:
             others = {peer.process: peer for peer in peers if peer.process != self.own}
             self.endpoint.others = others | self.endpoint.others
             calls = self._calls_of([peer.process for peer in peers], plan)
-            before = self._bounds.get(calls.key, Patience())
-            self._bounds[calls.key] = Patience(
-                max(before.bound, *(peer.bound_s or 0.0 for peer in peers)),
-                max(before.late, *(peer.busy_s for peer in peers)),
-            )
+            limits = most_patient([peer.limits for peer in peers])
+            self._limits[calls.key] = most_patient([limits, self._limits.get(calls.key, limits)])
         self.endpoint.send(Message(self.own, "hello"), list(others))
         return calls
 
@@ -110,7 +108,7 @@ class Watchdog:
         """The calls of some of the processes of `whole`."""
         with self._lock:
             calls = self._calls_of(processes, plan)
-            self._bounds.setdefault(calls.key, self._bounds[whole.key])
+            self._limits.setdefault(calls.key, self._limits[whole.key])
         return calls
 
     def _calls_of(self, processes: Sequence[int], plan: str) -> Calls:
@@ -256,7 +254,7 @@ class Watchdog:
         if waits is None:
             return False
         died = any(self._state(process) == "dead" for process in waits.processes if process != self.own)
-        bound = self._bounds[waits.key].bound
+        bound = self._limits[waits.key].watchdog_s or 0.0
         return idle > (min(_GRACE_S, bound) if died else bound)
 
     def _compares(self) -> bool:
@@ -321,7 +319,7 @@ class Watchdog:
 
     def _starved(self, process: int, idle_s: float) -> bool:
         """Whether a process may be late because its machine is busy. False after the limit for compiling."""
-        longest = max(patience.bound for patience in self._bounds.values())
+        longest = max(limits.watchdog_s or 0.0 for limits in self._limits.values())
         return idle_s < FIRST * longest and self.endpoint.others[process].waits_for_core
 
     def _has_stacks(self, missing: Sequence[int]) -> bool:
@@ -356,12 +354,12 @@ class Watchdog:
         waits = self._waits()
         if waits is None:
             return Patience(), 0.0
-        patience = self._bounds[waits.key]
-        usual_s = waits.usual_s(patience.bound)
-        return patience._replace(late=max(usual_s, patience.late)), usual_s
+        limits = self._limits[waits.key]
+        usual_s = waits.usual_s(bound := limits.watchdog_s or 0.0)
+        return Patience(bound, max(usual_s, limits.busy_s)), usual_s
 
     def _excuse(self) -> str:
-        limit_s = max(patience.late for patience in self._bounds.values())
+        limit_s = max(limits.busy_s for limits in self._limits.values())
         longer = "`with run.late():` or commplan.guard.late()"
         return f"the limit is {limit_s:.0f} s: put longer work into {longer}, or busy_s=SECONDS waits longer"
 
@@ -373,6 +371,13 @@ class Watchdog:
         return f"\nnote: {waits.current()} failed: {self._failure}" if self._failure else ""
 
     def _judge(self, text: str, code: str = "CP0834") -> None:
+        if code == "CP0834" and most_patient([*self._limits.values()]).on_hang == "report":
+            number = max(calls.waits for calls in self._calls.values())
+            if number != self._noticed:
+                self._noticed = number
+                print(f"commplan: {text}", file=sys.stderr, flush=True)
+            self._settled.set()
+            return
         self._accept(text, code)
         self.endpoint.send(Message(self.own, "verdict", text=text, code=code), list(self.endpoint.others))
 
@@ -454,12 +459,7 @@ os.register_at_fork(after_in_child=_running.clear)
 
 
 def start(
-    own: int,
-    coordinator: str,
-    exchange: Callable[[Peer], Mapping[int, Peer]],
-    bound_s: float | None,
-    busy_s: float,
-    plan: str,
+    own: int, coordinator: str, exchange: Callable[[Peer], Mapping[int, Peer]], limits: HangLimits, plan: str
 ) -> Calls | None:
     """Watch the calls of processes that bind the same plan; None if one of them disables the watchdog.
 
@@ -472,10 +472,10 @@ def start(
         endpoint = _running[0].endpoint if _running else Endpoint(own, coordinator)
     except (OSError, ValueError) as error:
         warnings.warn(f"processes are not watched: {error}", RuntimeWarning, 2)
-        exchange(Peer(own, "", 0, "", 0, "", "", None))
+        exchange(Peer(own, "", 0, "", 0, "", ""))
         return None
-    peers = exchange(endpoint.peer(bound_s, busy_s))
-    if any(peer.bound_s is None for peer in peers.values()):
+    peers = exchange(endpoint.peer(limits))
+    if any(peer.limits.watchdog_s is None for peer in peers.values()):
         return None
     if not _running:
         _running.append(Watchdog(endpoint))

@@ -20,6 +20,7 @@ EARLY = """
 import pathlib, sys, time
 import jax, numpy as np
 from mpi4py import MPI
+from commplan.hang_limits import HangLimits
 from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import Spec
@@ -33,7 +34,7 @@ class Slow:
                 print("nobody is told until MPI ends", flush=True)
                 return
             time.sleep(0.01)
-channel = Channel(MPI.COMM_WORLD, watchdog_s=1.5 if rest == "watched" else None, plan="p")
+channel = Channel(MPI.COMM_WORLD, limits=HangLimits(1.5 if rest == "watched" else None), plan="p")
 spec = Spec("all_reduce", algorithm=Algorithm(algorithm), form=form, line=6, file="x.plan")
 step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
 ys = []
@@ -137,6 +138,7 @@ LAST = """
 import os, signal, sys, time
 import jax, numpy as np
 from mpi4py import MPI
+from commplan.hang_limits import HangLimits
 from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import Spec
@@ -146,7 +148,7 @@ class Stopped:
     def __del__(self, stop=os.kill, process=os.getpid(), number=signal.SIGSTOP):
         stop(process, number)
 bound_s = None if how == "none" and rank == 1 else 2.0
-channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, plan="p")
+channel = Channel(MPI.COMM_WORLD, limits=HangLimits(bound_s), plan="p")
 spec = Spec("all_reduce", algorithm=Algorithm("ring"), line=6, file="x.plan")
 step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
 step.lower(np.ones(1000, np.float32), channel.token()).compile()  # as long as it takes: then all begin

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 from mpi4py import MPI
 
+from commplan.hang_limits import HangLimits
 from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.job.watchdog import expected_late
@@ -26,7 +27,7 @@ if fault == "lock":
 if hosts := os.environ.get("WORKER_HOSTS"):  # rank 2 is on another host, which has a sidecar of its own
     os.environ["COMMPLAN_SIDECAR"] = f"{hosts}/{rank // 2}"
 busy_s = 5 * bound_s if fault == "held" else bound_s
-channel = Channel(MPI.COMM_WORLD, watchdog_s=bound_s, busy_s=busy_s, plan="faulty")
+channel = Channel(MPI.COMM_WORLD, limits=HangLimits(bound_s, busy_s), plan="faulty")
 if fault == "lock":
     start_recording("second", "input", rank, MPI.COMM_WORLD.size)  # of the same processes
 

@@ -108,7 +108,8 @@ def test_one_process_gets_jits_own_function():
 
 
 @pytest.mark.parametrize(
-    "options", [{"mesh": 1, "comm": 1}, {"watchdog_s": 0}, {"busy_s": "long"}, {"timeout": None}]
+    "options",
+    [{"mesh": 1, "comm": 1}, {"watchdog_s": 0}, {"busy_s": "long"}, {"on_hang": "exit"}, {"timeout": None}],
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any]):
     with pytest.raises(CommplanError) as caught:
@@ -126,25 +127,32 @@ def test_a_step_may_be_a_partial_function_and_must_be_a_function():
 
 
 PROGRAM = """
-import os, signal, sys, time
+import sys, time
 import jax, jax.numpy as jnp
 from mpi4py import MPI
 import commplan
 comm = MPI.COMM_WORLD
-@commplan.guard.jit(comm=comm, watchdog_s=1.0, busy_s=2.0)
+@commplan.guard.jit(comm=comm, watchdog_s=1.0, busy_s=2.0, on_hang=sys.argv[1])
 def step(x):
     return jax.pure_callback(lambda x: comm.allreduce(x), jax.ShapeDtypeStruct((4,), "float32"), x)
 x = jnp.ones(4)
 for number in range(6):
     if comm.rank == 1 and number == 4:
-        time.sleep(600)
+        time.sleep(600 if sys.argv[1] == "abort" else 4)
     x = step(x).block_until_ready()
 """
 
 
 def test_ranks_of_a_communicator_are_watched():
     mpirun.needs_mpi()
-    done = mpirun.start(2, PROGRAM)
+    done = mpirun.start(2, PROGRAM, "abort")
     assert done.returncode == EXIT_STATUS, done.stderr
     assert "error[CP0834]: process 1 has not come within" in done.stderr
     assert "`step` waits for it" in done.stderr
+
+
+def test_on_hang_report_prints_the_late_process_and_goes_on():
+    mpirun.needs_mpi()
+    done = mpirun.start(2, PROGRAM, "report")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("commplan: process 1 has not come within") == 1

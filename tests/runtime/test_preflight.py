@@ -28,6 +28,7 @@ from support.ports import free_port
 import commplan
 from commplan.api import Program
 from commplan.diagnostics import CommplanError
+from commplan.hang_limits import UNWATCHED
 from commplan.lowering.jax import _jit
 from commplan.runtime.machines.machine import BindRequest, Issue, agree
 from commplan.runtime.observe import joint_calls
@@ -196,7 +197,7 @@ def refused(programs: Sequence[Program]) -> str:
 
     def bind(number: int) -> str:
         program = programs[number]
-        binding = BindRequest(program.schedule, program.digest, 0, lambda: None, None, 1.0)
+        binding = BindRequest(program.schedule, program.digest, 0, lambda: None, UNWATCHED, 1.0)
         with pytest.raises(CommplanError) as raised:
             agree("process", binding, functools.partial(exchange, number))
         return str(raised.value)

@@ -415,6 +415,7 @@ each step {{
         {"sources": [1]}, {"functions": [1]}, {"seed": "x"}, {"seed": 1.5}, {"seed": True},
         *({"watchdog_s": wrong} for wrong in (0, -1.0, "abc", True, float("nan"), float("inf"))),
         {"timeout": 0}, {"timeout": None}, {"timeout": "x"}, {"busy_s": 0}, {"busy_s": None},
+        {"on_hang": "print"}, {"on_hang": None},
     ],
 )  # fmt: skip
 def test_what_is_bound_comes_by_name_and_a_seed_is_whole(given: dict[str, Any]) -> None:

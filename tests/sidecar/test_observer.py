@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from commplan.hang_limits import HangLimits
 from commplan.recorder import live
 from commplan.recorder.file import BEGIN, END, EVENT, EVENTS, HEAD, LIVE, Details, Recording, put_name
 from commplan.recorder.lane import Lane
@@ -47,7 +48,7 @@ class Ranks:
         for rank in local:
             axes = {"data": ranks} if not lane else None
             recording = self.recordings[rank] = Recording("job", "x", rank, ranks, axes, lane)
-            live.put_limits(recording, BOUND_S, BUSY_S, ends=True)
+            live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
             process = self.processes[rank] = FakeProcess(100 + rank)
             self.job.add(recording.path, process)
 
@@ -182,6 +183,17 @@ def test_on_hang_report_prints_once_and_ends_nothing(conditions: dict[int, str])
     assert ranks.verdict(0) == "" and ranks.processes[0].said.count("rank 1 is stopped") == 1
 
 
+def test_on_hang_report_does_not_end_ranks_that_wait_for_the_dead_at_their_end(conditions: dict[int, str]):
+    ranks = Ranks(2, range(2))
+    for rank, recording in ranks.recordings.items():
+        began(recording, LINE, ends=True)
+        put(recording, ends=0, left=2 * (rank == 0), parting=time.monotonic_ns() * (rank == 0))
+    ranks.processes[1].seconds = 1.0  # it has died
+    ranks.look(3.0)
+    ranks.look(5.0)
+    assert ranks.verdict(0) == "" and ranks.processes[0].said.count("rank 1 has died, and all others") == 1
+
+
 def test_ranks_at_their_end_wait_for_the_living_and_not_for_the_dead(conditions: dict[int, str]):
     ranks = Ranks(3, range(3))
     for rank in range(3):
@@ -199,7 +211,7 @@ def test_ranks_at_their_end_wait_for_the_living_and_not_for_the_dead(conditions:
 def test_a_server_that_reports_is_not_named_and_a_busy_one_is(conditions: dict[int, str]):
     ranks = Ranks(2, [0], "requests")
     server = Recording("job", "x", 1, 2, lane="server")
-    live.put_limits(server, BOUND_S, BUSY_S, ends=True)
+    live.put_limits(server, HangLimits(BOUND_S, BUSY_S))
     ranks.job.add(server.path, FakeProcess(101))
     request = Lane(ranks.recordings[0])
     name = request.name(LINE, "request")

@@ -180,10 +180,11 @@ JOB = """
 import os, sys
 import jax, numpy as np
 from mpi4py import MPI
+from commplan.hang_limits import HangLimits
 from commplan.ir.plan import Algorithm
 from commplan.lowering.mpi.collectives import Channel
 from commplan.lowering.mpi.tuning import Spec
-channel = Channel(MPI.COMM_WORLD, watchdog_s=10.0, plan="killed")
+channel = Channel(MPI.COMM_WORLD, limits=HangLimits(10.0), plan="killed")
 spec = Spec("all_reduce", algorithm=Algorithm("ring"), line=6, file="x.plan")
 step = jax.jit(lambda x, token: channel.run(x, spec, token)[0])
 for number in range(8):

@@ -10,6 +10,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
+from commplan.hang_limits import HangLimits
 from commplan.recorder import live
 from commplan.recorder.file import Recording, start_recording
 from commplan.recorder.lane import activity
@@ -24,14 +25,12 @@ class Watched(NamedTuple):
     """Settings of a watched channel, the same on all of its ranks.
 
     Attributes:
-        bound_s: See `Channel`.
-        busy_s: See `Channel`.
+        limits: See `Channel`; `watchdog_s` is not None.
         job: A random name of the run, chosen by rank 0.
         plan: The name of the plan.
     """
 
-    bound_s: float
-    busy_s: float
+    limits: HangLimits
     job: str
     plan: str
 
@@ -55,7 +54,7 @@ def _watch(recording: Recording | None, watched: Watched, comm: Any) -> None:
     """Have the sidecars watch the ranks of `comm`."""
     address = None
     if recording is not None:
-        live.put_limits(recording, watched.bound_s, watched.busy_s, ends=True)
+        live.put_limits(recording, watched.limits)
         live.put_late(recording, len(_late))
         _recordings.append(recording)
         address = attend(recording.path, f"rank {recording.rank}", watched=True)
