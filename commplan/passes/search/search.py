@@ -5,7 +5,7 @@ Units are searched one by one, the one with the most bytes first:
 - each bucket size with the algorithms that are fastest alone;
 - each algorithm with the best size;
 - all sizes with the fastest algorithm of each kind;
-- sizes near the best, and message sizes.
+- with the fastest algorithm of each kind, sizes near the best, and message sizes.
 
 This repeats until no single alternative is better, or the budget is spent. Then the search restarts from the
 best table in which several units have the same algorithm, and with separate buckets for stages that may share
@@ -218,13 +218,15 @@ class _Search:
             return
         for leader in leaders(CLOSE):
             refine(leader.choice)
+        for leader in leaders(CLOSE):
+            for chunk in message_sizes(unit, leader.choice, self.chooser):
+                attempt(replace(leader.choice, chunk=chunk))
         last = None
         while best() != last and not self.trials.is_spent:
             last = best()
-            for chunk in message_sizes(unit, last, self.chooser):
-                attempt(replace(last, chunk=chunk))
-            if best() != last:
-                refine(best())
+            refine(last)
+            for chunk in message_sizes(unit, best(), self.chooser):
+                attempt(replace(best(), chunk=chunk))
         self.table[unit.key] = best()
         self.tried[unit.key] = tried
 
