@@ -148,6 +148,12 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
         pytest.param(90, "", "bucket = 1 MiB", id="a size between two slower ones"),
         pytest.param(190, "", "bucket = 1 MiB", id="sizes behind a slower one"),
         pytest.param(208, "", "bucket = 1 MiB", id="leaves of a scatter have all rows"),
+        pytest.param(
+            618,
+            "hierarchical(gpu, node)",
+            "",
+            id="message sizes for an algorithm that is slower in one message",
+        ),
     ],
 )
 def test_what_a_pin_brings_is_found_without_it(seed: int, via: str, option: str) -> None:
