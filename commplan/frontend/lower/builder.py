@@ -115,7 +115,7 @@ def _weighted_mean(
     y = mean(x of 16 bits)  -->  y = cast(sum(cast(x, f32) n / N), the types of x)
     """
     dtypes = tuple(leaf.dtype for leaf in builder.values[stage.operand].leaves)
-    products = tuple(map(stage.hints.product, dtypes))
+    products = tuple(map(stage.hints.term_type, dtypes))
     operand, total = stage.operand, stage.result
     if not any(map(stage.hints.changes, products)):  # terms are sent in their accumulation type
         stage = replace(stage, hints=replace(stage.hints, wire=None, accumulate=None))
