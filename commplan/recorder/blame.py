@@ -154,7 +154,7 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
 def ranks_of(records: Sequence[Record]) -> tuple[Rank, ...]:
     """The progress of each rank, in rank order, from the records."""
     ordered = sorted(records, key=lambda record: (record.rank, record.lane))
-    return tuple(_rank(list(own)) for _, own in groupby(ordered, lambda record: record.rank))
+    return tuple(_rank(list(group)) for _, group in groupby(ordered, lambda record: record.rank))
 
 
 def missing_ranks(ranks: int, recorded: Set[int]) -> tuple[int, ...]:
@@ -174,14 +174,14 @@ def _rank(records: Sequence[Record]) -> Rank:
     waits = min(unfinished, default=None)
     death = next((event for record in records for event in record.events if event.kind == GONE), None)
     died = death.name if death is not None else ""
-    known = "dead" if died else state(first)
+    rank_state = "dead" if died else state(first)
     judged = any(event.kind == VERDICT for record in records for event in record.events)
     ended = first.ended or ("has ended, as its watchdog said" if judged else "")
-    if ended and known in ("dead", "unknown") and (not died or (judged and died.startswith("exited"))):
-        known, died = "ended", ended
+    if ended and rank_state in ("dead", "unknown") and (not died or (judged and died.startswith("exited"))):
+        rank_state, died = "ended", ended
     activities = tuple(_activity(record) for record in records if record.lane)
     return Rank(
-        first.rank, first.process, first.host, known, last, waits, begun, died,
+        first.rank, first.process, first.host, rank_state, last, waits, begun, died,
         _progress(main, waits), activities, not first.lane, main.axes, _recent(main),
         tuple((event.name, event.runs) for event in main.events if event.kind == BEGIN)[-_RECENT:],
         death.seconds if death is not None else 0.0,
@@ -316,17 +316,17 @@ def _down(ranks: Sequence[Rank]) -> dict[int, str]:
 
     If all ranks are gone, returns the first that died, unless a launcher had begun to end them.
     """
-    gone = {
+    down = {
         rank.rank: rank
         for rank in ranks
         if rank.state not in ("alive", "unknown") and (rank.state != "ended" or not _left_waiting(rank))
     }
     if all(rank.state in _GONE for rank in ranks):
         first = first_death(ranks)
-        gone = {first.rank: first} if first is not None else {}
-    if len(gone) == len(ranks) and not any(rank.state in _GONE for rank in ranks):
+        down = {first.rank: first} if first is not None else {}
+    if len(down) == len(ranks) and not any(rank.state in _GONE for rank in ranks):
         return {}  # all are stopped
-    return {number: _how(rank) for number, rank in gone.items()}
+    return {number: _how(rank) for number, rank in down.items()}
 
 
 def first_death(ranks: Sequence[Rank]) -> Rank | None:

@@ -34,9 +34,9 @@ class Slice(NamedTuple):
         blocked: The begin and the end of the program's wait for it.
         holder: The rank that began last, of those that it depends on, if that was later than on this rank; or
             a rank that has not begun it.
-        held: Seconds from the begin on this rank until `holder` begins, or until its end.
+        waited_s: Seconds from the begin on this rank until `holder` begins, or until its end.
         margin: Seconds from the begin of the last other rank to that of `holder`, minus the uncertainty of
-            their clocks. Equals `held` if only `holder` has not begun.
+            their clocks. Equals `waited_s` if only `holder` has not begun.
         predicted: The predicted seconds, if there is a prediction.
     """
 
@@ -53,14 +53,14 @@ class Slice(NamedTuple):
     details: Details | None
     blocked: tuple[float, float]
     holder: int | None = None
-    held: float = 0.0
+    waited_s: float = 0.0
     margin: float = 0.0
     predicted: float | None = None
 
     @property
     def transfer(self) -> float:
         """Seconds from the time when all ranks have begun to the end."""
-        return max(0.0, self.end - self.begin - self.held)
+        return max(0.0, self.end - self.begin - self.waited_s)
 
     @property
     def waits_apart(self) -> bool:
@@ -130,10 +130,10 @@ def read_run(records: Sequence[Record], predicted: Predicted | None = None) -> R
     ranks = {record.rank for record in collective}
     collectives = [_judged(_held(group, ranks, first), number, clocks, first) for group in moved]
     collectives.sort(key=lambda collective: min(each.begin for each in collective))
-    own = {record.rank: record for record in reversed(records)}
+    first_of = {record.rank: record for record in reversed(records)}
     return Run(
-        records[0].plan, tuple(own[rank] for rank in sorted(own)), tuple(collectives), tuple(clocks), used,
-        sum(record.lost for record in records), tuple(tasks_of(records, shift, latest)),
+        records[0].plan, tuple(first_of[rank] for rank in sorted(first_of)), tuple(collectives),
+        tuple(clocks), used, sum(record.lost for record in records), tuple(tasks_of(records, shift, latest)),
     )  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slic
     """The collectives of one rank, in order."""
     ends = {event.operation: event for event in record.events if event.kind in (END, FAILED)}
     waits = {event.operation: event for event in record.events if event.kind == WAITED}
-    phase, step, seen = "", 0, dict[tuple[int, str], int]()
+    phase, step, counts = "", 0, dict[tuple[int, str], int]()
     for event in record.events:
         if event.kind != BEGIN:
             continue
@@ -149,17 +149,18 @@ def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slic
         if details is None:
             step = event.runs
         elif details.opens:
-            phase, step, seen = details.opens, event.runs, {}
+            phase, step, counts = details.opens, event.runs, {}
         end, kind = ends.get(event.operation), details.kind if details else ""
         until = max(event.seconds, end.seconds) if end else event.seconds
-        place = seen[line, kind] = seen.get((line, kind), -1) + 1
-        known = predicted.get((phase, line, kind), ())
+        place = counts[line, kind] = counts.get((line, kind), -1) + 1
+        predictions = predicted.get((phase, line, kind), ())
+        prediction = predictions[place] if place < len(predictions) else None
         wait = waits.get(event.operation)
         blocked = (event.seconds, until) if wait is None else (wait.seconds - wait.nbytes / 1e9, wait.seconds)
         yield Slice(
             record.rank, event.name, line, phase, step, event.runs, event.seconds + shift, until + shift,
             _UNFINISHED if end is None else "failed" if end.kind == FAILED else "", event.nbytes, details,
-            (blocked[0] + shift, blocked[1] + shift), predicted=known[place] if place < len(known) else None,
+            (blocked[0] + shift, blocked[1] + shift), predicted=prediction,
         )  # fmt: skip
 
 
@@ -275,9 +276,10 @@ def _held(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]
         return group
     late: list[Slice] = []
     for each in group:
-        held = each.end - each.begin
-        margin = held if len(absent) == 1 else 0.0
-        late.append(each._replace(holder=min(absent), held=held, margin=margin) if each.state else each)
+        duration = each.end - each.begin
+        margin = duration if len(absent) == 1 else 0.0
+        waiting = each._replace(holder=min(absent), waited_s=duration, margin=margin)
+        late.append(waiting if each.state else each)
     return late
 
 
@@ -297,12 +299,13 @@ def _judged(
             judged.append(each)
             continue
         holder, second = late[-1], max(each.begin, late[-2].begin if len(late) > 1 else each.begin)
-        held = min(holder.begin, each.end) - each.begin
-        judged.append(each._replace(holder=holder.rank, held=held, margin=holder.begin - second - unsure))
+        waited_s = min(holder.begin, each.end) - each.begin
+        margin = holder.begin - second - unsure
+        judged.append(each._replace(holder=holder.rank, waited_s=waited_s, margin=margin))
     return tuple(judged)
 
 
 def by_rank(slices: Iterable[Slice]) -> dict[int, list[Slice]]:
     """Slices by rank, each in order of their begin."""
     ordered = sorted(slices, key=lambda each: (each.rank, each.begin))
-    return {rank: list(own) for rank, own in groupby(ordered, lambda each: each.rank)}
+    return {rank: list(group) for rank, group in groupby(ordered, lambda each: each.rank)}

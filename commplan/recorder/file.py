@@ -198,23 +198,24 @@ class Recording:
         end, and all records of the job by this process. $COMMPLAN_KEEP_RECORDS keeps the record otherwise."""
         if os.getpid() != self.process:
             return  # a forked child leaves
-        own = (self, *self._lanes.values())
+        recordings = (self, *self._lanes.values())
         if self in _recordings:
             _recordings.remove(self)
             if _recordings:
                 offer_stacks(_recordings[-1])
-        others = [recording for recording in _recordings if recording.job == self.job]
-        failed = any(_HEADER.unpack_from(recording.memory)[10] for recording in (*own, *others))
+        job_recordings = [recording for recording in _recordings if recording.job == self.job]
+        headers = (_HEADER.unpack_from(each.memory) for each in (*recordings, *job_recordings))
+        failed = any(header[10] for header in headers)
         failed |= uncaught() is not None
         if failed or is_kept():
-            for recording in own:
+            for recording in recordings:
                 _put_text(recording.memory, _ENDING, STACK_SIGNAL, _ending())
                 # Python restores signal handlers before MPI ends: then the signal would end the process.
                 struct.pack_into("<q", recording.memory, STACK_SIGNAL, 0)
-            for recording in others if failed else ():
+            for recording in job_recordings if failed else ():
                 struct.pack_into("<q", recording.memory, FAILURES, 1)
             return
-        for recording in own:
+        for recording in recordings:
             recording.path.unlink(missing_ok=True)
 
 

@@ -37,13 +37,14 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
     first = first_death(ranks)
     if first is None or any(event.kind in (VERDICT, FAILED) for record in records for event in record.events):
         return ""
-    others = [rank for rank in ranks if rank.state == "dead" and rank.end and rank is not first]
-    others.sort(key=lambda rank: (rank.end.startswith("was ended"), rank.gone_s))
-    text, *notes = [_death(rank, who) for rank in (first, *others[:_SHOWN])]
-    left = next((rank for rank in ranks if rank.state == "ended" and rank.end.startswith(_FAILED)), None)
-    if left is not None and first.end.startswith("was aborted"):  # JAX aborts processes that lose another one
-        reason = left.end.removeprefix(_FAILED)
-        text, *notes = [f"the program has ended on {who} {left.rank}: {reason}", text, *notes]
+    deaths = [rank for rank in ranks if rank.state == "dead" and rank.end and rank is not first]
+    deaths.sort(key=lambda rank: (rank.end.startswith("was ended"), rank.gone_s))
+    text, *notes = [_death(rank, who) for rank in (first, *deaths[:_SHOWN])]
+    failed = next((rank for rank in ranks if rank.state == "ended" and rank.end.startswith(_FAILED)), None)
+    # JAX aborts processes that lose another one.
+    if failed is not None and first.end.startswith("was aborted"):
+        reason = failed.end.removeprefix(_FAILED)
+        text, *notes = [f"the program has ended on {who} {failed.rank}: {reason}", text, *notes]
     states = states_of(ranks, first.gone_s, {})
     judgement = verdict.blame(states)
     if judgement.kind == "order":  # the communication library aborts processes whose messages do not match

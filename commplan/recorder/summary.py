@@ -119,9 +119,9 @@ def summary(run: Run) -> Summary:
     begins, ends = [each.begin for each in everything], [each.end for each in everything]
     alike: dict[tuple[int, str, str, str, int], list[tuple[Slice, ...]]] = {}
     for collective in run.collectives:
-        each, known = collective[0], collective[0].details
-        kind, algorithm, nbytes = known[:3] if known else ("", "", each.nbytes)
-        name = "" if each.line and known else each.name
+        each, details = collective[0], collective[0].details
+        kind, algorithm, nbytes = details[:3] if details else ("", "", each.nbytes)
+        name = "" if each.line and details else each.name
         alike.setdefault((each.line, name, kind, algorithm, nbytes), []).append(collective)
     phases = sorted({each.phase for each in run.slices if each.step})
     steps = [_steps(run, phase) for phase in phases]
@@ -143,11 +143,13 @@ def _waits(tasks: Sequence[Task]) -> Iterator[Waits]:
         alike.setdefault((task.line, task.name, "input" if task.lane == "input" else "requests"), []).append(
             task
         )
-    for (line, name, lane), own in sorted(alike.items()):
-        waits = [task for task in own if task.kind in ("wait", "request")]
-        making = [task.end - task.begin for task in own if task.kind in ("make", "serve") and not task.state]
+    for (line, name, lane), group in sorted(alike.items()):
+        waits = [task for task in group if task.kind in ("wait", "request")]
+        making = [
+            task.end - task.begin for task in group if task.kind in ("make", "serve") and not task.state
+        ]
         seconds = [task.end - task.begin for task in waits]
-        last = Counter(make.rank for _, make in last_makes(own))
+        last = Counter(make.rank for _, make in last_makes(group))
         yield Waits(
             lane, line, name, len(waits), sum(bool(task.state) for task in waits), _middle(seconds),
             percentile(seconds, 0.95), _middle(_shares(waits)), _middle(making), tuple(last.most_common()),
@@ -159,10 +161,10 @@ def _shares(waits: Iterable[Task]) -> Iterator[float]:
     by_rank: dict[int, list[Task]] = {}
     for task in waits:
         by_rank.setdefault(task.rank, []).append(task)
-    for own in by_rank.values():
-        window = min(task.end for task in own), max(task.end for task in own)
+    for rank_tasks in by_rank.values():
+        window = min(task.end for task in rank_tasks), max(task.end for task in rank_tasks)
         if window[1] > window[0]:
-            yield covered(((task.begin, task.end) for task in own), window) / (window[1] - window[0])
+            yield covered(((task.begin, task.end) for task in rank_tasks), window) / (window[1] - window[0])
 
 
 def _line(
@@ -172,14 +174,14 @@ def _line(
     slices = [each for collective in whole for each in collective]
     seconds = [each.end - each.begin for each in slices]
     transfer = _middle(max(each.transfer for each in collective) for collective in whole)
-    late = [max(collective, key=lambda each: each.held) for collective in collectives]
+    late = [max(collective, key=lambda each: each.waited_s) for collective in collectives]
     late = [each for each in late if each.holder is not None]
     last = Counter(each.holder for each in late if each.holder is not None and each.margin > 0)
     predicted = [each.predicted for each in slices if each.predicted is not None]
     return Line(
         line, name, kind, algorithm, len(collectives), nbytes, _middle(seconds), percentile(seconds, 0.95),
         transfer, nbytes / transfer if transfer > 0 else 0.0,
-        sum(each.held for collective in collectives for each in collective), tuple(last.most_common()),
+        sum(each.waited_s for collective in collectives for each in collective), tuple(last.most_common()),
         sum(each.margin <= 0 for each in late), len(collectives) - len(whole),
         _middle(predicted) if predicted else None,
     )  # fmt: skip
@@ -189,13 +191,13 @@ def _steps(run: Run, phase: str) -> Steps | None:
     """The runs of a phase; None if it has not run twice after its first run."""
     seconds, communicating, waiting = list[float](), list[float](), list[float]()
     runs = 0
-    for own in by_rank(run.slices).values():
-        opens = (each.details is not None and each.details.opens == phase for each in own)
+    for rank_slices in by_rank(run.slices).values():
+        opens = (each.details is not None and each.details.opens == phase for each in rank_slices)
         starts = [place for place, opening in enumerate(opens) if opening]
-        starts = [place for place in starts if own[place].step > 1] or starts
-        runs = max([runs, *(own[place].step for place in starts)])
+        starts = [place for place in starts if rank_slices[place].step > 1] or starts
+        runs = max([runs, *(rank_slices[place].step for place in starts)])
         for at, until in pairwise(starts):
-            opening, after, inside = own[at], own[until], own[at:until]
+            opening, after, inside = rank_slices[at], rank_slices[until], rank_slices[at:until]
             took = after.begin - opening.begin
             if after.step != opening.step + 1 or took <= 0:
                 continue
@@ -225,5 +227,5 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _middle(values: Iterable[float]) -> float:
-    known = list(values)
-    return median(known) if known else 0.0
+    sample = list(values)
+    return median(sample) if sample else 0.0

@@ -49,10 +49,10 @@ class Task(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A transfer from one task to another. left, arrived: seconds on the time scale of the run."""
+    """A transfer from one task to another. sent, arrived: seconds on the time scale of the run."""
 
     source: Task
-    left: float
+    sent: float
     target: Task
     arrived: float
 
@@ -93,9 +93,9 @@ def links(tasks: Sequence[Task]) -> list[Link]:
     results: list[Link] = []
     for wait, make in last_makes(tasks):
         results.append(Link(make, make.end, wait, wait.end))
-    asked = {(task.rank, task.line, task.number): task for task in tasks if task.kind == "request"}
+    requests = {(task.rank, task.line, task.number): task for task in tasks if task.kind == "request"}
     for serve in (task for task in tasks if task.kind == "serve"):
-        request = asked.get((serve.detail, serve.line, serve.number))
+        request = requests.get((serve.detail, serve.line, serve.number))
         if request is not None and request.begin <= serve.begin:
             results.append(Link(request, request.begin, serve, serve.begin))
             if not serve.state and serve.end <= request.end:  # an update may arrive later

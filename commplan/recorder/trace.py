@@ -34,11 +34,11 @@ def trace(run: Run) -> bytes:
     slices, place = by_rank(run.slices), dict[tuple[int, float], int]()
     names, events = list[_Json](), list[_Json]()
     for record in run.records:
-        rank, own = record.rank, slices.get(record.rank, [])
-        placed = tracks(own)
-        place |= {(rank, each.begin): track for each, track in zip(own, placed, strict=True)}
-        events += [_slice(each, track, first) for each, track in zip(own, placed, strict=True)]
-        waits = [_wait(each, first) for each in own if each.waits_apart]
+        rank, rank_slices = record.rank, slices.get(record.rank, [])
+        placed = tracks(rank_slices)
+        place |= {(rank, each.begin): track for each, track in zip(rank_slices, placed, strict=True)}
+        events += [_slice(each, track, first) for each, track in zip(rank_slices, placed, strict=True)]
+        waits = [_wait(each, first) for each in rank_slices if each.waits_apart]
         label = f"rank {rank} ({record.host})"
         names += [_named("process", rank, 0, label), _named("thread", rank, 0, "watchdog")]
         for track in sorted(set(placed)):
@@ -97,11 +97,11 @@ def _slice(each: Slice, track: int, first: float) -> _Json:
     if each.step:
         details |= {"phase": each.phase, "step": each.step}
     if each.details is not None:
-        known = each.details
-        details |= {"kind": known.kind, "algorithm": known.algorithm, "nbytes": known.nbytes}
-        details |= {"dtype": known.dtype, "axes": ", ".join(known.axes)}
+        collective = each.details
+        details |= {"kind": collective.kind, "algorithm": collective.algorithm, "nbytes": collective.nbytes}
+        details |= {"dtype": collective.dtype, "axes": ", ".join(collective.axes)}
     if each.holder is not None:
-        details |= {"last": each.holder, "waited_us": each.held * 1e6}
+        details |= {"last": each.holder, "waited_us": each.waited_s * 1e6}
     if each.predicted is not None:
         details["predicted_us"] = each.predicted * 1e6
     if each.state:
@@ -121,12 +121,12 @@ def _wait(each: Slice, first: float) -> _Json:
 
 def _tasks(run: Run, first: float) -> tuple[list[_Json], list[_Json], list[tuple[_Json, _Json]]]:
     """The slices of operations other than collectives, the names of their tracks, and arrows between them."""
-    own: dict[tuple[int, str], list[Task]] = {}
+    grouped: dict[tuple[int, str], list[Task]] = {}
     for task in run.tasks:
-        own.setdefault((task.rank, task.kind), []).append(task)
+        grouped.setdefault((task.rank, task.kind), []).append(task)
     place: dict[Task, int] = {}
     names: list[_Json] = []
-    for (rank, kind), tasks in own.items():
+    for (rank, kind), tasks in grouped.items():
         start, label = _TASKS[kind]
         placed = [start + track for track in tracks(tasks)]
         place |= dict(zip(tasks, placed, strict=True))
@@ -155,7 +155,7 @@ def _task(task: Task, track: int, first: float) -> _Json:
 def _came(link: Link, place: dict[Task, int], first: float) -> tuple[_Json, _Json]:
     source, target = link.source, link.target
     arrow = {"name": "made" if source.kind == "make" else source.kind, "cat": source.lane}
-    tail = {"pid": source.rank, "tid": place[source], "ts": (link.left - first) * 1e6}
+    tail = {"pid": source.rank, "tid": place[source], "ts": (link.sent - first) * 1e6}
     point = {"pid": target.rank, "tid": place[target], "ts": (link.arrived - first) * 1e6, "bp": "e"}
     return {"ph": "s"} | arrow | tail, {"ph": "f"} | arrow | point
 
@@ -175,6 +175,6 @@ def _arrows(
         came = begins[each.holder]
         arrow = {"name": "came last", "cat": "wait"}
         tail = {"pid": each.holder, "tid": place[each.holder, came], "ts": max(0.0, came - first) * 1e6}
-        at = min(each.begin + each.held, each.end)
+        at = min(each.begin + each.waited_s, each.end)
         point = {"pid": each.rank, "tid": place[each.rank, each.begin], "ts": (at - first) * 1e6, "bp": "e"}
         yield {"ph": "s"} | arrow | tail, {"ph": "f"} | arrow | point

@@ -131,7 +131,7 @@ class Verdict(NamedTuple):
     call: int = 0
 
 
-def blame(states: States, own: int | None = None, patience: Patience = _NONE) -> Verdict:
+def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -> Verdict:
     """Find the ranks that block the others.
 
     A rank is not blamed because it waits: `blame` follows each wait to the ranks that it needs, and their
@@ -139,18 +139,18 @@ def blame(states: States, own: int | None = None, patience: Patience = _NONE) ->
 
     Args:
         states: by rank.
-        own: the rank whose wait is evaluated. If it has no unfinished operation, its last one has failed.
+        waiter: the rank whose wait is evaluated. If it has no unfinished operation, its last one has failed.
             None: all waits.
-        patience: the time within which a rank that is alive may still begin the operation.
+        limits: the time within which a rank that is alive may still begin the operation.
     """
     live = [state for state in states.values() if state.condition in ("alive", "aborted")]
     aborted = {state.rank: state.how for state in live if state.condition == "aborted"}
-    if aborted or _idle(live) >= patience.bound:
+    if aborted or _idle(live) >= limits.bound:
         for sequence in sorted({key for state in states.values() for key in state.recent}):
             if (verdict := _another_order(sequence, states)) is not None:
                 return verdict
-    waiting, needed = _needed(states, states if own is None else [own])
-    if own is not None and not states[own].waits:
+    waiting, needed = _needed(states, states if waiter is None else [waiter])
+    if waiter is not None and not states[waiter].waits:
         conditions = {rank: state.how for rank, state in states.items() if state.condition != "ended"}
         waiting, needed = [rank for rank in states if states[rank].waits], {}
     else:
@@ -161,11 +161,11 @@ def blame(states: States, own: int | None = None, patience: Patience = _NONE) ->
         return Verdict("down", down, tuple(waiting))
     if needed:
         late = {rank: f"it has not {wait.missing}" for rank, wait in sorted(needed.items())}
-        is_late = own is None or states[own].idle_s >= patience.late
+        is_late = waiter is None or states[waiter].idle_s >= limits.late
         is_late &= not any(states[rank].is_excused for rank in late)
-        is_late &= _idle([states[rank] for rank in (*late, *sorted(waiting))]) >= patience.bound
+        is_late &= _idle([states[rank] for rank in (*late, *sorted(waiting))]) >= limits.bound
         return Verdict("late" if is_late else "busy", late, tuple(waiting))
-    return _all_wait(states, waiting, patience)
+    return _all_wait(states, waiting, limits)
 
 
 def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int, Wait]]:
@@ -179,8 +179,8 @@ def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int
                 if state is None or need.rank == rank or not (_is_unmet(need, state) or state.waits):
                     continue
                 if not state.waits or state.condition != "alive":
-                    known = needed.get(need.rank, wait)  # prefer the wait for the fewest ranks
-                    needed[need.rank] = min(wait, known, key=lambda each: len(each.needs))
+                    previous = needed.get(need.rank, wait)  # prefer the wait for the fewest ranks
+                    needed[need.rank] = min(wait, previous, key=lambda each: len(each.needs))
                 elif need.rank not in waiting:
                     waiting.append(need.rank)
     return waiting, needed
@@ -190,7 +190,7 @@ def _is_unmet(need: Need, state: RankState) -> bool:
     return state.begun.get(need.sequence, 0) < need.number
 
 
-def _all_wait(states: States, waiting: Sequence[int], patience: Patience) -> Verdict:
+def _all_wait(states: States, waiting: Sequence[int], limits: Patience) -> Verdict:
     """The verdict on ranks that all wait: for those that are behind, or for one another."""
     oldest = {rank: states[rank].waits[0] for rank in waiting}
     awaited = {
@@ -209,7 +209,7 @@ def _all_wait(states: States, waiting: Sequence[int], patience: Patience) -> Ver
     }
     if behind:
         return Verdict("behind", behind, tuple(waiting))
-    still_s = patience.late if patience.still is None else patience.still
+    still_s = limits.late if limits.still is None else limits.still
     is_still = _idle([states[rank] for rank in waiting]) >= still_s
     if len({wait.where for wait in oldest.values()}) < 2 or not is_still:
         return Verdict("stalled" if waiting else "none", {}, tuple(waiting))
@@ -271,8 +271,8 @@ def _another_order(sequence: str, states: States) -> Verdict | None:
 
 def _minority(names: Mapping[int, str]) -> tuple[list[int], str]:
     """The ranks whose names are not the most frequent one, and that name; no rank if there is a tie."""
-    (usual, most), *others = Counter(names.values()).most_common()
-    is_tie = any(count == most for _, count in others)
+    (usual, most), *runners_up = Counter(names.values()).most_common()
+    is_tie = any(count == most for _, count in runners_up)
     return [] if is_tie else [rank for rank in names if names[rank] != usual], usual
 
 
@@ -293,12 +293,12 @@ def _idle(states: Sequence[RankState]) -> float:
     return min((state.idle_s for state in states), default=0.0)
 
 
-def described(verdict: Verdict, states: States, who: str, own: int) -> str:
+def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
     """The message for a verdict of a running job: a line, and notes, one on each further line.
 
     Args:
         who: the noun for a rank in messages, such as `process`.
-        own: the rank that prints it.
+        reporter: the rank that prints it.
     """
     ranks, waiting = list(verdict.reasons), list(verdict.waiting)
     noun = "collective" if who == "rank" else "step"
@@ -306,12 +306,12 @@ def described(verdict: Verdict, states: States, who: str, own: int) -> str:
     seconds = _idle([states[rank] for rank in waiting])
     if verdict.kind == "order":
         name = verdict.names[ranks[0] if ranks else max(verdict.names)]
-        odd, others = (
+        odd, majority = (
             [rank for rank in verdict.names if (verdict.names[rank] == name) is is_odd]
             for is_odd in (True, False)
         )
         line = f"the {_plural(who)} call their steps in another order: {listed(who, odd)} {name} as call"
-        return _joined(f"{line} {verdict.call}, {listed(who, others)} {verdict.names[others[0]]}", *waits)
+        return _joined(f"{line} {verdict.call}, {listed(who, majority)} {verdict.names[majority[0]]}", *waits)
     if verdict.kind == "circle":
         line = f"the {_plural(who)} wait for one another since {seconds:.1f} s, in another order of {noun}s"
         return _joined(line, *waits)
@@ -325,7 +325,7 @@ def described(verdict: Verdict, states: States, who: str, own: int) -> str:
         lines += [f"{listed(who, waiting)} wait{'' if len(waiting) > 1 else 's'}"] if waiting else []
         lines += [_waits(who, states[n]) for n in waiting[:_SHOWN] if states[n].waits[0].progress]
         return _joined(*lines)
-    seconds = states[own].waits[0].seconds if states[own].waits else 0.0
+    seconds = states[reporter].waits[0].seconds if states[reporter].waits else 0.0
     lines = [f"{listed(who, ranks)} {'have' if len(ranks) > 1 else 'has'} not come within {seconds:.1f} s"]
     for state in (states[rank] for rank in ranks[:_SHOWN]):
         text = f"{who} {state.rank} ({state.process}) is alive, in no {noun} for {state.idle_s:.1f} s"

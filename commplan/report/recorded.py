@@ -109,7 +109,7 @@ def _event(slice_: Slice, first: float) -> LaneEvent:
         "network" if details else "device",
         details.algorithm if details else "",
         busy=seconds,
-        waited=slice_.held,
+        waited=slice_.waited_s,
         last=slice_.holder,
         predicted=slice_.predicted or 0.0,
         size=details.nbytes if details else 0,

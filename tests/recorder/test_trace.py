@@ -108,7 +108,7 @@ def holders(kind: str, root: int = 0, axes: str = "node,data") -> list[tuple[int
     known = details(kind, root, axes)
     late = (0.0, 0.0, 1.0, 2.0)
     run = read_run([record(rank, *once(1, 10 + late[rank], 13, known)) for rank in range(4)])
-    found = {each.rank: (each.holder, each.held) for each in run.slices}
+    found = {each.rank: (each.holder, each.waited_s) for each in run.slices}
     return [found[rank] for rank in range(4)]
 
 
@@ -134,7 +134,7 @@ def test_who_has_not_come_holds_those_that_wait_to_the_end() -> None:
     for unfinished in (begun[:1], (begun[0], begun[1]._replace(kind=FAILED))):
         waiting = [record(rank, *once(0, 1.0, 2.0, details()), *unfinished) for rank in range(3)]
         run = read_run([*waiting, record(3, *once(0, 1.0, 2.0, details()), *once(1, 14.0, 15.0, line=9))])
-        assert [(each.held, each.margin) for each in run.slices if each.state] == [(5.0, 5.0)] * 3
+        assert [(each.waited_s, each.margin) for each in run.slices if each.state] == [(5.0, 5.0)] * 3
         (seven,) = (line for line in summary(run).lines if line.line == 7)
         assert seven.waited == pytest.approx(15.0) and seven.last == ((3, 1),)
         assert seven.unfinished == 1 and valid(json.loads(trace(run)))
