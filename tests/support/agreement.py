@@ -36,14 +36,14 @@ def compile_case(case: Case, backend: Literal["jax", "mpi"] | None = None) -> An
     )  # fmt: skip
 
 
-def lay_out(leaf: Array, judge: Judge, value: ir.Value, own: Sequence[str]) -> tuple[Array, Array]:
+def lay_out(leaf: Array, judge: Judge, value: ir.Value, axes: Sequence[str]) -> tuple[Array, Array]:
     """A leaf over all ranks (see `meaning`) in the global layout, and a mask without padding.
 
     `own`: the axes with a leading dimension, in plan order.
     """
     rank_dims = len(judge.sizes)
-    index = tuple(slice(None) if name in own else 0 for name in judge.axes)
-    lead = tuple(n for name, n in zip(judge.axes, judge.sizes, strict=True) if name in own)
+    index = tuple(slice(None) if name in axes else 0 for name in judge.axes)
+    lead = tuple(n for name, n in zip(judge.axes, judge.sizes, strict=True) if name in axes)
     wholes = np.asarray(leaf[index]).reshape((math.prod(lead), *leaf.shape[rank_dims:]))
     rows: list[Array] = []
     masks: list[Array] = []
@@ -64,32 +64,32 @@ def _cut_up(whole: Array, mask: Array, judge: Judge, value: ir.Value) -> tuple[A
     for axis in split:
         ways = judge.sizes[judge.axes.index(axis)]
         smaller: list[tuple[Array, Array]] = []
-        for piece, own in pieces:
+        for piece, counted in pieces:
             short = -(-len(piece) // ways) * ways - len(piece)
             padding = [(0, short)] + [(0, 0)] * (piece.ndim - 1)
             smaller += zip(
-                np.split(np.pad(piece, padding), ways), np.split(np.pad(own, padding), ways), strict=True
+                np.split(np.pad(piece, padding), ways), np.split(np.pad(counted, padding), ways), strict=True
             )
         pieces = smaller
-    return np.concatenate([piece for piece, _ in pieces]), np.concatenate([own for _, own in pieces])
+    return np.concatenate([piece for piece, _ in pieces]), np.concatenate([counted for _, counted in pieces])
 
 
-def same_leaf(what: str, got: Any, wanted: Array, mask: Array, epsilon: float) -> None:
+def same_leaf(label: str, got: Any, expected: Array, mask: Array, epsilon: float) -> None:
     """Raise `DisagreementError` unless equal: bit by bit for integers, within rounding for floats."""
     array = np.asarray(got)
-    if array.shape != wanted.shape:
-        raise DisagreementError(f"{what}: shape {array.shape}, expected {wanted.shape}")
+    if array.shape != expected.shape:
+        raise DisagreementError(f"{label}: shape {array.shape}, expected {expected.shape}")
     if not is_float(array):
-        bad = (array != wanted) & mask
+        bad = (array != expected) & mask
     else:
-        numbers, target = array.astype(np.float64), wanted.astype(np.float64)
+        numbers, target = array.astype(np.float64), expected.astype(np.float64)
         size = np.max(np.abs(target), initial=1.0, where=mask)
         bad = ~(np.abs(numbers - target) <= 16 * epsilon * size) & mask
     if bad.any():
         place = tuple(int(i) for i in np.argwhere(bad)[0])
         raise DisagreementError(
-            f"{what}: {int(bad.sum())} of {bad.size} elements differ, first at {place}:"
-            f" {array[place]} instead of {wanted[place]}"
+            f"{label}: {int(bad.sum())} of {bad.size} elements differ, first at {place}:"
+            f" {array[place]} instead of {expected[place]}"
         )
 
 
@@ -102,7 +102,7 @@ def precision(schedule: ir.Schedule) -> dict[str, float]:
         for leaf in value.leaves
         if leaf.dtype.is_float
     ]
-    return {name: max([own, *wires]) for name, own in EPSILON.items()}
+    return {name: max([epsilon, *wires]) for name, epsilon in EPSILON.items()}
 
 
 def values_of(schedule: ir.Schedule, phase: str) -> dict[str, ir.Value]:
@@ -136,10 +136,10 @@ class Ways:
         pairs, rebuild = flatten(self.case.inputs[name])
         if not self.case.split[name]:
             return self.case.inputs[name]
-        value, own = self.entry[name], self.case.varying[name]
-        whole = Judge.enter(self.judge, self.case.inputs[name], own)
+        value, varying = self.entry[name], self.case.varying[name]
+        whole = Judge.enter(self.judge, self.case.inputs[name], varying)
         dtypes = [np.asarray(leaf).dtype for _, leaf in pairs]
-        laid = [lay_out(leaf, self.judge, value, own)[0] for leaf in whole.leaves]
+        laid = [lay_out(leaf, self.judge, value, varying)[0] for leaf in whole.leaves]
         return rebuild([leaf.astype(dtype) for leaf, dtype in zip(laid, dtypes, strict=True)])
 
     def oracle(self) -> dict[str, tuple[dict[str, Tree], dict[str, Tree]]]:
@@ -175,14 +175,14 @@ class Ways:
         return answers
 
     def _compare(
-        self, what: str, tree: Tree, meant: Meaning, value: ir.Value, epsilon: Mapping[str, float]
+        self, label: str, tree: Tree, meant: Meaning, value: ir.Value, epsilon: Mapping[str, float]
     ) -> None:
-        own = [name for name in self.judge.axes if name in value.placement.per]
+        axes = [name for name in self.judge.axes if name in value.placement.per]
         pairs, _ = flatten(tree)
         for (path, got), leaf in zip(pairs, meant.leaves, strict=True):
-            wanted, mask = lay_out(leaf, self.judge, value, own)
+            expected, mask = lay_out(leaf, self.judge, value, axes)
             same_leaf(
-                f"oracle, {what} {path}", got, wanted, mask, epsilon.get(np.asarray(got).dtype.name, 0.0)
+                f"oracle, {label} {path}", got, expected, mask, epsilon.get(np.asarray(got).dtype.name, 0.0)
             )
 
     def check_jax(self, answers: Mapping[str, tuple[dict[str, Tree], dict[str, Tree]]]) -> None:
@@ -195,24 +195,26 @@ class Ways:
         for phase in self.phases:
             outputs, state = runner.phase(phase, state, inputs_of(self.schedule, phase, self.inputs))
             wanted_outputs, wanted_state = answers[phase]
-            for kind, got, wanted in (("output", outputs, wanted_outputs), ("state", state, wanted_state)):
-                if set(got) != set(wanted):
-                    raise DisagreementError(f"JAX, {phase}: {kind}s {sorted(got)}, expected {sorted(wanted)}")
-                for name, tree in wanted.items():
+            for kind, got, expected in (("output", outputs, wanted_outputs), ("state", state, wanted_state)):
+                if set(got) != set(expected):
+                    raise DisagreementError(
+                        f"JAX, {phase}: {kind}s {sorted(got)}, expected {sorted(expected)}"
+                    )
+                for name, tree in expected.items():
                     self._equal(f"JAX, {phase}: {kind} {name}", got[name], tree, epsilon)
 
-    def _equal(self, what: str, got: Tree, wanted: Tree, epsilon: Mapping[str, float]) -> None:
-        ours, theirs = flatten(got)[0], flatten(wanted)[0]
+    def _equal(self, label: str, got: Tree, expected: Tree, epsilon: Mapping[str, float]) -> None:
+        ours, theirs = flatten(got)[0], flatten(expected)[0]
         if [path for path, _ in ours] != [path for path, _ in theirs]:
             raise DisagreementError(
-                f"{what}: leaves {[p for p, _ in ours]}, expected {[p for p, _ in theirs]}"
+                f"{label}: leaves {[p for p, _ in ours]}, expected {[p for p, _ in theirs]}"
             )
         for (path, array), (_, target) in zip(ours, theirs, strict=True):
             mine, right = np.asarray(array), np.asarray(target)
             if mine.dtype != right.dtype:
-                raise DisagreementError(f"{what} {path}: dtype {mine.dtype}, expected {right.dtype}")
+                raise DisagreementError(f"{label} {path}: dtype {mine.dtype}, expected {right.dtype}")
             same_leaf(
-                f"{what} {path}", mine, right, np.ones(right.shape, bool), epsilon.get(mine.dtype.name, 0.0)
+                f"{label} {path}", mine, right, np.ones(right.shape, bool), epsilon.get(mine.dtype.name, 0.0)
             )
 
 

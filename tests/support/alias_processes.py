@@ -58,9 +58,9 @@ def main(port: str, index: str, count: str, out: str) -> None:
     )
     spoil = jax.jit(lambda x: x + 1, donate_argnums=0)
     rng = random.Random(int(index))
-    held: deque[tuple[int, Any, np.ndarray[Any, Any]]] = deque()
+    pending: deque[tuple[int, Any, np.ndarray[Any, Any]]] = deque()
     torn: list[int] = []
-    seen = shared = 0
+    received = shared = 0
     with run.batches() as batches:
         for _ in range(3):
             for item in batches:
@@ -69,23 +69,25 @@ def main(port: str, index: str, count: str, out: str) -> None:
                 pointer = x.addressable_shards[0].data.unsafe_buffer_pointer()
                 shared += in_shared_memory(pointer, Path("/proc/self/maps").read_text())
                 # Some are held until slots are scarce, some are released at once, some are donated.
-                what = rng.randrange(3)
-                if what == 0:
-                    held.append((seen, x, labels))
-                elif wrong(spoil(x) - 1 if what == 1 else x, labels):
-                    torn.append(seen)
-                while len(held) > rng.randrange(1, 6):
-                    number, old, known = held.popleft()
-                    if wrong(old, known):
+                action = rng.randrange(3)
+                if action == 0:
+                    pending.append((received, x, labels))
+                elif wrong(spoil(x) - 1 if action == 1 else x, labels):
+                    torn.append(received)
+                while len(pending) > rng.randrange(1, 6):
+                    number, old, expected = pending.popleft()
+                    if wrong(old, expected):
                         torn.append(number)
                     del old
                 del x, item
-                seen += 1
-        for number, old, known in held:
-            if wrong(old, known):
+                received += 1
+        for number, old, expected in pending:
+            if wrong(old, expected):
                 torn.append(number)
-    torn += [number for number, old, known in held if wrong(old, known)]  # the batches are closed
-    (Path(out) / f"{index}.json").write_text(json.dumps({"batches": seen, "shared": shared, "torn": torn}))
+    torn += [number for number, old, expected in pending if wrong(old, expected)]  # the batches are closed
+    (Path(out) / f"{index}.json").write_text(
+        json.dumps({"batches": received, "shared": shared, "torn": torn})
+    )
     jax.distributed.shutdown()
 
 

@@ -89,8 +89,8 @@ def reduce_plan(
     names = " ".join(axes or ("data",))
     grads = maker.input("grads", partial=names)
     maker.value("grads.1")
-    made: Any = graph.Reduction(op)  # pyright: ignore[reportArgumentType]
-    stage = graph.Reduce("grads.1", grads, tuple(names.split()), made, HERE, via=via, hints=hints)
+    reduction: Any = graph.Reduction(op)  # pyright: ignore[reportArgumentType]
+    stage = graph.Reduce("grads.1", grads, tuple(names.split()), reduction, HERE, via=via, hints=hints)
     maker.phase("step", stage, outputs=("grads.1",))
     return maker.plan()
 

@@ -88,17 +88,19 @@ def check_calls(sizes: Mapping[str, int], ranks: RankCalls | Sequence[RankCalls]
 
 def _created(ranks: Sequence[RankCalls]) -> Counterexample | None:
     """Creating a communicator is a call of all ranks: the n-th must be the same on all."""
-    for number, groups in enumerate(itertools.zip_longest(*(one.created for one in ranks))):
+    for number, groups in enumerate(itertools.zip_longest(*(calls.created for calls in ranks))):
         other = next((rank for rank, group in enumerate(groups) if group != groups[0]), None)
         if other is None:
             continue
-        said = [f"over {', '.join(group)}" if group else "none" for group in (groups[0], groups[other])]
-        span, others = _lines(ranks, (0, other), groups[0], groups[other])
+        descriptions = [
+            f"over {', '.join(group)}" if group else "none" for group in (groups[0], groups[other])
+        ]
+        span, notes = _lines(ranks, (0, other), groups[0], groups[other])
         return Counterexample(
-            "creation", (0, other), (number, number), None, said[0], said[1],
-            f"the communicator that ranks create as number {number} is one {said[0]} on rank 0 and {said[1]}"
-            f" on rank {other}: creating them never ends, or mixes them up",
-            span, others,
+            "creation", (0, other), (number, number), None, descriptions[0], descriptions[1],
+            f"the communicator that ranks create as number {number} is one {descriptions[0]} on rank 0 and"
+            f" {descriptions[1]} on rank {other}: creating them never ends, or mixes them up",
+            span, notes,
         )  # fmt: skip
     return None
 
@@ -107,14 +109,14 @@ def _lines(
     ranks: Sequence[RankCalls], which: tuple[int, int], *groups: tuple[str, ...] | None
 ) -> tuple[Span | None, tuple[Note, ...]]:
     """The plan lines that first need the communicators over `groups`."""
-    found: list[tuple[int, Span]] = []
-    for rank, made in zip(which, groups, strict=True):
-        span = next((call.span for call in ranks[rank].calls if call.axes == made), None)
+    lines: list[tuple[int, Span]] = []
+    for rank, creations in zip(which, groups, strict=True):
+        span = next((call.span for call in ranks[rank].calls if call.axes == creations), None)
         if span is not None:
-            found.append((rank, span))
-    if not found:
+            lines.append((rank, span))
+    if not lines:
         return None, ()
-    return found[0][1], tuple(Note(f"what rank {rank} creates it for", span) for rank, span in found[1:])
+    return lines[0][1], tuple(Note(f"what rank {rank} creates it for", span) for rank, span in lines[1:])
 
 
 class Mesh:
@@ -144,10 +146,10 @@ def _run(sizes: Mapping[str, int], ranks: Sequence[RankCalls]) -> Counterexample
             continue
         call = ranks[rank].calls[at[rank]]
         members = mesh.members(rank, call.axes)
-        there = [_current(ranks, at, one) for one in members]
-        if any(other is None or other.axes != call.axes for other in there):
+        calls = [_current(ranks, at, peer) for peer in members]
+        if any(other is None or other.axes != call.axes for other in calls):
             continue  # not all have arrived yet; the last one releases all
-        for member, other in zip(members, there, strict=True):
+        for member, other in zip(members, calls, strict=True):
             if other is not None and other.agreed != call.agreed:
                 return _unlike(ranks, at, rank, member)
         for member in members:
@@ -161,11 +163,11 @@ def _current(ranks: Sequence[RankCalls], at: list[int], rank: int) -> Call | Non
     return ranks[rank].calls[at[rank]] if at[rank] < len(ranks[rank].calls) else None
 
 
-def _unlike(ranks: Sequence[RankCalls], at: list[int], one: int, other: int) -> Counterexample:
-    first, second = ranks[one].calls[at[one]], ranks[other].calls[at[other]]
+def _unlike(ranks: Sequence[RankCalls], at: list[int], rank: int, other: int) -> Counterexample:
+    first, second = ranks[rank].calls[at[rank]], ranks[other].calls[at[other]]
     return Counterexample(
-        "calls", (one, other), (at[one], at[other]), None, str(first), str(second),
-        f"in call {at[one]} of rank {one} it issues {first}, and rank {other} meets it with {second}",
+        "calls", (rank, other), (at[rank], at[other]), None, str(first), str(second),
+        f"in call {at[rank]} of rank {rank} it issues {first}, and rank {other} meets it with {second}",
         first.span, (Note(f"what rank {other} issues", second.span),),
     )  # fmt: skip
 
@@ -176,7 +178,7 @@ def _stuck(mesh: Mesh, ranks: Sequence[RankCalls], at: list[int], rank: int) -> 
     while rank not in path:
         path.append(rank)
         call = ranks[rank].calls[at[rank]]
-        away = next(one for one in mesh.members(rank, call.axes) if _elsewhere(ranks, at, one, call))
+        away = next(member for member in mesh.members(rank, call.axes) if _elsewhere(ranks, at, member, call))
         if _current(ranks, at, away) is None:
             return Counterexample(
                 "calls", (rank, away), (at[rank], at[away]), None, str(call), "no further call",
@@ -185,15 +187,15 @@ def _stuck(mesh: Mesh, ranks: Sequence[RankCalls], at: list[int], rank: int) -> 
             )  # fmt: skip
         rank = away
     circle = path[path.index(rank) :]
-    calls = [ranks[one].calls[at[one]] for one in circle]
-    said = [f"rank {one} waits in {call}" for one, call in zip(circle, calls, strict=True)]
-    others = zip(circle[1:], calls[1:], strict=True)
+    calls = [ranks[member].calls[at[member]] for member in circle]
+    sentences = [f"rank {member} waits in {call}" for member, call in zip(circle, calls, strict=True)]
+    successors = zip(circle[1:], calls[1:], strict=True)
     return Counterexample(
-        "calls", tuple(circle), tuple(at[one] for one in circle), None, "every rank gets to its end",
+        "calls", tuple(circle), tuple(at[member] for member in circle), None, "every rank gets to its end",
         f"a circle of {len(circle)} ranks",
-        f"ranks {', '.join(map(str, circle))} wait for each other in a circle:\n" + "\n".join(said),
+        f"ranks {', '.join(map(str, circle))} wait for each other in a circle:\n" + "\n".join(sentences),
         calls[0].span,
-        tuple(Note(f"where rank {one} waits", call.span) for one, call in others),
+        tuple(Note(f"where rank {member} waits", call.span) for member, call in successors),
     )  # fmt: skip
 
 

@@ -49,27 +49,27 @@ def mutate_calls(rng: random.Random) -> CallMutant:
         ranks = [same] * math.prod(sizes.values())
         victim = rng.randrange(len(ranks))
         kind: Literal["creation", "calls"] = rng.choice(["creation", "calls"])
-        changed, what = (_created if kind == "creation" else _called)(rng, same)
+        changed, description = (_created if kind == "creation" else _called)(rng, same)
         if changed == same:
             continue
         ranks[victim] = changed
         name = "communicators created in another order" if kind == "creation" else "sequence of calls"
-        return CallMutant(name, f"rank {victim}: {what}", sizes, tuple(ranks))
+        return CallMutant(name, f"rank {victim}: {description}", sizes, tuple(ranks))
 
 
 def _created(rng: random.Random, same: RankCalls) -> tuple[RankCalls, str]:
     groups = list(same.created)
-    one, other = rng.randrange(len(groups)), rng.randrange(len(groups))
-    groups[one], groups[other] = groups[other], groups[one]
-    return msgspec.structs.replace(same, created=tuple(groups)), f"{one} and {other} exchanged"
+    first, other = rng.randrange(len(groups)), rng.randrange(len(groups))
+    groups[first], groups[other] = groups[other], groups[first]
+    return msgspec.structs.replace(same, created=tuple(groups)), f"{first} and {other} exchanged"
 
 
 def _called(rng: random.Random, same: RankCalls) -> tuple[RankCalls, str]:
     calls = list(same.calls)
     at, other = rng.randrange(len(calls)), rng.randrange(len(calls))
     call = calls[at]
-    what = rng.choice(["swapped", "swapped", "dropped", "doubled", "bytes", "type", "root"])
-    match what:
+    change = rng.choice(["swapped", "swapped", "dropped", "doubled", "bytes", "type", "root"])
+    match change:
         case "swapped":
             calls[at], calls[other] = calls[other], calls[at]
         case "dropped":
@@ -84,4 +84,4 @@ def _called(rng: random.Random, same: RankCalls) -> tuple[RankCalls, str]:
             calls[at] = msgspec.structs.replace(call, root=call.root + 1)
         case _:
             pass
-    return msgspec.structs.replace(same, calls=tuple(calls)), f"call {at} {what}"
+    return msgspec.structs.replace(same, calls=tuple(calls)), f"call {at} {change}"

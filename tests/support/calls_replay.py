@@ -26,21 +26,21 @@ def execute_calls(sizes: Mapping[str, int], ranks: Sequence[RankCalls]) -> tuple
     """Every rendezvous, in a possible order; and the number of calls that each rank completes."""
     mesh, done = Mesh(sizes), [0] * len(ranks)
     entered = [-1] * len(ranks)
-    rooms: dict[tuple[tuple[str, ...], tuple[int, ...]], dict[int, tuple[int, Call]]] = {}
+    meetings: dict[tuple[tuple[str, ...], tuple[int, ...]], dict[int, tuple[int, Call]]] = {}
     met: list[Meeting] = []
     moved = True
     while moved:
         moved = False
-        for rank, one in enumerate(ranks):
-            if done[rank] == len(one.calls) or entered[rank] == done[rank]:
+        for rank, calls in enumerate(ranks):
+            if done[rank] == len(calls.calls) or entered[rank] == done[rank]:
                 continue
-            moved, entered[rank], call = True, done[rank], one.calls[done[rank]]
+            moved, entered[rank], call = True, done[rank], calls.calls[done[rank]]
             members = mesh.members(rank, call.axes)
-            room = rooms.setdefault((call.axes, members), {})
+            room = meetings.setdefault((call.axes, members), {})
             room[rank] = done[rank], call
             if len(room) < len(members):
                 continue
-            met.append(Meeting(rooms.pop((call.axes, members))))
+            met.append(Meeting(meetings.pop((call.axes, members))))
             for member in members:
                 done[member] += 1
     return met, done
@@ -49,23 +49,23 @@ def execute_calls(sizes: Mapping[str, int], ranks: Sequence[RankCalls]) -> tuple
 def correct_calls(sizes: Mapping[str, int], ranks: Sequence[RankCalls]) -> bool:
     """Whether all ranks create the same communicators, meet in all their calls, and always agree."""
     met, done = execute_calls(sizes, ranks)
-    ended = done == [len(one.calls) for one in ranks]
-    return ended and all(one.agreed for one in met) and len({one.created for one in ranks}) == 1
+    ended = done == [len(each.calls) for each in ranks]
+    return ended and all(each.agreed for each in met) and len({each.created for each in ranks}) == 1
 
 
 def replay_calls(sizes: Mapping[str, int], ranks: Sequence[RankCalls], claim: Counterexample) -> bool:
     """Whether the situation described by `claim` really occurs."""
     if claim.failure == "creation":
         created = [ranks[rank].created[claim.rounds[0] : claim.rounds[0] + 1] for rank in claim.ranks]
-        said = [f"over {', '.join(groups[0])}" if groups else "none" for groups in created]
-        return said == [claim.expected, claim.found] and said[0] != said[1]
+        descriptions = [f"over {', '.join(groups[0])}" if groups else "none" for groups in created]
+        return descriptions == [claim.expected, claim.found] and descriptions[0] != descriptions[1]
     met, done = execute_calls(sizes, ranks)
     who = dict(zip(claim.ranks, claim.rounds, strict=True))
     for meeting in met:
-        here = {rank: at for rank, (at, _) in meeting.calls.items() if rank in who}
-        if here == who and not meeting.agreed:
-            said = [str(meeting.calls[rank][1]) for rank in claim.ranks]
-            return said == [claim.expected, claim.found]
+        places = {rank: at for rank, (at, _) in meeting.calls.items() if rank in who}
+        if places == who and not meeting.agreed:
+            descriptions = [str(meeting.calls[rank][1]) for rank in claim.ranks]
+            return descriptions == [claim.expected, claim.found]
     waits = [done[rank] < len(ranks[rank].calls) for rank in claim.ranks]
     at = [done[rank] for rank in claim.ranks]
     if claim.found == "no further call":

@@ -32,56 +32,56 @@ def divisions() -> Iterator[Division]:
             yield division("multi_broadcast", hosts, readers)
 
 
-def carrier(found: Division, index: int, timeout: float = 60.0) -> JaxCarrier:
+def carrier(split: Division, index: int, timeout: float = 60.0) -> JaxCarrier:
     """Process i of jax.distributed is process i of the division."""
-    leaders = [found.leader(host) for host in dict.fromkeys(found.hosts)]
-    return JaxCarrier(found, found.hosts[index], cpu_devices(leaders), timeout, BLAME)
+    leaders = [split.leader(host) for host in dict.fromkeys(split.hosts)]
+    return JaxCarrier(split, split.hosts[index], cpu_devices(leaders), timeout, BLAME)
 
 
-def leads(found: Division, index: int) -> bool:
-    return found.leader(found.hosts[index]) == index
+def leads(split: Division, index: int) -> bool:
+    return split.leader(split.hosts[index]) == index
 
 
-def batch(found: Division, number: int, rows: int) -> list[RowSlices]:
+def batch(split: Division, number: int, rows: int) -> list[RowSlices]:
     """The expected slot of every process, including the notes of the parts; it has room for ROWS rows."""
     random = np.random.default_rng(number)
-    bounds = (*(found.part(rows, part)[0] for part in range(found.parts)), rows)
+    bounds = (*(split.part(rows, part)[0] for part in range(split.parts)), rows)
     whole = [
         RowSlices(random.integers(0, 256, (copies, ROWS, nbytes), np.uint8), bounds)
         for copies, nbytes in WIDTHS.values()
     ]
-    notes = random.integers(0, 256, (1, found.parts, 50), np.uint8)
-    whole.append(RowSlices(notes, tuple(range(found.parts + 1))))
+    notes = random.integers(0, 256, (1, split.parts, 50), np.uint8)
+    whole.append(RowSlices(notes, tuple(range(split.parts + 1))))
     return whole
 
 
-def own(found: Division, index: int, whole: list[RowSlices]) -> list[RowSlices]:
+def own(split: Division, index: int, whole: list[RowSlices]) -> list[RowSlices]:
     """Only the parts of the process's host."""
-    low, high = found.part_range(found.hosts[index])
+    low, high = split.part_range(split.hosts[index])
     parcels = []
-    for parcel in whole:
-        cells = np.full_like(parcel.cells, 99)
-        here = slice(parcel.bounds[low], parcel.bounds[high])
-        cells[:, here] = parcel.cells[:, here]
-        parcels.append(RowSlices(cells, parcel.bounds))
+    for slices in whole:
+        cells = np.full_like(slices.cells, 99)
+        rows = slice(slices.bounds[low], slices.bounds[high])
+        cells[:, rows] = slices.cells[:, rows]
+        parcels.append(RowSlices(cells, slices.bounds))
     return parcels
 
 
 def everything(index: int) -> dict[str, object]:
     """Every design, number of readers and layout of hosts; full batches, short ones, full ones again."""
     tried = 0
-    for found in divisions():
-        if not found.moves() or not leads(found, index):
+    for split in divisions():
+        if not split.moves() or not leads(split, index):
             continue
-        mover = carrier(found, index)
+        mover = carrier(split, index)
         rows = [ROWS, ROWS, 6, 2, ROWS]
         for number, count in enumerate(rows):
-            whole = batch(found, number, count)
-            mine = own(found, index, whole)
+            whole = batch(split, number, count)
+            mine = own(split, index, whole)
             mover.carry(number, mine)
-            for got, wanted in zip(mine, whole, strict=True):
-                end = wanted.bounds[-1]
-                np.testing.assert_array_equal(got.cells[:, :end], wanted.cells[:, :end], repr(found))
+            for got, expected in zip(mine, whole, strict=True):
+                end = expected.bounds[-1]
+                np.testing.assert_array_equal(got.cells[:, :end], expected.cells[:, :end], repr(split))
                 assert (got.cells[:, end:] == 99).all(), "rows behind the batch's end were written to"
         assert mover.launched == len(rows)
         mover.close()
@@ -91,43 +91,43 @@ def everything(index: int) -> dict[str, object]:
 
 def lost(index: int) -> dict[str, object]:
     """Process 1 dies, or is silent: the others report it."""
-    found = division("all_shared", tuple(range(jax.process_count())))
-    mover = carrier(found, index)
-    whole = batch(found, 0, ROWS)
-    mover.carry(0, own(found, index, whole))
+    split = division("all_shared", tuple(range(jax.process_count())))
+    mover = carrier(split, index)
+    whole = batch(split, 0, ROWS)
+    mover.carry(0, own(split, index, whole))
     if index == 1:
         os._exit(9)
     began = time.monotonic()
     try:
-        mover.carry(1, own(found, index, whole), count=9)
+        mover.carry(1, own(split, index, whole), count=9)
     except CommplanError as error:
-        one = error.diagnostics[0]
-        line, after = one.span and one.span.line, time.monotonic() - began
-        return {"code": one.code, "line": line, "after": after, "message": one.message}
+        diagnostic = error.diagnostics[0]
+        line, after = diagnostic.span and diagnostic.span.line, time.monotonic() - began
+        return {"code": diagnostic.code, "line": line, "after": after, "message": diagnostic.message}
     return {}
 
 
 def silent(index: int) -> dict[str, object]:
-    found = division("all_shared", tuple(range(jax.process_count())))
-    mover = carrier(found, index)
-    whole = batch(found, 0, ROWS)
-    mover.carry(0, own(found, index, whole))
+    split = division("all_shared", tuple(range(jax.process_count())))
+    mover = carrier(split, index)
+    whole = batch(split, 0, ROWS)
+    mover.carry(0, own(split, index, whole))
     mover.timeout = 0.5
     if index == 1:
         return {}  # it lives until the others have spoken
     try:
-        mover.carry(1, own(found, index, whole), count=9)
+        mover.carry(1, own(split, index, whole), count=9)
     except CommplanError as error:
         return {"code": error.diagnostics[0].code, "message": error.diagnostics[0].message}
     return {}
 
 
-def main(port: str, index: str, count: str, what: str, out: str) -> None:
+def main(port: str, index: str, count: str, case: str, out: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
-    said = {"everything": everything, "lost": lost, "silent": silent}[what](int(index))
-    (Path(out) / f"{index}.json").write_text(json.dumps(said))
-    if what != "everything":
-        heard = int(count) - (what == "lost")
+    report = {"everything": everything, "lost": lost, "silent": silent}[case](int(index))
+    (Path(out) / f"{index}.json").write_text(json.dumps(report))
+    if case != "everything":
+        heard = int(count) - (case == "lost")
         for _ in range(600):  # process 0 is the coordinator: those that outlive it are ended
             if len(list(Path(out).glob("*.json"))) >= heard:
                 break

@@ -51,13 +51,13 @@ def main(hosts: int, *sizes: int) -> None:
     source = Counting(images(RECORDS))
     run = program.bind(comm, sources={"images": source}, functions=FUNCTIONS)
     # All ranks bind all plans alike, and look at the one with their own batch.
-    others = {
+    programs = {
         size: commplan.loads(PLAN.format(batch=size, share=ALONE))
         .compile(comm)
         .bind(comm, sources={"images": images(RECORDS)}, functions=FUNCTIONS)
         for size in sorted(set(sizes))
     }
-    feed, alone = run.batches(member=rank), others[sizes[rank % len(sizes)]].batches(member=rank)
+    feed, alone = run.batches(member=rank), programs[sizes[rank % len(sizes)]].batches(member=rank)
     count = 0
     for _ in range(2):
         iter(alone)

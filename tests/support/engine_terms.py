@@ -101,8 +101,8 @@ class Comm:
         self.made[handle] = ranks
         return Comm(ranks.index(self.rank), len(ranks), self.made, handle)
 
-    def allgather(self, said: Any) -> list[Any]:
-        return [said] * self.size
+    def allgather(self, value: Any) -> list[Any]:
+        return [value] * self.size
 
     def py2f(self) -> int:
         return self.handle
@@ -121,8 +121,8 @@ class Library:
     def __init__(self, made: Mapping[int, tuple[int, ...]]) -> None:
         self.made, self.known = made, list[List | Native | Packed]()
 
-    def _number(self, what: List | Native | Packed) -> int:
-        self.known.append(what)
+    def _number(self, program: List | Native | Packed) -> int:
+        self.known.append(program)
         return len(self.known) - 1
 
     def commplan_channel_open(self, comm: int, threads: int) -> int:
@@ -170,14 +170,14 @@ class Library:
     def commplan_describe(self, number: int, details: bytes) -> None: ...
 
     def commplan_packed(
-        self, number: int, taken: int, takes: int, given: int, gives: int, last: int, lasts: int, late: int,
-        lates: int,
+        self, number: int, inputs: int, takes: int, outputs: int, gives: int, last: int, lasts: int,
+        late: int, lates: int,
     ) -> int:  # fmt: skip
         return self._number(
             Packed(
                 number,
-                _read(taken, 1 + 4 * takes, np.int64),
-                _read(given, 1 + 4 * gives, np.int64),
+                _read(inputs, 1 + 4 * takes, np.int64),
+                _read(outputs, 1 + 4 * gives, np.int64),
                 frozenset(_read(last, lasts, np.int64).tolist()),
                 _read(late, 2 * lates, np.int64).reshape(-1, 2),
             )
@@ -188,8 +188,8 @@ def _itemsize(dtype: str) -> int:
     return 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
 
 
-def _unset(count: int, what: str, dtype: str) -> Array:
-    return terms.symbols(what, (count,), dtype)
+def _unset(count: int, state: str, dtype: str) -> Array:
+    return terms.symbols(state, (count,), dtype)
 
 
 @dataclasses.dataclass
@@ -226,14 +226,14 @@ class World:
         (name,) = names
         if name == "commplan_finish":
             return [self._finished(rank, eqn, xs) for rank, (eqn, xs) in enumerate(requests)]
-        made = self._carried_out(requests)
+        results = self._carried_out(requests)
         if name == "commplan_call":
-            return [[*own, xs[-1]] for own, (_, xs) in zip(made, requests, strict=True)]
+            return [[*values, xs[-1]] for values, (_, xs) in zip(results, requests, strict=True)]
         self.count += 1
         answers: list[Values] = []
-        for rank, (own, (_, xs)) in enumerate(zip(made, requests, strict=True)):
-            self.begun[rank, self.count] = own
-            early = [terms.each(lambda x: terms.atom("unfinished", [x], x.dtype), y) for y in own]
+        for rank, (values, (_, xs)) in enumerate(zip(results, requests, strict=True)):
+            self.begun[rank, self.count] = values
+            early = [terms.each(lambda x: terms.atom("unfinished", [x], x.dtype), y) for y in values]
             answers.append([*early, np.array([self.count, rank], np.int32), xs[-1]])
         return answers
 
@@ -261,46 +261,46 @@ class World:
         ]
 
     def _part(self, rank: int, eqn: Any, xs: Values) -> _Part:
-        known = self.libraries[rank].known
-        what, dtype = known[eqn.params["program"]], eqn.invars[0].aval.dtype.name
+        programs = self.libraries[rank].known
+        program, dtype = programs[eqn.params["program"]], eqn.invars[0].aval.dtype.name
         arrays = [lift(x).reshape(-1) for x in xs[:-1]]
         size, last = _itemsize(dtype), frozenset[int]()
         results = eqn.params["results"]
-        if isinstance(what, Packed):
-            last, zero = what.last, terms.constant(0, dtype)
-            operand = np.full(int(what.taken[0]) // size, zero, object)
-            for offset, array, start, nbytes in what.taken[1:].reshape(-1, 4).tolist():
+        if isinstance(program, Packed):
+            last, zero = program.last, terms.constant(0, dtype)
+            operand = np.full(int(program.taken[0]) // size, zero, object)
+            for offset, array, start, nbytes in program.taken[1:].reshape(-1, 4).tolist():
                 part = arrays[array][start // size : (start + nbytes) // size]
                 operand[offset // size : (offset + nbytes) // size] = part
-            out, what = int(what.given[0]) // size, known[what.number]
+            out, program = int(program.given[0]) // size, programs[program.number]
         else:
             (operand,), out = arrays, int(np.prod(results[0][0], dtype=int))
-        if isinstance(what, Packed):
+        if isinstance(program, Packed):
             raise AssertionError("a packed collective of a packed one")
-        scratch = what.scratch // size if isinstance(what, List) else 0
+        scratch = program.scratch // size if isinstance(program, List) else 0
         self.count += 1
         unset = functools.partial(_unset, dtype=dtype)
         buffers = (operand, unset(out, f"unset{self.count}"), unset(scratch, f"scratch{self.count}"))
-        waits = what.waits.copy() if isinstance(what, List) else np.zeros(0)
-        return _Part(what, dtype, buffers, unset(out, f"early{self.count}"), last, waits)
+        waits = program.waits.copy() if isinstance(program, List) else np.zeros(0)
+        return _Part(program, dtype, buffers, unset(out, f"early{self.count}"), last, waits)
 
     def _results(self, rank: int, part: _Part, eqn: Any) -> Values:
-        what = self.libraries[rank].known[eqn.params["program"]]
+        program = self.libraries[rank].known[eqn.params["program"]]
         results = eqn.params["results"]
-        if not isinstance(what, Packed):
+        if not isinstance(program, Packed):
             return [part.buffers[lists.OUTPUT].reshape(results[0][0])]
         size = _itemsize(part.dtype)
-        for offset, nbytes in what.late.tolist():
+        for offset, nbytes in program.late.tolist():
             part.early[offset // size : (offset + nbytes) // size] = part.span(lists.OUTPUT, offset, nbytes)
         whole = part.buffers[lists.OUTPUT] if isinstance(part.what, Native) else part.early
         count = len(eqn.outvars) - 1 - (eqn.primitive.name == "commplan_start")
         shapes = [shape for shape, _ in results[:count]]
-        made = [_unset(int(np.prod(shape, dtype=int)), "ungiven", part.dtype) for shape in shapes]
-        for offset, array, start, nbytes in what.given[1:].reshape(-1, 4).tolist():
-            made[array][start // size : (start + nbytes) // size] = whole[
+        arrays = [_unset(int(np.prod(shape, dtype=int)), "ungiven", part.dtype) for shape in shapes]
+        for offset, array, start, nbytes in program.given[1:].reshape(-1, 4).tolist():
+            arrays[array][start // size : (start + nbytes) // size] = whole[
                 offset // size : (offset + nbytes) // size
             ]
-        return [array.reshape(shape) for array, shape in zip(made, shapes, strict=True)]
+        return [array.reshape(shape) for array, shape in zip(arrays, shapes, strict=True)]
 
     def _lists(self, parts: list[_Part]) -> None:
         arrived: dict[tuple[int, int, int], Array] = {}
@@ -308,15 +308,15 @@ class World:
             (rank, i) for rank, part in enumerate(parts) for i in np.flatnonzero(part.left == 0).tolist()
         ]
         blocked: dict[tuple[int, int, int], tuple[int, int]] = {}
-        left = sum(len(part.left) for part in parts)
+        remaining = sum(len(part.left) for part in parts)
         while ready:
             at = self.chance.randrange(len(ready))
             ready[at], ready[-1] = ready[-1], ready[at]
             rank, i = ready.pop()
             part = parts[rank]
             assert isinstance(part.what, List)
-            what, peer, message, src, src_offset, dst, dst_offset, nbytes = part.what.code[i].tolist()
-            if what in (lists.RECEIVE, lists.RECEIVE_REDUCE):
+            opcode, peer, message, src, src_offset, dst, dst_offset, nbytes = part.what.code[i].tolist()
+            if opcode in (lists.RECEIVE, lists.RECEIVE_REDUCE):
                 key = (part.what.peers[peer], rank, message)
                 if key not in arrived:
                     blocked[key] = (rank, i)
@@ -324,21 +324,21 @@ class World:
                 came = arrived.pop(key)
                 if len(came) * _itemsize(part.dtype) != nbytes:
                     raise AssertionError(f"message {key} has {len(came)} elements, not {nbytes} bytes")
-                if what == lists.RECEIVE_REDUCE:
+                if opcode == lists.RECEIVE_REDUCE:
                     came = _combined(part.what, [part.span(src, src_offset, nbytes), came], part.dtype)
                 part.span(dst, dst_offset, nbytes)[:] = came
-            elif what == lists.SEND:
+            elif opcode == lists.SEND:
                 key = (rank, part.what.peers[peer], message)
                 if key in arrived:
                     raise AssertionError(f"two messages {key}")
                 arrived[key] = part.span(src, src_offset, nbytes).copy()
                 if key in blocked:
                     ready.append(blocked.pop(key))
-            elif what == lists.COPY:
+            elif opcode == lists.COPY:
                 part.span(dst, dst_offset, nbytes)[:] = part.span(src, src_offset, nbytes).copy()
             else:
                 part.span(dst, dst_offset, nbytes)[:] = terms.constant(0, part.dtype)
-            left -= 1
+            remaining -= 1
             if i in part.last:
                 size = _itemsize(part.dtype)
                 part.early[dst_offset // size : (dst_offset + nbytes) // size] = part.span(
@@ -348,9 +348,9 @@ class World:
                 part.left[later] -= 1
                 if part.left[later] == 0:
                     ready.append((rank, later))
-        if left or arrived:
+        if remaining or arrived:
             raise AssertionError(
-                f"{left} instructions wait for ever, {len(arrived)} messages are never received"
+                f"{remaining} instructions wait for ever, {len(arrived)} messages are never received"
             )
 
 
@@ -374,25 +374,25 @@ def _native(parts: list[_Part]) -> None:
             raise AssertionError(f"ranks {how.ranks} call MPI each in another way")
         ways, count = len(group), how.nbytes // _itemsize(part.dtype)
         xs = [each.buffers[lists.INPUT] for each in group]
-        wanted = count * ways if how.kind in ("reduce_scatter", "all_to_all", "scatter") else count
-        if any(len(x) != wanted for x in xs):
-            raise AssertionError(f"{how.kind} of {wanted} elements, and there are {[len(x) for x in xs]}")
+        length = count * ways if how.kind in ("reduce_scatter", "all_to_all", "scatter") else count
+        if any(len(x) != length for x in xs):
+            raise AssertionError(f"{how.kind} of {length} elements, and there are {[len(x) for x in xs]}")
         rows = [[x[i * count : (i + 1) * count] for i in range(ways)] for x in xs]
         match how.kind:
             case "all_reduce":
-                made = [_combined(how, xs, part.dtype)] * ways
+                results = [_combined(how, xs, part.dtype)] * ways
             case "reduce_scatter":
-                made = [_combined(how, [row[i] for row in rows], part.dtype) for i in range(ways)]
+                results = [_combined(how, [row[i] for row in rows], part.dtype) for i in range(ways)]
             case "all_gather":
-                made = [np.concatenate(xs)] * ways
+                results = [np.concatenate(xs)] * ways
             case "all_to_all":
-                made = [np.concatenate([row[i] for row in rows]) for i in range(ways)]
+                results = [np.concatenate([row[i] for row in rows]) for i in range(ways)]
             case "broadcast":
-                made = [xs[how.root]] * ways
+                results = [xs[how.root]] * ways
             case "reduce":
-                made = [each.buffers[lists.OUTPUT] for each in group]
-                made[how.root] = _combined(how, xs, part.dtype)
+                results = [each.buffers[lists.OUTPUT] for each in group]
+                results[how.root] = _combined(how, xs, part.dtype)
             case _:
                 raise NotImplementedError(how.kind)
-        for each, result in zip(group, made, strict=True):
+        for each, result in zip(group, results, strict=True):
             each.buffers[lists.OUTPUT][:] = result

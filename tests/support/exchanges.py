@@ -61,7 +61,7 @@ def wanted(
     lead, shapes = tuple(axes.values()), shapes or SHAPES
     along = tuple(range(len(lead)))
     weights = {key: leaf[(0,) * len(lead)] for key, leaf in drawn(0, lead, shapes).items()}
-    moment, found = zeros(weights), [weights]
+    moment, history = zeros(weights), [weights]
     for step in range(1, steps + 1):
         terms = drawn(step, lead, shapes)
         if "weight" in by:
@@ -76,8 +76,8 @@ def wanted(
             weights, moment = momentum(weights, moment, gradient)
         else:
             weights = plain(weights, gradient)
-        found.append(weights)
-    return found
+        history.append(weights)
+    return history
 
 
 def counts(step: int, lead: tuple[int, ...]) -> Any:
@@ -93,12 +93,12 @@ def oracle_run(schedule: Any, axes: Mapping[str, int], steps: int, by: str = "me
     functions = {"zeros": zeros, "update": momentum if states == 2 else plain}
     oracle = Oracle(schedule, functions)
     out, state = oracle.phase("start", oracle.init(), {"params": drawn(0, lead)})
-    found = [out["weights"]]
+    history = [out["weights"]]
     for step in range(1, steps + 1):
         inputs = {"grads": drawn(step, lead)} | ({"n": counts(step, lead)} if "weight" in by else {})
         out, state = oracle.phase("step", state, inputs)
-        found.append(out["weights"])
-    return found, state
+        history.append(out["weights"])
+    return history, state
 
 
 def same(got: Tree, right: Tree) -> bool:

@@ -56,14 +56,16 @@ MOST = 1 << 20  # bytes of a request
 
 def read_at_import(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that must be those of the server; of PYTHONPATH, the folders apart from `tests`."""
-    found = {
+    variables = {
         name: value
         for name, value in environment.items()
         if name.startswith(READ_AT_IMPORT) and name not in ("PYTHONHASHSEED", *OPTIONS)
     }
-    if others := [path for path in found.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", TESTS)]:
-        found["PYTHONPATH"] = os.pathsep.join(others)
-    return found
+    if paths := [
+        path for path in variables.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", TESTS)
+    ]:
+        variables["PYTHONPATH"] = os.pathsep.join(paths)
+    return variables
 
 
 # The client: it imports nothing but the standard library.
@@ -152,9 +154,9 @@ def serve(path: str, settings: bytes) -> list[str]:
                 else:
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, handlers[signal.SIGCHLD])
-                    held = [key.fileobj for key in waiting.get_map().values()]
+                    connections = [key.fileobj for key in waiting.get_map().values()]
                     waiting.close()
-                    for each in (*held, woken, *clients.values()):
+                    for each in (*connections, woken, *clients.values()):
                         if isinstance(each, socket.socket):
                             each.close()
                     return _become(json.loads(words), descriptors)

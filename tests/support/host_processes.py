@@ -79,7 +79,7 @@ def seen(run: Any, epochs: int, **options: Any) -> list[dict[str, tuple[tuple[in
 
 
 def everything(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for design in DESIGNS if count > 2 else DESIGNS[:2]:
         run, decoded = bound(design, count, mesh)
         phase = run.program.schedule.phase("step")
@@ -87,13 +87,13 @@ def everything(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str,
         options = {} if among is None else {"group": among}
         items = seen(run, 2, **options)
         carrier = None if among is None else among.carrier
-        said[design] = {
+        report[design] = {
             "items": items,
             "decoded": decoded,
             "launched": getattr(carrier, "launched", 0),
             "hosts": None if among is None else among.hosts,
         }
-    return said
+    return report
 
 
 def failing(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str, Any]:
@@ -104,8 +104,12 @@ def failing(index: int, count: int, hosts: list[str], mesh: Any) -> dict[str, An
     try:
         items = seen(run, 1, group=among)
     except CommplanError as error:
-        one = error.diagnostics[0]
-        return {"code": one.code, "notes": [note.text for note in one.notes], "message": one.message}
+        diagnostic = error.diagnostics[0]
+        return {
+            "code": diagnostic.code,
+            "notes": [note.text for note in diagnostic.notes],
+            "message": diagnostic.message,
+        }
     return {"items": len(items)}
 
 
@@ -136,14 +140,14 @@ def without_cpu(port: str, index: int, count: int) -> None:
     raise AssertionError("there is a CPU all the same")
 
 
-def main(port: str, index: str, count: str, hosts: str, what: str, out: str) -> None:
+def main(port: str, index: str, count: str, hosts: str, case: str, out: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
     if os.environ["JAX_PLATFORMS"] != "cpu":
         without_cpu(os.environ["SECOND_PORT"], int(index), int(count))
     mesh = jax.make_mesh((int(count),), ("member",), (AxisType.Auto,))
-    does = {"everything": everything, "failing": failing}[what]
-    said = does(int(index), int(count), hosts.split(","), mesh)
-    (Path(out) / f"{index}.json").write_text(json.dumps(said))
+    does = {"everything": everything, "failing": failing}[case]
+    report = does(int(index), int(count), hosts.split(","), mesh)
+    (Path(out) / f"{index}.json").write_text(json.dumps(report))
     for meeting in reversed(KEPT):  # the client before the service
         meeting.shutdown()
     jax.distributed.shutdown()

@@ -31,14 +31,14 @@ def _served(settings: tuple[tuple[str, str], ...], modules: tuple[str, ...]) -> 
     stack = contextlib.ExitStack()
     atexit.register(stack.close)
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="forks-", ignore_cleanup_errors=True))
-    others = {
+    variables = {
         name: value for name, value in os.environ.items() if not fork_server.read_at_import({name: value})
     }
     serve = [sys.executable, "-W", "error", fork_server.__file__, "serve"]
     servers = [
         subprocess.Popen(
             [*serve, str(Path(folder, str(number))), *modules],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**others, **dict(settings)},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**variables, **dict(settings)},
             process_group=0,  # a new session would get a separate share of the cores
         )
         for number in range(2)

@@ -32,11 +32,11 @@ def opaque(name: str, results: int = 1, *, linear: bool = False) -> Callable[...
     def function(*trees: Any) -> Any:
         flat = [flatten(tree) for tree in trees]
         columns = list(zip(*([leaf for _, leaf in pairs] for pairs, _ in flat), strict=True))
-        made = [
+        leaves = [
             flat[0][1]([_opaque_leaf(f"{name}.{number}", linear, column) for column in columns])
             for number in range(results)
         ]
-        return made[0] if results == 1 else tuple(made)
+        return leaves[0] if results == 1 else tuple(leaves)
 
     return function
 
@@ -48,8 +48,8 @@ def _opaque_leaf(name: str, linear: bool, column: Sequence[Any]) -> Any:
     import jax  # noqa: PLC0415
     import jax.numpy as jnp  # noqa: PLC0415
 
-    def body(first: Any, *others: Any) -> Any:
-        for x in (first, *others):
+    def body(first: Any, *operands: Any) -> Any:
+        for x in (first, *operands):
             first = jnp.where(x == x, first, first)
         return first
 
@@ -80,8 +80,8 @@ class Walker:
         env |= zip(jaxpr.constvars, map(np.asarray, consts), strict=True)
         env |= zip(jaxpr.invars, map(np.asarray, args), strict=True)
         for eqn in jaxpr.eqns:
-            made = yield from self._equation(eqn, [read(x) for x in eqn.invars])
-            for var, value in zip(eqn.outvars, made, strict=True):
+            results = yield from self._equation(eqn, [read(x) for x in eqn.invars])
+            for var, value in zip(eqn.outvars, results, strict=True):
                 if value.shape != var.aval.shape:
                     raise AssertionError(f"{eqn.primitive.name} gives {value.shape}, not {var.aval.shape}")
                 env[var] = value
@@ -108,23 +108,23 @@ class Walker:
         if name == "scan":
             return (yield from self._scan(how, xs))
         if all(map(is_known, xs)) and name not in _SHAPES and name not in _SAME:
-            made = eqn.primitive.bind(*xs, **how)
-            return [np.asarray(x) for x in (made if eqn.primitive.multiple_results else [made])]
+            results = eqn.primitive.bind(*xs, **how)
+            return [np.asarray(x) for x in (results if eqn.primitive.multiple_results else [results])]
         rule = _SHAPES.get(name) or _SAME.get(name) or _ARITHMETIC.get(name)
         if rule is None:
             raise NotImplementedError(f"{name} of {[x.aval.dtype for x in eqn.invars]}")
-        made = rule(how, *xs)
-        return made if isinstance(made, list) else [made]
+        results = rule(how, *xs)
+        return results if isinstance(results, list) else [results]
 
     def _scan(self, how: Mapping[str, Any], xs: Values) -> Walk:
         fixed, carried = scan_operands(how)
         consts, carry, each = xs[:fixed], xs[fixed:][:carried], xs[fixed + carried :]
         inner, rows = how["jaxpr"], list[Values]()
         for number in range(how["length"]):
-            made = yield from self.walk(
+            results = yield from self.walk(
                 inner.jaxpr, inner.consts, [*consts, *carry, *(x[number] for x in each)]
             )
-            carry, row = made[: len(carry)], made[len(carry) :]
+            carry, row = results[: len(carry)], results[len(carry) :]
             rows.append(row)
         return [*carry, *(np.stack(column) for column in zip(*rows, strict=True))]
 
@@ -147,22 +147,22 @@ def interpret(closed: Any, args: Sequence[Any]) -> Values:
     raise AssertionError(f"{eqn.primitive.name} outside of a shard_map")
 
 
-def in_step(walks: Sequence[Walk], together: Callable[[list[Request]], list[Values]]) -> list[Values]:
+def in_step(walks: Sequence[Walk], exchange: Callable[[list[Request]], list[Values]]) -> list[Values]:
     """Run all ranks from one request to the next; `together` computes the result of each."""
     ends: list[Values | None] = [None] * len(walks)
-    given: list[Values | None] = [None] * len(walks)
+    answers: list[Values | None] = [None] * len(walks)
     while True:
         requests: list[Request] = []
         for i, walk in enumerate(walks):
             try:
-                requests.append(walk.send(given[i]) if given[i] is not None else next(walk))
+                requests.append(walk.send(answers[i]) if answers[i] is not None else next(walk))
             except StopIteration as end:
                 ends[i] = end.value
         if not requests:
             return [end for end in ends if end is not None]
         if len(requests) != len(walks) or any(end is not None for end in ends):
             raise AssertionError(f"{len(requests)} of {len(walks)} ranks come to {requests[0][0]}")
-        given = list(together(requests))
+        answers = list(exchange(requests))
 
 
 def on_mesh(how: Mapping[str, Any], xs: Values) -> Values:
@@ -196,9 +196,9 @@ def _piece(
     cuts: list[slice] = []
     for n, axes in zip(shape, spec, strict=False):
         names = _ways(axes)
-        own = n // int(np.prod([sizes[axis] for axis in names], dtype=int))
+        rows = n // int(np.prod([sizes[axis] for axis in names], dtype=int))
         at = position(sizes, place, names)
-        cuts.append(slice(at * own, (at + 1) * own))
+        cuts.append(slice(at * rows, (at + 1) * rows))
     return tuple(cuts)
 
 
@@ -216,7 +216,7 @@ def _joined(
     for piece, place in zip(pieces, places, strict=True):
         cut = _piece(shape, spec, sizes, place)
         whole[cut] = piece
-        key = tuple((one.start, one.stop) for one in cut)
+        key = tuple((part.start, part.stop) for part in cut)
         rank, other = first.setdefault(key, (place, piece))
         for a, b in zip(other.reshape(-1), piece.reshape(-1), strict=True):
             if a is not b and (isinstance(a, Term) or a != b):
@@ -231,10 +231,10 @@ def _groups(
     sizes: Mapping[str, int], places: Sequence[Mapping[str, int]], axes: Sequence[str], cut: Any
 ) -> list[list[int]]:
     """The ranks of each group in order, as numbers of `places`."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    numbers: dict[tuple[int, ...], list[int]] = {}
     for number, place in enumerate(places):
-        found.setdefault(tuple(place[axis] for axis in sizes if axis not in axes), []).append(number)
-    groups = [sorted(each, key=lambda i: position(sizes, places[i], axes)) for each in found.values()]
+        numbers.setdefault(tuple(place[axis] for axis in sizes if axis not in axes), []).append(number)
+    groups = [sorted(each, key=lambda i: position(sizes, places[i], axes)) for each in numbers.values()]
     return groups if cut is None else [[group[i] for i in part] for group in groups for part in cut]
 
 
@@ -252,15 +252,15 @@ def _collective(
         raise AssertionError("ranks of one program are at two places")
     name, how = eqn.primitive.name, eqn.params
     axes = _ways(how.get("axes", how.get("axis_name")))
-    given: list[Values] = [[] for _ in places]
+    results: list[Values] = [[] for _ in places]
     for number in range(len(requests[0][1])):
         brought = [xs[number] for _, xs in requests]
         if not all(map(is_known, brought)):
             brought = [lift(x) for x in brought]
         for group in _groups(sizes, places, axes, how.get("axis_index_groups")):
-            for i, made in zip(group, _moved(name, how, [brought[i] for i in group]), strict=True):
-                given[i].append(made)
-    return given
+            for i, values in zip(group, _moved(name, how, [brought[i] for i in group]), strict=True):
+                results[i].append(values)
+    return results
 
 
 def _moved(name: str, how: Mapping[str, Any], xs: Values) -> Values:
@@ -307,9 +307,9 @@ def _pad(how: Any, x: Array, value: Array) -> Array:
     if any(inside for _, _, inside in config):
         raise NotImplementedError("padding between elements")
     shape = [max(0, low) + n + max(0, high) for n, (low, high, _) in zip(x.shape, config, strict=True)]
-    made = np.full(shape, value[()], x.dtype)
-    made[tuple(slice(low, low + n) for n, (low, _, _) in zip(x.shape, config, strict=True))] = x
-    return made
+    padded = np.full(shape, value[()], x.dtype)
+    padded[tuple(slice(low, low + n) for n, (low, _, _) in zip(x.shape, config, strict=True))] = x
+    return padded
 
 
 def _starts(x: Array, sizes: Sequence[int], starts: Sequence[Array]) -> tuple[slice, ...]:
@@ -364,7 +364,7 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Array]:
 def _compared(how: Any, x: Array, y: Array, *, equal: bool) -> Array:
     """A term is no constant. Of a bool that was held as a byte `!= 0` is the bool."""
     del how
-    if not equal and is_known(y) and not y.any() and all(one.dtype == "uint8" for one in x.flat):
+    if not equal and is_known(y) and not y.any() and all(element.dtype == "uint8" for element in x.flat):
         return terms.each(lambda each: terms.cast(each, "bool"), x)
     same = terms.each(lambda a, b: a is b, *np.broadcast_arrays(*_alike(x, y))).astype(bool)
     return same if equal else ~same

@@ -81,12 +81,12 @@ def match(projection: Projection) -> Messages | Counterexample:
     send, out = _by_pair(sends.rank * projection.ranks + sends.peer)
     receive, into = _by_pair(receives.peer * projection.ranks + receives.rank)
     if np.array_equal(out, into):
-        one, other = sends.take(send), receives.take(receive)
-        alike = np.array_equal(one.chunk, other.chunk) and np.array_equal(one.size, other.size)
-        if alike and np.array_equal(one.round, other.round):
+        sent, received = sends.take(send), receives.take(receive)
+        alike = np.array_equal(sent.chunk, received.chunk) and np.array_equal(sent.size, received.size)
+        if alike and np.array_equal(sent.round, received.round):
             # All ranks number their rounds alike, and every message has both ends in one round: round t
             # completes once all before it have.
-            return Messages(send, receive, one.round, one.round + 1)
+            return Messages(send, receive, sent.round, sent.round + 1)
     return _execute(projection, send, out, receive, into)
 
 
@@ -105,12 +105,12 @@ def _out_of_range(projection: Projection) -> Counterexample | None:
         for place in np.flatnonzero(strange | outside)[:1].tolist():
             rank, peer, time = (int(x[place]) for x in (posts.rank, posts.peer, posts.round))
             first, count = int(posts.chunk[place]), int(posts.size[place])
-            found, wanted = (
+            actual, expected = (
                 f"{count} chunks from {first} on, rank {peer}",
                 f"chunks below {chunks}, another rank",
             )
             return Counterexample(
-                "range", (rank,), (time,), first, f"{wanted} below {n}", found,
+                "range", (rank,), (time,), first, f"{expected} below {n}", actual,
                 f"rank {rank} {verb} rank {peer} {count} chunks from chunk {first} on in its round {time}",
             )  # fmt: skip
     return None
@@ -142,12 +142,12 @@ def _execute(
     count = len(rounds.rank)
     waits = [1] * count  # the missing conditions: that it opens, and the other end of each message
     tells: list[list[int]] = [[] for _ in range(count)]
-    for one, other in pairs:
-        here, there = rounds.of_send[one], rounds.of_receive[other]
-        tells[here].append(there)
-        tells[there].append(here)
-        waits[here] += 1
-        waits[there] += 1
+    for sent, received in pairs:
+        sender, receiver = rounds.of_send[sent], rounds.of_receive[received]
+        tells[sender].append(receiver)
+        tells[receiver].append(sender)
+        waits[sender] += 1
+        waits[receiver] += 1
     for is_send, place in loose:  # nobody ever posts the other end
         waits[rounds.of_send[place] if is_send else rounds.of_receive[place]] += 1
     done, opened = [0] * count, [False] * count
@@ -168,17 +168,19 @@ def _execute(
             if node + 1 < count and rounds.rank[node + 1] == rounds.rank[node]:
                 opening.append(node + 1)
     met = [
-        (one, other)
-        for one, other in pairs
-        if opened[rounds.of_send[one]] and opened[rounds.of_receive[other]]
+        (sent, received)
+        for sent, received in pairs
+        if opened[rounds.of_send[sent]] and opened[rounds.of_receive[received]]
     ]
     wrong = _unlike(projection, met, rounds)
     if wrong is not None:
         return wrong
     if not all(done):
         return _stuck(projection, rounds, done, opened, pairs, loose)
-    read = [0 if rounds.first(node) else done[node - 1] for node in (rounds.of_send[one] for one, _ in pairs)]
-    write = [done[rounds.of_receive[other]] for _, other in pairs]
+    read = [
+        0 if rounds.first(node) else done[node - 1] for node in (rounds.of_send[sent] for sent, _ in pairs)
+    ]
+    write = [done[rounds.of_receive[received]] for _, received in pairs]
     table = np.array([(*pair, r, w) for pair, r, w in zip(pairs, read, write, strict=True)], np.int64)
     return Messages(*table.reshape(-1, 4).T)
 
@@ -193,27 +195,27 @@ def _pairs(
             queues.setdefault(key, ([], []))[side].append(place)
     pairs: list[tuple[int, int]] = []
     loose: list[tuple[bool, int]] = []
-    for ones, others in queues.values():
-        pairs += zip(ones, others, strict=False)
-        loose += [(True, place) for place in ones[len(others) :]]
-        loose += [(False, place) for place in others[len(ones) :]]
+    for ones, receives_of in queues.values():
+        pairs += zip(ones, receives_of, strict=False)
+        loose += [(True, place) for place in ones[len(receives_of) :]]
+        loose += [(False, place) for place in receives_of[len(ones) :]]
     return pairs, loose
 
 
 def _unlike(projection: Projection, met: list[tuple[int, int]], rounds: _Rounds) -> Counterexample | None:
     """A send that meets a receive of other chunks."""
     sends, receives = projection.sends, projection.receives
-    for one, other in met:
-        sent = int(sends.chunk[one]), int(sends.size[one])
-        wanted = int(receives.chunk[other]), int(receives.size[other])
-        if sent == wanted:
+    for send, receive in met:
+        sent = int(sends.chunk[send]), int(sends.size[send])
+        expected = int(receives.chunk[receive]), int(receives.size[receive])
+        if sent == expected:
             continue
-        src, dst = int(sends.rank[one]), int(receives.rank[other])
-        times = rounds.round[rounds.of_send[one]], rounds.round[rounds.of_receive[other]]
+        src, dst = int(sends.rank[send]), int(receives.rank[receive])
+        times = rounds.round[rounds.of_send[send]], rounds.round[rounds.of_receive[receive]]
         return Counterexample(
-            "mismatch", (src, dst), times, wanted[0], _chunks(*wanted), _chunks(*sent),
+            "mismatch", (src, dst), times, expected[0], _chunks(*expected), _chunks(*sent),
             f"rank {src} sends {_chunks(*sent)} in its round {times[0]} where rank {dst} receives"
-            f" {_chunks(*wanted)} in its round {times[1]}",
+            f" {_chunks(*expected)} in its round {times[1]}",
         )  # fmt: skip
     return None
 
@@ -235,12 +237,12 @@ def _stuck(
     awaits: dict[int, tuple[int, bool, int]] = {}  # round -> the round of a peer that has not opened
     for is_send, place in loose:
         lacks.setdefault(rounds.of_send[place] if is_send else rounds.of_receive[place], (is_send, place))
-    for one, other in pairs:
-        here, there = rounds.of_send[one], rounds.of_receive[other]
-        if opened[here] and not opened[there]:
-            awaits.setdefault(here, (there, True, one))
-        if opened[there] and not opened[here]:
-            awaits.setdefault(there, (here, False, other))
+    for sent, received in pairs:
+        sender, receiver = rounds.of_send[sent], rounds.of_receive[received]
+        if opened[sender] and not opened[receiver]:
+            awaits.setdefault(sender, (receiver, True, sent))
+        if opened[receiver] and not opened[sender]:
+            awaits.setdefault(receiver, (sender, False, received))
     current = {rounds.rank[node]: node for node in range(len(done)) if opened[node] and not done[node]}
     path: list[int] = []
     node = min(current.values())
@@ -259,12 +261,12 @@ def _end(projection: Projection, is_send: bool, place: int) -> tuple[Posts, str]
 def _hang(projection: Projection, rounds: _Rounds, node: int, is_send: bool, place: int) -> Counterexample:
     posts, verb = _end(projection, is_send, place)
     rank, peer, chunk = rounds.rank[node], int(posts.peer[place]), int(posts.chunk[place])
-    what = f"{_chunks(chunk, int(posts.size[place]))} {'to' if is_send else 'from'} rank {peer}"
+    description = f"{_chunks(chunk, int(posts.size[place]))} {'to' if is_send else 'from'} rank {peer}"
     time = rounds.round[node]
     other = "receive" if is_send else "send"
     return Counterexample(
         "hang", (rank, peer), (time,), chunk, f"a {other} on rank {peer}", "none",
-        f"rank {rank} waits for ever in its round {time} {verb} {what}, which has no {other} for it",
+        f"rank {rank} waits for ever in its round {time} {verb} {description}, which has no {other} for it",
     )  # fmt: skip
 
 
@@ -273,18 +275,18 @@ def _circle(
 ) -> Counterexample:
     ranks = tuple(rounds.rank[node] for node in circle)
     times = tuple(rounds.round[node] for node in circle)
-    said: list[str] = []
+    sentences: list[str] = []
     for node in circle[:OPEN_LIMIT]:
-        there, is_send, place = awaits[node]
+        peer, is_send, place = awaits[node]
         posts, verb = _end(projection, is_send, place)
-        what = _chunks(int(posts.chunk[place]), int(posts.size[place]))
-        what += " to" if is_send else " from"
-        said.append(
-            f"rank {rounds.rank[node]} in its round {rounds.round[node]} {verb} {what}"
-            f" rank {rounds.rank[there]}, which gets there in its round {rounds.round[there]}"
+        description = _chunks(int(posts.chunk[place]), int(posts.size[place]))
+        description += " to" if is_send else " from"
+        sentences.append(
+            f"rank {rounds.rank[node]} in its round {rounds.round[node]} {verb} {description}"
+            f" rank {rounds.rank[peer]}, which gets there in its round {rounds.round[peer]}"
         )
     who = ", ".join(map(str, ranks[:OPEN_LIMIT])) + (", ..." if len(ranks) > OPEN_LIMIT else "")
     return Counterexample(
         "deadlock", ranks, times, None, "every rank gets to its end", f"a circle of {len(ranks)} ranks",
-        f"ranks {who} wait for each other in a circle:\n" + "\n".join(said),
+        f"ranks {who} wait for each other in a circle:\n" + "\n".join(sentences),
     )  # fmt: skip

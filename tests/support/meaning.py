@@ -57,21 +57,21 @@ class Judge:
 
     def _over_all(self, leaf: Array, varying: Sequence[str]) -> Array:
         lead = tuple(n if name in varying else 1 for name, n in zip(self.axes, self.sizes, strict=True))
-        rest = leaf.shape[len(varying) :]
-        return np.broadcast_to(leaf.reshape(*lead, *rest), (*self.sizes, *rest))
+        shape = leaf.shape[len(varying) :]
+        return np.broadcast_to(leaf.reshape(*lead, *shape), (*self.sizes, *shape))
 
     def phase(
         self, name: str, state: Mapping[str, Meaning], inputs: Mapping[str, Meaning]
     ) -> tuple[dict[str, Meaning], dict[str, Meaning]]:
         """(outputs, states after the phase); `inputs` by name."""
         phase = self.plan.phase(name)
-        given = {**inputs, **state}
+        values = {**inputs, **state}
         entry = (*self.plan.inputs, *self.plan.states)
-        env = {ref: given[name] for ref in entry if (name := ref.rpartition(".")[0]) in given}
+        env = {ref: values[name] for ref in entry if (name := ref.rpartition(".")[0]) in values}
         for stage in phase.stages:
             if isinstance(stage, graph.Load):  # loaded values enter as inputs, if they are needed
                 loaded = (stage.result, *((stage.count,) if stage.count else ()))
-                env |= {ref: given[name] for ref in loaded if (name := ref.rpartition(".")[0]) in given}
+                env |= {ref: values[name] for ref in loaded if (name := ref.rpartition(".")[0]) in values}
             elif all(ref in env for ref in operands(stage)):
                 env |= self.stage(stage, env)
         outputs = {binding.name: env[binding.value] for binding in phase.outputs if binding.value in env}
@@ -135,11 +135,11 @@ class Judge:
                     whole = leaf[tuple(slice(0, 1) if n in dims else slice(None) for n in range(leaf.ndim))]
                 leaves.append(self._all(whole))
                 continue
-            given = np.ones(self.sizes) if weight is None else weight
-            given = given.reshape(*self.sizes, *[1] * (leaf.ndim - len(self.sizes)))
-            total = given.sum(dims, keepdims=True)
-            counted = np.where(given == 0, 0.0, leaf)  # a term without weight may be NaN
-            weighted = (counted * given).sum(dims, keepdims=True)
+            weights = np.ones(self.sizes) if weight is None else weight
+            weights = weights.reshape(*self.sizes, *[1] * (leaf.ndim - len(self.sizes)))
+            total = weights.sum(dims, keepdims=True)
+            counted = np.where(weights == 0, 0.0, leaf)  # a term without weight may be NaN
+            weighted = (counted * weights).sum(dims, keepdims=True)
             # Nothing was counted: the mean over no records is zero.
             leaves.append(self._all(np.where(total == 0, 0.0, weighted / np.where(total == 0, 1.0, total))))
         return value.with_leaves(leaves)
@@ -163,7 +163,7 @@ class Judge:
     def _elastic(self, stage: graph.ElasticStage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
         if stage.mode != "sync":
             raise NotImplementedError(f"elastic by {stage.mode} has no synchronous meaning")
-        own, center = env[stage.operand], env[stage.center]
+        member, center = env[stage.operand], env[stage.center]
         eta, rho = (
             env[x].leaves[0] if isinstance(x, str) else np.full(self.sizes, x) for x in (stage.eta, stage.rho)
         )
@@ -171,12 +171,12 @@ class Judge:
         dims = self._dims(stage.axes)
         pulls = [
             factor.reshape(*self.sizes, *[1] * (w.ndim - len(self.sizes))) * (w - c)
-            for w, c in zip(own.leaves, center.leaves, strict=True)
+            for w, c in zip(member.leaves, center.leaves, strict=True)
         ]
         moved = [
             c + self._all(pull.sum(dims, keepdims=True)) for c, pull in zip(center.leaves, pulls, strict=True)
         ]
-        return {stage.pull: own.with_leaves(pulls), stage.result: center.with_leaves(moved)}
+        return {stage.pull: member.with_leaves(pulls), stage.result: center.with_leaves(moved)}
 
     def _map(self, stage: graph.MapStage, env: Mapping[str, Meaning]) -> list[Meaning]:
         """The function on every rank's whole values."""
@@ -186,7 +186,7 @@ class Judge:
             trees = [operand.rebuild([leaf[rank] for leaf in operand.leaves]) for operand in operands]
             answer = self.functions[stage.fn](*trees)
             answers[rank] = list(answer) if len(stage.results) > 1 else [answer]
-        made: list[Meaning] = []
+        results: list[Meaning] = []
         for number in range(len(stage.results)):
             flat = {rank: flatten(trees[number]) for rank, trees in answers.items()}
             first, rebuild = next(iter(flat.values()))
@@ -194,5 +194,5 @@ class Judge:
             for place in range(len(first)):
                 parts = [np.asarray(pairs[place][1]) for pairs, _ in flat.values()]
                 leaves.append(np.stack(parts).reshape(*self.sizes, *parts[0].shape))
-            made.append(Meaning(leaves, rebuild))
-        return made
+            results.append(Meaning(leaves, rebuild))
+        return results

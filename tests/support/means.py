@@ -53,21 +53,21 @@ def check(where: Any, *, nodes: int, dtypes: tuple[str, ...] = DTYPES) -> None:
     def step(state: Any) -> Any:
         rank = jax.lax.axis_index(("node", "gpu")) if on_mesh else where.rank
         count = jnp.asarray(WEIGHTS, jnp.int32)[rank]
-        given: dict[str, Any] = {}
+        keywords: dict[str, Any] = {}
         for name in inputs:
             terms = jnp.asarray(LARGE, name[2:])
             absent = (count == 0) & (name[0] == "h")
-            given[name] = {"w": run.varying(jnp.where(absent, jnp.full(3, jnp.nan, terms.dtype), terms))}
+            keywords[name] = {"w": run.varying(jnp.where(absent, jnp.full(3, jnp.nan, terms.dtype), terms))}
         steps = jnp.stack([10 * rank + 3, -rank]).astype(jnp.int32)
         terms = {"done": jnp.asarray(rank == 1), "step": steps, "w": jnp.asarray(LARGE, "float16")}
-        given["mixed"] = jax.tree.map(run.varying, terms)
-        outputs, state = run.step(state, n=run.varying(count), **given)
+        keywords["mixed"] = jax.tree.map(run.varying, terms)
+        outputs, state = run.step(state, n=run.varying(count), **keywords)
         return state, *(getattr(outputs, name) for name in lines)
 
     if on_mesh:
         step = run.spmd(returns=tuple("same" for _ in lines))(step)
-    _, *found = jax.jit(step)({})
-    for line, tree in zip(lines.values(), found, strict=True):
+    _, *results = jax.jit(step)({})
+    for line, tree in zip(lines.values(), results, strict=True):
         mean, narrow = np.asarray(tree["w"], "f4"), "16" in line or "mixed" in line  # the type, or the wire
         assert np.allclose(mean, LARGE, rtol=2e-2 if narrow else 1e-6), f"{line}: {mean}"
         if "mixed" in line:

@@ -35,8 +35,8 @@ def needs_mpi() -> None:
 
 def environment() -> dict[str, str]:
     """That of the tests, fit for ranks: one device each, more of them than cores, as root if need be."""
-    kept = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
-    return kept | {
+    variables = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
+    return variables | {
         "JAX_PLATFORMS": "cpu",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -84,8 +84,8 @@ class Mutant(NamedTuple):
 
 def _other(rng: random.Random, below: int, *than: int) -> int | None:
     """Some number below `below` that is none of `than`."""
-    rest = [number for number in range(below) if number not in than]
-    return rng.choice(rest) if rest else None
+    candidates = [number for number in range(below) if number not in than]
+    return rng.choice(candidates) if candidates else None
 
 
 def _sides(rng: random.Random, draft: Draft, index: int) -> list[End]:
@@ -113,7 +113,9 @@ def doubled(rng: random.Random, draft: Draft, index: int) -> str | None:
     for kind in (draft.sends, draft.receives):
         end = kind[index]
         assert end is not None
-        again = dataclasses.replace(end, round=end.round + later) if any(end is one for one in ends) else None
+        again = (
+            dataclasses.replace(end, round=end.round + later) if any(end is sent for sent in ends) else None
+        )
         kind.insert(index + 1, again)
     return f"{_side(ends)} doubled {later} rounds later"
 
@@ -167,15 +169,19 @@ def swapped(rng: random.Random, draft: Draft, index: int) -> str | None:
     """Two rounds of one rank change places."""
     end = draft.sends[index]
     assert end is not None
-    mine = [one for one in (*draft.sends, *draft.receives) if one is not None and one.rank == end.rank]
-    others = sorted({one.round for one in mine} - {end.round})
-    if not others:
+    mine = [
+        transfer
+        for transfer in (*draft.sends, *draft.receives)
+        if transfer is not None and transfer.rank == end.rank
+    ]
+    rounds = sorted({transfer.round for transfer in mine} - {end.round})
+    if not rounds:
         return None
-    one, other = end.round, rng.choice(others)
+    first, other = end.round, rng.choice(rounds)
     for each in mine:
-        if each.round in (one, other):
-            each.round = one + other - each.round
-    return f"rounds {one} and {other} of rank {end.rank} swapped"
+        if each.round in (first, other):
+            each.round = first + other - each.round
+    return f"rounds {first} and {other} of rank {end.rank} swapped"
 
 
 MUTATIONS: dict[str, Callable[[random.Random, Draft, int], str | None]] = {
@@ -195,11 +201,11 @@ def some_program(rng: random.Random, most: int) -> ChunkProgram:
         kind: Kind = rng.choice(KINDS)
         slices = rng.choice([1, 1, 1, 2, 3])
         try:
-            made = (_hierarchy if rng.random() < 0.2 else _flat)(rng, kind, most, slices)
+            program = (_hierarchy if rng.random() < 0.2 else _flat)(rng, kind, most, slices)
         except CommplanError:  # the levels drawn make no hierarchy of this kind
             continue
-        if any(len(family.src) for families in made.rounds for family in families):
-            return made
+        if any(len(family.src) for families in program.rounds for family in families):
+            return program
 
 
 def _flat(rng: random.Random, kind: Kind, most: int, slices: int) -> ChunkProgram:
@@ -220,16 +226,18 @@ def mutate(rng: random.Random, of: ChunkProgram) -> Mutant:
     while True:
         kind = rng.choice(list(MUTATIONS))
         draft = Draft(of)
-        what = MUTATIONS[kind](rng, draft, rng.randrange(len(draft.sends)))
-        if what is not None:
-            return Mutant(kind, what, draft.projection(), draft.changed())
+        description = MUTATIONS[kind](rng, draft, rng.randrange(len(draft.sends)))
+        if description is not None:
+            return Mutant(kind, description, draft.projection(), draft.changed())
 
 
 def same_as_project(of: ChunkProgram) -> bool:
     """Whether an unchanged draft is the program's projection."""
-    one, other = Draft(of).projection(), project(of)
+    projected, expected = Draft(of).projection(), project(of)
     return all(
-        np.array_equal(getattr(getattr(one, end), field.name), getattr(getattr(other, end), field.name))
+        np.array_equal(
+            getattr(getattr(projected, end), field.name), getattr(getattr(expected, end), field.name)
+        )
         for end in ("sends", "receives")
         for field in dataclasses.fields(Posts)
     )

@@ -30,13 +30,13 @@ phase other {
 
 def tokens(jaxpr: Any) -> list[tuple[Any, Any]]:
     """The token operand and the token result of each operation."""
-    found: list[tuple[Any, Any]] = []
+    pairs: list[tuple[Any, Any]] = []
     for eqn in jaxpr.eqns:
         if str(eqn.primitive).startswith("commplan_"):
             ins = [v for v in eqn.invars if str(v.aval) == "int32[1]"]
             outs = [v for v in eqn.outvars if str(v.aval) == "int32[1]"]
-            found.append((ins[-1], outs[-1]))
-    return found
+            pairs.append((ins[-1], outs[-1]))
+    return pairs
 
 
 def main() -> None:
@@ -45,15 +45,15 @@ def main() -> None:
     x, y = np.arange(8, dtype=np.float32), np.full(5, comm.rank, np.float32)
 
     def both(x: Any, y: Any) -> Any:
-        one, _ = run.step({}, x=x, y=y)
+        first_result, _ = run.step({}, x=x, y=y)
         two, _ = run.other({}, y=y)  # takes nothing of the first
         three, _ = run.step({}, x=x, y=y)
-        return one.s, two.t, three.m
+        return first_result.s, two.t, three.m
 
     chain = tokens(jax.make_jaxpr(both)(x, y).jaxpr)
     assert len(chain) == 5, chain
-    for (_, given), (taken, _) in itertools.pairwise(chain):
-        assert given is taken, chain
+    for (_, output), (operand, _) in itertools.pairwise(chain):
+        assert output is operand, chain
 
     with jax.checking_leaks():  # tokens keep no trace alive
         s, t, m = jax.jit(both)(x, y)

@@ -104,8 +104,8 @@ def outcomes(where: Any) -> dict[str, Any]:
 
     rows = np.ones((2 if run.place else 4, 3), np.float32)
     results: dict[str, Any] = {}
-    for name, given in NUMBERS.items():
-        step = numbers(*given)
+    for name, value in NUMBERS.items():
+        step = numbers(*value)
         results[name] = found(lambda step=step: step({})[1:])
         results[f"{name}, jit"] = found(lambda step=step: jax.jit(step)({})[1:])
     results["reduced twice"] = found(lambda: jax.jit(twice(lambda x: x))({}, rows)[1])
@@ -141,8 +141,8 @@ def pairs_of(tree: Any) -> Any:
 def moves(where: Any, mine: Any, pairs: Any) -> dict[str, Any]:
     """The result of each verb that moves data, for `mine`: that of this rank, or of all in a leading
     dimension."""
-    one = leaves_of(0)
-    shapes = {"mine": one, "held": one, "pairs": pairs_of(one)}
+    leaves = leaves_of(0)
+    shapes = {"mine": leaves, "held": leaves, "pairs": pairs_of(leaves)}
     run = commplan.loads(MOVES).compile(where, shapes=shapes).bind(where)
     begun = run.init()
     _, state = run.start(begun, mine=mine)
@@ -154,12 +154,12 @@ def moves(where: Any, mine: Any, pairs: Any) -> dict[str, Any]:
         return state, out.first, out.whole, out.next, out.other
 
     _, *jitted = jax.jit(step(alone))(state, mine, pairs)
-    found = {name: data(out[name]) for name in out}
-    found |= {
+    moved = {name: data(out[name]) for name in out}
+    moved |= {
         f"{name}, jit": data(tree)
         for name, tree in zip(("first", "whole", "next", "other"), jitted, strict=True)
     }
-    return found | {"init": data(begun["held"]), "state": data(state["held"]), "after": data(after["held"])}
+    return moved | {"init": data(begun["held"]), "state": data(state["held"]), "after": data(after["held"])}
 
 
 if __name__ == "__main__":

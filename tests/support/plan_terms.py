@@ -65,12 +65,12 @@ def oracle_on_terms() -> Generator[None]:
     """The oracle with arithmetic on terms in place of NumPy's."""
 
     def convert(array: Any, dtype: Any) -> Array:
-        name, given = dtype.numpy_name, np.asarray(array)
-        lifted = terms.lift(given, None if terms.is_known(given) else name)
+        name, values = dtype.numpy_name, np.asarray(array)
+        lifted = terms.lift(values, None if terms.is_known(values) else name)
         return terms.each(lambda x: terms.cast(x, name), lifted)
 
-    def combine(op: str, left: Array, right: Array, dtype: Any) -> Array:
-        return terms.fold(op, [convert(left, dtype), convert(right, dtype)])
+    def combine(op: str, first: Array, second: Array, dtype: Any) -> Array:
+        return terms.fold(op, [convert(first, dtype), convert(second, dtype)])
 
     def multiply(array: Array, factor: Any, dtype: Any) -> Array:
         wide = numbers.wide(dtype)
@@ -83,7 +83,7 @@ def oracle_on_terms() -> Generator[None]:
     def storage(dtype: Any) -> Any:
         return np.dtype(object) if dtype else dtype
 
-    made = {
+    replacements = {
         "convert": convert,
         "combine": combine,
         "multiply": multiply,
@@ -92,7 +92,7 @@ def oracle_on_terms() -> Generator[None]:
     }
     with contextlib.ExitStack() as stack:
         for module in (numbers, ops, programs, run):
-            for name, function in made.items():
+            for name, function in replacements.items():
                 if hasattr(module, name):
                     stack.enter_context(mock.patch.object(module, name, function))
         yield
@@ -103,12 +103,12 @@ class InTerms:
 
     def __init__(self, case: Case, backend: Any = None) -> None:
         terms.forget()
-        known = {fn.name: fn for fn in commplan.loads(case.text).graph.fns}
-        if any(fn.where == "device" and not fn.elementwise for fn in known.values()):
+        declared = {fn.name: fn for fn in commplan.loads(case.text).graph.fns}
+        if any(fn.where == "device" and not fn.elementwise for fn in declared.values()):
             raise NotImplementedError("terms stand for elementwise functions")
         functions = {
-            name: opaque(name, len(known[name].results), linear=known[name].linear)
-            if known[name].where == "device"
+            name: opaque(name, len(declared[name].results), linear=declared[name].linear)
+            if declared[name].where == "device"
             else function
             for name, function in case.functions.items()
         }
@@ -143,11 +143,11 @@ class InTerms:
         """An input in the global layout; cut leaves padded."""
         if not self.case.split[name]:
             return tree
-        value, own = self.ways.entry[name], self.case.varying[name]
+        value, varying = self.ways.entry[name], self.case.varying[name]
         rebuild = flatten(tree)[1]
         dtypes = [leaf.dtype.numpy_name for leaf in value.leaves]
-        whole = self.judge.enter(tree, own)
-        laid = [lay_out(leaf, self.judge, value, own)[0] for leaf in whole.leaves]
+        whole = self.judge.enter(tree, varying)
+        laid = [lay_out(leaf, self.judge, value, varying)[0] for leaf in whole.leaves]
         return rebuild([terms.lift(leaf, dtype) for leaf, dtype in zip(laid, dtypes, strict=True)])
 
     def check(self, phase: str, kind: str, name: str, tree: Tree, value: Any, how: Any = None) -> int:
@@ -159,28 +159,28 @@ class InTerms:
         """
         place = ("output", "state").index(kind)
         meant, rounded = self.meaning[phase][place][name], self.rounded[phase][place][name]
-        own = [axis for axis in self.judge.axes if axis in value.placement.per]
+        axes = [axis for axis in self.judge.axes if axis in value.placement.per]
         count = 0
         triples = zip(flatten(tree)[0], meant.leaves, flatten(rounded)[0], value.leaves, strict=True)
         for (path, got), exact, (_, rough), leaf in triples:
-            wanted, mask = lay_out(terms.lift(exact), self.judge, value, own)
+            expected, mask = lay_out(terms.lift(exact), self.judge, value, axes)
             dtype = leaf.dtype.numpy_name
             marked = rough
             if how is not None:
-                wanted, mask, marked = (how(value, leaf, each) for each in (wanted, mask, rough))
-            what = f"{phase}: {kind} {name} {path}".rstrip()
-            count += _same(what, got, wanted, mask, marked, dtype)
+                expected, mask, marked = (how(value, leaf, each) for each in (expected, mask, rough))
+            label = f"{phase}: {kind} {name} {path}".rstrip()
+            count += _same(label, got, expected, mask, marked, dtype)
         return count
 
 
-def _same(what: str, got: Array, wanted: Array, mask: Array, marked: Array, dtype: str) -> int:
+def _same(label: str, got: Array, expected: Array, mask: Array, marked: Array, dtype: str) -> int:
     got, marked = terms.lift(np.asarray(got), dtype), terms.lift(np.asarray(marked), dtype)
-    wanted = terms.lift(np.asarray(wanted), terms.EXACT)
-    if not got.shape == wanted.shape == marked.shape:
-        raise AssertionError(f"{what}: shapes {got.shape}, {wanted.shape}, {marked.shape}")
+    expected = terms.lift(np.asarray(expected), terms.EXACT)
+    if not got.shape == expected.shape == marked.shape:
+        raise AssertionError(f"{label}: shapes {got.shape}, {expected.shape}, {marked.shape}")
     for place in map(tuple, np.argwhere(mask)):
-        mine, exact, roundings = got[place], wanted[place], marked[place]
-        where = f"{what} {[int(i) for i in place]}"
+        mine, exact, roundings = got[place], expected[place], marked[place]
+        where = f"{label} {[int(i) for i in place]}"
         if mine.key != exact.key:
             raise AssertionError(f"{where}: {mine}, and the plan means {exact}")
         if (mine.dtype, mine.marks) != (dtype, roundings.marks):

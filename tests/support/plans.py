@@ -215,10 +215,10 @@ class Writer:
         if self.ensemble and self.rng.random() < 0.3:
             members, flags, per = f" per {self.ensemble}", f"{flags} random", per | {self.ensemble}
         fn = self.fn([v.type for v in operands], results, f"device{flags}")
-        made = [dataclasses.replace(x, name=self.fresh("y"), per=per, split=x.split) for _ in results]
-        names = ", ".join(v.name for v in made)
+        results_of = [dataclasses.replace(x, name=self.fresh("y"), per=per, split=x.split) for _ in results]
+        names = ", ".join(v.name for v in results_of)
         self.body.append(f"{names} = map {fn}({', '.join(v.name for v in operands)}){members}")
-        self.values += made
+        self.values += results_of
 
     def load(self) -> None:
         type_ = self.rng.choice(("bytes", "u8[4, 4]", "f32[3]"))

@@ -47,9 +47,12 @@ def main() -> None:
             result = str(error).replace("\n", " ")
         print(f"{case} {comm.rank}: {result}", flush=True)
 
-    own = run.member(member)
+    member_run = run.member(member)
     tell(
-        "members", own.jit(lambda x, _: sum(own.step({}, x=x)[0].s for _ in range(1 + member)), timeout=20.0)
+        "members",
+        member_run.jit(
+            lambda x, _: sum(member_run.step({}, x=x)[0].s for _ in range(1 + member)), timeout=20.0
+        ),
     )
     tell("roles", run.jit(lambda x, y: (rows(x) if member else x).sum() + columns(y).sum(), timeout=20.0))
     crossed = member != data

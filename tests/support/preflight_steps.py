@@ -118,8 +118,8 @@ class Job:
         params = {"w": np.linspace(1, 2, self.size, dtype=np.float32)}
         x = np.random.default_rng(3).standard_normal((rows, self.size)).astype(dtype)
         if self.over_mpi:
-            own = rows // self.count
-            return params, x[self.index * own : (self.index + 1) * own]
+            share = rows // self.count
+            return params, x[self.index * share : (self.index + 1) * share]
         sharding = jax.sharding.NamedSharding(self.mesh, jax.P("data"))
         return params, jax.make_array_from_callback(x.shape, sharding, lambda at: x[at])
 
@@ -188,9 +188,9 @@ def alone(job: Job) -> Words:
         time.sleep(2 * SHORT_S)
         return ["away"]
     began = time.monotonic()
-    said = outcome(lambda: job.step()({}, *job.arguments()))
+    outcomes = outcome(lambda: job.step()({}, *job.arguments()))
     assert time.monotonic() - began < 20
-    return [said]
+    return [outcomes]
 
 
 def first_away(job: Job) -> Words:
@@ -220,8 +220,8 @@ def differs(job: Job) -> Words:
     params, x = job.arguments()
     params = {"w": params["w"] + np.float32(job.index)}
     step = job.step()
-    said = [outcome(lambda: step({}, params, x)) for _ in range(2)]
-    return [*said, outcome(lambda: job.step(check_same=False)({}, params, x))]
+    outcomes = [outcome(lambda: step({}, params, x)) for _ in range(2)]
+    return [*outcomes, outcome(lambda: job.step(check_same=False)({}, params, x))]
 
 
 def late_shape(job: Job) -> Words:
@@ -235,8 +235,8 @@ def late_shape(job: Job) -> Words:
 def late_check(job: Job) -> Words:
     """Process 1 tries collectives in place of the step that both have compared."""
     step, arguments = job.step(), job.arguments()
-    said = [outcome(lambda: step({}, *arguments))]
-    return [*said, outcome(lambda: job.run.check_collectives() if job.index else step({}, *arguments))]
+    outcomes = [outcome(lambda: step({}, *arguments))]
+    return [*outcomes, outcome(lambda: job.run.check_collectives() if job.index else step({}, *arguments))]
 
 
 def missing(fault: Callable[[], None], *, compiles: bool = False) -> Callable[[Job], Words]:
@@ -289,12 +289,12 @@ def miscounted(job: Job) -> Words:
 def checks(job: Job) -> Words:
     """Checking collectives on process 0 and another call on process 1 are refused before data moves."""
     step, arguments = job.step(check_s=0.0 if job.index else 60.0), job.arguments()
-    said = [outcome(lambda: step({}, *arguments))]
-    said += [
+    outcomes = [outcome(lambda: step({}, *arguments))]
+    outcomes += [
         outcome(lambda: step({}, *arguments) if job.index else job.run.check_collectives(timeout=SHORT_S))
     ]
     budget_s = 60.0 if job.index else 0.0
-    return [*said, f"{len(job.run.check_collectives(budget_s))} checked"]
+    return [*outcomes, f"{len(job.run.check_collectives(budget_s))} checked"]
 
 
 def checks_alone(job: Job) -> Words:
@@ -374,8 +374,8 @@ def main(backend: str, names: str, port: str = "0", index: str = "0") -> None:
     jobs: list[Job] = []
     watchdog_s = 1.0 if names.startswith(("stops", "ends")) else 10.0
     bound = outcome(lambda: jobs.append(Job(mesh, number, watchdog_s=watchdog_s)))
-    said = {name: CASES[name](jobs[0]) if jobs else [bound] for name in names.split(",")}
-    for name, words in said.items():
+    outcomes = {name: CASES[name](jobs[0]) if jobs else [bound] for name in names.split(",")}
+    for name, words in outcomes.items():
         print(json.dumps([number, name, words]), flush=True)
     if backend == "jax":
         jax.distributed.shutdown()

@@ -103,15 +103,15 @@ def rounds_of(projection: Projection, rank: int) -> tuple[LocalRound, ...]:
 
 def _posts(posts: Posts, rank: int) -> dict[int, list[Post]]:
     mine = posts.take(posts.rank == rank)
-    found: dict[int, list[Post]] = {}
+    posts_of: dict[int, list[Post]] = {}
     numbers: dict[int, int] = {}
     for number, peer, chunk, size, reduce in zip(
         mine.round.tolist(), mine.peer.tolist(), mine.chunk.tolist(), mine.size.tolist(),
         mine.reduce.tolist(), strict=True,
     ):  # fmt: skip
         place = numbers[peer] = numbers.get(peer, -1) + 1
-        found.setdefault(number, []).append(Post(peer, chunk, size, place, reduce))
-    return found
+        posts_of.setdefault(number, []).append(Post(peer, chunk, size, place, reduce))
+    return posts_of
 
 
 class _Machine:
@@ -125,7 +125,7 @@ class _Machine:
         leaves = ((rank * k + chunk + 1).astype(np.uint64)) * _MIX
         self.digests = np.zeros((n, k), np.uint64)
         self.digests[rank, chunk] = leaves ^ (leaves >> np.uint64(29))
-        self.rounds = [rounds_of(projection, one) for one in range(n)]
+        self.rounds = [rounds_of(projection, number) for number in range(n)]
         self.at = [0] * n
         self.missing = [0] * n  # ends of the open round that have not met
         self.sends: dict[tuple[int, int], deque[_Open]] = {}
@@ -159,10 +159,10 @@ class _Machine:
         self.missing[rank] = len(now.sends) + len(now.receives)
         for post in now.sends:
             part = slice(post.chunk, post.chunk + post.size)
-            held = self.counts[rank, part].copy()
-            for empty in np.flatnonzero(~held.any(axis=1)).tolist():
+            counts = self.counts[rank, part].copy()
+            for empty in np.flatnonzero(~counts.any(axis=1)).tolist():
                 self.unset.append((rank, now.round, post.peer, post.chunk + empty))
-            opened = _Open(post, now.round, held, self.digests[rank, part].copy())
+            opened = _Open(post, now.round, counts, self.digests[rank, part].copy())
             self.sends.setdefault((rank, post.peer), deque()).append(opened)
         for post in now.receives:
             self.receives.setdefault((post.peer, rank), deque()).append(_Open(post, now.round))
@@ -182,27 +182,27 @@ class _Machine:
     def _deliver(self, src: int, dst: int, send: _Open, receive: _Open) -> None:
         self.missing[src] -= 1
         self.missing[dst] -= 1
-        sent, wanted = (send.post.chunk, send.post.size), (receive.post.chunk, receive.post.size)
-        self.meetings.append(Meeting(src, dst, send.round, receive.round, sent, wanted))
-        for index in range(min(sent[1], wanted[1])):
-            write = (dst, receive.round, src, wanted[0] + index)
+        sent, expected = (send.post.chunk, send.post.size), (receive.post.chunk, receive.post.size)
+        self.meetings.append(Meeting(src, dst, send.round, receive.round, sent, expected))
+        for index in range(min(sent[1], expected[1])):
+            write = (dst, receive.round, src, expected[0] + index)
             if write != self.without:
                 self._write(write, send.counts[index], send.digests[index], receive.post.reduce)
 
     def _write(self, write: Write, counts: Any, digest: Any, reduce: bool) -> None:
         rank, time, src, chunk = write
-        held = self.counts[rank, chunk]
+        before = self.counts[rank, chunk]
         if not reduce:
             self.counts[rank, chunk], self.digests[rank, chunk] = counts, digest
         else:
-            if not held.any():
+            if not before.any():
                 self.unset.append((rank, time, src, chunk))
-            self.counts[rank, chunk] = np.minimum(held + counts, _MOST)
+            self.counts[rank, chunk] = np.minimum(before + counts, _MOST)
             self.digests[rank, chunk] = _added(self.digests[rank, chunk], digest)
         self.written[write] = _counted(self.counts[rank, chunk])
 
     def _waiting(self) -> dict[int, Waiting]:
-        found: dict[int, Waiting] = {}
+        waits: dict[int, Waiting] = {}
         for rank, at in enumerate(self.at):
             if at == len(self.rounds[rank]):
                 continue
@@ -215,14 +215,14 @@ class _Machine:
                 for (src, dst), queue in self.receives.items()
                 if dst == rank and queue
             ]
-            found[rank] = Waiting(now, (*to, *of))
-        return found
+            waits[rank] = Waiting(now, (*to, *of))
+        return waits
 
 
-def _added(one: Any, other: Any) -> Any:
+def _added(first: Any, second: Any) -> Any:
     """Commutative, not associative: a square mixes the sum before the next is added (modulo 2**64)."""
     with np.errstate(over="ignore"):
-        total = one + other
+        total = first + second
         return (total ^ (total >> np.uint64(31))) * _MIX
 
 
@@ -243,7 +243,7 @@ def correct(projection: Projection) -> bool:
     all.
     """
     done = execute(projection)
-    if done.waiting or done.unset or any(one.sent != one.wanted for one in done.meetings):
+    if done.waiting or done.unset or any(meeting.sent != meeting.wanted for meeting in done.meetings):
         return False
     return _kept(projection, done) and _same(done, execute(projection, last_first=True), projection)
 
@@ -256,8 +256,8 @@ def _promised(projection: Projection) -> tuple[Any, Any]:
 
 
 def _kept(projection: Projection, done: Execution) -> bool:
-    wanted, ends = _promised(projection)
-    if not np.array_equal(done.counts[ends], np.broadcast_to(wanted, done.counts.shape)[ends]):
+    promised, ends = _promised(projection)
+    if not np.array_equal(done.counts[ends], np.broadcast_to(promised, done.counts.shape)[ends]):
         return False
     if projection.kind == "swap":
         return True  # nothing is the same on two ranks
@@ -265,13 +265,13 @@ def _kept(projection: Projection, done: Execution) -> bool:
     return bool((~ends | (digests == digests.max(axis=0))).all())
 
 
-def _same(one: Execution, other: Execution, projection: Projection) -> bool:
+def _same(first: Execution, second: Execution, projection: Projection) -> bool:
     """Whether two executions have the same results, bit by bit."""
     _, ends = _promised(projection)
     return (
-        not other.waiting
-        and np.array_equal(one.counts[ends], other.counts[ends])
-        and np.array_equal(one.digests[ends], other.digests[ends])
+        not second.waiting
+        and np.array_equal(first.counts[ends], second.counts[ends])
+        and np.array_equal(first.digests[ends], second.digests[ends])
     )
 
 
@@ -294,11 +294,11 @@ def _range(projection: Projection, claim: Counterexample) -> bool:
 
 def _mismatch(projection: Projection, claim: Counterexample) -> bool:
     return any(
-        (one.src, one.dst) == claim.ranks
-        and (one.sent_in, one.received_in) == claim.rounds
-        and one.sent != one.wanted
-        and one.wanted[0] == claim.chunk
-        for one in execute(projection).meetings
+        (meeting.src, meeting.dst) == claim.ranks
+        and (meeting.sent_in, meeting.received_in) == claim.rounds
+        and meeting.sent != meeting.wanted
+        and meeting.wanted[0] == claim.chunk
+        for meeting in execute(projection).meetings
     )
 
 
@@ -312,8 +312,8 @@ def _hang(projection: Projection, claim: Counterexample) -> bool:
     for other, takes, open_ends in waiting.peers:
         later = [
             post
-            for one in done.left.get(peer, ())[1:]
-            for post in (one.receives if takes else one.sends)
+            for each in done.left.get(peer, ())[1:]
+            for post in (each.receives if takes else each.sends)
             if post.peer == rank
         ]
         if other == peer and len(later) < open_ends:
@@ -335,18 +335,18 @@ def _deadlock(projection: Projection, claim: Counterexample) -> bool:
 def _race(projection: Projection, claim: Counterexample) -> bool:
     """Two messages are received into the slot in one round: both are open at once."""
     rank, *peers = claim.ranks
-    found = [peer for one, time, peer, chunk in _received(projection, rank) if (one, time, chunk) == (
+    senders = [peer for number, time, peer, chunk in _received(projection, rank) if (number, time, chunk) == (
         rank, claim.rounds[0], claim.chunk
     )]  # fmt: skip
-    return sorted(found) == sorted(peers) or (len(found) > 1 and set(peers) <= set(found))
+    return sorted(senders) == sorted(peers) or (len(senders) > 1 and set(peers) <= set(senders))
 
 
 def _received(projection: Projection, rank: int) -> list[Write]:
     return [
-        (rank, one.received_in, one.src, chunk)
-        for one in execute(projection).meetings
-        if one.dst == rank
-        for chunk in range(one.wanted[0], sum(one.wanted))
+        (rank, each.received_in, each.src, chunk)
+        for each in execute(projection).meetings
+        if each.dst == rank
+        for chunk in range(each.wanted[0], sum(each.wanted))
     ]
 
 
@@ -367,9 +367,9 @@ def _wrong(projection: Projection, claim: Counterexample) -> bool:
 
 def _order(projection: Projection, claim: Counterexample) -> bool:
     done = execute(projection)
-    one, other = (done.digests[rank, claim.chunk or 0] for rank in claim.ranks)
+    first, second = (done.digests[rank, claim.chunk or 0] for rank in claim.ranks)
     counts = [done.counts[rank, claim.chunk or 0] for rank in claim.ranks]
-    return bool(one != other) and np.array_equal(*counts)
+    return bool(first != second) and np.array_equal(*counts)
 
 
 def _useless(projection: Projection, claim: Counterexample) -> bool:

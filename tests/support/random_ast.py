@@ -297,7 +297,7 @@ def _declaration(node: Any) -> list[str]:
             return ["source", node.name.text, ":", *_type(node.type)]
         case ast.FnDecl():
             where = ["on", node.where.text, *(flag.text for flag in node.flags)] if node.where else []
-            operands = _listed([_type(one) for one in node.operands])
+            operands = _listed([_type(operand) for operand in node.operands])
             return [
                 "fn",
                 node.name.text,

@@ -137,25 +137,25 @@ class _Writer(StageWriter):
             if not sources:
                 continue
             source = self.random.choice(sources)
-            made, name = source, f"s{number}"
+            var, name = source, f"s{number}"
             if source.partial:
                 over = self.named(source.partial)
-                made = dataclasses.replace(source, partial=frozenset())
+                var = dataclasses.replace(source, partial=frozenset())
                 lines.append(f"    t{number} = {self.reduction(source.name, over, 'by sum')}")
-                made = dataclasses.replace(made, name=f"t{number}")
-            spread = self.named(made.per - self.ensembles)
+                var = dataclasses.replace(var, name=f"t{number}")
+            spread = self.named(var.per - self.ensembles)
             if spread and self.random.random() < 0.6:
                 axes = ", ".join(spread)
-                lines.append(f"    t{number} = broadcast {made.name} over {axes} from 0")
-                made = dataclasses.replace(made, name=f"t{number}", per=made.per - set(spread))
-            taken = made.varying | self.ensembles | set(made.split)
-            free = [axis for axis in self.axes if axis not in taken]
-            if made.can_be_cut and free and self.random.random() < 0.4:
+                lines.append(f"    t{number} = broadcast {var.name} over {axes} from 0")
+                var = dataclasses.replace(var, name=f"t{number}", per=var.per - set(spread))
+            used = var.varying | self.ensembles | set(var.split)
+            free = [axis for axis in self.axes if axis not in used]
+            if var.can_be_cut and free and self.random.random() < 0.4:
                 axis = self.random.choice(free)
-                lines.append(f"    t{number} = slice {made.name} over {axis}")
-                made = dataclasses.replace(made, name=f"t{number}", split=(*made.split, axis))
-            lines.append(f"    {name} = map {self.fn('keep', [made])}({made.name})")
-            self.states.append(dataclasses.replace(made, name=name))
+                lines.append(f"    t{number} = slice {var.name} over {axis}")
+                var = dataclasses.replace(var, name=f"t{number}", split=(*var.split, axis))
+            lines.append(f"    {name} = map {self.fn('keep', [var])}({var.name})")
+            self.states.append(dataclasses.replace(var, name=name))
         if not self.states:
             lines.append("    output eta")
         return lines
@@ -171,16 +171,16 @@ class _Writer(StageWriter):
             latest = next(v for v in reversed(live) if v.name == state.name)
             if latest is not state:
                 continue
-            others = [v for v in live if v.like(state) and v.name != state.name]
-            if others:
-                other = self.random.choice(others)
+            candidates = [v for v in live if v.like(state) and v.name != state.name]
+            if candidates:
+                other = self.random.choice(candidates)
                 lines.append(
                     f"    {state.name} = map {self.fn('blend', [state, other])}({state.name}, {other.name})"
                 )
             else:
                 lines.append(f"    {state.name} = map {self.fn('bump', [state])}({state.name})")
-        made = [v.name for v in live if not v.partial and v.name[0] in "vs"]
-        return lines, list(dict.fromkeys(made)) or ["eta"]
+        names = [v.name for v in live if not v.partial and v.name[0] in "vs"]
+        return lines, list(dict.fromkeys(names)) or ["eta"]
 
     def declarations(self) -> list[str]:
         lines: list[str] = []

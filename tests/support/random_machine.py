@@ -14,10 +14,10 @@ def make_machine(seed: int, sizes: Sequence[int]) -> Topology:
     rng = random.Random(seed)
     counts = [size * rng.choice((1, 1, 1, 2)) for size in reversed(sizes)]
     if rng.random() < 0.6:
-        counts, left = [], math.prod(sizes)
-        while left > 1:
-            counts.append(rng.choice([n for n in range(2, left + 1) if left % n == 0]))
-            left //= counts[-1]
+        counts, remaining = [], math.prod(sizes)
+        while remaining > 1:
+            counts.append(rng.choice([n for n in range(2, remaining + 1) if remaining % n == 0]))
+            remaining //= counts[-1]
     levels = [
         Level(f"level{number}", count, 10 ** rng.uniform(-7, -3), 10 ** rng.uniform(1, 9))
         for number, count in enumerate(counts or [2])

@@ -129,8 +129,8 @@ class StageWriter:
         for kind in kinds:
             written = kind(var, live)
             if written is not None:
-                text, made = written
-                live.append(made)
+                text, result = written
+                live.append(result)
                 return [f"    {text}"]
         return None
 
@@ -143,10 +143,10 @@ class StageWriter:
         self.random.shuffle(chosen)
         return chosen
 
-    def reduction(self, operand: str, over: Sequence[str], rest: str) -> str:
+    def reduction(self, operand: str, over: Sequence[str], suffix: str) -> str:
         """A reduce over axes and, in a second stage of the same name, across ensembles is two stages."""
         word = "across" if set(over) <= self.ensembles else "over"
-        return f"reduce {operand} {word} {', '.join(over)} {rest}"
+        return f"reduce {operand} {word} {', '.join(over)} {suffix}"
 
     def some(self, axes: frozenset[str]) -> list[str]:
         """Some of `axes`, ensembles and replicas not mixed."""
@@ -172,11 +172,11 @@ class StageWriter:
             return None
         op = self.random.choice(ops)
         via = self.via(over, "reduce")
-        rest = f"by {op}{via}{self.hints(var, op, via)}"
-        made = dataclasses.replace(
+        suffix = f"by {op}{via}{self.hints(var, op, via)}"
+        result = dataclasses.replace(
             var, name=self.fresh(), per=var.per - set(over), partial=var.partial - set(over)
         )
-        return f"{made.name} = {self.reduction(var.name, over, rest)}", made
+        return f"{result.name} = {self.reduction(var.name, over, suffix)}", result
 
     def has_bool(self, var: Var) -> bool:
         return any(spec.dtype == "bool" for spec in var.specs)
@@ -226,20 +226,20 @@ class StageWriter:
         if not over:
             return None
         root = self.random.randrange(int(np.prod([self.axes[axis] for axis in over])))
-        made = dataclasses.replace(var, name=self.fresh(), per=var.per - set(over))
+        result = dataclasses.replace(var, name=self.fresh(), per=var.per - set(over))
         hints = " { bucket = 64 }" if self.random.random() < 0.3 else ""
         how = self.via(over, "broadcast") + hints
-        return f"{made.name} = broadcast {var.name} over {', '.join(over)} from {root}{how}", made
+        return f"{result.name} = broadcast {var.name} over {', '.join(over)} from {root}{how}", result
 
     def shift(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         over = self.named(var.per - self.ensembles)
         if not over:
             return None
-        made, ranks = dataclasses.replace(var, name=self.fresh()), self.axes[over[0]]
+        result, ranks = dataclasses.replace(var, name=self.fresh()), self.axes[over[0]]
         by = self.random.randint(-ranks - 1, 2 * ranks)
         wires = [wire for wire in ("bf16", "f16") if wire in self.dtypes and var.floats_only]
         options = ["", " { bucket = 64 }", *(f" {{ wire = {wire} }}" for wire in wires)]
-        return f"{made.name} = shift {var.name} over {over[0]} by {by}{self.random.choice(options)}", made
+        return f"{result.name} = shift {var.name} over {over[0]} by {by}{self.random.choice(options)}", result
 
     def swap(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         even = [
@@ -250,11 +250,11 @@ class StageWriter:
         ]
         if not even:
             return None
-        made = dataclasses.replace(var, name=self.fresh())
+        result = dataclasses.replace(var, name=self.fresh())
         wires = [wire for wire in ("bf16", "f16") if wire in self.dtypes and var.floats_only]
         options = ["", " { bucket = 64 }", *(f" {{ wire = {wire} }}" for wire in wires)]
         via = self.random.choice(("", " via bruck", " via pairwise"))
-        return f"{made.name} = swap {var.name} over {even[0]}{via}{self.random.choice(options)}", made
+        return f"{result.name} = swap {var.name} over {even[0]}{via}{self.random.choice(options)}", result
 
     def takes_weights(self, var: Var) -> bool:
         """Of counts, which vary over all axes: so must the terms, scalars of a tree included."""
@@ -268,12 +268,12 @@ class StageWriter:
         if var.floats_only and self.takes_weights(var):
             ops.append("mean(weight = count)")
         op = self.random.choice(ops)
-        made = dataclasses.replace(
+        result = dataclasses.replace(
             var, name=self.fresh(), partial=var.partial - {axes[0]}, split=(*var.split, axes[0])
         )
         via = self.via(axes[:1], "scatter")
         how = via + self.hints(var, op, via)
-        return f"{made.name} = scatter {var.name} over {axes[0]} by {op}{how}", made
+        return f"{result.name} = scatter {var.name} over {axes[0]} by {op}{how}", result
 
     def slice(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         free = [
@@ -282,37 +282,37 @@ class StageWriter:
         if not free or var.partial or not var.can_be_cut:
             return None
         axis = self.random.choice(free)
-        made = dataclasses.replace(var, name=self.fresh(), split=(*var.split, axis))
-        return f"{made.name} = slice {var.name} over {axis}", made
+        result = dataclasses.replace(var, name=self.fresh(), split=(*var.split, axis))
+        return f"{result.name} = slice {var.name} over {axis}", result
 
     def gather(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
         if not var.split:
             return None
-        made = dataclasses.replace(var, name=self.fresh(), split=var.split[:-1])
+        result = dataclasses.replace(var, name=self.fresh(), split=var.split[:-1])
         how = self.via(var.split[-1:], "gather")
         how += self.random.choice(["", "", " { bucket = 64 }", "" if "native" in how else " { chunk = 8 }"])
-        return f"{made.name} = gather {var.name} over {var.split[-1]}{how}", made
+        return f"{result.name} = gather {var.name} over {var.split[-1]}{how}", result
 
     def unary(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
-        made = dataclasses.replace(var, name=self.fresh())
+        result = dataclasses.replace(var, name=self.fresh())
         name = self.fn("double" if var.partial else "bump", [var])
-        return f"{made.name} = map {name}({var.name})", made
+        return f"{result.name} = map {name}({var.name})", result
 
     def binary(self, var: Var, live: list[Var]) -> tuple[str, Var] | None:
-        others = [v for v in live if v.key == var.key and v.split == var.split and not v.partial]
-        if var.partial or not others:
+        candidates = [v for v in live if v.key == var.key and v.split == var.split and not v.partial]
+        if var.partial or not candidates:
             return None
-        other = self.random.choice(others)
-        made = dataclasses.replace(var, name=self.fresh(), per=var.per | other.per)
-        return f"{made.name} = map {self.fn('blend', [var, other])}({var.name}, {other.name})", made
+        other = self.random.choice(candidates)
+        result = dataclasses.replace(var, name=self.fresh(), per=var.per | other.per)
+        return f"{result.name} = map {self.fn('blend', [var, other])}({var.name}, {other.name})", result
 
     def elastic(self, var: Var, live: list[Var]) -> tuple[str, Var] | None:
         """The centre is a state with the type of `var`, but the same over the axes."""
         for state in self.states:
             over = [axis for axis in self.axes if axis in var.per - state.per - self.ensembles]
             fits = (var.key, var.split, var.partial) == (state.key, state.split, frozenset())
-            taken = any(v is not state and v.name == state.name for v in live)
-            if not fits or not var.floats_only or not over or taken or var.per - set(over) != state.per:
+            is_shared = any(v is not state and v.name == state.name for v in live)
+            if not fits or not var.floats_only or not over or is_shared or var.per - set(over) != state.per:
                 continue
             eta = self.random.choice(["eta", "0.25"])
             pull = dataclasses.replace(var, name=self.fresh())

@@ -61,11 +61,11 @@ def data_parallel(folder: Path, steps: int = 6, nbytes: int = 16640) -> Path:
             for kind in ("all_to_all", "all_gather"):
                 number += 1
                 opens = "step" if kind == "all_to_all" else ""
-                known = Details(kind, "native", nbytes, "bfloat16", 0, opens, ("data",))
+                details = Details(kind, "native", nbytes, "bfloat16", 0, opens, ("data",))
                 arrives = step + (kind == "all_gather") * 0.05 + 0.001 * rank + (rank == 3) * 0.01
                 ends = step + (kind == "all_gather") * 0.05 + 0.02
                 name = "line 16 of data_parallel.plan"
-                events.append(Event(arrives, BEGIN, name, number, step, 0, known))
-                events.append(Event(ends, END, name, number, step, 0, known))
+                events.append(Event(arrives, BEGIN, name, number, step, 0, details))
+                events.append(Event(ends, END, name, number, step, 0, details))
         write_record(folder, "data_parallel", rank, axes, events)
     return folder

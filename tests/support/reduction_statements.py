@@ -35,11 +35,11 @@ def reduced(
     Short arrays are padded to one length: statements about one reduction then share its compiled step.
     """
     pairs = tuple(tuple(each.split(" = ")) for each in options.split(", ") if each)
-    given = None if weights is None else np.array(weights, TYPES[weight])
+    array = None if weights is None else np.array(weights, TYPES[weight])
     rows = np.array(ranks, TYPES[dtype])
     count = rows.shape[1]
     leaves = {"x": np.pad(rows, ((0, 0), (0, max(0, 4 - count))))}
-    return run(Case("", (1, 2), op, leaves, how, pairs, given), where)["x"][:count]  # type: ignore[arg-type]
+    return run(Case("", (1, 2), op, leaves, how, pairs, array), where)["x"][:count]  # type: ignore[arg-type]
 
 
 def weighted(where: Any, dtype: str, first: Sequence[float], second: Sequence[float], **how: Any) -> Array:
@@ -72,9 +72,9 @@ def integers_of_a_mean_are_their_maximum_or_those_of_the_first_rank(where: Any) 
     for integers, steps in (("max", [7, 2]), ("first", [3, 2])):
         leaves = {"step": np.array([[3, 2], [7, -1]], "i4"), "w": np.array([[1.0], [2.0]], "f2")}
         for op, weight in (("mean", None), ("mean(weight = n)", np.array([1, 3], "i4"))):
-            found = run(Case("", (1, 2), op, leaves, "", (("integers", integers),), weight), where)
-            assert found["step"].tolist() == steps
-            assert found["w"].tolist() == [1.5 if weight is None else 1.75]
+            results = run(Case("", (1, 2), op, leaves, "", (("integers", integers),), weight), where)
+            assert results["step"].tolist() == steps
+            assert results["w"].tolist() == [1.5 if weight is None else 1.75]
 
 
 def integer_weights_do_not_wrap_around(where: Any) -> None:
@@ -92,8 +92,8 @@ def weights_of_16_bits_are_added_in_f32(where: Any) -> None:
 def a_weighted_mean_of_f16_is_finite_whatever_the_weights(where: Any) -> None:
     for how, options in [*((via, "") for via in VIA), *(("", way) for way in WAYS)]:
         for weight in ("i32", "f32"):
-            given: dict[str, Any] = {"how": how, "options": options, "weight": weight}
-            mean = weighted(where, "f16", [60000], [60000], weights=[2**30, 2**31 - 1], **given)
+            keywords: dict[str, Any] = {"how": how, "options": options, "weight": weight}
+            mean = weighted(where, "f16", [60000], [60000], weights=[2**30, 2**31 - 1], **keywords)
             np.testing.assert_allclose(mean.astype("f8"), [60000], rtol=2**-7)
 
 
@@ -127,26 +127,26 @@ def a_maximum_or_minimum_with_nan_is_nan(where: Any) -> None:
     for dtype in FLOATS:
         for op in ("max", "min"):
             for how in VIA:
-                found = reduced(where, op, dtype, [NAN, 1, NAN, NAN], [1, NAN, NAN, INF], how=how)
-                assert np.isnan(found.astype("f4")).all(), (dtype, op, how)
+                result = reduced(where, op, dtype, [NAN, 1, NAN, NAN], [1, NAN, NAN, INF], how=how)
+                assert np.isnan(result.astype("f4")).all(), (dtype, op, how)
 
 
 def of_two_zeros_the_negative_one_is_less(where: Any) -> None:
     for dtype in FLOATS:
         for op, negative in (("max", [False, False, True]), ("min", [True, True, True])):
             for how in VIA:
-                found = reduced(where, op, dtype, [0.0, -0.0, -0.0], [-0.0, 0.0, -0.0], how=how)
-                assert np.signbit(found.astype("f4")).tolist() == negative, (dtype, op, how)
+                result = reduced(where, op, dtype, [0.0, -0.0, -0.0], [-0.0, 0.0, -0.0], how=how)
+                assert np.signbit(result.astype("f4")).tolist() == negative, (dtype, op, how)
 
 
 def a_maximum_or_minimum_keeps_denormals_and_infinities(where: Any) -> None:
-    for dtype, own in FLOATS.items():
-        least = float(ml_dtypes.finfo(own).smallest_subnormal)
+    for dtype, float_type in FLOATS.items():
+        least = float(ml_dtypes.finfo(float_type).smallest_subnormal)
         for how in VIA:
-            given = ([3 * least, INF, -least], [least, 0, 0])
-            most = reduced(where, "max", dtype, *given, how=how).astype("f8")
+            rows = ([3 * least, INF, -least], [least, 0, 0])
+            most = reduced(where, "max", dtype, *rows, how=how).astype("f8")
             assert most.tolist() == [3 * least, INF, 0], (dtype, how)
-            fewest = reduced(where, "min", dtype, *given, how=how).astype("f8")
+            fewest = reduced(where, "min", dtype, *rows, how=how).astype("f8")
             assert fewest.tolist() == [least, 0, -least], (dtype, how)
 
 

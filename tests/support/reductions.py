@@ -82,7 +82,7 @@ class Case:
 
 def name_of(dtype: np.dtype[Any]) -> str:
     """The language's name of a NumPy type."""
-    return next(name for name, own in TYPES.items() if own == dtype)
+    return next(name for name, numpy_type in TYPES.items() if numpy_type == dtype)
 
 
 def run(case: Case, where: Any) -> dict[str, Array]:
@@ -108,8 +108,8 @@ def _step(case: Case, where: Any) -> Any:
 
     def step(state: Any, rows: Any) -> Any:
         rank = jax.lax.axis_index(tuple(case.axes)) if on_mesh else where.rank
-        given = jax.tree.map(lambda own: bound.varying(own[rank]), rows)
-        outputs, state = bound.step(state, **given)
+        values = jax.tree.map(lambda leaf: bound.varying(leaf[rank]), rows)
+        outputs, state = bound.step(state, **values)
         return state, outputs.y
 
     if on_mesh:
@@ -122,31 +122,31 @@ def _step(case: Case, where: Any) -> Any:
 
 def check(case: Case, where: Any) -> None:
     """Raise AssertionError unless every element has the value that the manual defines."""
-    for path, found in run(case, where).items():
+    for path, result in run(case, where).items():
         rows = case.leaves[path]
-        assert found.dtype == rows.dtype, f"{case.name}: {path} is {found.dtype}, not {rows.dtype}"
-        wanted, margin = expected(case, rows)
-        good = same_numbers(found, wanted, margin)
+        assert result.dtype == rows.dtype, f"{case.name}: {path} is {result.dtype}, not {rows.dtype}"
+        target, margin = expected(case, rows)
+        good = same_numbers(result, target, margin)
         if not good.all():
             at = tuple(int(i) for i in np.argwhere(~good)[0])
             terms = rows[(slice(None), *at)]
             raise AssertionError(
-                f"{case.name}: `{path}`{list(at)} of {int((~good).sum())} is {found[at]}, not {wanted[at]}"
+                f"{case.name}: `{path}`{list(at)} of {int((~good).sum())} is {result[at]}, not {target[at]}"
                 f" within {margin if margin is None else margin[at]}; terms {terms}, weights {case.weight}\n"
                 f"{case.text}"
             )
 
 
-def same_numbers(found: Array, wanted: Array, margin: Array | None) -> Array:
+def same_numbers(actual: Array, target: Array, margin: Array | None) -> Array:
     """Which elements agree: bit by bit without a margin, else within it; any two NaN do."""
-    if found.dtype.kind in "iub":
-        return found == wanted
-    numbers = found.astype(np.float64)
-    both_nan = np.isnan(numbers) & np.isnan(wanted)
+    if actual.dtype.kind in "iub":
+        return actual == target
+    numbers = actual.astype(np.float64)
+    both_nan = np.isnan(numbers) & np.isnan(target)
     if margin is None:
-        return both_nan | ((numbers == wanted) & (np.signbit(numbers) == np.signbit(wanted)))
+        return both_nan | ((numbers == target) & (np.signbit(numbers) == np.signbit(target)))
     with np.errstate(invalid="ignore"):
-        return both_nan | (numbers == wanted) | (np.abs(numbers - wanted) <= margin)
+        return both_nan | (numbers == target) | (np.abs(numbers - target) <= margin)
 
 
 def expected(case: Case, rows: Array) -> tuple[Array, Array | None]:
@@ -158,16 +158,16 @@ def expected(case: Case, rows: Array) -> tuple[Array, Array | None]:
         if case.op == "sum":
             return rows.sum(0, dtype=rows.dtype), None  # wraps around in its own type
         return (rows.max(0) if case.op == "max" else rows.min(0)), None
-    own = name_of(rows.dtype)
+    name = name_of(rows.dtype)
     if case.op in ("max", "min"):
-        return _extreme(case, rows, own), None
-    return _total(case, rows, own, is_mean=is_mean)
+        return _extreme(case, rows, name), None
+    return _total(case, rows, name, is_mean=is_mean)
 
 
-def _extreme(case: Case, rows: Array, own: str) -> Array:
+def _extreme(case: Case, rows: Array, name: str) -> Array:
     """NaN if one is, otherwise the largest or least, with the sign of zero; in the wire type."""
     with np.errstate(over="ignore"):
-        wire = FLOATS[case.option("wire") or own]
+        wire = FLOATS[case.option("wire") or name]
         sent = rows if wire.itemsize > rows.dtype.itemsize else rows.astype(wire)
         numbers = sent.astype(rows.dtype).astype(np.float64)
     best = numbers.max(0) if case.op == "max" else numbers.min(0)
@@ -176,7 +176,7 @@ def _extreme(case: Case, rows: Array, own: str) -> Array:
     return np.where(best == 0, np.where(is_negative, -0.0, 0.0), best)
 
 
-def _total(case: Case, rows: Array, own: str, *, is_mean: bool) -> tuple[Array, Array]:
+def _total(case: Case, rows: Array, dtype: str, *, is_mean: bool) -> tuple[Array, Array]:
     """A sum or mean in f64; a term of weight zero is left out, whatever it is."""
     shape = (len(rows), *[1] * (rows.ndim - 1))
     share = np.ones(shape) if case.weight is None else case.weight.astype(np.float64).reshape(shape)
@@ -186,7 +186,7 @@ def _total(case: Case, rows: Array, own: str, *, is_mean: bool) -> tuple[Array, 
     with np.errstate(invalid="ignore"):
         terms = np.where(counts, rows.astype(np.float64) * share, 0.0)
         total = terms.sum(0)
-    used = [own, *(case.option(name) or own for name in ("wire", "accumulate"))]
+    used = [dtype, *(case.option(name) or dtype for name in ("wire", "accumulate"))]
     sized = np.abs(np.where(np.isfinite(terms), terms, 0.0)).sum(0)
     roundoff = max(ROUNDOFF[name] for name in used)
     # A term is rounded to the wire type, added, and rounded again at each level.
@@ -199,33 +199,33 @@ def _total(case: Case, rows: Array, own: str, *, is_mean: bool) -> tuple[Array, 
 
 def numbers(random: np.random.Generator, ranks: int, dtype: str, limit: float, weight: Array | None) -> Array:
     """[ranks, n]: a column for each kind of number that a reduction may meet. limit: of the largest."""
-    own = TYPES[dtype]
+    numpy_type = TYPES[dtype]
     if dtype == "bool":
-        return random.integers(0, 2, (ranks, 16)).astype(own)
+        return random.integers(0, 2, (ranks, 16)).astype(numpy_type)
     if dtype in INTEGERS:
-        info = np.iinfo(own)
-        return random.integers(info.min, info.max, (ranks, 16), endpoint=True).astype(own)
-    one, zero = np.eye(1, ranks, int(random.integers(ranks)))[0] != 0, np.zeros(ranks)
+        info = np.iinfo(numpy_type)
+        return random.integers(info.min, info.max, (ranks, 16), endpoint=True).astype(numpy_type)
+    unit, zero = np.eye(1, ranks, int(random.integers(ranks)))[0] != 0, np.zeros(ranks)
     absent = zero != 0 if weight is None else weight == 0
-    least = float(ml_dtypes.finfo(own).smallest_subnormal)
+    least = float(ml_dtypes.finfo(numpy_type).smallest_subnormal)
     columns = [
         *random.normal(size=(8, ranks)),
         *(random.choice((-1, 1), (4, ranks)) * 10.0 ** random.uniform(-3, 3, (4, ranks))),
-        np.where(one, np.nan, 1.0), zero + np.nan, np.where(one, np.inf, 1.0), np.where(one, -np.inf, 1.0),
-        np.where(one, np.inf, -np.inf), -zero, np.where(one, 0.0, -0.0), np.where(one, -0.0, 0.0),
-        least * random.integers(-9, 9, ranks), zero + limit, zero - limit, np.where(one, -limit, limit),
-        np.where(absent, np.nan, 1.5), np.where(absent, np.inf, 1.5), np.where(one, least, 0.0),
+        np.where(unit, np.nan, 1.0), zero + np.nan, np.where(unit, np.inf, 1.0), np.where(unit, -np.inf, 1.0),
+        np.where(unit, np.inf, -np.inf), -zero, np.where(unit, 0.0, -0.0), np.where(unit, -0.0, 0.0),
+        least * random.integers(-9, 9, ranks), zero + limit, zero - limit, np.where(unit, -limit, limit),
+        np.where(absent, np.nan, 1.5), np.where(absent, np.inf, 1.5), np.where(unit, least, 0.0),
         zero + 1, zero + 1e-3,
     ]  # fmt: skip
-    return np.stack(columns, 1).astype(own)
+    return np.stack(columns, 1).astype(numpy_type)
 
 
 def weights(random: np.random.Generator, ranks: int, dtype: str, *, absent: int = 1) -> Array:
     """[ranks]: large ones, whose sum their own type does not hold; `absent` of them are zero."""
     low, high = {"i32": (2**29, 2**31 - 1), "u8": (100, 255), "f32": (1e6, 1e30)}.get(dtype, (1e3, 6e4))
-    made = random.uniform(low, high, ranks)
-    made[random.permutation(ranks)[:absent]] = 0
-    return made.astype(TYPES[dtype])
+    values = random.uniform(low, high, ranks)
+    values[random.permutation(ranks)[:absent]] = 0
+    return values.astype(TYPES[dtype])
 
 
 def limit_of(dtype: str, op: str, ranks: int, options: Mapping[str, str]) -> float:
@@ -273,13 +273,13 @@ def one(
 ) -> Case:  # fmt: skip
     """The case that is so written. dtypes: those of the leaves, by path. weight: the type of weights."""
     random, ranks = np.random.default_rng(seed), sizes[0] * sizes[1]
-    given = None if weight is None else weights(random, ranks, weight, absent=absent)
+    weighting = None if weight is None else weights(random, ranks, weight, absent=absent)
     leaves = {
-        path: numbers(random, ranks, dtype, limit_of(dtype, op, ranks, dict(options)), given)
+        path: numbers(random, ranks, dtype, limit_of(dtype, op, ranks, dict(options)), weighting)
         for path, dtype in dtypes.items()
     }
     words = [op, *sorted(dtypes.values()), how, *(f"{k}={v}" for k, v in options), weight or "", form]
-    return Case(" ".join(filter(None, words)), sizes, op, leaves, how, options, given, form)
+    return Case(" ".join(filter(None, words)), sizes, op, leaves, how, options, weighting, form)
 
 
 def drawn(seed: int, shapes: tuple[tuple[int, int], ...]) -> Case:
@@ -314,5 +314,5 @@ def drawn(seed: int, shapes: tuple[tuple[int, int], ...]) -> Case:
 
 def refused(error: Exception) -> bool:
     """Whether the error is for an option of the plan without effect."""
-    found = getattr(error, "diagnostics", ())
-    return bool(found) and all(each.code in ("CP0610", "CP0613", "CP0614") for each in found)
+    diagnostics = getattr(error, "diagnostics", ())
+    return bool(diagnostics) and all(each.code in ("CP0610", "CP0613", "CP0614") for each in diagnostics)

@@ -18,8 +18,8 @@ def transfers(each: Round) -> Iterator[tuple[int, int, int, bool]]:
     """Source, destination, chunk and whether it reduces, for each chunk that moves in one round."""
     for send in each:
         for src, dst, chunk, count in zip(send.src, send.dst, send.chunk, send.count, strict=True):
-            for one in range(chunk, chunk + count):
-                yield int(src), int(dst), one, send.reduce
+            for place in range(chunk, chunk + count):
+                yield int(src), int(dst), place, send.reduce
 
 
 def execute(
@@ -40,18 +40,18 @@ def keeps_its_promise(program: ChunkProgram, size: int, seed: int = 0) -> bool:
     at = bounds(program.kind, program.ranks, program.chunks, size)
     assert at[0] == 0 and at[-1] == size and np.all(np.diff(at) >= 0)
     whole = [draw.integers(-(2**40), 2**40, size) for _ in range(program.ranks)]
-    told = postcondition(program.kind, program.ranks, program.chunks, program.root)
+    promise = postcondition(program.kind, program.ranks, program.chunks, program.root)
     slots = [[whole[r][at[c] : at[c + 1]] for c in range(program.chunks)] for r in range(program.ranks)]
     sums = [
-        sum(slots[r][c] for r in range(program.ranks) if told.starts[r, c]) for c in range(program.chunks)
+        sum(slots[r][c] for r in range(program.ranks) if promise.starts[r, c]) for c in range(program.chunks)
     ]
     if program.kind == "swap":
         source = sources(program)
         after = execute(program, [list(rank) for rank in slots], np.add)
-        return all(np.array_equal(after[r][c], slots[source[r, c]][c]) for r, c in np.argwhere(told.ends))
+        return all(np.array_equal(after[r][c], slots[source[r, c]][c]) for r, c in np.argwhere(promise.ends))
     after = execute(program, [list(rank) for rank in slots], np.add)
-    assert program.kind in REDUCING or told.starts.sum() == program.chunks  # one source each
-    return all(np.array_equal(after[r][c], sums[c]) for r, c in np.argwhere(told.ends))
+    assert program.kind in REDUCING or promise.starts.sum() == program.chunks  # one source each
+    return all(np.array_equal(after[r][c], sums[c]) for r, c in np.argwhere(promise.ends))
 
 
 def expressions(program: ChunkProgram) -> np.ndarray:

@@ -190,8 +190,8 @@ def wide_base(seed: int) -> Base | None:
     """A plan of `plans`: loads, servers and ensembles too; at most sixteen ranks."""
     rng = random.Random(f"wide {seed}")
     text = random_plan(rng)
-    found = re.findall(r"(?:axis|ensemble) \w+ = (\d+)", text)
-    if math.prod(map(int, found)) > 16:
+    sizes = re.findall(r"(?:axis|ensemble) \w+ = (\d+)", text)
+    if math.prod(map(int, sizes)) > 16:
         return None
     try:
         return _compiled(f"wide_{seed}", text, rng, _passes(rng))

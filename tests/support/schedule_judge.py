@@ -33,31 +33,31 @@ def behaviour(
     schedule: ir.Schedule, like: ir.Schedule, linear: frozenset[str], scale: float, rounding: bool = True
 ) -> Behaviour:
     """The effects of `schedule`, called as `like`: results and errors by step and phase."""
-    given, runner = (Exactly(each, like.fns, linear, scale, rounding) for each in (like, schedule))
+    reference, runner = (Exactly(each, like.fns, linear, scale, rounding) for each in (like, schedule))
     entry = {value.id: value for value in like.entry}
-    state = {name_of(ref): given.entering(entry[ref]) for ref in like.states}
-    found: Behaviour = {("phases",): repr(sorted(_face(phase) for phase in schedule.phases))}
-    found["axes",] = repr([(axis.name, axis.kind, axis.size) for axis in schedule.axes])
+    state = {name_of(ref): reference.entering(entry[ref]) for ref in like.states}
+    result: Behaviour = {("phases",): repr(sorted(_face(phase) for phase in schedule.phases))}
+    result["axes",] = repr([(axis.name, axis.kind, axis.size) for axis in schedule.axes])
     for step in range(ROUNDS):
         for phase in like.phases:
             if step and phase.kind == "start":
                 continue
             key = (step, phase.name)
-            inputs = {name_of(ref): given.entering(entry[ref], step) for ref in phase.inputs}
+            inputs = {name_of(ref): reference.entering(entry[ref], step) for ref in phase.inputs}
             try:
                 outputs, after = runner.phase(phase.name, state, inputs)
                 compiled = schedule.phase(phase.name)
                 values = {value.id: value for value in (*schedule.entry, *compiled.values)}
                 for binding in compiled.outputs:
                     value = values[binding.value]
-                    found[(*key, "output", binding.name)] = _result(runner, value, outputs[binding.name])
+                    result[(*key, "output", binding.name)] = _result(runner, value, outputs[binding.name])
                 for binding in compiled.updates:
                     value = values[binding.value]
-                    found[(*key, "state", binding.name)] = _result(runner, value, after[binding.name])
+                    result[(*key, "state", binding.name)] = _result(runner, value, after[binding.name])
                 state = after
             except Exception as error:  # noqa: BLE001 - whatever it raises, it does not do what it should
-                found[(*key, "error")] = f"{type(error).__name__}: {str(error)[:200]}"
-    return found
+                result[(*key, "error")] = f"{type(error).__name__}: {str(error)[:200]}"
+    return result
 
 
 def _face(phase: ir.Phase) -> tuple[Any, ...]:
@@ -96,35 +96,37 @@ class Verdict(NamedTuple):
 LEVELS = ("same", "rounds", "rounds less", "differs")
 
 
-def difference(one: Behaviour, other: Behaviour) -> Verdict:
+def difference(first: Behaviour, second: Behaviour) -> Verdict:
     verdict = Verdict("same")
-    for key in {**one, **other}:
-        left, right = one.get(key), other.get(key)
-        level = _compared(left, right)
+    for key in {**first, **second}:
+        expected, actual = first.get(key), second.get(key)
+        level = _compared(expected, actual)
         if level == "same":
             continue
-        said = " ".join(map(str, key))
-        where = f"{said}: {right}" if isinstance(right, str) and key[-1] == "error" else said
+        place = " ".join(map(str, key))
+        where = f"{place}: {actual}" if isinstance(actual, str) and key[-1] == "error" else place
         now = Verdict(level, where, frozenset([key[-1]]) if len(key) == 4 else frozenset())
         verdict = verdict | now
     return verdict
 
 
-def _compared(left: Result | str | None, right: Result | str | None) -> str:
-    if not isinstance(left, Result) or not isinstance(right, Result):
-        return "same" if left == right else "differs"
-    if left.placement != right.placement or [x[:2] for x in left.leaves] != [x[:2] for x in right.leaves]:
+def _compared(expected: Result | str | None, actual: Result | str | None) -> str:
+    if not isinstance(expected, Result) or not isinstance(actual, Result):
+        return "same" if expected == actual else "differs"
+    if expected.placement != actual.placement or [x[:2] for x in expected.leaves] != [
+        x[:2] for x in actual.leaves
+    ]:
         return "differs"
-    found = "same"
-    for (_, dtype, a, mask), (_, _, b, _) in zip(left.leaves, right.leaves, strict=True):
+    outcome = "same"
+    for (_, dtype, a, mask), (_, _, b, _) in zip(expected.leaves, actual.leaves, strict=True):
         if a.shape != b.shape:
             return "differs"
         real = np.ones(a.shape, bool) if mask is None else np.broadcast_to(mask, a.shape)
         level = _apart_by(a[real], b[real], dtype)
         if level == "differs":
             return level
-        found = level if level == "rounds" else found
-    return found
+        outcome = level if level == "rounds" else outcome
+    return outcome
 
 
 def _apart_by(a: Array, b: Array, dtype: DType) -> str:
@@ -150,7 +152,7 @@ class Judge:
 
     @property
     def errors(self) -> list[str]:
-        return [str(what) for key, what in self.meant[0].items() if key[-1] == "error"]
+        return [str(message) for key, message in self.meant[0].items() if key[-1] == "error"]
 
     def compare(self, other: ir.Schedule) -> Verdict:
         verdict = Verdict("same")
@@ -168,11 +170,11 @@ class Judge:
         with exact():
             for scale, meant in zip(SCALES, self.meant, strict=True):
                 plain = behaviour(self.schedule, self.schedule, self.linear, scale, rounding=False)
-                found = behaviour(other, self.schedule, self.linear, scale)
+                other_behaviour = behaviour(other, self.schedule, self.linear, scale)
                 alike = ("same", "rounds")
-                close = {key for key in plain if _compared(plain[key], found.get(key)) in alike}
+                close = {key for key in plain if _compared(plain[key], other_behaviour.get(key)) in alike}
                 either = {key: plain[key] if key in close else item for key, item in meant.items()}
-                if difference(either, found).level not in ("same", "rounds"):
+                if difference(either, other_behaviour).level not in ("same", "rounds"):
                     return False
         return True
 
@@ -183,34 +185,34 @@ class Judge:
         if any(width < _widths(self.schedule).get(line, 0) for line, width in _widths(other).items()):
             return False
         with exact():
-            one, another = (
+            first, second = (
                 behaviour(each, self.schedule, self.linear, 1.0, rounding=False)
                 for each in (self.schedule, other)
             )
-        return difference(one, another).level in ("same", "rounds")
+        return difference(first, second).level in ("same", "rounds")
 
 
 def _roundings(schedule: ir.Schedule) -> Counter[tuple[Any, ...]]:
     """How often the ops of each line of the plan cast to each narrower type."""
-    found: Counter[tuple[Any, ...]] = Counter()
+    counts: Counter[tuple[Any, ...]] = Counter()
     for phase, op, values in _ops(schedule):
         if isinstance(op, ir.Cast) and op.operand in values:
             leaves = values[op.operand].leaves
             changes = {(leaf.dtype, dtype) for leaf, dtype in zip(leaves, op.types(leaves), strict=True)}
             for after in {b for a, b in changes if MANTISSA.get(b, 0) < MANTISSA.get(a, 99)}:
-                found[phase, op.span, after] += 1
-    return found
+                counts[phase, op.span, after] += 1
+    return counts
 
 
 def _widths(schedule: ir.Schedule) -> dict[tuple[Any, ...], int]:
     """The narrowest type of the additions of each line of the plan."""
-    found: dict[tuple[Any, ...], int] = {}
+    narrowest: dict[tuple[Any, ...], int] = {}
     for phase, op, values in _ops(schedule):
         if isinstance(op, ir.LocalSum) or (isinstance(op, ir.Collective) and op.op is not None):
             leaves = values[op.operand].leaves if op.operand in values else ()
             widths = [MANTISSA.get(leaf.dtype, 99) for leaf in leaves]
-            found[phase, op.span] = min([found.get((phase, op.span), 99), *widths])
-    return found
+            narrowest[phase, op.span] = min([narrowest.get((phase, op.span), 99), *widths])
+    return narrowest
 
 
 def _ops(schedule: ir.Schedule) -> Iterator[tuple[str, ir.Op, dict[str, ir.Value]]]:

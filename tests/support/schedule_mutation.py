@@ -49,28 +49,28 @@ class Around:
         self.axes = tuple(axis.name for axis in schedule.axes)
         self.fns = tuple(fn.name for fn in schedule.fns)
         self.sources = tuple(source.name for source in schedule.sources)
-        made = [ref for op in self.phase.ops[:before] for ref in ir.results(op)]
-        self.readable = (*self.phase.inputs, *self.phase.states, *made)
+        refs = [ref for op in self.phase.ops[:before] for ref in ir.results(op)]
+        self.readable = (*self.phase.inputs, *self.phase.states, *refs)
 
     def leaves(self, ref: str) -> tuple[ir.Leaf, ...]:
         return self.values[ref].leaves if ref in self.values else ()
 
     def others(self, ref: str, most: int = 4) -> list[str]:
         """Values to read instead of `ref`: those of its shapes and place, of its shapes, any."""
-        own = self.values.get(ref)
+        own_value = self.values.get(ref)
 
         def far(other: str) -> int:
             value = self.values[other]
-            if own is None or value.kind != own.kind or value.leaves != own.leaves:
+            if own_value is None or value.kind != own_value.kind or value.leaves != own_value.leaves:
                 return 2
-            return int(value.placement != own.placement)
+            return int(value.placement != own_value.placement)
 
-        rest = [
+        candidates = [
             other for other in dict.fromkeys(reversed(self.readable)) if other != ref and other in self.values
         ]
-        rest.sort(key=far)
-        alike = [other for other in rest if far(other) < 2][:most]
-        return [*alike, *[other for other in rest if far(other) == 2][: 1 if alike else 2]]
+        candidates.sort(key=far)
+        alike = [other for other in candidates if far(other) < 2][:most]
+        return [*alike, *[other for other in candidates if far(other) == 2][: 1 if alike else 2]]
 
 
 # other values of a field
@@ -88,8 +88,8 @@ def _members(hint: Any) -> tuple[Any, ...]:
 
 def changes(value: Any, hint: Any, around: Around, name: str) -> list[Change]:
     """Other values for the field `name`, which has `value` and is declared as `hint`."""
-    found = [change for change in _changes(value, hint, around, name) if change.value != value]
-    unique = {repr(change.value): change for change in found}
+    different = [change for change in _changes(value, hint, around, name) if change.value != value]
+    unique = {repr(change.value): change for change in different}
     return list(unique.values())
 
 
@@ -106,8 +106,8 @@ def _changes(value: Any, hint: Any, around: Around, name: str) -> Iterator[Chang
     elif isinstance(value, bool):
         yield Change(str(not value), not value)
     elif isinstance(value, int) or (value is None and int in _members(hint)):
-        known = value or 0
-        yield from (Change(str(n), n) for n in (0, 1, known - 1, known + 1, 2 * known, 3, 64))
+        number = value or 0
+        yield from (Change(str(n), n) for n in (0, 1, number - 1, number + 1, 2 * number, 3, 64))
     elif isinstance(value, float):
         yield from (Change(str(n), n) for n in (2 * value, value / 2, value + 1, 1.0, -value))
         yield from (Change(ref, ref) for ref in _scalars(around))
@@ -120,19 +120,19 @@ def _changes(value: Any, hint: Any, around: Around, name: str) -> Iterator[Chang
 
 
 def _scalars(around: Around) -> list[str]:
-    found = [ref for ref in around.readable if [leaf.shape for leaf in around.leaves(ref)] == [()]]
-    return found[:2]
+    refs = [ref for ref in around.readable if [leaf.shape for leaf in around.leaves(ref)] == [()]]
+    return refs[:2]
 
 
 def _texts(value: str, around: Around, name: str) -> Iterator[Change]:
     """A text is the name of something: another one of its kind."""
     if name == "lane":
-        rest: Sequence[str] = ("device", "network", "host_compute", "host_read")
+        names_of: Sequence[str] = ("device", "network", "host_compute", "host_read")
     elif value in around.values:
-        rest = around.others(value)
+        names_of = around.others(value)
     else:
-        rest = next((names for names in (around.axes, around.fns, around.sources) if value in names), ())
-    yield from (Change(other, other) for other in rest)
+        names_of = next((names for names in (around.axes, around.fns, around.sources) if value in names), ())
+    yield from (Change(other, other) for other in names_of)
 
 
 def _algorithms(value: Algorithm | None, around: Around) -> Iterator[Change]:
@@ -182,12 +182,12 @@ def _tuples(value: tuple[Any, ...], hint: Any, around: Around, name: str) -> Ite
 
 def _crossed(value: tuple[Any, ...], at: int) -> Iterator[Change]:
     """Two structs, such as parts of a buffer, exchange one field."""
-    one, other = value[at], value[at + 1]
-    if not isinstance(one, msgspec.Struct) or type(one) is not type(other):
+    first, second = value[at], value[at + 1]
+    if not isinstance(first, msgspec.Struct) or type(first) is not type(second):
         return
-    for field in type(one).__struct_fields__:
-        mine, theirs = getattr(one, field), getattr(other, field)
-        pair = replace(one, **{field: theirs}), replace(other, **{field: mine})
+    for field in type(first).__struct_fields__:
+        mine, theirs = getattr(first, field), getattr(second, field)
+        pair = replace(first, **{field: theirs}), replace(second, **{field: mine})
         yield Change(f"{field} of {at} and {at + 1} exchanged", (*value[:at], *pair, *value[at + 2 :]))
 
 
@@ -211,53 +211,55 @@ def _with(value: tuple[Any, ...], at: int, member: Any) -> tuple[Any, ...]:
 def op_edits(schedule: ir.Schedule, phase: int, at: int) -> Iterator[Edit]:
     """Every single edit of one op."""
     around = Around(schedule, phase, at)
-    own = around.phase
-    op, name = own.ops[at], type(own.ops[at]).__name__
+    edited = around.phase
+    op, name = edited.ops[at], type(edited.ops[at]).__name__
 
-    def edit(kind: str, what: str, make: Callable[[], ir.Phase]) -> Edit:
-        said = f"phase {own.name}, op {at} {label(op)}: {what}"
-        return Edit(kind, said, phase, at, lambda: in_phase(schedule, phase, make()), op.span.line)
+    def edit(kind: str, description: str, make: Callable[[], ir.Phase]) -> Edit:
+        text = f"phase {edited.name}, op {at} {label(op)}: {description}"
+        return Edit(kind, text, phase, at, lambda: in_phase(schedule, phase, make()), op.span.line)
 
-    made = ir.results(op)
+    refs = ir.results(op)
     for field in msgspec.structs.fields(type(op)):
         value = getattr(op, field.name)
-        if field.name == "span" or value in made or (value and value == made):
+        if field.name == "span" or value in refs or (value and value == refs):
             continue
         for change in changes(value, _hints_of(type(op))[field.name], around, field.name):
             new = replace(op, **{field.name: change.value})
             yield edit(
-                f"{name}.{field.name}", f"{field.name}: {change.what}", lambda new=new: with_op(own, at, new)
+                f"{name}.{field.name}",
+                f"{field.name}: {change.what}",
+                lambda new=new: with_op(edited, at, new),
             )
-    for ref in made:
+    for ref in refs:
         for other in _stand_ins(around, at, ref):
             yield edit(
                 "cut out",
                 f"`{ref}` becomes `{other}`",
-                lambda ref=ref, other=other: rewired(own, at, ref, other),
+                lambda ref=ref, other=other: rewired(edited, at, ref, other),
             )
-    yield edit("dropped", "dropped", lambda: without(own, at))
-    for place in sorted({0, at - 1, at + 1, len(own.ops) - 1} & set(range(len(own.ops))) - {at}):
-        yield edit("moved", f"to {place}", lambda place=place: moved(own, at, place))
-    needed = _readers(own, at)
+    yield edit("dropped", "dropped", lambda: without(edited, at))
+    for place in sorted({0, at - 1, at + 1, len(edited.ops) - 1} & set(range(len(edited.ops))) - {at}):
+        yield edit("moved", f"to {place}", lambda place=place: moved(edited, at, place))
+    needed = _readers(edited, at)
     for other in _partners(around, at):
-        yield edit("exchanged", f"with op {other}", lambda other=other: exchanged(own, at, other))
+        yield edit("exchanged", f"with op {other}", lambda other=other: exchanged(edited, at, other))
         if other in needed:
             continue
         yield edit(
-            "results exchanged", f"with op {other}", lambda other=other: results_exchanged(own, at, other)
+            "results exchanged", f"with op {other}", lambda other=other: results_exchanged(edited, at, other)
         )
-        if len(ir.operands(op)) == len(ir.operands(own.ops[other])) > 0:
+        if len(ir.operands(op)) == len(ir.operands(edited.ops[other])) > 0:
             yield edit(
                 "operands exchanged",
                 f"with op {other}",
-                lambda other=other: operands_exchanged(own, at, other),
+                lambda other=other: operands_exchanged(edited, at, other),
             )
-    if made and ir.operands(op):
-        yield edit("doubled", "twice, one after the other", lambda: doubled(own, at))
-        placement = around.values[made[0]].placement
+    if refs and ir.operands(op):
+        yield edit("doubled", "twice, one after the other", lambda: doubled(edited, at))
+        placement = around.values[refs[0]].placement
         if ir.operands(op)[0] in around.values:
             placement = around.values[ir.operands(op)[0]].placement
-        yield edit("doubled", f"twice, first as {placement}", lambda: doubled(own, at, placement))
+        yield edit("doubled", f"twice, first as {placement}", lambda: doubled(edited, at, placement))
 
 
 def label(op: Any) -> str:
@@ -274,7 +276,7 @@ def with_op(phase: ir.Phase, at: int, op: ir.Op) -> ir.Phase:
 
 def renamed(op: Any, names: dict[str, str], *, results: bool = False) -> Any:
     """`op` with every reference in `names` replaced; in its results only where `results` is set."""
-    made = ir.results(op)
+    refs = ir.results(op)
 
     def other(value: Any) -> Any:
         if isinstance(value, str):
@@ -288,7 +290,7 @@ def renamed(op: Any, names: dict[str, str], *, results: bool = False) -> Any:
     fields = {
         field: other(getattr(op, field))
         for field in type(op).__struct_fields__
-        if (getattr(op, field) in made or getattr(op, field) == made) == results or field == "after"
+        if (getattr(op, field) in refs or getattr(op, field) == refs) == results or field == "after"
     }
     return replace(op, **fields)
 
@@ -305,8 +307,8 @@ def bound(phase: ir.Phase, names: dict[str, str]) -> ir.Phase:
 
 
 def without(phase: ir.Phase, at: int) -> ir.Phase:
-    gone = ir.results(phase.ops[at])
-    values = tuple(value for value in phase.values if value.id not in gone)
+    removed = ir.results(phase.ops[at])
+    values = tuple(value for value in phase.values if value.id not in removed)
     return replace(phase, ops=(*phase.ops[:at], *phase.ops[at + 1 :]), values=values)
 
 
@@ -318,15 +320,17 @@ def rewired(phase: ir.Phase, at: int, ref: str, other: str) -> ir.Phase:
 
 
 def pruned(phase: ir.Phase) -> ir.Phase:
-    wanted = {b.value for b in (*phase.outputs, *phase.updates)}
-    kept: list[Any] = []
+    needed = {b.value for b in (*phase.outputs, *phase.updates)}
+    ops: list[Any] = []
     for op in reversed(phase.ops):
-        if not ir.results(op) or wanted & set(ir.results(op)):
-            kept.append(op)
-            wanted |= set(ir.operands(op))
-    made = {ref for op in kept for ref in ir.results(op)}
-    kept = [replace(op, after=tuple(ref for ref in op.after if ref in made)) for op in reversed(kept)]
-    return replace(phase, ops=tuple(kept), values=tuple(value for value in phase.values if value.id in made))
+        if not ir.results(op) or needed & set(ir.results(op)):
+            ops.append(op)
+            needed |= set(ir.operands(op))
+    defined = {ref for op in ops for ref in ir.results(op)}
+    ops = [replace(op, after=tuple(ref for ref in op.after if ref in defined)) for op in reversed(ops)]
+    return replace(
+        phase, ops=tuple(ops), values=tuple(value for value in phase.values if value.id in defined)
+    )
 
 
 def moved(phase: ir.Phase, at: int, place: int) -> ir.Phase:
@@ -362,15 +366,15 @@ def doubled(phase: ir.Phase, at: int, placement: Placement | None = None) -> ir.
     """The op applied twice; readers read the second result. `placement`: the declared placement of the first
     result, if it differs."""
     op = phase.ops[at]
-    made = ir.results(op)
-    fresh = {ref: f"{ref.rpartition('.')[0]}_again.{ref.rpartition('.')[2]}" for ref in made}
-    again = renamed(renamed(op, fresh, results=True), {ir.operands(op)[0]: made[0]})
+    refs = ir.results(op)
+    fresh = {ref: f"{ref.rpartition('.')[0]}_again.{ref.rpartition('.')[2]}" for ref in refs}
+    again = renamed(renamed(op, fresh, results=True), {ir.operands(op)[0]: refs[0]})
     later = (renamed(each, fresh) for each in phase.ops[at + 1 :])
     values: list[ir.Value] = []
     for value in phase.values:
         if value.id in fresh:
             values.append(replace(value, id=fresh[value.id]))
-        first = value.id == made[0] and placement is not None
+        first = value.id == refs[0] and placement is not None
         values.append(replace(value, placement=placement) if first else value)
     made_twice = replace(phase, ops=(*phase.ops[: at + 1], again, *later), values=tuple(values))
     return bound(made_twice, fresh)
@@ -378,22 +382,22 @@ def doubled(phase: ir.Phase, at: int, placement: Placement | None = None) -> ir.
 
 def _readers(phase: ir.Phase, at: int) -> set[int]:
     """The ops that need a result of the op at `at`, through others too."""
-    known, found = set(ir.results(phase.ops[at])), set[int]()
+    refs, readers = set(ir.results(phase.ops[at])), set[int]()
     for place in range(at + 1, len(phase.ops)):
-        if known & set(ir.operands(phase.ops[place])):
-            found.add(place)
-            known |= set(ir.results(phase.ops[place]))
-    return found
+        if refs & set(ir.operands(phase.ops[place])):
+            readers.add(place)
+            refs |= set(ir.results(phase.ops[place]))
+    return readers
 
 
 def _stand_ins(around: Around, at: int, ref: str) -> list[str]:
     """Possible replacements of `ref`: its operands, and earlier values of its shapes."""
-    makers = {made: op for op in around.phase.ops[: at + 1] for made in ir.results(op)}
-    front, found = [ref], dict[str, None]()
+    makers = {ref_of: op for op in around.phase.ops[: at + 1] for ref_of in ir.results(op)}
+    front, candidates = [ref], dict[str, None]()
     for _ in range(6):
         front = [operand for each in front if each in makers for operand in ir.operands(makers[each])]
-        found |= dict.fromkeys(front)
-    alike = [other for other in found if around.leaves(other) == around.leaves(ref)]
+        candidates |= dict.fromkeys(front)
+    alike = [other for other in candidates if around.leaves(other) == around.leaves(ref)]
     return list(dict.fromkeys([*ir.operands(around.phase.ops[at]), *alike]))[:6]
 
 
@@ -426,13 +430,13 @@ def phase_edits(schedule: ir.Schedule, at: int) -> Iterator[Edit]:
         hint = _hints_of(ir.Phase)[field.name]
         for change in [*changes(getattr(phase, field.name), hint, around, field.name)]:
             new = replace(phase, **{field.name: change.value})
-            what = f"phase {phase.name}: {field.name}: {change.what}"
-            yield Edit(f"phase {field.name}", what, at, None, lambda new=new: in_phase(schedule, at, new))
+            text = f"phase {phase.name}: {field.name}: {change.what}"
+            yield Edit(f"phase {field.name}", text, at, None, lambda new=new: in_phase(schedule, at, new))
     for number, value in enumerate(phase.values):
         for change in _values(value, around):
             new = replace(phase, values=_with(phase.values, number, change.value))
-            what = f"phase {phase.name}: value `{value.id}`: {change.what}"
-            yield Edit("value", what, at, None, lambda new=new: in_phase(schedule, at, new))
+            text = f"phase {phase.name}: value `{value.id}`: {change.what}"
+            yield Edit("value", text, at, None, lambda new=new: in_phase(schedule, at, new))
 
 
 def _values(value: ir.Value, around: Around) -> Iterator[Change]:
@@ -450,15 +454,15 @@ def head_edits(schedule: ir.Schedule) -> Iterator[Edit]:
     for field in ("axes", "sources", "fns", "inputs", "states", "entry", "phases", "backend"):
         value, hint = getattr(schedule, field), _hints_of(ir.Schedule)[field]
         if field in ("entry", "phases"):
-            found = list(_rearranged(value))
+            variants = list(_rearranged(value))
         else:
-            found = changes(value, hint, around, field)
+            variants = changes(value, hint, around, field)
         if field == "entry":
             for at, each in enumerate(schedule.entry):
-                found += [
+                variants += [
                     Change(f"`{each.id}`: {c.what}", _with(value, at, c.value)) for c in _values(each, around)
                 ]
-        for change in found:
+        for change in variants:
             new = replace(schedule, **{field: change.value})
             yield Edit(f"schedule {field}", f"{field}: {change.what}", 0, None, lambda new=new: new)
 

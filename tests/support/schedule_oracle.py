@@ -39,8 +39,8 @@ MANTISSA = {DType.F64: 52, DType.F32: 23, DType.F16: 10, DType.BF16: 7}
 
 def rounded(array: Any, dtype: DType) -> Array:
     """`array` as the nearest numbers of `dtype`; floats are then held in float64."""
-    held = numbers.convert(array, dtype)
-    return held.astype(np.float64) if dtype.is_float else held
+    stored = numbers.convert(array, dtype)
+    return stored.astype(np.float64) if dtype.is_float else stored
 
 
 def _as_held(array: Any, dtype: DType) -> Array:
@@ -51,11 +51,11 @@ def _storage(dtype: DType) -> np.dtype[Any]:
     return np.dtype(np.float64) if dtype.is_float else numbers.storage(dtype)
 
 
-def _combine(op: Any, left: Array, right: Array, dtype: DType) -> Array:
+def _combine(op: Any, first: Array, second: Array, dtype: DType) -> Array:
     if not dtype.is_float:
-        return numbers.combine(op, left, right, dtype)
+        return numbers.combine(op, first, second, dtype)
     with np.errstate(all="ignore"):
-        return {"sum": np.add, "max": np.maximum, "min": np.minimum}[op](left, right)
+        return {"sum": np.add, "max": np.maximum, "min": np.minimum}[op](first, second)
 
 
 def _multiply(array: Array, factor: Any, dtype: DType) -> Array:
@@ -98,14 +98,14 @@ def exact() -> Generator[None]:
 # made-up data and functions
 
 
-def number(*what: Any) -> float:
+def number(*words: Any) -> float:
     """A number in [1, 2) that depends on `what`."""
-    return 1 + zlib.crc32(repr(what).encode()) / 2**32
+    return 1 + zlib.crc32(repr(words).encode()) / 2**32
 
 
-def _made(shape: Sequence[int], dtype: DType, scale: float, *what: Any) -> Array:
+def _made(shape: Sequence[int], dtype: DType, scale: float, *words: Any) -> Array:
     """Values that no narrower type holds, none of them zero; scalars, which may be weights, are positive."""
-    rng = np.random.default_rng(zlib.crc32(repr(what).encode()))
+    rng = np.random.default_rng(zlib.crc32(repr(words).encode()))
     if dtype.is_float:
         signs = rng.choice((-1.0, 1.0), tuple(shape)) if shape else 1.0
         return rounded(scale * signs * rng.uniform(0.25, 2, tuple(shape)), dtype)
@@ -151,9 +151,9 @@ def _beside(leaf: ir.Leaf, other: ir.Leaf, shape: tuple[int, ...]) -> bool:
     return goes and other.shape in (shape, ())
 
 
-def _prefix(one: str, other: str) -> str:
+def _prefix(first: str, second: str) -> str:
     """The keys that the longer path has before the shorter one."""
-    short, long = sorted((one, other), key=len)
+    short, long = sorted((first, second), key=len)
     return long[: len(long) - len(short)].strip("/") if short else ""
 
 
@@ -214,8 +214,8 @@ def mixed(
     pattern = 1 + (np.arange(math.prod(shape)) * 31 % 17) / 17
     total = _digest(fn, place, arrays, linear, scale)
     with np.errstate(all="ignore"):
-        made = pattern.reshape(shape) * (total if linear else total + number(fn, place, leaf.path) * scale)
-    return _shaped(made, leaf.dtype, scale)
+        values = pattern.reshape(shape) * (total if linear else total + number(fn, place, leaf.path) * scale)
+    return _shaped(values, leaf.dtype, scale)
 
 
 # the interpreter
@@ -237,13 +237,13 @@ class Exactly(Oracle):
         self.linear, self.scale, self.rounding = linear, scale, rounding
         self.step = 0
 
-    def entering(self, value: ir.Value, *what: Any) -> Any:
+    def entering(self, value: ir.Value, *words: Any) -> Any:
         """Data for an input or state: a tree in the global layout, padding zero."""
         arrays: list[Array] = []
         for leaf, mask in zip(value.leaves, masks(self.grid.sizes, value), strict=True):
             shape = global_shape(self.grid, value, leaf)
-            made = _made(shape, leaf.dtype, self.scale, value.id, leaf.path, *what)
-            arrays.append(made if mask is None else np.where(mask, made, np.zeros((), made.dtype)))
+            array = _made(shape, leaf.dtype, self.scale, value.id, leaf.path, *words)
+            arrays.append(array if mask is None else np.where(mask, array, np.zeros((), array.dtype)))
         return nest(tuple(leaf.path for leaf in value.leaves), arrays)
 
     def phase(
@@ -254,8 +254,8 @@ class Exactly(Oracle):
         env = self._enter({name_of(ref): ref for ref in phase.inputs}, inputs, values)
         for ref in phase.states:
             env[ref] = self._spread(values[ref], state[name_of(ref)])
-        wanted = [binding.value for binding in (*phase.outputs, *phase.updates)]
-        for place, op in oracle_run.needed(phase.ops, wanted, env):
+        outputs = [binding.value for binding in (*phase.outputs, *phase.updates)]
+        for place, op in oracle_run.needed(phase.ops, outputs, env):
             env |= self._run(op, values, env, (self.step, place))
         self.step += 1
         results = {b.name: self._leaving(values[b.value], env[b.value]) for b in phase.outputs}
@@ -265,11 +265,11 @@ class Exactly(Oracle):
     def leaves(self, value: ir.Value, tree: Any) -> list[Any]:
         return self._leaves(value, tree)
 
-    def _leaving(self, value: ir.Value, held: Held) -> Any:
+    def _leaving(self, value: ir.Value, buffers: Held) -> Any:
         """An output; of records without leaves (`bytes`) their numbers."""
-        if value.leaves or not any(held.values()):
-            return self._collect(value, held)
-        return np.stack([held[rank][0] for rank in self.grid.ranks])
+        if value.leaves or not any(buffers.values()):
+            return self._collect(value, buffers)
+        return np.stack([buffers[rank][0] for rank in self.grid.ranks])
 
     def _run(
         self, op: Any, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
@@ -295,7 +295,7 @@ class Exactly(Oracle):
             case _:
                 return super()._run(op, values, env, place)
 
-    def _cast(self, op: ir.Cast, value: ir.Value, held: Held) -> Held:
+    def _cast(self, op: ir.Cast, value: ir.Value, buffers: Held) -> Held:
         def each(leaf: ir.Leaf, dtype: DType, array: Array) -> Array:
             wider = leaf.dtype.is_float and MANTISSA.get(dtype, 0) >= MANTISSA[leaf.dtype]
             exactly = not self.rounding and dtype.is_float and leaf.dtype.is_float
@@ -303,36 +303,36 @@ class Exactly(Oracle):
             return array if same else rounded(array, dtype)
 
         dtypes = op.types(value.leaves)
-        return {rank: tuple(map(each, value.leaves, dtypes, leaves)) for rank, leaves in held.items()}
+        return {rank: tuple(map(each, value.leaves, dtypes, leaves)) for rank, leaves in buffers.items()}
 
     def _first(self, value: ir.Value, rank: Rank) -> Rank:
         """The first rank in the group of `rank` with a separate copy of `value`."""
-        own = value.placement.varying
-        return tuple(at if name in own else 0 for name, at in zip(self.grid.names, rank, strict=True))
+        varying = value.placement.varying
+        return tuple(at if name in varying else 0 for name, at in zip(self.grid.names, rank, strict=True))
 
     def _read(self, op: ir.Read, values: Mapping[str, ir.Value]) -> dict[str, Held]:
         value = values[op.result]
-        what = (op.source, op.batch, op.visit, op.seed, op.clock, op.split, op.per, op.tail, self.step)
+        words = (op.source, op.batch, op.visit, op.seed, op.clock, op.split, op.per, op.tail, self.step)
         local = max(op.batch) // self.grid.size(op.split)
-        held: dict[str, Held] = {ref: {} for ref in ir.results(op)}
+        results: dict[str, Held] = {ref: {} for ref in ir.results(op)}
         for rank in self.grid.ranks:
-            own = [rank[self.grid.names.index(axis)] for axis in op.per]
+            coords = [rank[self.grid.names.index(axis)] for axis in op.per]
             first = self.grid.position(rank, op.split) * local
-            ids = [number(what, own, first + row) for row in range(local)]
-            held[op.result][rank] = tuple(
+            ids = [number(words, coords, first + row) for row in range(local)]
+            results[op.result][rank] = tuple(
                 np.stack([_made(leaf.shape[1:], leaf.dtype, 1.5, each, leaf.path) for each in ids])
                 for leaf in value.leaves
             ) or (np.array(ids),)  # fmt: skip
             if op.count is not None:
-                held[op.count][rank] = (np.array(1 + int(number(what, own, first) * 1000), np.int32),)
-        return held
+                results[op.count][rank] = (np.array(1 + int(number(words, coords, first) * 1000), np.int32),)
+        return results
 
     def _map(
         self, op: ir.Map, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
     ) -> dict[str, Held]:
         fn = self.fns[op.fn]
         linear = op.fn in self.linear
-        held: dict[str, Held] = {ref: {} for ref in op.results}
+        results: dict[str, Held] = {ref: {} for ref in op.results}
         for rank in self.grid.ranks:
             operands = [Operand(values[ref], env[ref][rank]) for ref in op.operands]
             drawn = 0.0
@@ -340,13 +340,13 @@ class Exactly(Oracle):
                 members = [rank[self.grid.names.index(name)] for name in op.per]
                 drawn = number(op.fn, op.span.line, place[0], members)
             for at, ref in enumerate(op.results):
-                held[ref][rank] = tuple(
+                results[ref][rank] = tuple(
                     elementwise(op.fn, at, leaf, operands, linear, self.scale, drawn)
                     if fn.elementwise
                     else self._applied(op, at, values[ref], leaf, operands, drawn, linear)
                     for leaf in values[ref].leaves
                 )
-        return held
+        return results
 
     def _applied(
         self,
@@ -367,19 +367,19 @@ class Exactly(Oracle):
             return mixed(op.fn, at, leaf, leaf.shape, arrays, linear, self.scale)
         rows: list[Array] = []
         for row in range(leaf.shape[0]):
-            given = [
+            arguments = [
                 array[row] if split else array
                 for operand, split in zip(operands, batched, strict=True)
                 for array in operand.leaves
             ]
-            rows.append(mixed(op.fn, at, leaf, leaf.shape[1:], [noise, *given], linear, self.scale))
+            rows.append(mixed(op.fn, at, leaf, leaf.shape[1:], [noise, *arguments], linear, self.scale))
         return np.stack(rows)
 
     def _exchange(
         self, op: ir.Exchange, values: Mapping[str, ir.Value], env: Mapping[str, Held]
     ) -> dict[str, Held]:
         """The states after the sum or mean of the gradients; requests are answered in the order of ranks."""
-        gradient, held = values[op.gradient], dict[str, Held]({ref: {} for ref in op.results})
+        gradient, results = values[op.gradient], dict[str, Held]({ref: {} for ref in op.results})
         late = 1 + (op.hints.staleness or 0) / 8
         for group in self.grid.groups(op.axes):
             weights = [float(env[op.weight][rank][0]) if op.weight else 1.0 for rank in group]
@@ -389,14 +389,14 @@ class Exactly(Oracle):
                 sent = [self._sent(op, leaf, env[op.gradient][rank][at]) for rank in group]
                 sums.append(np.multiply(share, sum(w * each for w, each in zip(weights, sent, strict=True))))
             for rank in group:
-                given = [Operand(values[ref], env[ref][rank]) for ref in op.states]
-                given.append(Operand(gradient, sums))
+                operands = [Operand(values[ref], env[ref][rank]) for ref in op.states]
+                operands.append(Operand(gradient, sums))
                 for at, ref in enumerate(op.results):
-                    held[ref][rank] = tuple(
-                        elementwise(op.fn, at, leaf, given, False, self.scale, 0.0)
+                    results[ref][rank] = tuple(
+                        elementwise(op.fn, at, leaf, operands, False, self.scale, 0.0)
                         for leaf in values[ref].leaves
                     )
-        return held
+        return results
 
     def _sent(self, op: ir.Exchange, leaf: ir.Leaf, array: Array) -> Array:
         wire = op.hints.wire
@@ -406,7 +406,7 @@ class Exactly(Oracle):
         self, op: ir.Elastic, values: Mapping[str, ir.Value], env: Mapping[str, Held]
     ) -> dict[str, Held]:
         """The centre moves after each worker: in rank order, or in reverse if the order is open."""
-        held: dict[str, Held] = {ref: {} for ref in ir.results(op)}
+        results: dict[str, Held] = {ref: {} for ref in ir.results(op)}
         leaves = values[op.operand].leaves
         for group in self.grid.groups(op.axes):
             center = list(env[op.center][group[0]])
@@ -414,27 +414,29 @@ class Exactly(Oracle):
                 eta, rho = (float(env[x][rank][0]) if isinstance(x, str) else x for x in (op.eta, op.rho))
                 late = 1 + (op.mode == "hogwild") / 8 + (op.hints.staleness or 0) / 16
                 pulls = [
-                    late * eta * rho * (own - at)
-                    for own, at in zip(env[op.operand][rank], center, strict=True)
+                    late * eta * rho * (member - at)
+                    for member, at in zip(env[op.operand][rank], center, strict=True)
                 ]
-                held[op.pull][rank] = tuple(
+                results[op.pull][rank] = tuple(
                     _as_held(p, leaf.dtype) for p, leaf in zip(pulls, leaves, strict=True)
                 )
                 center = [at + pull for at, pull in zip(center, pulls, strict=True)]
             if op.result is not None:
-                made = tuple(_as_held(array, leaf.dtype) for array, leaf in zip(center, leaves, strict=True))
-                held[op.result] |= dict.fromkeys(group, made)
-        return held
+                arrays = tuple(
+                    _as_held(array, leaf.dtype) for array, leaf in zip(center, leaves, strict=True)
+                )
+                results[op.result] |= dict.fromkeys(group, arrays)
+        return results
 
 
 def masks(sizes: Mapping[str, int], value: ir.Value) -> list[Array | None]:
     """Masks of the elements of each leaf of `value`, in the global layout, that are not padding; None without
     padding."""
     split = value.placement.split
-    found: list[Array | None] = []
+    rows: list[Array | None] = []
     for at, leaf in enumerate(value.leaves):
         if not split or not leaf.shape or at >= len(value.whole):
-            found.append(None)
+            rows.append(None)
             continue
         whole = np.ones(value.whole[at].shape, bool)
         pieces = [whole.reshape(-1) if value.kind == "tree" else whole]
@@ -442,8 +444,8 @@ def masks(sizes: Mapping[str, int], value: ir.Value) -> list[Array | None]:
             ways = sizes[axis]
             pieces = [part for piece in pieces for part in _pieces(piece, ways)]
         mask = np.concatenate(pieces)
-        found.append(mask if mask.shape[1:] == leaf.shape[1:] else None)
-    return found
+        rows.append(mask if mask.shape[1:] == leaf.shape[1:] else None)
+    return rows
 
 
 def _pieces(piece: Array, ways: int) -> list[Array]:

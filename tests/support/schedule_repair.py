@@ -40,15 +40,15 @@ def _repaired(schedule: ir.Schedule, phase: ir.Phase, how: Repair, before: ir.Ph
     sizes = {axis.name: axis.size for axis in schedule.axes}
     values = {value.id: value for value in (*schedule.entry, *phase.values)}
     entering = {value.id for value in schedule.entry}
-    known = {value.id: value for value in (*schedule.entry, *before.values)}
+    value_of = {value.id: value for value in (*schedule.entry, *before.values)}
     ops: list[ir.Op] = []
-    for given in phase.ops:
-        op, refs = given, (*ir.operands(given), *ir.results(given))
-        if op in before.ops and all(values.get(ref) == known.get(ref) for ref in refs):
+    for edited in phase.ops:
+        op, refs = edited, (*ir.operands(edited), *ir.results(edited))
+        if op in before.ops and all(values.get(ref) == value_of.get(ref) for ref in refs):
             ops.append(op)
             continue
         try:
-            op = _fitted(given, values, sizes)
+            op = _fitted(edited, values, sizes)
             for ref in ir.results(op):
                 if ref not in entering:
                     values[ref] = follows(op, values[ref], values, sizes, how)
@@ -64,12 +64,12 @@ def ordered(phase: ir.Phase) -> ir.Phase:
     """`phase` with every op after its operands, if possible; otherwise unchanged."""
     makers = {ref: at for at, op in enumerate(phase.ops) for ref in ir.results(op)}
     needs = [{makers[ref] for ref in (*ir.operands(op), *op.after) if ref in makers} for op in phase.ops]
-    rest, done = list(range(len(phase.ops))), list[int]()
-    while rest:
-        ready = next((at for at in rest if needs[at].issubset(done)), None)
+    pending, done = list(range(len(phase.ops))), list[int]()
+    while pending:
+        ready = next((at for at in pending if needs[at].issubset(done)), None)
         if ready is None:
             return phase
-        rest.remove(ready)
+        pending.remove(ready)
         done.append(ready)
     return replace(phase, ops=tuple(phase.ops[at] for at in done))
 
@@ -77,8 +77,8 @@ def ordered(phase: ir.Phase) -> ir.Phase:
 def _as_wanted(op: ir.Collective, values: dict[str, ir.Value], entering: set[str]) -> None:
     """The placements that a collective's kind and axes require: the operand differs over its axes, the result
     as the kind defines."""
-    left = op.kind in ("reduce_scatter", "all_to_all", "reduce", "shift", "swap")
-    for ref, varies in ((op.operand, True), (op.result, left)):
+    is_split = op.kind in ("reduce_scatter", "all_to_all", "reduce", "shift", "swap")
+    for ref, varies in ((op.operand, True), (op.result, is_split)):
         placement = values[ref].placement
         if ref in entering:
             continue
@@ -105,9 +105,9 @@ def _fitted(op: ir.Op, values: dict[str, ir.Value], sizes: dict[str, int]) -> ir
     if {name for name, _ in algorithm.levels} & set(sizes) and {n for n, _ in algorithm.levels} != set(
         op.axes
     ):
-        kept = tuple(arg for arg in algorithm.args if (arg.key or arg.value) in op.axes)
-        whole = len(kept) == len(op.axes) > 1
-        algorithm = replace(algorithm, args=kept) if whole else Algorithm("native")
+        args = tuple(arg for arg in algorithm.args if (arg.key or arg.value) in op.axes)
+        whole = len(args) == len(op.axes) > 1
+        algorithm = replace(algorithm, args=args) if whole else Algorithm("native")
     if op.kind == "all_to_all":
         algorithm = Algorithm("native")
     return replace(
@@ -170,8 +170,8 @@ def _collected(
         return cut if flat else cut_all(operand.kind, leaves, [ways]), placement
     if op.kind == "all_gather":
         placement = replace(placement, split=tuple(a for a in placement.split if a not in op.axes))
-        joined = (replace(leaves[0], shape=(leaves[0].size * ways,)),)
-        return joined if flat else tuple(
-            replace(leaf, dtype=own.dtype) for leaf, own in zip(result.leaves, leaves, strict=True)
+        gathered = (replace(leaves[0], shape=(leaves[0].size * ways,)),)
+        return gathered if flat else tuple(
+            replace(leaf, dtype=source.dtype) for leaf, source in zip(result.leaves, leaves, strict=True)
         ), placement  # fmt: skip
     return leaves, operand.placement if op.kind in ("all_to_all", "reduce", "shift", "swap") else placement

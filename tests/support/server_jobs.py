@@ -56,8 +56,8 @@ class Job:
         self.sites = survey(schedule)
         self.drivers = []
         for server in range(self.sites.servers):
-            known = known_structures(self.program.structures.values())
-            desks = RoutingTable(schedule, self.sites, server, self.functions, known)
+            structures = known_structures(self.program.structures.values())
+            desks = RoutingTable(schedule, self.sites, server, self.functions, structures)
             self.drivers.append(ServerDriver(self.sites, server, desks, self.answer))
 
     def site(self, kind: str, phase: str, state: str | None = None) -> Site:
@@ -77,7 +77,7 @@ class Job:
         first = self.sites.members(site)[self.sites.group(site, worker)][0]
         buffers = site.token if site.kind == "put" and worker != first else site.up
         messages = [(chunk, self.flat(site, buffer, values)) for buffer in buffers for chunk in buffer.chunks]
-        for chunk, flat in sorted(messages, key=lambda one: one[0].tag):
+        for chunk, flat in sorted(messages, key=lambda message: message[0].tag):
             part = flat[chunk.start : chunk.start + chunk.size]
             data = np.ascontiguousarray(part).view(np.uint8).copy()
             self.wires.setdefault((worker, site.first + chunk.server), deque()).append((chunk.tag, data))
@@ -89,8 +89,8 @@ class Job:
             return np.zeros(buffer.size, dtype)
         name = site.states[0] if site.kind == "put" else name_of(buffer.value)
         leaves = flatten(values[name])[1].leaves
-        found = [np.asarray(leaves[place]).reshape(-1) for place in buffer.leaves]
-        return np.concatenate(found).astype(dtype)
+        arrays = [np.asarray(leaves[place]).reshape(-1) for place in buffer.leaves]
+        return np.concatenate(arrays).astype(dtype)
 
     def leave(self, worker: int) -> None:
         for server in range(self.sites.servers):
@@ -98,8 +98,8 @@ class Job:
 
     def answered(self, worker: int, site: Site) -> list[Array] | None:
         """The buffers of a request's answer, None before all of it has arrived."""
-        wanted = [(buffer, chunk) for buffer in site.down for chunk in buffer.chunks]
-        if any(not self.inbox.get((worker, chunk.tag)) for _, chunk in wanted):
+        chunks = [(buffer, chunk) for buffer in site.down for chunk in buffer.chunks]
+        if any(not self.inbox.get((worker, chunk.tag)) for _, chunk in chunks):
             return None
         return [self._joined(worker, buffer, buffer.chunks) for buffer in site.down]
 
@@ -131,10 +131,10 @@ class Job:
         """All programs to their ends; deliveries and workers take turns at random, at most `most` of them."""
         rng = random.Random(seed)
         waiting: dict[int, Site | None] = dict.fromkeys(programs)
-        told: dict[int, list[Array] | None] = dict.fromkeys(programs)
+        answers: dict[int, list[Array] | None] = dict.fromkeys(programs)
         running = dict(programs)
         for _ in range(most):
-            running = {worker: one for worker, one in running.items() if worker not in self.dead}
+            running = {worker: each for worker, each in running.items() if worker not in self.dead}
             ready = [w for w in running if waiting[w] is None or self._ready(w, waiting[w])]
             wires = [key for key, line in self.wires.items() if line]
             moves: list[Any] = [*ready, *wires]
@@ -145,9 +145,9 @@ class Job:
                 self.deliver(*move)
                 continue
             site = waiting[move]
-            told[move] = self.answered(move, site) if site is not None else None
+            answers[move] = self.answered(move, site) if site is not None else None
             try:
-                site, values = running[move].send(told[move])  # type: ignore[arg-type]
+                site, values = running[move].send(answers[move])  # type: ignore[arg-type]
             except StopIteration:
                 del running[move]
                 if leave:
@@ -173,9 +173,9 @@ class Job:
         scalars: list[Array] = []
         for driver in self.drivers:
             cell = driver.store.cells.get((state, group))
-            for kept in cell.units.values() if cell is not None else ():
-                unit = kept.unit
-                for slot, array in zip(slots, kept.slots, strict=True):
+            for stored in cell.units.values() if cell is not None else ():
+                unit = stored.unit
+                for slot, array in zip(slots, stored.slots, strict=True):
                     slot[unit.part][unit.start : unit.start + unit.size] = array
-                scalars = [np.asarray(value) for value in kept.scalars]
+                scalars = [np.asarray(value) for value in stored.scalars]
         return [*slots, scalars] if scalars else slots

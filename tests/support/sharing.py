@@ -25,24 +25,24 @@ class Processes:
 
     def begin(self, orders: Iterable[Mapping[str, Any]]) -> None:
         self.processes = []
-        for own in orders:
-            self.one(own)
+        for order in orders:
+            self.one(order)
 
     def one(self, orders: Mapping[str, Any]) -> subprocess.Popen[str]:
         """One more process."""
         words = [*interpreter.words(jax=False), str(self.script), json.dumps({"run": self.run, **orders})]
-        made = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.processes.append(made)
-        return made
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.processes.append(process)
+        return process
 
     def ended(self) -> list[tuple[int, list[str]]]:
         """The return code of each, and the lines that it wrote; none of them complains."""
-        found: list[tuple[int, list[str]]] = []
+        ends: list[tuple[int, list[str]]] = []
         for process in self.processes:
             out, err = process.communicate(timeout=120)
             assert err == "", err
-            found.append((process.returncode, out.splitlines()))
-        return found
+            ends.append((process.returncode, out.splitlines()))
+        return ends
 
     def __enter__(self) -> Self:
         return self

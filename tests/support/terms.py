@@ -90,10 +90,10 @@ def _text(key: Key) -> str:
 
 def _term(poly: dict[Mono, Number], dtype: str, marks: frozenset[str]) -> Term:
     key = frozenset(poly.items())
-    found = _terms.get((key, dtype, marks))
-    if found is None:
-        found = _terms[key, dtype, marks] = Term(poly, key, dtype, marks)
-    return found
+    term = _terms.get((key, dtype, marks))
+    if term is None:
+        term = _terms[key, dtype, marks] = Term(poly, key, dtype, marks)
+    return term
 
 
 _NONE: frozenset[str] = frozenset()
@@ -131,8 +131,8 @@ def constant(value: Any, dtype: str) -> Term:
         number: Number = int(value) if isinstance(value, bool) else value
     else:
         array = np.asarray(value)
-        known = array.dtype.kind in "fV"
-        number = simplest(float(array), _epsilon(array.dtype)) if known else int(array)
+        is_known = array.dtype.kind in "fV"
+        number = simplest(float(array), _epsilon(array.dtype)) if is_known else int(array)
     return _term({(): number} if number else {}, dtype, _NONE)
 
 
@@ -145,10 +145,10 @@ def _atom(key: Any, word: str) -> Mono:
 
 
 def atom(
-    word: str, operands: Sequence[Term], dtype: str, what: Any = None, marks: frozenset[str] = _NONE
+    word: str, operands: Sequence[Term], dtype: str, detail: Any = None, marks: frozenset[str] = _NONE
 ) -> Term:
     """The result of `word` for `operands`; an unknown without operands."""
-    key = (word, what, *(each.key for each in operands))
+    key = (word, detail, *(each.key for each in operands))
     text = f"{word}({', '.join(_text(each.key) for each in operands)})" if operands else word
     return _term({_atom(key, text): 1}, dtype, marks.union(*(each.marks for each in operands)))
 
@@ -173,8 +173,8 @@ def add(a: Term, b: Term) -> Term:
             poly[mono] = total
         else:
             del poly[mono]
-    known = a.constant is not None or b.constant is not None
-    return _term(poly, dtype, (a.marks | b.marks) if known else a.marks | b.marks | {f"sum {dtype}"})
+    is_constant = a.constant is not None or b.constant is not None
+    return _term(poly, dtype, (a.marks | b.marks) if is_constant else a.marks | b.marks | {f"sum {dtype}"})
 
 
 def subtract(a: Term, b: Term) -> Term:
@@ -194,21 +194,21 @@ def _times(a: Term, number: Number) -> Term:
 def multiply(a: Term, b: Term) -> Term:
     """The product, rounded to the type of both."""
     dtype = _type(a, b)
-    for one, other in ((a, b), (b, a)):
-        known = one.constant
-        if known is None:
+    for first, second in ((a, b), (b, a)):
+        factor = first.constant
+        if factor is None:
             continue
-        if known == 0:
+        if factor == 0:
             return constant(0, dtype)
-        if known == 1:
-            return other
-        if other.constant is None:
-            made = _times(other, known)
-            return _term(made.poly, dtype, made.marks | {f"scale {dtype}"})
+        if factor == 1:
+            return second
+        if second.constant is None:
+            product = _times(second, factor)
+            return _term(product.poly, dtype, product.marks | {f"scale {dtype}"})
     poly: dict[Mono, Number] = {}
-    for left, c in a.poly.items():
+    for monomial, c in a.poly.items():
         for right, d in b.poly.items():
-            powers = dict(left)
+            powers = dict(monomial)
             for number, power in right:
                 powers[number] = powers.get(number, 0) + power
             mono = tuple(sorted((n, p) for n, p in powers.items() if p))
@@ -218,15 +218,15 @@ def multiply(a: Term, b: Term) -> Term:
 
 def times_unknown(word: str, a: Term) -> Term:
     """The result of a linear function of `a`: the same extent, and no known rounding."""
-    made = multiply(atom(word, (), a.dtype), a)
-    return _term(made.poly, a.dtype, a.marks)
+    product = multiply(atom(word, (), a.dtype), a)
+    return _term(product.poly, a.dtype, a.marks)
 
 
 def inverse(a: Term) -> Term:
     """1 / a, where `a` is not zero."""
-    known = a.constant
-    if known is not None:
-        return constant(1 / Fraction(known), a.dtype)
+    value = a.constant
+    if value is not None:
+        return constant(1 / Fraction(value), a.dtype)
     if len(a.poly) == 1:
         ((mono, c),) = a.poly.items()
         return _term({tuple((n, -p) for n, p in mono): 1 / Fraction(c)}, a.dtype, a.marks)
@@ -250,8 +250,8 @@ def _members(word: str, a: Term) -> frozenset[Key]:
     if len(a.poly) == 1:
         ((mono, c),) = a.poly.items()
         if c == 1 and len(mono) == 1 and mono[0][1] == 1:
-            what, members = _lattice.get(mono[0][0], ("", _NONE))
-            if what == word:
+            kind, members = _lattice.get(mono[0][0], ("", _NONE))
+            if kind == word:
                 return members
     return frozenset([a.key])
 
@@ -280,12 +280,12 @@ def bits(a: Term, dtype: str) -> Term:
     if len(a.poly) == 1:
         ((mono, c),) = a.poly.items()
         if c == 1 and len(mono) == 1 and mono[0][1] == 1 and mono[0][0] in _held:
-            poly, held = _held[mono[0][0]]
-            if held == dtype:
+            poly, number = _held[mono[0][0]]
+            if number == dtype:
                 return _term(poly, dtype, a.marks)
-    made = atom(f"bits {a.dtype}", [a], dtype)
-    _held[next(iter(made.poly))[0][0]] = (a.poly, a.dtype)
-    return made
+    term = atom(f"bits {a.dtype}", [a], dtype)
+    _held[next(iter(term.poly))[0][0]] = (a.poly, a.dtype)
+    return term
 
 
 _held: dict[int, tuple[dict[Mono, Number], str]] = {}
@@ -300,11 +300,11 @@ def is_known(array: Array) -> bool:
 
 def each(function: Callable[..., Any], *arrays: Array) -> Array:
     """`function` of the elements of arrays, which have one shape."""
-    made = np.empty(arrays[0].shape, object)
-    flat = made.reshape(-1)
+    results = np.empty(arrays[0].shape, object)
+    flat = results.reshape(-1)
     for i, row in enumerate(zip(*(array.reshape(-1) for array in arrays), strict=True)):
         flat[i] = function(*row)
-    return flat.reshape(made.shape)
+    return flat.reshape(results.shape)
 
 
 def lift(array: Array, dtype: str | None = None) -> Array:
@@ -318,17 +318,17 @@ def lift(array: Array, dtype: str | None = None) -> Array:
         x.item() if isinstance(x, np.ndarray) else x for x in array.flat
     ]  # NumPy nests those of no axes
     name = next((x.dtype for x in inside if isinstance(x, Term)), EXACT) if dtype is None else dtype
-    made = np.empty(len(inside), object)
-    made[:] = [x if isinstance(x, Term) else constant(x, name) for x in inside]
-    return made.reshape(array.shape)
+    terms_of = np.empty(len(inside), object)
+    terms_of[:] = [x if isinstance(x, Term) else constant(x, name) for x in inside]
+    return terms_of.reshape(array.shape)
 
 
 def symbols(name: str, shape: tuple[int, ...], dtype: str) -> Array:
     """An array of unknowns."""
-    made = np.empty(shape, object)
+    array = np.empty(shape, object)
     for place in np.ndindex(*shape):
-        made[place] = atom(f"{name}{list(place)}", (), dtype)
-    return made
+        array[place] = atom(f"{name}{list(place)}", (), dtype)
+    return array
 
 
 def retyped(array: Array, dtype: str) -> Array:

@@ -151,16 +151,16 @@ def apart(mesh, place: Path) -> None:
     program = commplan.loads(REDUCE).compile(mesh)
     program.bind(mesh)
     mine = commplan.loads(REDUCE.replace("sum", ("sum", "mean")[index])).compile(mesh)
-    said = {"different": refused(lambda: mine.bind(mesh))}
-    said["seeds"] = refused(lambda: program.bind(mesh, seed=7 + index))
+    report = {"different": refused(lambda: mine.bind(mesh))}
+    report["seeds"] = refused(lambda: program.bind(mesh, seed=7 + index))
     swapped = jax.sharding.Mesh(mesh.devices[:: 1 - 2 * index], mesh.axis_names, axis_types=mesh.axis_types)
-    said["meshes"] = refused(lambda: program.bind(swapped))
+    report["meshes"] = refused(lambda: program.bind(swapped))
     renamed = jax.sharding.Mesh(mesh.devices, ("member", ("data", "model")[index]))
-    said["axes"] = refused(lambda: program.bind(renamed))
-    said["unknown"] = refused(lambda: program.bind(mesh, sources={"s": RECORDS} if index else {}))
+    report["axes"] = refused(lambda: program.bind(renamed))
+    report["unknown"] = refused(lambda: program.bind(mesh, sources={"s": RECORDS} if index else {}))
     if index == 0:
-        said["alone"] = refused(lambda: program.bind(mesh, timeout=2.0))
-    place.with_suffix(".json").write_text(json.dumps(said))
+        report["alone"] = refused(lambda: program.bind(mesh, timeout=2.0))
+    place.with_suffix(".json").write_text(json.dumps(report))
 
 
 def opened(mesh, place: Path) -> None:
@@ -200,11 +200,11 @@ def refused(call) -> str:
     return "taken"
 
 
-def main(port: str, index: str, count: str, what: str, out: str) -> None:
+def main(port: str, index: str, count: str, case: str, out: str) -> None:
     jax.distributed.initialize(f"localhost:{port}", int(count), int(index))
     mesh = jax.make_mesh((2, 2), ("member", "data"), (AxisType.Auto,) * 2)
     cases = {"trained": trained, "apart": apart, "opened": opened, "paced": paced, "members": members}
-    cases[what](mesh, Path(out) / f"{index}.npz")
+    cases[case](mesh, Path(out) / f"{index}.npz")
     jax.distributed.shutdown()
 
 

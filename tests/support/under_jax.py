@@ -40,16 +40,16 @@ class UnderJax:
 
     def phase(self, name: str, state: Any, inputs: Mapping[str, Tree]) -> tuple[dict[str, Tree], Any]:
         values = {value.id: value for value in (*self.schedule.entry, *self.schedule.phase(name).values)}
-        given = self._arguments(name, values)
-        if not any(value.placement.partial for value in given.values()):
+        arguments = self._arguments(name, values)
+        if not any(value.placement.partial for value in arguments.values()):
             outputs, new = self.run.phases[name](state, **inputs)
             return {key: outputs[key] for key in outputs}, new
-        return self._inside(name, state, inputs, values, given)
+        return self._inside(name, state, inputs, values, arguments)
 
     def _arguments(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         phase = self.schedule.phase(name)
-        given = {ref.rpartition(".")[0]: values[ref] for ref in phase.inputs}
-        return given | {binding.name: values[binding.value] for binding in phase.takes}
+        inputs = {ref.rpartition(".")[0]: values[ref] for ref in phase.inputs}
+        return inputs | {binding.name: values[binding.value] for binding in phase.takes}
 
     def _inside(
         self,
@@ -57,14 +57,14 @@ class UnderJax:
         state: Any,
         inputs: Mapping[str, Tree],
         values: Mapping[str, Any],
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
     ) -> tuple[dict[str, Tree], Any]:
         states = {ref.rpartition(".")[0]: self.entry[ref.rpartition(".")[0]] for ref in self.schedule.states}
         in_states = self._specs(states, state)
-        in_inputs = self._specs(given, inputs)
+        in_inputs = self._specs(arguments, inputs)
         key = f"{name} {in_states} {in_inputs}"
         if key not in self._mapped:
-            self._mapped[key] = self._program(name, values, states, given, (in_states, in_inputs))
+            self._mapped[key] = self._program(name, values, states, arguments, (in_states, in_inputs))
         mapped, shapes = self._mapped[key]
         answer = mapped(state, dict(inputs))
         trees = {key: shapes[key](leaves) for key, leaves in answer.items()}
@@ -77,7 +77,7 @@ class UnderJax:
         name: str,
         values: Mapping[str, Any],
         states: Mapping[str, Any],
-        given: Mapping[str, Any],
+        arguments: Mapping[str, Any],
         in_specs: tuple[Any, Any],
     ) -> tuple[Callable[..., Any], dict[str, Any]]:
         """A phase in a shard_map, and the functions that rebuild its results, which tracing fills in."""
@@ -86,9 +86,9 @@ class UnderJax:
         shapes: dict[str, Any] = {}
 
         def body(state: Any, inputs: Any) -> Any:
-            local = {key: self._strip(tree, given[key]) for key, tree in inputs.items()}
-            own = {key: self._strip(tree, states[key]) for key, tree in state.items()}
-            outputs, new = self.run.phases[name](own, **local)
+            local = {key: self._strip(tree, arguments[key]) for key, tree in inputs.items()}
+            states_of = {key: self._strip(tree, states[key]) for key, tree in state.items()}
+            outputs, new = self.run.phases[name](states_of, **local)
             out = {key: self._lift(outputs[key], bound[key]) for key in outputs}
             back = {key: self._lift(new[key], states[key]) for key in new}
             flat = {}

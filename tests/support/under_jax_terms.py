@@ -23,23 +23,23 @@ def check_jax(plan: InTerms) -> int:
     for phase in plan.ways.phases:
         inputs = inputs_of(schedule, phase, plan.inputs)
         values = {value.id: value for value in (*schedule.entry, *schedule.phase(phase).values)}
-        given = runner._arguments(phase, values)
+        arguments = runner._arguments(phase, values)
         shapes = {
-            name: _shaped(tree, [leaf.dtype.numpy_name for leaf in given[name].leaves])
+            name: _shaped(tree, [leaf.dtype.numpy_name for leaf in arguments[name].leaves])
             for name, tree in inputs.items()
         }
         entry = {name: runner.entry[name] for name in state}
-        held = {
+        states = {
             name: _shaped(tree, [leaf.dtype.numpy_name for leaf in entry[name].leaves])
             for name, tree in state.items()
         }
-        closed, made = jax.make_jaxpr(lambda s, i, phase=phase: runner.phase(phase, s, i), return_shape=True)(
-            held, shapes
-        )
+        closed, shape = jax.make_jaxpr(
+            lambda s, i, phase=phase: runner.phase(phase, s, i), return_shape=True
+        )(states, shapes)
         flat = [*jax.tree_util.tree_leaves(state), *jax.tree_util.tree_leaves(inputs)]
-        found = interpret(closed, [np.asarray(x) for x in flat])
-        structure = jax.tree_util.tree_structure(made)
-        outputs, state = jax.tree_util.tree_unflatten(structure, found)
+        results = interpret(closed, [np.asarray(x) for x in flat])
+        structure = jax.tree_util.tree_structure(shape)
+        outputs, state = jax.tree_util.tree_unflatten(structure, results)
         bound = {binding.name: values[binding.value] for binding in schedule.phase(phase).outputs}
         meant = plan.meaning[phase]
         if set(outputs) != set(plan.rounded[phase][0]) or not set(meant[1]) <= set(state):

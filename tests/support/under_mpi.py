@@ -41,16 +41,16 @@ class UnderMpi:
     def own(self, value: ir.Value, tree: Tree) -> Tree:
         """This rank's part of a tree in the global layout."""
         pairs, rebuild = flatten(tree)
-        held = spread(self.grid, value, [np.asarray(leaf) for _, leaf in pairs])
-        return rebuild(list(held[self.rank]))
+        buffers = spread(self.grid, value, [np.asarray(leaf) for _, leaf in pairs])
+        return rebuild(list(buffers[self.rank]))
 
     def phase(self, name: str, state: Any, inputs: Mapping[str, Tree], *, jitted: bool) -> Any:
         call = self.run.phases[name]
         arguments = call.lowered.arguments
-        own = {key: self.own(arguments[key], tree) for key, tree in inputs.items()}
+        rank_inputs = {key: self.own(arguments[key], tree) for key, tree in inputs.items()}
         if not jitted:
-            return call(state, **own)
-        return jax.jit(lambda state, own: call(state, **own))(state, own)
+            return call(state, **rank_inputs)
+        return jax.jit(lambda state, rank_inputs: call(state, **rank_inputs))(state, rank_inputs)
 
     def check(self, answers: Mapping[str, tuple[dict[str, Tree], dict[str, Tree]]]) -> None:
         """Raise `DisagreementError` unless every phase gives this rank the oracle's result."""
@@ -62,24 +62,24 @@ class UnderMpi:
             bound = {binding.name: values[binding.value] for binding in compiled.outputs}
             inputs = inputs_of(self.schedule, phase, self.ways.inputs)
             outputs, state = self.phase(phase, state, inputs, jitted=number % 2 == 0)
-            wanted, after = answers[phase]
-            if set(outputs) != set(wanted) or not set(after) <= set(state):
+            expected, after = answers[phase]
+            if set(outputs) != set(expected) or not set(after) <= set(state):
                 raise DisagreementError(f"{phase}: outputs {sorted(outputs)}, states {sorted(state)}")
-            for key, tree in wanted.items():
+            for key, tree in expected.items():
                 self._equal(f"{phase}: output {key}", outputs[key], self.own(bound[key], tree))
             for key, tree in after.items():
                 self._equal(f"{phase}: state {key}", state[key], self.own(self.ways.entry[key], tree))
 
-    def _equal(self, what: str, got: Tree, wanted: Tree) -> None:
-        ours, theirs = flatten(got)[0], flatten(wanted)[0]
+    def _equal(self, label: str, got: Tree, expected: Tree) -> None:
+        ours, theirs = flatten(got)[0], flatten(expected)[0]
         if [path for path, _ in ours] != [path for path, _ in theirs]:
-            raise DisagreementError(f"{what}: leaves {ours}, expected {theirs}")
+            raise DisagreementError(f"{label}: leaves {ours}, expected {theirs}")
         for (path, array), (_, target) in zip(ours, theirs, strict=True):
             mine, right = np.asarray(array), np.asarray(target)
             if mine.dtype != right.dtype:
-                raise DisagreementError(f"{what} {path}: dtype {mine.dtype}, expected {right.dtype}")
+                raise DisagreementError(f"{label} {path}: dtype {mine.dtype}, expected {right.dtype}")
             everywhere = np.ones(right.shape, bool)
-            same_leaf(f"{what} {path}", mine, right, everywhere, self.epsilon.get(mine.dtype.name, 0.0))
+            same_leaf(f"{label} {path}", mine, right, everywhere, self.epsilon.get(mine.dtype.name, 0.0))
 
 
 def for_mpi(program: Any, form: str) -> Any:
@@ -97,10 +97,10 @@ def _in_form(op: ir.Op, form: Any) -> ir.Op:
     return replace(op, form=form) if isinstance(op, ir.Collective) else op
 
 
-def main(seed: int, wanted: int, least: int, forms: list[str]) -> None:
+def main(seed: int, cases: int, least: int, forms: list[str]) -> None:
     world = MPI.COMM_WORLD
     ran = 0
-    while ran < wanted:
+    while ran < cases:
         seed += 1
         case = make_case(seed)
         count = math.prod(case.sizes.values())

@@ -49,10 +49,10 @@ def check_mpi(plan: InTerms, form: str = "usual") -> int:
     backends: list[Any] = []
     with mock.patch.object(Groups, "concurrent", new=True):
         for rank in range(len(grid.ranks)):
-            made: dict[int, tuple[int, ...]] = {}
-            libraries.append(Library(made))
+            groups: dict[int, tuple[int, ...]] = {}
+            libraries.append(Library(groups))
             with mock.patch.object(build, "library", lambda: libraries[-1]):
-                channel = collectives.Channel(Comm(rank, len(grid.ranks), made), schedule.mesh_sizes)
+                channel = collectives.Channel(Comm(rank, len(grid.ranks), groups), schedule.mesh_sizes)
             backends.append(
                 mpi_backend.MpiBackend(schedule.mesh_sizes, channel, spreads(schedule), schedule.file)
             )
@@ -82,9 +82,9 @@ def _check(plan: InTerms, schedule: Any, grid: Grid, world: World, backends: Seq
         ]
         walks: list[Any] = []
         shapes: list[Any] = []
-        for own, at, state in zip(lowered, grid.ranks, states, strict=True):
-            mine = {name: _own(grid, own.arguments[name], tree, at) for name, tree in inputs.items()}
-            closed, shape = _traced(own, mine, state)
+        for program, at, state in zip(lowered, grid.ranks, states, strict=True):
+            mine = {name: _own(grid, program.arguments[name], tree, at) for name, tree in inputs.items()}
+            closed, shape = _traced(program, mine, state)
             flat = [*jax.tree_util.tree_leaves(mine), *jax.tree_util.tree_leaves(state)]
             walks.append(Walker({}, {}).walk(closed.jaxpr, closed.consts, flat))
             shapes.append(jax.tree_util.tree_structure(shape))
@@ -129,15 +129,15 @@ def _traced(lowered: Lowered, inputs: Mapping[str, Any], state: Mapping[str, Any
     """The jaxpr of a phase on one rank, and the shapes of its outputs and states."""
 
     def body(inputs: Any, state: Any) -> Any:
-        given = {name: flatten_jax(tree)[1] for name, tree in inputs.items()}
-        held = {name: flatten_jax(tree)[1] for name, tree in state.items()}
-        outputs, new = lowered.run(given, held, None)
+        structures = {name: flatten_jax(tree)[1] for name, tree in inputs.items()}
+        state_structures = {name: flatten_jax(tree)[1] for name, tree in state.items()}
+        outputs, new = lowered.run(structures, state_structures, None)
         return tuple({name: tree.build() for name, tree in env.items()} for env in (outputs, new))
 
     entry = {name_of(value.id): value for value in lowered.schedule.entry}
     shaped = [
-        {name: _shaped(tree, values[name]) for name, tree in own.items()}
-        for own, values in ((inputs, lowered.arguments), (state, entry))
+        {name: _shaped(tree, values[name]) for name, tree in trees.items()}
+        for trees, values in ((inputs, lowered.arguments), (state, entry))
     ]
     return jax.make_jaxpr(body, return_shape=True)(*shaped)
 

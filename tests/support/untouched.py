@@ -33,19 +33,19 @@ _SIGACTION = 152  # bytes of a `struct sigaction`; the handler is the first word
 
 def settings() -> dict[str, Any]:
     """State of the process that a library could replace or install."""
-    libc, found = ctypes.CDLL(None), dict[str, Any]()
+    libc, values = ctypes.CDLL(None), dict[str, Any]()
     for number in range(1, signal.SIGRTMAX + 1):
         action = ctypes.create_string_buffer(_SIGACTION)
         if libc.sigaction(number, None, action) == 0:
-            found[f"signal {number}"] = action.raw[:8].hex()
-            found[f"Python's handler of signal {number}"] = signal.getsignal(number)
+            values[f"signal {number}"] = action.raw[:8].hex()
+            values[f"Python's handler of signal {number}"] = signal.getsignal(number)
     for hook in ("exit", "excepthook", "unraisablehook", "breakpointhook", "displayhook"):
-        found[f"sys.{hook}"] = getattr(sys, hook)
-    found["threading.excepthook"] = threading.excepthook
-    found["faulthandler"] = faulthandler.is_enabled()
-    found["the wake-up descriptor"] = signal.set_wakeup_fd(-1)
-    signal.set_wakeup_fd(found["the wake-up descriptor"], warn_on_full_buffer=False)
-    return found
+        values[f"sys.{hook}"] = getattr(sys, hook)
+    values["threading.excepthook"] = threading.excepthook
+    values["faulthandler"] = faulthandler.is_enabled()
+    values["the wake-up descriptor"] = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(values["the wake-up descriptor"], warn_on_full_buffer=False)
+    return values
 
 
 def train(mesh: Any) -> None:

@@ -66,10 +66,10 @@ def backtrack() -> None:
 
 def fork() -> None:
     """A child that ends at once, through the exit handlers of a watched process."""
-    (own,) = watchdog._running
+    (running,) = watchdog._running
     child = os.fork()
     if child == 0:
-        own._ending()
+        running._ending()
         os._exit(0)
     os.waitpid(child, 0)
     time.sleep(3 * BOUND_S)  # the others would take it for the end of this process

@@ -101,8 +101,8 @@ def functions(decoded: list[int]) -> dict[str, Any]:
     def shake(key: Any, tree: Any) -> Any:
         return jax.tree.map(lambda x: x + jax.random.normal(key, x.shape), tree)
 
-    def pull(shard: Any, own: Any) -> Any:
-        return jax.tree.map(lambda s, g: s - 0.1 * g, shard, own)
+    def pull(shard: Any, member: Any) -> Any:
+        return jax.tree.map(lambda s, g: s - 0.1 * g, shard, member)
 
     def add(steps: Any) -> Any:
         return steps + 1
@@ -118,13 +118,13 @@ def bind(where: Any, axes: dict[str, int] | None = None) -> tuple[Any, list[int]
     return program.bind(where, sources=sources, functions=functions(decoded), seed=11), decoded
 
 
-def train(run: Any, params: Any, first: Any, own: Any) -> dict[str, Any]:
+def train(run: Any, params: Any, first: Any, gathered: Any) -> dict[str, Any]:
     """Two epochs; everything that comes out, by name. `own(name, tree)` makes host arrays of a value."""
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
 
     def keep(step: int, **trees: Any) -> None:
         for name, tree in trees.items():
-            found[f"{step} {name}"] = own(name, tree)
+            results[f"{step} {name}"] = gathered(name, tree)
 
     out, state = run.start(run.init(), params=params, first=first)
     keep(0, center=out.center)
@@ -158,10 +158,10 @@ def train(run: Any, params: Any, first: Any, own: Any) -> dict[str, Any]:
                 if number % 2 == 0:
                     state, reset, worst, best = second(state, params)
                     keep(number, reset=reset, worst=worst, best=best)
-        found["state of batches"] = batches.state()
+        results["state of batches"] = batches.state()
     for name in ("center", "shard", "steps"):
         keep(number, **{name: state[name]})
-    return found
+    return results
 
 
 def reduced(where: Any, axes: dict[str, int] | None = None) -> tuple[Any, Any, Any]:
@@ -199,8 +199,8 @@ class Parts:
         """A list over ranks."""
         value = self.run.context.schedule.named[name]
         pairs, rebuild = flatten(tree)
-        held = spread(self.grid, value, [np.asarray(leaf) for _, leaf in pairs])
-        return [rebuild(list(held[rank])) for rank in self.grid.ranks]
+        buffers = spread(self.grid, value, [np.asarray(leaf) for _, leaf in pairs])
+        return [rebuild(list(buffers[rank])) for rank in self.grid.ranks]
 
 
 def beginning(rank: int) -> Any:
@@ -213,23 +213,23 @@ def main(out: str) -> None:
 
     comm = MPI.COMM_WORLD
     run, decoded = bind(comm)
-    found = train(run, beginning(comm.rank), np.int32(5), lambda name, tree: jax.tree.map(np.asarray, tree))
-    found["decoded"] = sorted(decoded)
-    found["place"] = run.place
+    results = train(run, beginning(comm.rank), np.int32(5), lambda name, tree: jax.tree.map(np.asarray, tree))
+    results["decoded"] = sorted(decoded)
+    results["place"] = run.place
     flat = comm.Dup()
     _, both, layers = reduced(flat)
     x = np.linspace(-2, 2, 2 * comm.size * 4, dtype=np.float32).reshape(comm.size, 2, 4)
     _, updated, tapped = both({}, layers, x[comm.rank])
-    found |= {"updated": np.asarray(updated["w"]), "tapped": np.asarray(tapped["w"])}
+    results |= {"updated": np.asarray(updated["w"]), "tapped": np.asarray(tapped["w"])}
     member = run.member(run.place["member"])
     with member.batches() as batches:
-        found["member batch"] = np.asarray(next(iter(batches))["batch"])
+        results["member batch"] = np.asarray(next(iter(batches))["batch"])
     params = {"w": np.full((2, 6), comm.rank, np.float32), "b": np.zeros(3, np.float32)}
-    taken = member.take("params", params)
-    started, _ = member.start(member.init(), params=taken, first=np.int32(0))
-    joined = run.join("center", {member.index: started.center})
-    found["member params"] = np.asarray(joined["w"])
-    every = comm.gather(found)
+    params_of_member = member.take("params", params)
+    started, _ = member.start(member.init(), params=params_of_member, first=np.int32(0))
+    center = run.join("center", {member.index: started.center})
+    results["member params"] = np.asarray(center["w"])
+    every = comm.gather(results)
     if comm.rank == 0:
         Path(out).write_bytes(pickle.dumps(every))
 

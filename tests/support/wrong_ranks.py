@@ -42,16 +42,16 @@ each step {
 X = np.ones(4, np.float32)
 
 
-def refused(what: str, call: Callable[[], Any]) -> None:
+def refused(label: str, call: Callable[[], Any]) -> None:
     try:
         call()
     except CommplanError as error:
         first = error.diagnostics[0]
-        print(f"{what}: {first.code} {first.message}", flush=True)
+        print(f"{label}: {first.code} {first.message}", flush=True)
     except ArithmeticError as error:
-        print(f"{what}: ArithmeticError {error}", flush=True)
+        print(f"{label}: ArithmeticError {error}", flush=True)
     else:
-        print(f"{what}: taken", flush=True)
+        print(f"{label}: taken", flush=True)
 
 
 def main() -> None:
@@ -140,12 +140,12 @@ def alone() -> None:
     plan, plain = commplan.loads(FUNCTION), commplan.loads(PLAN.replace("member = 2", "member = 1"))
     right, scale = plan.compile(comm), {"scale": lambda x: x}
 
-    def bind(what: str, program: Any = right, **given: Any) -> None:
+    def bind(label: str, program: Any = right, **keywords: Any) -> None:
         wrong = comm.rank == 1
         refused(
-            f"{what} {comm.rank}",
+            f"{label} {comm.rank}",
             lambda: (program if wrong else right).bind(
-                comm, **{"functions": scale} | (given if wrong else {})
+                comm, **{"functions": scale} | (keywords if wrong else {})
             ),
         )
 

@@ -51,10 +51,10 @@ class Grid:
 
     def groups(self, axes: Sequence[str]) -> list[list[Rank]]:
         """The communicators of a collective over `axes`: ranks that differ along `axes` alone, in order."""
-        rest = [name for name in self.names if name not in axes]
+        fixed = [name for name in self.names if name not in axes]
         groups: dict[int, list[Rank]] = {}
         for rank in self.ranks:
-            groups.setdefault(self.position(rank, rest), []).append(rank)
+            groups.setdefault(self.position(rank, fixed), []).append(rank)
         return [sorted(group, key=lambda rank: self.position(rank, axes)) for group in groups.values()]
 
 
@@ -77,10 +77,10 @@ def spread(grid: Grid, value: Value, leaves: Sequence[Array]) -> Held:
     if len(leaves) != len(value.leaves):
         fail("CP0805", f"`{value.id}` has {len(value.leaves)} leaves, not {len(leaves)}")
     for leaf, array in zip(value.leaves, leaves, strict=True):
-        wanted = global_shape(grid, value, leaf)
-        if np.shape(array) != wanted:
+        shape = global_shape(grid, value, leaf)
+        if np.shape(array) != shape:
             where = f" at `{leaf.path}`" if leaf.path else ""
-            fail("CP0805", f"`{value.id}`{where} has the shape {wanted}, not {np.shape(array)}",
+            fail("CP0805", f"`{value.id}`{where} has the shape {shape}, not {np.shape(array)}",
                  f"its placement is `{value.placement}`: one leading dimension for each `per` or"
                  " `partial` axis, and `split` leaves as one padded array")  # fmt: skip
     pairs = list(zip(value.leaves, leaves, strict=True))
@@ -99,7 +99,7 @@ def _part(grid: Grid, value: Value, leaf: Leaf, rank: Rank) -> tuple[int | slice
     return (*index, slice(place * rows, (place + 1) * rows))
 
 
-def collect(grid: Grid, value: Value, held: Held) -> list[Array]:
+def collect(grid: Grid, value: Value, buffers: Held) -> list[Array]:
     """The leaves of `value` in the global layout, from the parts of all ranks.
 
     Raises:
@@ -107,11 +107,11 @@ def collect(grid: Grid, value: Value, held: Held) -> list[Array]:
     """
     answer: list[Array] = []
     for number, leaf in enumerate(value.leaves):
-        whole = np.zeros(global_shape(grid, value, leaf), held[grid.ranks[0]][number].dtype)
-        seen: dict[str, Array] = {}
+        whole = np.zeros(global_shape(grid, value, leaf), buffers[grid.ranks[0]][number].dtype)
+        arrays: dict[str, Array] = {}
         for rank in grid.ranks:
-            part, array = _part(grid, value, leaf, rank), held[rank][number]
-            first = seen.setdefault(str(part), array)
+            part, array = _part(grid, value, leaf, rank), buffers[rank][number]
+            first = arrays.setdefault(str(part), array)
             if first.tobytes() != array.tobytes():
                 message = f"`{value.id}` is placed `{value.placement}`, but rank {rank} holds other data"
                 raise AssertionError(f"{message} than a rank that should have the same")

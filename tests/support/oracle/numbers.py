@@ -41,24 +41,24 @@ def round_bfloat16(array: Array) -> Array:
 def convert(array: npt.ArrayLike, dtype: DType) -> Array:
     """`array` as `dtype`, rounded if that is narrower; values out of range become infinite."""
     with np.errstate(all="ignore"):
-        held = np.asarray(array).astype(storage(dtype))
-    if dtype is DType.BF16 and held.dtype == np.float32:
-        return round_bfloat16(held)
-    return held
+        stored = np.asarray(array).astype(storage(dtype))
+    if dtype is DType.BF16 and stored.dtype == np.float32:
+        return round_bfloat16(stored)
+    return stored
 
 
-def combine(op: Literal["sum", "max", "min"], left: Array, right: Array, dtype: DType) -> Array:
-    """`left` and `right` combined element by element, the result rounded to `dtype`.
+def combine(op: Literal["sum", "max", "min"], first: Array, second: Array, dtype: DType) -> Array:
+    """`first` and `second` combined element by element, the result rounded to `dtype`.
 
     Integers wrap around; a NaN in either operand gives NaN; -0 is less than 0.
     """
     function = {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
     with np.errstate(all="ignore"):
-        combined = function(left, right)
+        combined = function(first, second)
         if op != "sum" and dtype.is_float:
             # Of two zeros NumPy gives either. Their sum is -0 only if both are, as is their maximum.
-            zeros = left + right if op == "max" else -(-left - right)
-            combined = np.where((left == 0) & (right == 0), zeros, combined)
+            zeros = first + second if op == "max" else -(-first - second)
+            combined = np.where((first == 0) & (second == 0), zeros, combined)
         return convert(combined, dtype)
 
 

@@ -47,12 +47,12 @@ class View:
         return self[by][0] if isinstance(by, str) else by
 
 
-def pack(op: ir.Pack, own: View) -> tuple[Array, ...]:
+def pack(op: ir.Pack, view: View) -> tuple[Array, ...]:
     """`ways` rows; each holds the runs of columns that the parts name, and zeros elsewhere."""
-    leaf = own.leaves(op.result)[0]
+    leaf = view.leaves(op.result)[0]
     buffer = np.zeros(leaf.size, storage(leaf.dtype)).reshape(op.ways, -1)
     for part in op.parts:
-        rows = _rows(own[part.value][part.leaf], op.ways, own.values[part.value])
+        rows = _rows(view[part.value][part.leaf], op.ways, view.values[part.value])
         buffer[:, part.offset : part.offset + part.size] = rows[:, part.start : part.start + part.size]
     return (buffer.reshape(-1),)
 
@@ -64,59 +64,59 @@ def _rows(array: Array, ways: int, value: ir.Value) -> Array:
     return pad_rows(array.reshape(-1), ways).reshape(ways, -1)
 
 
-def unpack(op: ir.Unpack, own: View) -> tuple[Array, ...]:
+def unpack(op: ir.Unpack, view: View) -> tuple[Array, ...]:
     """Leaves from the runs of columns of buffers: padding dropped, shapes restored."""
     leaves: list[Array] = []
-    for number, leaf in enumerate(own.leaves(op.result)):
-        width = _rows(np.zeros(leaf.shape, np.bool_), op.ways, own.values[op.result]).shape[1]
+    for number, leaf in enumerate(view.leaves(op.result)):
+        width = _rows(np.zeros(leaf.shape, np.bool_), op.ways, view.values[op.result]).shape[1]
         rows = np.zeros((op.ways, width), storage(leaf.dtype))
         for part in op.parts:
             if part.leaf == number:
-                buffer = own[part.value][0].reshape(op.ways, -1)
+                buffer = view[part.value][0].reshape(op.ways, -1)
                 columns = buffer[:, part.offset : part.offset + part.size]
                 rows[:, part.start : part.start + part.size] = columns
         leaves.append(rows.reshape(-1)[: leaf.size].reshape(leaf.shape))
     return tuple(leaves)
 
 
-def cast(op: ir.Cast, own: View) -> tuple[Array, ...]:
+def cast(op: ir.Cast, view: View) -> tuple[Array, ...]:
     """Every leaf converted to the type of the result's, rounded to nearest even if that is narrower."""
-    leaves = zip(own[op.operand], own.leaves(op.result), strict=True)
+    leaves = zip(view[op.operand], view.leaves(op.result), strict=True)
     return tuple(convert(array, leaf.dtype) for array, leaf in leaves)
 
 
-def local_sum(op: ir.LocalSum, own: View) -> tuple[Array, ...]:
+def local_sum(op: ir.LocalSum, view: View) -> tuple[Array, ...]:
     """The `ways` rows of a flat buffer, added from first to last."""
-    rows = own[op.operand][0].reshape(op.ways, -1)
-    return (_fold("sum", list(rows), own.leaves(op.operand)[0].dtype),)
+    rows = view[op.operand][0].reshape(op.ways, -1)
+    return (_fold("sum", list(rows), view.leaves(op.operand)[0].dtype),)
 
 
-def scale(op: ir.Scale, own: View) -> tuple[Array, ...]:
+def scale(op: ir.Scale, view: View) -> tuple[Array, ...]:
     """Every leaf times or divided by a number; or times each rank's own scalar, or its share in another.
     Rounded once to the leaf's dtype."""
-    pairs = zip(own.leaves(op.operand), own[op.operand], strict=True)
+    pairs = zip(view.leaves(op.operand), view[op.operand], strict=True)
     if isinstance(op.by, str):
-        whole = 1 if op.over is None else own.number(op.over)
-        return tuple(weighted(array, own.number(op.by), whole, leaf.dtype) for leaf, array in pairs)
+        whole = 1 if op.over is None else view.number(op.over)
+        return tuple(weighted(array, view.number(op.by), whole, leaf.dtype) for leaf, array in pairs)
     change = multiply if op.how == "mul" else divide
     return tuple(change(array, op.by, leaf.dtype) for leaf, array in pairs)
 
 
-def slice_(op: ir.Slice, own: View) -> tuple[Array, ...]:
+def slice_(op: ir.Slice, view: View) -> tuple[Array, ...]:
     """The rank keeps the cut that its place along the axes names (see `layout.cut`)."""
-    tree = own.values[op.operand].kind == "tree"
-    ways = len(op.owners) or own.grid.size(op.axes)
-    place = own.grid.position(own.rank, op.axes)
+    tree = view.values[op.operand].kind == "tree"
+    ways = len(op.owners) or view.grid.size(op.axes)
+    place = view.grid.position(view.rank, op.axes)
     if op.owners:
         place = op.owners.index(place) if place in op.owners else 0
-    return tuple(cut(leaf, ways, place, tree=tree) for leaf in own[op.operand])
+    return tuple(cut(leaf, ways, place, tree=tree) for leaf in view[op.operand])
 
 
-def elastic(op: ir.Elastic, own: View) -> tuple[Array, ...]:
+def elastic(op: ir.Elastic, view: View) -> tuple[Array, ...]:
     """pull = eta rho (W - C), the pull towards the centre of Zhang, Choromanska and LeCun (2015)."""
-    eta, rho = own.number(op.eta), own.number(op.rho)
+    eta, rho = view.number(op.eta), view.number(op.rho)
     pulls: list[Array] = []
-    for leaf, array, center in zip(own.leaves(op.operand), own[op.operand], own[op.center], strict=True):
+    for leaf, array, center in zip(view.leaves(op.operand), view[op.operand], view[op.center], strict=True):
         own_type, dtype = leaf.dtype, wide(leaf.dtype)
         factor = multiply(convert(eta, dtype), rho, dtype)
         difference = np.subtract(convert(array, dtype), convert(center, dtype))
@@ -124,9 +124,9 @@ def elastic(op: ir.Elastic, own: View) -> tuple[Array, ...]:
     return tuple(pulls)
 
 
-def update(op: ir.Update, own: View) -> tuple[Array, ...]:
+def update(op: ir.Update, view: View) -> tuple[Array, ...]:
     """The new centre: operand + delta, leaf by leaf, rounded once to the leaf's dtype."""
-    leaves = zip(own.leaves(op.operand), own[op.operand], own[op.delta], strict=True)
+    leaves = zip(view.leaves(op.operand), view[op.operand], view[op.delta], strict=True)
     return tuple(combine("sum", array, delta, leaf.dtype) for leaf, array, delta in leaves)
 
 
@@ -137,7 +137,7 @@ def collective(op: ir.Collective, values: Values, env: Env, grid: Grid) -> Held:
     or the terms if it is made in f16.
     """
     source, target = values[op.operand], values[op.result]
-    held: dict[Rank, list[Array]] = {rank: [] for rank in grid.ranks}
+    buffers: dict[Rank, list[Array]] = {rank: [] for rank in grid.ranks}
     for group in grid.groups(op.axes):
         for number, leaf in enumerate(source.leaves):
             arrays = [env[op.operand][rank][number] for rank in group]
@@ -148,8 +148,8 @@ def collective(op: ir.Collective, values: Values, env: Env, grid: Grid) -> Held:
             if op.divisor > 1 and not first:
                 results = [divide(result, op.divisor, leaf.dtype) for result in results]
             for rank, result in zip(group, results, strict=True):
-                held[rank].append(result)
-    return {rank: tuple(leaves) for rank, leaves in held.items()}
+                buffers[rank].append(result)
+    return {rank: tuple(leaves) for rank, leaves in buffers.items()}
 
 
 def _exchange(
@@ -164,10 +164,10 @@ def _exchange(
     whole = len(flat[0]) * leaf.dtype.nbytes * (len(arrays) if op.kind == "all_gather" else 1)
     program = program_of(op, grid.sizes, grid.spreads, whole, grid.file)
     if program is not None and leaf.size:
-        held = execute(program, flat, op.op or "sum", leaf.dtype)
+        buffers = execute(program, flat, op.op or "sum", leaf.dtype)
         if op.kind == "reduce":
-            held = _at(op.root or 0, held)
-        return [each[: target.size].reshape(target.shape) for each in held]
+            buffers = _at(op.root or 0, buffers)
+        return [each[: target.size].reshape(target.shape) for each in buffers]
     ways = len(arrays)
     match op.kind:
         case "all_reduce":

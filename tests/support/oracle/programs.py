@@ -33,18 +33,18 @@ def execute(
     """
     kind = dtype or DType(str(DType.from_name(buffers[0].dtype.name)))
     n = program.ranks
-    held = _enter(program, buffers)
-    edges = bounds(program.kind, n, program.chunks, held.shape[1])
+    state = _enter(program, buffers)
+    edges = bounds(program.kind, n, program.chunks, state.shape[1])
     for sends in program.rounds:
-        before = held.copy()
+        before = state.copy()
         for send in sends:
-            _transfer(send, edges, before, held, op, kind)
+            _transfer(send, edges, before, state, op, kind)
     if program.kind == "swap":
-        return [_blocks(row, slots) for row, slots in zip(held, program.arrivals, strict=True)]
+        return [_blocks(row, slots) for row, slots in zip(state, program.arrivals, strict=True)]
     if program.kind not in ("reduce_scatter", "scatter"):
-        return list(held)
-    own = held.shape[1] // n
-    return [held[rank, rank * own : (rank + 1) * own] for rank in range(n)]
+        return list(state)
+    width = state.shape[1] // n
+    return [state[rank, rank * width : (rank + 1) * width] for rank in range(n)]
 
 
 def _enter(program: ChunkProgram, buffers: Sequence[Array]) -> Array:
@@ -54,11 +54,11 @@ def _enter(program: ChunkProgram, buffers: Sequence[Array]) -> Array:
         return np.stack([_blocks(x, order) for x, order in zip(buffers, program.targets, strict=True)])
     if program.kind not in ("all_gather", "gather"):
         return np.stack(buffers)
-    own = len(buffers[0])
-    held = np.zeros((program.ranks, program.ranks * own), buffers[0].dtype)
+    width = len(buffers[0])
+    state = np.zeros((program.ranks, program.ranks * width), buffers[0].dtype)
     for rank, block in enumerate(buffers):
-        held[rank, rank * own : (rank + 1) * own] = block
-    return held
+        state[rank, rank * width : (rank + 1) * width] = block
+    return state
 
 
 def _blocks(x: Array, order: Ints) -> Array:
@@ -66,13 +66,13 @@ def _blocks(x: Array, order: Ints) -> Array:
     return x.reshape(len(order), -1)[order].reshape(-1)
 
 
-def _transfer(send: Family, edges: Ints, before: Array, held: Array, op: ReduceOp, dtype: DType) -> None:
+def _transfer(send: Family, edges: Ints, before: Array, state: Array, op: ReduceOp, dtype: DType) -> None:
     """The transfers of one send, all at once: no slot is written twice in a round."""
     first, last = edges[send.chunk], edges[send.chunk + send.count]
     elements = _runs(first, last - first)
     sources, targets = (np.repeat(ranks, last - first) for ranks in (send.src, send.dst))
     new = before[sources, elements]
-    held[targets, elements] = combine(op, held[targets, elements], new, dtype) if send.reduce else new
+    state[targets, elements] = combine(op, state[targets, elements], new, dtype) if send.reduce else new
 
 
 def _runs(first: Ints, length: Ints) -> Ints:

@@ -74,12 +74,12 @@ class Oracle:
             fail("CP0817", f"the schedule has no phase `{name}`", f"its phases are: {names}")
         values = self._entry | {value.id: value for value in phase.values}
         outputs = tuple(binding for binding in phase.outputs if not binding.source_only)
-        given = {name_of(ref): ref for ref in phase.inputs} | {b.name: b.value for b in phase.takes}
-        env = self._enter(given, inputs, values)
+        refs = {name_of(ref): ref for ref in phase.inputs} | {b.name: b.value for b in phase.takes}
+        env = self._enter(refs, inputs, values)
         for ref in phase.states:
             env[ref] = self._spread(values[ref], state[name_of(ref)])
-        wanted = [binding.value for binding in (*outputs, *phase.updates)]
-        for place, op in needed(phase.ops, wanted, env):
+        outputs_of = [binding.value for binding in (*outputs, *phase.updates)]
+        for place, op in needed(phase.ops, outputs_of, env):
             env |= self._run(op, values, env, (self._calls, place))
         self._calls += 1
         results = {b.name: self._collect(values[b.value], env[b.value]) for b in outputs}
@@ -87,16 +87,16 @@ class Oracle:
         return results, dict(state) | new
 
     def _enter(
-        self, given: Mapping[str, str], inputs: Mapping[str, Tree], values: Mapping[str, ir.Value]
+        self, refs: Mapping[str, str], inputs: Mapping[str, Tree], values: Mapping[str, ir.Value]
     ) -> dict[str, Held]:
-        missing = sorted(given.keys() - inputs.keys())
+        missing = sorted(refs.keys() - inputs.keys())
         if missing:
             fail("CP0804", f"the phase needs a value for {', '.join(f'`{name}`' for name in missing)}")
-        unknown = sorted(inputs.keys() - given.keys())
+        unknown = sorted(inputs.keys() - refs.keys())
         if unknown:
             fail("CP0804", f"the phase does not read {', '.join(f'`{name}`' for name in unknown)}",
-                 f"it reads: {', '.join(given) or 'nothing'}")  # fmt: skip
-        return {ref: self._spread(values[ref], inputs[name]) for name, ref in given.items()}
+                 f"it reads: {', '.join(refs) or 'nothing'}")  # fmt: skip
+        return {ref: self._spread(values[ref], inputs[name]) for name, ref in refs.items()}
 
     def _spread(self, value: ir.Value, tree: Tree) -> Held:
         leaves = [
@@ -104,15 +104,15 @@ class Oracle:
         ]
         return spread(self.grid, value, leaves)
 
-    def _collect(self, value: ir.Value, held: Held) -> Tree:
-        return self._tree(value, collect(self.grid, value, held))
+    def _collect(self, value: ir.Value, buffers: Held) -> Tree:
+        return self._tree(value, collect(self.grid, value, buffers))
 
     def _leaves(self, value: ir.Value, tree: Tree) -> list[Any]:
         pairs, rebuild = flatten(tree)
         paths = tuple(path for path, _ in pairs)
-        wanted = tuple(leaf.path for leaf in value.leaves)
-        if paths != wanted:
-            fail("CP0805", f"`{value.id}` has the leaves {list(wanted)}, not {list(paths)}")
+        expected = tuple(leaf.path for leaf in value.leaves)
+        if paths != expected:
+            fail("CP0805", f"`{value.id}` has the leaves {list(expected)}, not {list(paths)}")
         self._rebuild[paths] = rebuild
         return [leaf for _, leaf in pairs]
 
@@ -133,8 +133,8 @@ class Oracle:
         run = ops.LOCAL.get(type(op))
         if run is None or (isinstance(op, ir.Elastic) and op.mode != "sync"):
             self._refuse(op)
-        held = {rank: run(op, ops.View(values, env, self.grid, rank)) for rank in self.grid.ranks}
-        return {ir.results(op)[0]: held}
+        results = {rank: run(op, ops.View(values, env, self.grid, rank)) for rank in self.grid.ranks}
+        return {ir.results(op)[0]: results}
 
     def _refuse(self, op: ir.Op) -> NoReturn:
         if isinstance(op, ir.Read):
@@ -152,7 +152,7 @@ class Oracle:
         function = self._functions.get(op.fn)
         if function is None:
             fail("CP0803", f"no function is bound to `{op.fn}`", span=op.span, file=self.schedule.file)
-        held: dict[str, Held] = {result: {} for result in op.results}
+        outputs: dict[str, Held] = {result: {} for result in op.results}
         for rank in self.grid.ranks:
             key: list[int] | None = None
             if op.random:
@@ -162,8 +162,8 @@ class Oracle:
             results = self._apply(op, function, operands, key, rank, values)
             answers: Sequence[Any] = results if len(op.results) > 1 else (results,)
             for ref, answer in zip(op.results, answers, strict=True):
-                held[ref][rank] = self._checked(op, values[ref], answer)
-        return held
+                outputs[ref][rank] = self._checked(op, values[ref], answer)
+        return outputs
 
     def _apply(
         self,
@@ -224,15 +224,17 @@ def by_record(
     return stacked[0][1]([np.stack(column) for column in columns])
 
 
-def needed(sequence: Iterable[ir.Op], wanted: Iterable[str], known: Iterable[str]) -> list[tuple[int, ir.Op]]:
+def needed(
+    sequence: Iterable[ir.Op], targets: Iterable[str], available: Iterable[str]
+) -> list[tuple[int, ir.Op]]:
     """The ops that `wanted` depends on, with their indices; without the producers of the values in
     `known`."""
-    known = set(known)
-    missing = set(wanted) - known
+    available = set(available)
+    missing = set(targets) - available
     chosen: list[tuple[int, ir.Op]] = []
     for place, op in reversed(list(enumerate(sequence))):
         if missing.isdisjoint(ir.results(op)):
             continue
         chosen.append((place, op))
-        missing |= set(ir.operands(op)) - known
+        missing |= set(ir.operands(op)) - available
     return chosen[::-1]

@@ -36,14 +36,14 @@ def explore(model: Model, *, most: int = 1_000_000_000) -> Explored:
     Raises:
         ValueError: if there are more than `most` states.
     """
-    known = sites_of(model)
+    sites = sites_of(model)
     graphs: list[Graph] = []
     for server in range(model.servers):
-        graph = explore_server(model, known, server, most=most)
+        graph = explore_server(model, sites, server, most=most)
         if graph.wrong:
             return Explored(model, len(graph.states), graph.wrong, graph.path)
         graphs.append(graph)
     if model.servers == 1:
         return Explored(model, len(graphs[0].states))
-    states, wrong = explore_together(model, known, graphs, most=most)
+    states, wrong = explore_together(model, sites, graphs, most=most)
     return Explored(model, states, wrong)

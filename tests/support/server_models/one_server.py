@@ -174,27 +174,27 @@ class Desk:
 
     def after(self, event: Event) -> Desk:
         """The desk after an event. Raises `BrokenError`."""
-        desk, worker = self.copy(), event.worker
+        result, worker = self.copy(), event.worker
         if event.dies:
-            desk.heard |= {worker}
-            desk.missing[worker] = frozenset()
-            desk.books = {  # units serve the live workers in one order
+            result.heard |= {worker}
+            result.missing[worker] = frozenset()
+            result.books = {  # units serve the live workers in one order
                 number: book._replace(order=tuple(other for other in book.order if other != worker))
                 for number, book in self.books.items()
             }
-            effects = desk.machine.lost(worker)
+            effects = result.machine.lost(worker)
         else:
             message = self.streams[worker][self.sent[worker]]
-            desk.sent[worker] += 1
-            desk.missing[worker] |= message.opens
-            effects = desk.machine.arrive(worker, message.tag)
+            result.sent[worker] += 1
+            result.missing[worker] |= message.opens
+            effects = result.machine.arrive(worker, message.tag)
         for effect in effects:
-            desk._keep(effect)
-        if not desk.failed:
-            desk._progress()
-            for dead in desk.heard:
-                desk._settle(dead)
-        return desk
+            result._keep(effect)
+        if not result.failed:
+            result._progress()
+            for dead in result.heard:
+                result._settle(dead)
+        return result
 
     def _settle(self, worker: int) -> None:
         """Drop the messages of a dead worker when no more of them can be applied."""
@@ -338,13 +338,13 @@ class State(NamedTuple):
     over: bool
 
     @classmethod
-    def of(cls, desk: Desk) -> State:
-        workers = range(desk.model.workers)
-        leg = tuple(map(desk.leg, workers))
-        answered = tuple(NEVER if w in desk.heard else desk.answered[w] for w in workers)
-        rank = sum(len(desk.streams[w]) if desk.gone(w) else desk.sent[w] for w in workers)
+    def of(cls, server: Desk) -> State:
+        workers = range(server.model.workers)
+        leg = tuple(map(server.leg, workers))
+        answered = tuple(NEVER if w in server.heard else server.answered[w] for w in workers)
+        rank = sum(len(server.streams[w]) if server.gone(w) else server.sent[w] for w in workers)
         after = [-1] * len(workers)
-        return cls(after, [*after], leg, answered, rank, desk.failed, all(map(desk.gone, workers)))
+        return cls(after, [*after], leg, answered, rank, server.failed, all(map(server.gone, workers)))
 
 
 @dataclasses.dataclass
@@ -365,12 +365,12 @@ def explore_server(model: Model, sites: Sites, server: int, *, most: int) -> Gra
     start = Desk(model, sites, server)
     graph, numbers = Graph([State.of(start)]), {start.key(): 0}
     ways: list[tuple[int, Event] | None] = [None]
-    left = collections.deque([(start, 0)])
-    while left:
-        desk, number = left.popleft()  # breadth first, so that the path to an error is a shortest one
-        for event in desk.events():
+    queue = collections.deque([(start, 0)])
+    while queue:
+        current, number = queue.popleft()  # breadth first, so that the path to an error is a shortest one
+        for event in current.events():
             try:
-                after = desk.after(event)
+                after = current.after(event)
             except BrokenError as broken:
                 graph.wrong, graph.path = str(broken), _path(ways, number, event, server)
                 return graph
@@ -378,7 +378,7 @@ def explore_server(model: Model, sites: Sites, server: int, *, most: int) -> Gra
             if successor == len(ways):
                 ways.append((number, event))
                 graph.states.append(State.of(after))
-                left.append((after, successor))
+                queue.append((after, successor))
             state = graph.states[number]
             (state.lost if event.dies else state.arrived)[event.worker] = successor
         if len(ways) > most:

@@ -47,12 +47,12 @@ class World:
             self._advance(worker)
 
     def copy(self) -> World:
-        made = World.__new__(World)
-        vars(made).update(vars(self))
-        made.workers, made.channels = list(self.workers), dict(self.channels)
-        made.machines, made.keys = list(self.machines), list(self.keys)
-        made.books, made.answered = dict(self.books), dict(self.answered)
-        return made
+        result = World.__new__(World)
+        vars(result).update(vars(self))
+        result.workers, result.channels = list(self.workers), dict(self.channels)
+        result.machines, result.keys = list(self.machines), list(self.keys)
+        result.books, result.answered = dict(self.books), dict(self.answered)
+        return result
 
     def key(self) -> tuple[Hashable, ...]:
         """Equal for worlds with the same future; its length is that of the model."""
@@ -72,22 +72,22 @@ class World:
 
     def after(self, event: Event) -> World:
         """The world after an event. Raises `BrokenError`."""
-        what, worker, server = event
-        made = self.copy()
-        if what == "dies":
-            made.deaths += 1
-            made.workers[worker] = self.workers[worker]._replace(dead=True)
+        kind, worker, server = event
+        result = self.copy()
+        if kind == "dies":
+            result.deaths += 1
+            result.workers[worker] = self.workers[worker]._replace(dead=True)
             for other in range(self.model.servers):
-                made.channels[worker, other] = (LOST,)
-            return made
-        tag, *rest = self.channels[worker, server]
-        made.channels[worker, server] = tuple(rest)
-        made.machines[server] = machine = self.machines[server].copy()
+                result.channels[worker, other] = (LOST,)
+            return result
+        tag, *remaining = self.channels[worker, server]
+        result.channels[worker, server] = tuple(remaining)
+        result.machines[server] = machine = self.machines[server].copy()
         effects = machine.lost(worker) if tag == LOST else machine.arrive(worker, tag)
-        made.keys[server] = machine.key()
+        result.keys[server] = machine.key()
         for effect in effects:
-            made._keep(server, effect)
-        return made
+            result._keep(server, effect)
+        return result
 
     def _advance(self, number: int) -> None:
         """Post the next requests of a worker, up to one whose answer it must wait for."""
@@ -209,18 +209,18 @@ class World:
 def explore_plainly(model: Model) -> tuple[int, str]:
     """The number of states of `model`, and the first error found."""
     start = World(model, sites_of(model))
-    seen, left = {start.key()}, [start]
-    while left:
-        world = left.pop()
+    visited, pending = {start.key()}, [start]
+    while pending:
+        world = pending.pop()
         events = list(world.events())
         try:
             if not any(event[0] == "arrives" for event in events):
                 world.end()
             for event in events:
                 after = world.after(event)
-                if after.key() not in seen:
-                    seen.add(after.key())
-                    left.append(after)
+                if after.key() not in visited:
+                    visited.add(after.key())
+                    pending.append(after)
         except BrokenError as broken:
-            return len(seen), str(broken)
-    return len(seen), ""
+            return len(visited), str(broken)
+    return len(visited), ""

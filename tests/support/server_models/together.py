@@ -114,9 +114,9 @@ class _Together:
         for table, at in tables:
             # A leg is posted when the one before is answered everywhere; a worker that dies has posted all
             # its legs.
-            come = (table.leg[at] <= answered) & (table.leg[at] < posted)
+            is_answered = (table.leg[at] <= answered) & (table.leg[at] < posted)
             dead = (posted < self.lives) & (posted <= answered + 1) & (table.lost[at] >= 0)
-            for after, can in ((table.arrived, come), (table.lost, dead)):
+            for after, can in ((table.arrived, is_answered), (table.lost, dead)):
                 happens = can & ~failed[:, None]
                 moved |= happens.any(axis=1)
                 for worker in np.flatnonzero(happens.any(axis=0)):
