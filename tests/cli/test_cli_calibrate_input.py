@@ -66,7 +66,7 @@ number = 3
 """
 
 
-class Here:
+class Workspace:
     """A plan, its functions and sources in a folder."""
 
     def __init__(self, root: Path) -> None:
@@ -95,30 +95,30 @@ class Here:
         return calibration.input
 
 
-@pytest.fixture(name="here")
-def _here(tmp_path: Path) -> Here:
-    return Here(tmp_path)
+@pytest.fixture(name="workspace")
+def _workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path)
 
 
-def test_the_input_is_measured_and_compilations_read_it(here: Here, capsys: Capture) -> None:
-    assert here.step("--step-seconds", "12ms") == 0
+def test_the_input_is_measured_and_compilations_read_it(workspace: Workspace, capsys: Capture) -> None:
+    assert workspace.step("--step-seconds", "12ms") == 0
     err = capsys.readouterr().err
     assert "measuring images, decode, jitter, about 1 seconds" in err
     assert "function decode: " in err
-    found = here.found()
-    assert load_calibration(here.out).links is None
-    assert (found.source[0].name, found.source[0].nbytes) == ("images", 100)
-    assert [(fn.name, fn.nbytes_in, fn.nbytes_out) for fn in found.fn] == [
+    costs = workspace.found()
+    assert load_calibration(workspace.out).links is None
+    assert (costs.source[0].name, costs.source[0].nbytes) == ("images", 100)
+    assert [(fn.name, fn.nbytes_in, fn.nbytes_out) for fn in costs.fn] == [
         ("decode", 100, 5),
         ("jitter", 5, 5),
     ]
-    assert found.source[0].records == found.fn[0].records >= 16
-    assert all(cost.cpu > 0 for cost in (*found.source, *found.fn))
-    assert found.copy > 0
-    assert found.consumer == (ConsumerCost("pair", "step", 0.012),)
-    assert main(["explain", here.plan, "--calibration", here.out]) == 0
+    assert costs.source[0].records == costs.fn[0].records >= 16
+    assert all(cost.cpu > 0 for cost in (*costs.source, *costs.fn))
+    assert costs.copy > 0
+    assert costs.consumer == (ConsumerCost("pair", "step", 0.012),)
+    assert main(["explain", workspace.plan, "--calibration", workspace.out]) == 0
     assert "physical limit: " in capsys.readouterr().out
-    assert main(["explain", here.plan, "--calibration", here.out, "--format", "json"]) == 0
+    assert main(["explain", workspace.plan, "--calibration", workspace.out, "--format", "json"]) == 0
     phase, _ = json.loads(capsys.readouterr().out)["phases"]
     (table,) = [c["sharing"] for line in phase["lines"] for c in line["choices"] if c["sharing"]]
     assert {row["design"] for row in table} >= {
@@ -131,35 +131,35 @@ def test_the_input_is_measured_and_compilations_read_it(here: Here, capsys: Capt
     assert sum(row["taken"] for row in table) == 1
 
 
-def test_a_consumer_is_timed_with_a_batch_of_one_rank(here: Here) -> None:
-    assert here.step("--consumer", f"{here.functions}:consume") == 0
-    (consumer,) = here.found().consumer
+def test_a_consumer_is_timed_with_a_batch_of_one_rank(workspace: Workspace) -> None:
+    assert workspace.step("--consumer", f"{workspace.functions}:consume") == 0
+    (consumer,) = workspace.found().consumer
     assert (consumer.plan, consumer.phase) == ("pair", "step")
     assert consumer.seconds > 0
 
 
-def test_results_are_put_beside_what_is_there(here: Here) -> None:
+def test_results_are_put_beside_what_is_there(workspace: Workspace) -> None:
     links = Calibration(
         "2026-01-01", "mpi", ("a", "b"), 1e-6, 1e-10, 5e-5, 1e-5, (MeasuredLevel("host", 6e-5, 2.4e7),)
     )
-    Path(here.out).write_text(write_calibration(links))
-    assert here.step() == 0
-    assert here.call("--source", here.rows, *here.fn("halve")) == 0
-    found = load_calibration(here.out)
-    assert msgspec.structs.replace(found, input=None) == links
-    assert [fn.name for fn in here.found().fn] == ["decode", "jitter", "halve"]
-    halve = here.found().fn_named("halve")
+    Path(workspace.out).write_text(write_calibration(links))
+    assert workspace.step() == 0
+    assert workspace.call("--source", workspace.rows, *workspace.fn("halve")) == 0
+    calibration = load_calibration(workspace.out)
+    assert msgspec.structs.replace(calibration, input=None) == links
+    assert [fn.name for fn in workspace.found().fn] == ["decode", "jitter", "halve"]
+    halve = workspace.found().fn_named("halve")
     assert halve is not None
     assert (halve.nbytes_in, halve.nbytes_out) == (16, 12)
 
 
-def test_links_measured_later_leave_the_input(here: Here, capsys: Capture) -> None:
-    assert here.step("--format", "json") == 0
+def test_links_measured_later_leave_the_input(workspace: Workspace, capsys: Capture) -> None:
+    assert workspace.step("--format", "json") == 0
     document = json.loads(capsys.readouterr().out)
     assert document["calibration"]["input"]["fn"][0]["name"] == "decode"
-    before = here.found()
+    before = workspace.found()
     # In a separate process: JAX fixes the number of devices when it first runs.
-    words = ("calibrate", "--devices", "2", "--seconds", "1", "--largest", "4B", "-o", here.out)
+    words = ("calibrate", "--devices", "2", "--seconds", "1", "--largest", "4B", "-o", workspace.out)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OMPI_")} | {
         "JAX_PLATFORMS": "cpu"
     }
@@ -168,19 +168,19 @@ def test_links_measured_later_leave_the_input(here: Here, capsys: Capture) -> No
         capture_output=True, text=True, check=False, env=environment, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = load_calibration(here.out)
-    assert found.links is found
-    assert found.input == before
+    calibration = load_calibration(workspace.out)
+    assert calibration.links is calibration
+    assert calibration.input == before
 
 
-def test_only_one_rank_of_a_job_measures(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_rank_of_a_job_measures(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    assert here.step() == 0
-    assert not Path(here.out).exists()
+    assert workspace.step() == 0
+    assert not Path(workspace.out).exists()
 
 
 @pytest.mark.parametrize(
-    ("fns", "more", "code", "said"),
+    ("fns", "more", "code", "message"),
     [
         (("decode=broken", "jitter"), (), "CP0906", "`decode` raised OSError: no such picture"),
         (("decode=wrong", "jitter"), (), "CP0907", "host function `decode` is of another type"),
@@ -192,48 +192,55 @@ def test_only_one_rank_of_a_job_measures(here: Here, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_what_cannot_be_measured_is_named(
-    here: Here, capsys: Capture, fns: tuple[str, ...], more: tuple[str, ...], code: str, said: str
+    workspace: Workspace,
+    capsys: Capture,
+    fns: tuple[str, ...],
+    more: tuple[str, ...],
+    code: str,
+    message: str,
 ) -> None:
-    flags = [flag for fn in fns for flag in here.fn(*fn.split("="))]
-    flags += [flag if flag.startswith("--") else f"{here.functions}:{flag}" for flag in more]
-    assert here.call("--source", here.images, *flags) == 1
+    flags = [flag for fn in fns for flag in workspace.fn(*fn.split("="))]
+    flags += [flag if flag.startswith("--") else f"{workspace.functions}:{flag}" for flag in more]
+    assert workspace.call("--source", workspace.images, *flags) == 1
     err = capsys.readouterr().err
     assert f"error[{code}]" in err
-    assert said in err
-    assert not Path(here.out).exists()
+    assert message in err
+    assert not Path(workspace.out).exists()
 
 
-def test_a_record_that_is_no_record_is_named(here: Here, tmp_path: Path, capsys: Capture) -> None:
+def test_a_record_that_is_no_record_is_named(workspace: Workspace, tmp_path: Path, capsys: Capture) -> None:
     np.save(tmp_path / "rows.npy", np.zeros((6, 3), np.float32))
-    assert here.call("--source", here.rows, *here.fn("halve")) == 1
+    assert workspace.call("--source", workspace.rows, *workspace.fn("halve")) == 1
     err = capsys.readouterr().err
     assert "error[CP0905]" in err
     assert "expected: f32[4]" in err
 
 
 @pytest.mark.parametrize("flags", [["--fn", "decode=x:y"], ["PLAN"], ["--source", "images=."]])
-def test_plan_and_sources_belong_together(here: Here, capsys: Capture, flags: list[str]) -> None:
-    flags = [here.plan if flag == "PLAN" else flag for flag in flags]
-    assert main(["calibrate", "-o", here.out, *flags]) == 1
+def test_plan_and_sources_belong_together(workspace: Workspace, capsys: Capture, flags: list[str]) -> None:
+    flags = [workspace.plan if flag == "PLAN" else flag for flag in flags]
+    assert main(["calibrate", "-o", workspace.out, *flags]) == 1
     assert "error[CP0770]" in capsys.readouterr().err
 
 
-def test_a_file_that_cannot_be_read_is_not_written_over(here: Here, capsys: Capture) -> None:
-    Path(here.out).write_text("version = 0\n")
-    assert here.step() == 1
+def test_a_file_that_cannot_be_read_is_not_written_over(workspace: Workspace, capsys: Capture) -> None:
+    Path(workspace.out).write_text("version = 0\n")
+    assert workspace.step() == 1
     assert "error[CP0751]" in capsys.readouterr().err
-    assert Path(here.out).read_text() == "version = 0\n"
+    assert Path(workspace.out).read_text() == "version = 0\n"
 
 
-def test_an_input_part_with_unknown_or_wrong_entries_is_refused(here: Here, capsys: Capture) -> None:
+def test_an_input_part_with_unknown_or_wrong_entries_is_refused(
+    workspace: Workspace, capsys: Capture
+) -> None:
     for entry in ("cpus = 1\n", 'cores = "two"\n', "copy = nan\n", "cores = 2\ncopy = inf\n"):
-        Path(here.out).write_text(f'version = 1\ndate = "d"\n[input]\ndate = "d"\n{entry}')
-        assert main(["explain", here.plan, "--calibration", here.out]) == 1
+        Path(workspace.out).write_text(f'version = 1\ndate = "d"\n[input]\ndate = "d"\n{entry}')
+        assert main(["explain", workspace.plan, "--calibration", workspace.out]) == 1
         assert "error[CP0751]" in capsys.readouterr().err
 
 
-def test_costs_survive_the_file(here: Here) -> None:
+def test_costs_survive_the_file(workspace: Workspace) -> None:
     costs = InputCosts("d", 2, 1e-9, wire=2e-9, fn=(FnCost("decode", 1e-3), FnCost("jitter", 1e-3, 0.5)))
-    made = Calibration("d", "jax", (), 0.0, 0.0, 0.0, 0.0, input=costs)
-    Path(here.out).write_text(write_calibration(made))
-    assert load_calibration(here.out) == made
+    calibration = Calibration("d", "jax", (), 0.0, 0.0, 0.0, 0.0, input=costs)
+    Path(workspace.out).write_text(write_calibration(calibration))
+    assert load_calibration(workspace.out) == calibration

@@ -172,9 +172,9 @@ def test_a_process_of_its_own(plans: dict[str, str], shapes: list[str]) -> None:
 def test_one_plan_on_two_machines(capsys: Capture, plans: dict[str, str], shapes: list[str]) -> None:
     other = str(ROOT / "examples" / "topologies" / "two_rack.toml")
     machines = ["--topology", TOPOLOGY, "--topology", other]
-    code, found = document(capsys, plans["small"], *shapes, *machines)
-    assert (code, [each["topology"] for each in found["schedules"]]) == (0, [TOPOLOGY, other])
-    (alone,) = (each for each in found["changes"] if each["measure"] == "alone")
+    code, report = document(capsys, plans["small"], *shapes, *machines)
+    assert (code, [each["topology"] for each in report["schedules"]]) == (0, [TOPOLOGY, other])
+    (alone,) = (each for each in report["changes"] if each["measure"] == "alone")
     assert alone["after"] > alone["before"]
     code, out, _ = run(capsys, plans["small"], *shapes, *machines)
     assert (code, "small.plan on h100_64 -> " in out) == (0, True)

@@ -104,8 +104,8 @@ def _document(arguments: list[str], capsys: Capture) -> Any:
 
 
 def test_run_counts_what_every_line_costs(small: list[str], capsys: Capture) -> None:
-    found = _document([*small, "--steps", "5"], capsys)
-    phases = {phase["name"]: phase for phase in found["phases"]}
+    report = _document([*small, "--steps", "5"], capsys)
+    phases = {phase["name"]: phase for phase in report["phases"]}
     assert {name: phase["calls"] for name, phase in phases.items()} == {"start": 1, "step": 5, "evaluate": 3}
     step = {line["stage"].split(" ")[0]: line for line in phases["step"]["lines"]}
     load, grads = phases["step"]["lines"][0], step["grads"]
@@ -127,7 +127,7 @@ def test_run_prints_a_table(small: list[str], capsys: Capture) -> None:
 
 def test_what_functions_print_is_no_part_of_the_document(small: list[str], capsys: Capture) -> None:
     Path("small_functions.py").write_text(Path("small_functions.py").read_text() + CHATTY)
-    arguments = [one.replace(":decode", ":prints") for one in small]
+    arguments = [word.replace(":decode", ":prints") for word in small]
     assert main([*arguments, "--steps", "1", "--format", "json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["plan"] == "small"
@@ -141,13 +141,13 @@ def test_a_function_that_ends_the_process_is_refused(place: str, small: list[str
         "plan d\naxis data = 2\nfn leaves(f32[3]) -> f32[3] on device\ninput x : f32[3]\n"
         "each step {\n    y = map leaves(x)\n    output y\n}\n"
     )
-    words = [one.replace(":decode", ":leaves") for one in small]
+    words = [word.replace(":decode", ":leaves") for word in small]
     if place == "device":
         words = ["run", "device.plan", "--fn", "leaves=small_functions:leaves"]
     assert main([*words, "--format", "json"]) == 1
-    (found,) = json.loads(capsys.readouterr().out)["diagnostics"]
-    assert found["code"] == "CP1112" and found["message"].endswith("SystemExit: 0")
-    assert "in leaves" in found["notes"][0]["text"]
+    (diagnostic,) = json.loads(capsys.readouterr().out)["diagnostics"]
+    assert diagnostic["code"] == "CP1112" and diagnostic["message"].endswith("SystemExit: 0")
+    assert "in leaves" in diagnostic["notes"][0]["text"]
 
 
 def test_a_module_that_ends_the_process_is_refused(small: list[str], capsys: Capture) -> None:
@@ -158,8 +158,8 @@ def test_a_module_that_ends_the_process_is_refused(small: list[str], capsys: Cap
 
 def test_functions_may_stand_in_files_and_classes(small: list[str], capsys: Capture) -> None:
     arguments = [
-        one.replace("decode=small_functions:decode", "decode=small_functions.py:Nested.decode")
-        for one in small
+        word.replace("decode=small_functions:decode", "decode=small_functions.py:Nested.decode")
+        for word in small
     ]
     assert main([*arguments, "--steps", "1"]) == 0, capsys.readouterr().err
 
@@ -180,7 +180,7 @@ def test_functions_may_stand_in_files_and_classes(small: list[str], capsys: Capt
 def test_what_is_given_wrongly(
     old: str, new: str, code: str, message: str, small: list[str], capsys: Capture
 ) -> None:
-    assert main([one.replace(old, new) for one in small]) == 1
+    assert main([word.replace(old, new) for word in small]) == 1
     err = capsys.readouterr().err
     assert code in err and message in err
 
@@ -236,8 +236,8 @@ def test_rows_of_arrays_are_records(tmp_path: Path, capsys: Capture, monkeypatch
         "run", "numbers.plan", "--source", "rows=rows.npy", "--steps", "5",
         "--fn", "zeros=numbers_functions.py:zeros", "--fn", "plus=numbers_functions.py:plus",
     ]  # fmt: skip
-    found = _document(arguments, capsys)
-    assert {phase["name"]: phase["calls"] for phase in found["phases"]} == {
+    report = _document(arguments, capsys)
+    assert {phase["name"]: phase["calls"] for phase in report["phases"]} == {
         "start": 1,
         "step": 5,
         "every_2": 2,
@@ -257,9 +257,12 @@ def test_the_examples_without_data_run(name: str, tmp_path: Path, capsys: Captur
     shapes = tmp_path / "shapes.json"
     text = (EXAMPLES / f"{name}.plan").read_text()
     trees = {
-        one: {"w": LEAF, "b": {"shape": [], "dtype": "f32"}} for one in ("params", "grads", "center", "adam")
+        argument: {"w": LEAF, "b": {"shape": [], "dtype": "f32"}}
+        for argument in ("params", "grads", "center", "adam")
     }
-    shapes.write_text(json.dumps({one: tree for one, tree in trees.items() if f" {one} " in text}))
+    shapes.write_text(
+        json.dumps({argument: tree for argument, tree in trees.items() if f" {argument} " in text})
+    )
     functions = tmp_path / "rehearsal_functions.py"
     functions.write_text(
         "import jax\n"
@@ -273,8 +276,8 @@ def test_the_examples_without_data_run(name: str, tmp_path: Path, capsys: Captur
         assert main(arguments) == 1
         assert "CP1107" in capsys.readouterr().err
         return
-    found = _document(arguments, capsys)
-    called = {phase["name"]: phase["calls"] for phase in found["phases"]}
+    report = _document(arguments, capsys)
+    called = {phase["name"]: phase["calls"] for phase in report["phases"]}
     assert called in ({"start": 1, "step": 4}, {"step": 4}, {"start": 1, "every_4": 1})
 
 
@@ -296,12 +299,12 @@ class Accelerator:
 
 def devices_of(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
     """Pretend that JAX finds `gpus` GPUs, and prefers them to its CPU devices."""
-    cpus, found = jax.devices("cpu"), [Accelerator()] * gpus
+    cpus, accelerators = jax.devices("cpu"), [Accelerator()] * gpus
 
     def devices(platform: str | None = None) -> list[Any]:
         if platform == "gpu" and not gpus:
             raise RuntimeError("Unknown backend: 'gpu' requested")
-        return cpus if platform == "cpu" or not gpus else found
+        return cpus if platform == "cpu" or not gpus else accelerators
 
     monkeypatch.setattr(rehearse.jax, "devices", devices)
 
@@ -368,9 +371,9 @@ def test_a_terminal_gets_a_progress_bar(small: list[str]) -> None:
     assert done.returncode == 0 and b"step" in text and b"plan small" in done.stdout
 
 
-def learned(said: str) -> bool:
+def learned(text: str) -> bool:
     """Whether the last loss that a program printed is less than the first one."""
-    lines = [line for line in said.splitlines() if "loss" in line]
+    lines = [line for line in text.splitlines() if "loss" in line]
     first, last = (float(re.findall(r"\d+\.\d+", line)[0]) for line in (lines[0], lines[-1]))
     return last < first
 
@@ -392,8 +395,8 @@ def test_the_template_with_servers_trains_as_new_says(
 ) -> None:
     mpirun.needs_mpi()
     assert main(["new", "server", "--into", str(tmp_path)]) == 0
-    said = capsys.readouterr().err.strip().splitlines()[-1]
-    check, _, start = said.removeprefix("next: ").partition(" && ")
+    last_line = capsys.readouterr().err.strip().splitlines()[-1]
+    check, _, start = last_line.removeprefix("next: ").partition(" && ")
     assert main(check.split()[1:]) == 0
     python = " ".join(interpreter.words(mpirun.environment()))
     less = start.replace("-n 4 python", f"-n 3 {python}")  # a worker less takes less time
@@ -405,7 +408,7 @@ def test_the_template_with_servers_trains_as_new_says(
 
 
 def test_ranks_that_outlive_others_end_without_a_last_meeting() -> None:
-    asked = {"OMPI_MCA_mpi_ft_enable": "1"}
-    assert run.outliving(asked) == {"OMPI_MCA_async_mpi_finalize": "1"}
-    assert run.outliving({**asked, "OMPI_MCA_async_mpi_finalize": "0"}) == {}, "the user's word counts"
+    settings = {"OMPI_MCA_mpi_ft_enable": "1"}
+    assert run.outliving(settings) == {"OMPI_MCA_async_mpi_finalize": "1"}
+    assert run.outliving({**settings, "OMPI_MCA_async_mpi_finalize": "0"}) == {}, "the user's word counts"
     assert run.outliving({}) == {}

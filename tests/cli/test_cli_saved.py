@@ -49,7 +49,7 @@ def test_verbs_that_read_plans_say_what_reads_a_schedule(
 ) -> None:
     before = Path(files[2]).read_bytes()
     assert main([verb, files[2]]) == 1
-    said = capsys.readouterr().err
-    assert said.count("error[") == 1 and "CP1010" in said
-    assert "saved schedules are for explain, verify, simulate" in said
+    message = capsys.readouterr().err
+    assert message.count("error[") == 1 and "CP1010" in message
+    assert "saved schedules are for explain, verify, simulate" in message
     assert Path(files[2]).read_bytes() == before

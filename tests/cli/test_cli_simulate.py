@@ -38,12 +38,12 @@ def shapes(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def asked(shapes: Path) -> list[object]:
+def command(shapes: Path) -> list[object]:
     return ["simulate", TWO_LEVEL, "--shapes", shapes, "--topology", TOPOLOGIES / "h100_64.toml"]
 
 
-def test_a_table_for_people(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
-    code, out, err = run(capsys, *asked)
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str], command: list[object]) -> None:
+    code, out, err = run(capsys, *command)
     assert code == 0
     assert "axis node = 4 on node" in err
     assert "two_level on h100_64: 32 ranks, jax; costs of the topology file" in out
@@ -53,23 +53,23 @@ def test_a_table_for_people(capsys: pytest.CaptureFixture[str], asked: list[obje
     assert "grads = reduce grads over node, gpu by mean" in out
 
 
-def test_a_document_for_programs(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
-    found = document(capsys, *asked)
-    (phase,) = found["phases"]
-    assert found["mapping"] == {"node": [["node", 4]], "gpu": [["gpu", 8]]}
+def test_a_document_for_programs(capsys: pytest.CaptureFixture[str], command: list[object]) -> None:
+    report = document(capsys, *command)
+    (phase,) = report["phases"]
+    assert report["mapping"] == {"node": [["node", 4]], "gpu": [["gpu", 8]]}
     assert phase["distance"] >= 1
     assert phase["nbytes"]["gpu"] > 0
     assert {op["line"] for op in phase["ops"]} == {11}
 
 
 def test_a_trace_is_written_to_a_file_or_to_stdout(
-    capsys: pytest.CaptureFixture[str], asked: list[object], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], command: list[object], tmp_path: Path
 ) -> None:
     file = tmp_path / "trace.json"
-    code, _, err = run(capsys, *asked, "--trace", file)
+    code, _, err = run(capsys, *command, "--trace", file)
     assert code == 0
     assert "ui.perfetto.dev" in err
-    code, out, _ = run(capsys, *asked, "--trace", "-")
+    code, out, _ = run(capsys, *command, "--trace", "-")
     assert code == 0
     assert json.loads(out) == json.loads(file.read_text())
 
@@ -79,8 +79,8 @@ def test_a_saved_schedule_is_simulated_where_its_axes_are_put(
 ) -> None:
     saved = tmp_path / "two_level.schedule.json"
     assert run(capsys, "compile", TWO_LEVEL, "--shapes", shapes, "-o", saved)[0] == 0
-    found = document(capsys, "simulate", saved, "--topology", TOPOLOGIES / "h100_64.toml")
-    assert found["mapping"]["gpu"] == [["gpu", 8]]
+    report = document(capsys, "simulate", saved, "--topology", TOPOLOGIES / "h100_64.toml")
+    assert report["mapping"]["gpu"] == [["gpu", 8]]
     cluster = TOPOLOGIES / "h100_65536.toml"
     moved = document(capsys, "simulate", saved, "--topology", cluster, "--map", "node=pod")
     assert moved["mapping"]["node"] == [["pod", 4]]
@@ -88,11 +88,11 @@ def test_a_saved_schedule_is_simulated_where_its_axes_are_put(
     assert (code, "CP0754" in err) == (1, True)
 
 
-def test_ranks_resize_the_first_axis(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
-    found = document(capsys, *asked, "--ranks", 64)
-    assert found["ranks"] == 64
-    assert found["mapping"] == {"node": [["node", 8]], "gpu": [["gpu", 8]]}
-    code, _, err = run(capsys, *asked, "--ranks", 20)
+def test_ranks_resize_the_first_axis(capsys: pytest.CaptureFixture[str], command: list[object]) -> None:
+    report = document(capsys, *command, "--ranks", 64)
+    assert report["ranks"] == 64
+    assert report["mapping"] == {"node": [["node", 8]], "gpu": [["gpu", 8]]}
+    code, _, err = run(capsys, *command, "--ranks", 20)
     assert code == 1
     assert "CP0754" in err
     assert "20 ranks cannot be laid out" in err
@@ -122,8 +122,8 @@ def test_costs_are_charged(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     )
     words = ("simulate", plan, "--topology", TOPOLOGIES / "flat4.toml")
     assert "costs unknown: function `f`" in run(capsys, *words)[1]
-    found = document(capsys, *words, "--cost", "f=2.5ms")
-    assert found["phases"][0]["seconds"] == pytest.approx(2.5e-3)
+    report = document(capsys, *words, "--cost", "f=2.5ms")
+    assert report["phases"][0]["seconds"] == pytest.approx(2.5e-3)
     for wrong in ("f=3", "f", "f=ms", "f=1.2.3ms"):
         assert run(capsys, *words, "--cost", wrong)[0] == 2
     code, _, err = run(capsys, *words, "--cost", "g=3ms")
@@ -136,16 +136,16 @@ def test_a_topology_is_needed(capsys: pytest.CaptureFixture[str], shapes: Path) 
 
 
 def test_a_calibration_is_for_its_backend(
-    capsys: pytest.CaptureFixture[str], asked: list[object], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], command: list[object], tmp_path: Path
 ) -> None:
     file = tmp_path / "slow.calibration.toml"
     level = (MeasuredLevel("node", 1e-3, 1e6),)
     file.write_text(write_calibration(Calibration("2026-11-21", "jax", ("a",), 0.0, 0.0, 0.0, 0.0, level)))
-    slow = document(capsys, *asked, "--calibration", file)
+    slow = document(capsys, *command, "--calibration", file)
     assert slow["calibrated"] == "2026-11-21"
     assert slow["phases"][0]["seconds"] > 0.5  # half a megabyte and more at a megabyte a second
     file.write_text(write_calibration(Calibration("2026-11-21", "mpi", ("a",), 0.0, 0.0, 0.0, 0.0, level)))
-    code, _, err = run(capsys, *asked, "--calibration", file)
+    code, _, err = run(capsys, *command, "--calibration", file)
     assert code == 1
     assert "error[CP07" in err
 
@@ -165,50 +165,52 @@ def test_calibrate_wants_sizes_and_an_output(capsys: pytest.CaptureFixture[str])
 
 
 def test_scaled_links_are_beside_the_links_as_given(
-    capsys: pytest.CaptureFixture[str], asked: list[object]
+    capsys: pytest.CaptureFixture[str], command: list[object]
 ) -> None:
-    given, slow = document(capsys, *asked, "--scale", "node=1/4")["machines"]
-    assert given == {key: value for key, value in document(capsys, *asked).items() if key in given}
-    assert (given["topology"], slow["topology"]) == ("h100_64", "h100_64, node x 1/4")
-    (before,), (after,) = given["phases"], slow["phases"]
+    original, slow = document(capsys, *command, "--scale", "node=1/4")["machines"]
+    assert original == {key: value for key, value in document(capsys, *command).items() if key in original}
+    assert (original["topology"], slow["topology"]) == ("h100_64", "h100_64, node x 1/4")
+    (before,), (after,) = original["phases"], slow["phases"]
     assert after["computation"] == before["computation"]
     assert after["alone"] > before["alone"]
-    code, out, _ = run(capsys, *asked, "--scale", "node=0.25")
+    code, out, _ = run(capsys, *command, "--scale", "node=0.25")
     assert (code, "h100_64, node x 1/4" in out, "exposed" in out) == (0, True, True)
 
 
-def test_several_machines_side_by_side(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
+def test_several_machines_side_by_side(capsys: pytest.CaptureFixture[str], command: list[object]) -> None:
     pods = TOPOLOGIES / "h100_65536.toml"
-    code, out, _ = run(capsys, *asked, "--topology", pods)
+    code, out, _ = run(capsys, *command, "--topology", pods)
     assert code == 0
     assert "two_level, 32 ranks, jax, compared with h100_64" in out
     assert "h100_65536: costs of the topology file, not measured" in out
 
 
-def test_what_cannot_be_scaled_is_refused(capsys: pytest.CaptureFixture[str], asked: list[object]) -> None:
-    code, _, err = run(capsys, *asked, "--scale", "gpus=2")
+def test_what_cannot_be_scaled_is_refused(capsys: pytest.CaptureFixture[str], command: list[object]) -> None:
+    code, _, err = run(capsys, *command, "--scale", "gpus=2")
     assert (code, "did you mean `gpu`?" in err) == (1, True)
     for wrong in ("node", "node=0", "node=-1", "node=1/0", "node=1/", "=2", "node=x", "node=1/2/3"):
-        code, _, err = run(capsys, *asked, "--scale", wrong)
+        code, _, err = run(capsys, *command, "--scale", wrong)
         assert (code, "expected LEVEL=FACTOR such as node=1/4" in err) == (2, True), wrong
     assert "CP0752" in run(capsys, "simulate", TWO_LEVEL, "--scale", "node=2")[2]
-    assert run(capsys, *asked, "--scale", "node=2", "--trace", "-")[0] == 2
+    assert run(capsys, *command, "--scale", "node=2", "--trace", "-")[0] == 2
 
 
 def test_ranks_that_do_not_fit_make_the_machine_larger(
-    capsys: pytest.CaptureFixture[str], asked: list[object]
+    capsys: pytest.CaptureFixture[str], command: list[object]
 ) -> None:
-    found = document(capsys, *asked, "--ranks", 256)
-    assert (found["ranks"], found["topology"]) == (256, "h100_64, node = 32")
+    report = document(capsys, *command, "--ranks", 256)
+    assert (report["ranks"], report["topology"]) == (256, "h100_64, node = 32")
 
 
 def test_a_schedule_of_another_topology_is_noted(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, shapes: Path
 ) -> None:
     saved = tmp_path / "two_level.schedule.json"
-    own, other = TOPOLOGIES / "h100_64.toml", TOPOLOGIES / "h100_65536.toml"
-    assert run(capsys, "compile", TWO_LEVEL, "--shapes", shapes, "--topology", own, "-o", saved)[0] == 0
+    compiled_for, other = TOPOLOGIES / "h100_64.toml", TOPOLOGIES / "h100_65536.toml"
+    assert (
+        run(capsys, "compile", TWO_LEVEL, "--shapes", shapes, "--topology", compiled_for, "-o", saved)[0] == 0
+    )
     note = "was compiled for topology `h100_64`; times are those of topology `h100_65536`"
     for verb in ("simulate", "explain"):
-        assert "was compiled for" not in run(capsys, verb, saved, "--topology", own)[2]
+        assert "was compiled for" not in run(capsys, verb, saved, "--topology", compiled_for)[2]
         assert note in run(capsys, verb, saved, "--topology", other)[2]

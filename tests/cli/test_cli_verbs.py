@@ -179,12 +179,12 @@ def test_fmt_keeps_line_ends(tmp_path: Path) -> None:
 def test_fmt_as_json(tmp_path: Path, bad: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     stdin(monkeypatch, b"plan p\naxis a=1")
     assert main(["fmt", "--format", "json", "--check", "-", bad, DATA_PARALLEL]) == 1
-    found = document(capsys)
-    assert found["files"] == [
+    report = document(capsys)
+    assert report["files"] == [
         {"file": "<stdin>", "changed": True, "text": "plan p\n\naxis a = 1\n"},
         {"file": DATA_PARALLEL, "changed": False, "text": None},
     ]
-    assert [d["code"] for d in found["diagnostics"]] == ["CP0008"]
+    assert [d["code"] for d in report["diagnostics"]] == ["CP0008"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
@@ -219,14 +219,14 @@ def test_compile_as_json_is_one_document(shapes: str, tmp_path: Path, capsys: Ca
     assert (
         main(["compile", DATA_PARALLEL, "--shapes", shapes, "--format", "json", "--passes", "overlap"]) == 0
     )
-    found = document(capsys)
-    assert found["axes"] == {"data": 8} and found["mapping"] == {"data": None} and found["output"] is None
-    assert [one["name"] for one in found["passes"]] == ["lower", "wire", "overlap"]
-    assert decode(msgspec.json.encode(found["artefact"])).pipeline == found["pipeline"]
+    report = document(capsys)
+    assert report["axes"] == {"data": 8} and report["mapping"] == {"data": None} and report["output"] is None
+    assert [item["name"] for item in report["passes"]] == ["lower", "wire", "overlap"]
+    assert decode(msgspec.json.encode(report["artefact"])).pipeline == report["pipeline"]
     out = str(tmp_path / "x.json")
     assert main(["compile", DATA_PARALLEL, "--shapes", shapes, "--format", "json", "-o", out]) == 0
-    found = document(capsys)
-    assert found["artefact"] is None and found["output"] == out and Path(out).exists()
+    report = document(capsys)
+    assert report["artefact"] is None and report["output"] == out and Path(out).exists()
 
 
 @pytest.mark.parametrize("emit", ["plan", "dot", "mermaid"])
@@ -331,8 +331,8 @@ def test_explain_prints_a_page(capsys: Capture) -> None:
     assert main(["explain", "cp0006"]) == 0
     assert capsys.readouterr().out.startswith("# CP0006: a bracket is never closed\n")
     assert main(["explain", "CP0006", "--format", "json"]) == 0
-    found = document(capsys)
-    assert (found["code"], found["title"]) == ("CP0006", "a bracket is never closed")
+    report = document(capsys)
+    assert (report["code"], report["title"]) == ("CP0006", "a bracket is never closed")
     assert main(["explain", "CP0006", "--color", "always"]) == 0
     assert "\x1b[" in capsys.readouterr().out
 
@@ -360,8 +360,8 @@ def test_explain_of_a_plan(shapes: str, capsys: Capture) -> None:
     out, _ = capsys.readouterr()
     assert "each step" in out and "bf16" in out
     assert main(["explain", DATA_PARALLEL, "--shapes", shapes, "--format", "json"]) == 0
-    found = document(capsys)
-    assert [phase["name"] for phase in found["phases"]] == ["start", "step"]
+    report = document(capsys)
+    assert [phase["name"] for phase in report["phases"]] == ["start", "step"]
 
 
 # passes, new, completion
@@ -373,9 +373,9 @@ def test_passes(capsys: Capture) -> None:
     assert all(re.search(rf"^{name} ", out, re.MULTILINE) for name in PASSES)
     assert "max=25MiB" in out
     assert main(["passes", "--format", "json"]) == 0
-    found = document(capsys)
-    assert [one["name"] for one in found["passes"]] == list(PASSES)
-    assert found["default"] == ",".join(PASSES)
+    report = document(capsys)
+    assert [item["name"] for item in report["passes"]] == list(PASSES)
+    assert report["default"] == ",".join(PASSES)
 
 
 def test_version_and_help(capsys: Capture) -> None:
@@ -449,8 +449,8 @@ def test_a_program_is_run_once_and_hides_no_module(tmp_path: Path) -> None:
     program, hiding = tmp_path / "two_functions.py", tmp_path / "json.py"
     program.write_text("class Made: pass\none, two = (lambda: Made), (lambda: Made)\n")
     hiding.write_text("one = len\n")
-    one, two = (function_at("--fn", f"{program}:{name}") for name in ("one", "two"))
-    assert one() is two()
+    first, second = (function_at("--fn", f"{program}:{name}") for name in ("one", "two"))
+    assert first() is second()
     with pytest.raises(CommplanError, match="is called like the module `json`"):
         function_at("--fn", f"{hiding}:one")
     program.write_text("one = str\n")

@@ -76,9 +76,9 @@ def test_one_algorithm_as_data(capsys: Capture) -> None:
     flags = ["--root", "4", "--slices", "3", "--format", "json"]
     subject = ["--algorithm", "binomial_tree", "--collective", "broadcast", "--ranks", "6"]
     assert main(["verify", *subject, *flags]) == 0
-    found = document(capsys)
-    assert (found["proved"], found["root"], found["slices"], found["rounds"]) == (True, 4, 3, 5)
-    assert found["diagnostics"] == found["counterexamples"] == []
+    report = document(capsys)
+    assert (report["proved"], report["root"], report["slices"], report["rounds"]) == (True, 4, 3, 5)
+    assert report["diagnostics"] == report["counterexamples"] == []
 
 
 def test_a_hierarchy(capsys: Capture) -> None:
@@ -107,11 +107,11 @@ def test_a_counterexample(capsys: Capture) -> None:
     )
     assert "= note: expected ranks 0-3" in err
     assert main(["verify", *subject, "--slices", "2", "--format", "json"]) == 1
-    found = document(capsys)
-    assert found["proved"] is False
-    (wrong,) = found["counterexamples"]
+    report = document(capsys)
+    assert report["proved"] is False
+    (wrong,) = report["counterexamples"]
     assert (wrong["failure"], wrong["expected"]) == ("wrong", "ranks 0-3")
-    assert found["diagnostics"][0]["code"] == "CP0740"
+    assert report["diagnostics"][0]["code"] == "CP0740"
 
 
 @pytest.mark.usefixtures("broken")
@@ -135,14 +135,14 @@ def test_a_plan(plan: str, shapes: str, capsys: Capture) -> None:
     assert "created and called in one order by all ranks" in out
     assert "memory of a rank in phase step: at most" in out
     assert main(["verify", plan, "--shapes", shapes, "--format", "json"]) == 0
-    found = document(capsys)
-    assert found["proved"] is True
-    assert found["claims"]["proved"].startswith("does what its plan says")
-    assert found["claims"]["not_looked_at"][0] == "what functions compute"
-    assert {one["line"] for one in found["collectives"]} == {9}
-    assert all(one["sent_nbytes"] > 0 for one in found["collectives"] if one["proved"])
-    assert found["memory"][0]["nbytes"] >= 2 * 36000
-    assert found["communicators"]
+    report = document(capsys)
+    assert report["proved"] is True
+    assert report["claims"]["proved"].startswith("does what its plan says")
+    assert report["claims"]["not_looked_at"][0] == "what functions compute"
+    assert {item["line"] for item in report["collectives"]} == {9}
+    assert all(item["sent_nbytes"] > 0 for item in report["collectives"] if item["proved"])
+    assert report["memory"][0]["nbytes"] >= 2 * 36000
+    assert report["communicators"]
 
 
 def test_a_saved_schedule(plan: str, shapes: str, tmp_path: Path, capsys: Capture) -> None:
@@ -167,9 +167,9 @@ def test_a_saved_schedule(plan: str, shapes: str, tmp_path: Path, capsys: Captur
     assert "grads = reduce grads over node, gpu" not in capsys.readouterr().err
     Path(plan).unlink()
     assert main(["verify", str(saved), "--format", "json"]) == 1
-    found = document(capsys)
-    assert found["proved"] is False
-    assert {one["code"] for one in found["diagnostics"]} >= {"CP1004"}
+    report = document(capsys)
+    assert report["proved"] is False
+    assert {item["code"] for item in report["diagnostics"]} >= {"CP1004"}
 
 
 def test_a_schedule_that_was_saved_as_text(plan: str, shapes: str, tmp_path: Path, capsys: Capture) -> None:

@@ -94,17 +94,20 @@ def test_ranks_are_rehearsed_and_their_costs_gathered(words: list[str], tmp_path
     metrics = tmp_path / "input.prom"
     done = started(4, [*words, "--steps", "5", "--format", "json", "--metrics", str(metrics)])
     assert done.returncode == 0, done.stderr
-    found: Any = json.loads(done.stdout)
-    assert found["processes"] == 4 and found["axes"] == {"member": 2, "data": 2}
-    phases = {phase["name"]: phase for phase in found["phases"]}
+    report: Any = json.loads(done.stdout)
+    assert report["processes"] == 4 and report["axes"] == {"member": 2, "data": 2}
+    phases = {phase["name"]: phase for phase in report["phases"]}
     calls = {name: phase["calls"] for name, phase in phases.items()}
     assert calls == {"start": 1, "step": 5, "every_2": 2, "evaluate": 3}
     step = phases["step"]
-    assert [one["rank"] for one in step["ranks"]] == [0, 1, 2, 3]
-    assert all(one["batches"] == 5 and one["queue"]["depth"] > 0 for one in step["ranks"])
+    assert [process["rank"] for process in step["ranks"]] == [0, 1, 2, 3]
+    assert all(process["batches"] == 5 and process["queue"]["depth"] > 0 for process in step["ranks"])
     decode = next(line for line in step["lines"] if "decode" in line["stage"])
     each = [
-        line["records"] for one in step["ranks"] for line in one["lines"] if line["stage"] == "map decode"
+        line["records"]
+        for process in step["ranks"]
+        for line in process["lines"]
+        if line["stage"] == "map decode"
     ]
     assert (
         len(each) == 4

@@ -97,11 +97,11 @@ def test_another_number_of_ranks_is_told_by_roles() -> None:
 def test_ranks_take_their_roles_and_are_reported(tmp_path: Path) -> None:
     done = started(3, tmp_path, "--steps", "4", "--format", "json")
     assert done.returncode == 0, done.stderr
-    found: Any = json.loads(done.stdout)
-    assert found["processes"] == 3 and found["axes"] == {"worker": 2, "hub": 1}
-    calls = {phase["name"]: phase["calls"] for phase in found["phases"]}
+    report: Any = json.loads(done.stdout)
+    assert report["processes"] == 3 and report["axes"] == {"worker": 2, "hub": 1}
+    calls = {phase["name"]: phase["calls"] for phase in report["phases"]}
     assert calls == {"start": 1, "step": 4, "every_2": 2}
-    (server,) = found["servers"]
+    (server,) = report["servers"]
     assert (server["rank"], server["name"], server["lost"]) == (2, "server `hub`", [])
     assert server["requests"] == 2 * (2 + 4 + 2)  # of both workers: states set, steps, averages
     units = 4
@@ -112,8 +112,8 @@ def test_ranks_take_their_roles_and_are_reported(tmp_path: Path) -> None:
 WORKER, SERVER = "died, and left out: rank 1", "error[CP0834]: server `hub` (rank 2) has died"
 
 
-@pytest.mark.parametrize(("dies", "said"), [(1, WORKER), (2, SERVER)])
-def test_who_lives_ends_when_another_dies(tmp_path: Path, dies: int, said: str) -> None:
+@pytest.mark.parametrize(("dies", "message"), [(1, WORKER), (2, SERVER)])
+def test_who_lives_ends_when_another_dies(tmp_path: Path, dies: int, message: str) -> None:
     done = started(3, tmp_path, "--steps", "6", dies=dies, mpi=SURVIVING)
-    assert said in done.stdout + done.stderr, done.stderr
+    assert message in done.stdout + done.stderr, done.stderr
     assert "Traceback" not in done.stderr and "internal failure" not in done.stderr

@@ -65,8 +65,8 @@ def test_there_is_no_view_without_a_terminal(capsys: pytest.CaptureFixture[str])
 
 def test_stages_of_one_line_are_one_row() -> None:
     meter = Meter("step")
-    for key, what in (("a", "map decode"), ("b", "share pixels via all_shared")):
-        meter.line(key, what, LINE)
+    for key, stage in (("a", "map decode"), ("b", "share pixels via all_shared")):
+        meter.line(key, stage, LINE)
         meter.add(key, cpu_s=0.5, system_s=0.25, records=6, nbytes=60, wait_s=0.125)
     (row,) = by_line(meter.summary().lines).values()
     assert (row.records, row.nbytes, row.cpu_s, row.system_s, row.wait_s) == (6, 60, 1.0, 0.5, 0.25)
@@ -122,9 +122,9 @@ def test_ranks_speak_together() -> None:
     pytest.importorskip("mpi4jax")
     from commplan.runtime.rehearse.mpi import together  # noqa: PLC0415  brings MPI along
 
-    bad, left = Diagnostic("CP0906", "broken"), Diagnostic("CP0920", "process 1 of 2 died")
+    bad, peer_died = Diagnostic("CP0906", "broken"), Diagnostic("CP0920", "process 1 of 2 died")
     assert together({0: [bad], 1: [bad]}, 2) == [bad]
-    (one,) = together({0: [left], 1: [bad]}, 2)
-    assert one.code == "CP0906" and one.notes[-1].text == "on rank 1"
-    (two,) = together({0: [left], 2: [left]}, 3)
+    (diagnostic,) = together({0: [peer_died], 1: [bad]}, 2)
+    assert diagnostic.code == "CP0906" and diagnostic.notes[-1].text == "on rank 1"
+    (two,) = together({0: [peer_died], 2: [peer_died]}, 3)
     assert two.notes[-1].text == "on ranks 0, 2"

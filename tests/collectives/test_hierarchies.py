@@ -28,7 +28,7 @@ SPLITS = [
 def mixtures(kind: Kind, split: tuple[int, ...], most: int) -> list[Levels]:
     """Levels with algorithms that carry out `kind` together: all pairs, a sample of more."""
     names = itertools.product(algorithms(), repeat=len(split))
-    found: list[Levels] = []
+    results: list[Levels] = []
     for choice in names:
         levels = list(zip(choice, split, strict=True))
         try:
@@ -36,8 +36,8 @@ def mixtures(kind: Kind, split: tuple[int, ...], most: int) -> list[Levels]:
         except CommplanError as error:
             assert error.diagnostics[0].code == "CP0739"
         else:
-            found.append(levels)
-    return random.Random(0).sample(found, min(most, len(found)))
+            results.append(levels)
+    return random.Random(0).sample(results, min(most, len(results)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -48,14 +48,14 @@ def test_mixtures(kind: Kind, split: tuple[int, ...]):
     for levels in some:
         n = math.prod(split)
         for root, slices, size in zip(sorted(roots(kind, n)), (1, 3, 2), sizes(kind, n), strict=False):
-            made = hierarchical(levels, kind, root=root, slices=slices)
-            assert (made.ranks, made.root) == (n, root)
-            assert keeps_its_promise(made, size), (levels, root)
-            contributions(made)
+            program = hierarchical(levels, kind, root=root, slices=slices)
+            assert (program.ranks, program.root) == (n, root)
+            assert keeps_its_promise(program, size), (levels, root)
+            contributions(program)
             if kind in REDUCING:
-                ends = postcondition(kind, n, made.chunks, root).ends
-                found = expressions(made)
-                assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks)), levels
+                ends = postcondition(kind, n, program.chunks, root).ends
+                sums = expressions(program)
+                assert all(len(set(sums[ends[:, c], c])) == 1 for c in range(program.chunks)), levels
 
 
 @pytest.mark.parametrize(
@@ -76,8 +76,8 @@ def test_whatever_the_language_lets_pass_composes(stage: str, kind: Kind):
 
 
 def test_all_reduce_by_shards():
-    found = stages([("ring", 4), ("halving_doubling", 8), ("recursive_doubling", 2)], "all_reduce")
-    assert [(stage.level, stage.algorithm, stage.kind, stage.share) for stage in found] == [
+    parts = stages([("ring", 4), ("halving_doubling", 8), ("recursive_doubling", 2)], "all_reduce")
+    assert [(stage.level, stage.algorithm, stage.kind, stage.share) for stage in parts] == [
         (0, "ring", "reduce_scatter", Fraction(1)),
         (1, "halving_doubling", "reduce_scatter", Fraction(1, 4)),
         (2, "recursive_doubling", "all_reduce", Fraction(1, 32)),
@@ -87,8 +87,8 @@ def test_all_reduce_by_shards():
 
 
 def test_all_reduce_by_speakers():
-    found = stages([("binomial_tree", 4), ("ring", 8)], "all_reduce")
-    assert [(stage.level, stage.kind, stage.share, stage.fixed) for stage in found] == [
+    parts = stages([("binomial_tree", 4), ("ring", 8)], "all_reduce")
+    assert [(stage.level, stage.kind, stage.share, stage.fixed) for stage in parts] == [
         (0, "reduce", Fraction(1), ()),
         (1, "all_reduce", Fraction(1), (0,)),
         (0, "broadcast", Fraction(1), ()),
@@ -96,16 +96,16 @@ def test_all_reduce_by_speakers():
 
 
 def test_all_reduce_by_all():
-    found = stages([("recursive_doubling", 4), ("recursive_doubling", 8)], "all_reduce")
-    assert [(stage.level, stage.kind, stage.share) for stage in found] == [
+    parts = stages([("recursive_doubling", 4), ("recursive_doubling", 8)], "all_reduce")
+    assert [(stage.level, stage.kind, stage.share) for stage in parts] == [
         (0, "all_reduce", Fraction(1)),
         (1, "all_reduce", Fraction(1)),
     ]
 
 
 def test_broadcast_from_a_root_inside():
-    found = stages([("ring", 4), ("chain", 3)], "broadcast", root=6)
-    assert [(stage.level, stage.kind, stage.root, stage.share, stage.fixed) for stage in found] == [
+    parts = stages([("ring", 4), ("chain", 3)], "broadcast", root=6)
+    assert [(stage.level, stage.kind, stage.root, stage.share, stage.fixed) for stage in parts] == [
         (0, "scatter", 2, Fraction(1), (1,)),
         (1, "broadcast", 1, Fraction(1, 4), ()),
         (0, "all_gather", 2, Fraction(1), ()),
@@ -115,49 +115,52 @@ def test_broadcast_from_a_root_inside():
 @pytest.mark.parametrize("kind", REVERSAL)
 def test_stages_reverse(kind: Kind):
     levels = [("ring", 3), ("torus", 4), ("ring", 2)]
-    there, back = stages(levels, kind, root=5 * (kind in ROOTED)), []
+    forward, back = stages(levels, kind, root=5 * (kind in ROOTED)), []
     for stage in reversed(stages(levels, REVERSAL[kind], root=5 * (kind in ROOTED))):
         back.append(stage._replace(kind=REVERSAL[stage.kind]))
-    assert there == tuple(back)
+    assert forward == tuple(back)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_program_has_the_rounds_of_its_stages(kind: Kind):
     for levels in mixtures(kind, (4, 3), 30) + mixtures(kind, (2, 3, 2), 10):
-        made = counted(hierarchical(levels, kind))
+        counts = counted(hierarchical(levels, kind))
         parts = [
             (stage, formula(stage.algorithm, stage.kind, levels[stage.level][1]))
             for stage in stages(levels, kind)
         ]
-        assert made[0] <= sum(rounds for _, (rounds, _) in parts)
-        assert made[1] <= sum(share * stage.share for stage, (_, share) in parts)
+        assert counts[0] <= sum(rounds for _, (rounds, _) in parts)
+        assert counts[1] <= sum(share * stage.share for stage, (_, share) in parts)
         if kind not in ("broadcast", "reduce"):  # where transfers are left out
-            assert made[0] == sum(rounds for _, (rounds, _) in parts), levels
+            assert counts[0] == sum(rounds for _, (rounds, _) in parts), levels
 
 
 def test_what_crosses_is_shared():
     """Of 4 hosts of 8 ranks, with rings, each rank sends 2*3/4 of an eighth to another host."""
-    made = hierarchical([("ring", 8), ("ring", 4)], "all_reduce")
+    program = hierarchical([("ring", 8), ("ring", 4)], "all_reduce")
     crossing = [0] * 32
-    for each in made.rounds:
+    for each in program.rounds:
         for src, dst, _, _ in transfers(each):
             crossing[src] += src // 8 != dst // 8
-    assert {Fraction(count, made.chunks) for count in crossing} == {Fraction(2 * 3, 4 * 8)}
-    assert counted(made) == (2 * 7 + 2 * 3, Fraction(2 * 31, 32))
+    assert {Fraction(count, program.chunks) for count in crossing} == {Fraction(2 * 3, 4 * 8)}
+    assert counted(program) == (2 * 7 + 2 * 3, Fraction(2 * 31, 32))
 
 
 @pytest.mark.parametrize("kind", BLOCKED)
 def test_blocks_are_in_rank_order_whatever_the_levels(kind: Kind):
     flat = program("ring", kind, 12, root=0)
-    made = hierarchical([("ring", 2), ("ring", 3), ("ring", 2)], kind)
-    assert made.chunks == flat.chunks == 12
-    assert (postcondition(kind, 12, 12).ends == postcondition(made.kind, made.ranks, made.chunks).ends).all()
-    assert keeps_its_promise(made, 36)
+    chunk_program = hierarchical([("ring", 2), ("ring", 3), ("ring", 2)], kind)
+    assert chunk_program.chunks == flat.chunks == 12
+    assert (
+        postcondition(kind, 12, 12).ends
+        == postcondition(chunk_program.kind, chunk_program.ranks, chunk_program.chunks).ends
+    ).all()
+    assert keeps_its_promise(chunk_program, 36)
 
 
 def test_65536_ranks_are_five_stages():
-    found = stages([("native", 8), ("ring", 32), ("torus", 256)], "all_reduce")
-    assert [stage.share for stage in found] == [1, Fraction(1, 8), Fraction(1, 256), Fraction(1, 8), 1]
+    parts = stages([("native", 8), ("ring", 32), ("torus", 256)], "all_reduce")
+    assert [stage.share for stage in parts] == [1, Fraction(1, 8), Fraction(1, 256), Fraction(1, 8), 1]
 
 
 def code(call: object, *args: object, **kwargs: object) -> str:

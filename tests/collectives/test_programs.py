@@ -53,41 +53,57 @@ def test_keeps_its_promise(name: str, kind: Kind):
     for n in range(1, 18):
         for root in roots(kind, n):
             for slices, size in zip((1, 2, 3, 5), sizes(kind, n), strict=True):
-                made = program(name, kind, n, root=root, slices=slices)
-                assert (made.name, made.kind, made.ranks, made.root) == (name, kind, n, root)
-                assert keeps_its_promise(made, size, seed=n), f"{n} ranks, root {root}, {slices} slices"
+                chunk_program = program(name, kind, n, root=root, slices=slices)
+                assert (chunk_program.name, chunk_program.kind, chunk_program.ranks, chunk_program.root) == (
+                    name,
+                    kind,
+                    n,
+                    root,
+                )
+                assert keeps_its_promise(chunk_program, size, seed=n), (
+                    f"{n} ranks, root {root}, {slices} slices"
+                )
 
 
-def contributions(made: ChunkProgram) -> None:
+def contributions(chunk_program: ChunkProgram) -> None:
     """Fail if a transfer is redundant, sends undefined data, races, or affects no result."""
-    starts, ends = postcondition(made.kind, made.ranks, made.chunks, made.root)
-    holds = [[{r} if starts[r, c] else set[int]() for c in range(made.chunks)] for r in range(made.ranks)]
-    for each in made.rounds:
+    starts, ends = postcondition(
+        chunk_program.kind, chunk_program.ranks, chunk_program.chunks, chunk_program.root
+    )
+    holds = [
+        [{r} if starts[r, c] else set[int]() for c in range(chunk_program.chunks)]
+        for r in range(chunk_program.ranks)
+    ]
+    for each in chunk_program.rounds:
         assert each and all(send.src.size for send in each)
         into = Counter((dst, chunk) for _, dst, chunk, _ in transfers(each))
         assert max(into.values()) == 1, "two into one slot"
         new: dict[tuple[int, int], set[int]] = {}
         for src, dst, chunk, reduce in transfers(each):
             assert src != dst
-            came, there = holds[src][chunk], holds[dst][chunk]
+            came, target = holds[src][chunk], holds[dst][chunk]
             assert came, "what has never been written is sent"
-            assert not (reduce and came & there), "a term is counted twice"
-            assert reduce or not came <= there, "nothing new"
-            new[dst, chunk] = came | there if reduce else came
+            assert not (reduce and came & target), "a term is counted twice"
+            assert reduce or not came <= target, "nothing new"
+            new[dst, chunk] = came | target if reduce else came
         for (dst, chunk), content in new.items():
             holds[dst][chunk] = content
     for r, c in np.argwhere(ends):
-        whole = {int(sources(made)[r, c])} if made.kind == "swap" else set(np.flatnonzero(starts[:, c]))
+        whole = (
+            {int(sources(chunk_program)[r, c])}
+            if chunk_program.kind == "swap"
+            else set(np.flatnonzero(starts[:, c]))
+        )
         assert holds[r][c] == whole
     needed = ends.copy()
-    for each in reversed(made.rounds):
-        kept = needed.copy()
+    for each in reversed(chunk_program.rounds):
+        remaining = needed.copy()
         for _, dst, chunk, reduce in transfers(each):
             assert needed[dst, chunk], "what arrives matters to nobody"
-            kept[dst, chunk] = reduce
+            remaining[dst, chunk] = reduce
         for src, _, chunk, _ in transfers(each):
-            kept[src, chunk] = True
-        needed = kept
+            remaining[src, chunk] = True
+        needed = remaining
 
 
 @every_program
@@ -104,18 +120,18 @@ def test_every_rank_has_the_same_sum(name: str, kind: Kind):
         return
     for n in (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 19, 24):
         for slices in (1, 2):
-            made = program(name, kind, n, slices=slices)
-            ends = postcondition(kind, n, made.chunks).ends
-            found = expressions(made)
-            assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks)), n
+            chunk_program = program(name, kind, n, slices=slices)
+            ends = postcondition(kind, n, chunk_program.chunks).ends
+            sums = expressions(chunk_program)
+            assert all(len(set(sums[ends[:, c], c])) == 1 for c in range(chunk_program.chunks)), n
 
 
 def test_the_check_of_sums_tells_orders_apart():
     """All ranks of a ring that passes on whole sums have them in another order each."""
     n = 4
-    made = program("ring", "all_gather", n)
+    chunk_program = program("ring", "all_gather", n)
     turning = tuple(
-        tuple(Send(s.src, s.dst, 0 * s.chunk, s.count, True) for s in each) for each in made.rounds
+        tuple(Send(s.src, s.dst, 0 * s.chunk, s.count, True) for s in each) for each in chunk_program.rounds
     )
     wrong = ChunkProgram("wrong", "all_reduce", n, 1, turning)
     assert len(set(expressions(wrong)[:, 0])) > 1
@@ -124,10 +140,10 @@ def test_the_check_of_sums_tells_orders_apart():
 @every_program
 def test_formula(name: str, kind: Kind):
     for n in range(1, 65):
-        made = counted(program(name, kind, n))
-        assert made == formula(name, kind, n), n
+        counts = counted(program(name, kind, n))
+        assert counts == formula(name, kind, n), n
         least = lower_bounds(kind, n)
-        assert made[0] >= least[0] and made[1] >= least[1], n
+        assert counts[0] >= least[0] and counts[1] >= least[1], n
 
 
 def test_formula_does_not_depend_on_the_root():
@@ -205,27 +221,27 @@ def test_a_rank_is_an_inner_node_of_one_of_the_trees():
 
 @pytest.mark.parametrize("slices", [1, 2, 7])
 def test_slices_follow_each_other(slices: int):
-    made = program("chain", "broadcast", 5, slices=slices)
-    assert made.chunks == slices
-    assert len(made.rounds) == 4 + slices - 1
-    assert counted(made)[1] == 1
-    moves = {(time, *move) for time, each in enumerate(made.rounds) for move in transfers(each)}
+    chunk_program = program("chain", "broadcast", 5, slices=slices)
+    assert chunk_program.chunks == slices
+    assert len(chunk_program.rounds) == 4 + slices - 1
+    assert counted(chunk_program)[1] == 1
+    moves = {(time, *move) for time, each in enumerate(chunk_program.rounds) for move in transfers(each)}
     assert moves == {(r + j, r, r + 1, j, False) for r in range(4) for j in range(slices)}
 
 
 def test_slices_of_blocks_stay_in_their_block():
-    made = program("ring", "all_gather", 3, slices=2)
-    first = [(src, chunk) for src, _, chunk, _ in transfers(made.rounds[0])]
+    chunk_program = program("ring", "all_gather", 3, slices=2)
+    first = [(src, chunk) for src, _, chunk, _ in transfers(chunk_program.rounds[0])]
     assert sorted(first) == [(0, 0), (1, 2), (2, 4)]
-    second = [(src, chunk) for src, _, chunk, _ in transfers(made.rounds[1])]
+    second = [(src, chunk) for src, _, chunk, _ in transfers(chunk_program.rounds[1])]
     assert sorted(second) == [(0, 1), (0, 4), (1, 0), (1, 3), (2, 2), (2, 5)]
 
 
 def test_programs_are_the_same_each_time():
     for name, kind in ALL:
-        one, two = (program(name, kind, 12, slices=2) for _ in range(2))
-        assert [list(transfers(each)) for each in one.rounds] == [
-            list(transfers(each)) for each in two.rounds
+        first, second = (program(name, kind, 12, slices=2) for _ in range(2))
+        assert [list(transfers(each)) for each in first.rounds] == [
+            list(transfers(each)) for each in second.rounds
         ]
 
 

@@ -25,10 +25,10 @@ def programs(draw: st.DrawFn) -> ChunkProgram:
     kind = draw(kinds)
     n = draw(st.integers(1, 24))
     root = draw(st.integers(0, n - 1)) if kind in ROOTED else 0
-    made = program(
+    result = program(
         draw(st.sampled_from(algorithms(kind))), kind, n, root=root, slices=draw(st.integers(1, 4))
     )
-    return permute_ranks(made, draw(st.permutations(range(n)))) if draw(st.booleans()) else made
+    return permute_ranks(result, draw(st.permutations(range(n)))) if draw(st.booleans()) else result
 
 
 @st.composite
@@ -41,40 +41,46 @@ def hierarchies(draw: st.DrawFn) -> ChunkProgram:
         stages(levels, kind)
     except CommplanError:
         levels = [("bruck" if kind == "swap" else "ring", n) for n in shape]
-    made = hierarchical(levels, kind, root=root, slices=draw(st.integers(1, 3)))
-    return permute_ranks(made, draw(st.permutations(range(made.ranks)))) if draw(st.booleans()) else made
+    result = hierarchical(levels, kind, root=root, slices=draw(st.integers(1, 3)))
+    return (
+        permute_ranks(result, draw(st.permutations(range(result.ranks)))) if draw(st.booleans()) else result
+    )
 
 
-def right(made: ChunkProgram, size: int) -> None:
-    assert keeps_its_promise(made, size * made.ranks if made.kind in IN_BLOCKS else size)
-    contributions(made)
-    if made.kind in REDUCING:
-        ends = postcondition(made.kind, made.ranks, made.chunks, made.root).ends
-        found = expressions(made)
-        assert all(len(set(found[ends[:, c], c])) == 1 for c in range(made.chunks))
+def right(chunk_program: ChunkProgram, size: int) -> None:
+    assert keeps_its_promise(
+        chunk_program, size * chunk_program.ranks if chunk_program.kind in IN_BLOCKS else size
+    )
+    contributions(chunk_program)
+    if chunk_program.kind in REDUCING:
+        ends = postcondition(
+            chunk_program.kind, chunk_program.ranks, chunk_program.chunks, chunk_program.root
+        ).ends
+        sums = expressions(chunk_program)
+        assert all(len(set(sums[ends[:, c], c])) == 1 for c in range(chunk_program.chunks))
 
 
 @settings(max_examples=60)
 @given(programs(), st.integers(0, 40))
-def test_programs(made: ChunkProgram, size: int):
-    right(made, size)
+def test_programs(chunk_program: ChunkProgram, size: int):
+    right(chunk_program, size)
 
 
 @settings(max_examples=60)
 @given(hierarchies(), st.integers(0, 40))
-def test_hierarchies(made: ChunkProgram, size: int):
-    right(made, size)
+def test_hierarchies(chunk_program: ChunkProgram, size: int):
+    right(chunk_program, size)
 
 
 @settings(max_examples=60)
 @given(programs(), st.data())
-def test_places_are_names_alone(made: ChunkProgram, data: st.DataObject):
+def test_places_are_names_alone(chunk_program: ChunkProgram, data: st.DataObject):
     """Permuting the ranks of a program and permuting them back gives the same program."""
-    places = np.array(data.draw(st.permutations(range(made.ranks))), np.int64)
-    back = permute_ranks(permute_ranks(made, places), np.argsort(places))
-    assert back.root == made.root
-    for one, two in zip(made.rounds, back.rounds, strict=True):
-        assert set(transfers(one)) == set(transfers(two))
+    places = np.array(data.draw(st.permutations(range(chunk_program.ranks))), np.int64)
+    back = permute_ranks(permute_ranks(chunk_program, places), np.argsort(places))
+    assert back.root == chunk_program.root
+    for before, after in zip(chunk_program.rounds, back.rounds, strict=True):
+        assert set(transfers(before)) == set(transfers(after))
 
 
 @settings(max_examples=100)

@@ -105,9 +105,9 @@ def test_ranks_at_other_places(kind: Kind):
         for n in (1, 2, 5, 8, 12):
             places = draw.permutation(n)
             for slices in (1, 2):
-                made = program(name, kind, n, root=n // 2 if kind in ROOTED else 0, slices=slices)
-                moved = permute_ranks(made, places)
-                assert places[moved.root] == made.root
+                chunk_program = program(name, kind, n, root=n // 2 if kind in ROOTED else 0, slices=slices)
+                moved = permute_ranks(chunk_program, places)
+                assert places[moved.root] == chunk_program.root
                 assert keeps_its_promise(moved, 3 * n)
 
 
@@ -163,15 +163,15 @@ def test_pruned_leaves_out_what_is_there_and_what_nobody_needs():
         src, dst, chunk = (np.array(x) for x in zip(*moves, strict=True))
         return (Send(src, dst, chunk, np.ones_like(src), reduce=False),)
 
-    told = postcondition("scatter", 3, 3)
-    kept = pruned(
+    promise = postcondition("scatter", 3, 3)
+    rounds = pruned(
         [
             copies((0, 1, 1), (0, 1, 2), (0, 2, 1)),  # rank 2 never needs block 1
             copies((0, 2, 2)),
             copies((1, 2, 2)),  # again
             copies((0, 2, 2)),  # and again
         ],
-        *told,
+        *promise,
     )
-    moves = [[tuple(map(int, m)) for s in each for m in zip(*expand_runs(s), strict=True)] for each in kept]
+    moves = [[tuple(map(int, m)) for s in each for m in zip(*expand_runs(s), strict=True)] for each in rounds]
     assert moves == [[(0, 1, 1)], [(0, 2, 2)]]

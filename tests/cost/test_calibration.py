@@ -46,8 +46,8 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 @given(st.floats(min_value=1e-12, max_value=1e12), st.text(max_size=8).filter(str.isprintable))
 def test_numbers_and_names_survive(number: float, name: str) -> None:
-    made = Calibration("2026-11-21", "jax", (name,), number, number, number, number, note=name)
-    assert parse_calibration(write_calibration(made)) == made
+    calibration = Calibration("2026-11-21", "jax", (name,), number, number, number, number, note=name)
+    assert parse_calibration(write_calibration(calibration)) == calibration
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def seconds(
     form: Form | None = None,
     chunk: int | None = None,
 ) -> float:
-    found = predictor.predict("all_reduce", algorithm, ("data",), nbytes, form=form, chunk=chunk)
-    assert found is not None
-    return found.seconds
+    prediction = predictor.predict("all_reduce", algorithm, ("data",), nbytes, form=form, chunk=chunk)
+    assert prediction is not None
+    return prediction.seconds
 
 
 def test_a_pipelined_hierarchy_reaches_the_bound_of_two_racks_and_a_sequential_one_does_not() -> None:
@@ -73,11 +73,11 @@ def test_a_hierarchy_takes_as_long_from_every_root(kind: CollectiveKind, names: 
     predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, rack=2, worker=4), backend="mpi")
     way = hierarchical(worker=names[0], rack=names[1])
     for chunk in (None, 64 << 10):
-        found = [
+        predictions = [
             predictor.predict(kind, way, ("rack", "worker"), MIB, root=root, chunk=chunk, form="call")
             for root in range(8)
         ]
-        times = [one.seconds for one in found if one is not None]
+        times = [prediction.seconds for prediction in predictions if prediction is not None]
         assert times == pytest.approx([times[0]] * 8, rel=0.2)
 
 
@@ -119,32 +119,34 @@ def test_predictors_of_one_machine_share_their_predictions(monkeypatch: pytest.M
 
 
 def test_one_rank_takes_no_time() -> None:
-    found = collective_time(Algorithm("ring"), CollectiveQuery("all_reduce", one_group([3]), MIB, NETWORK))
-    assert found is not None
-    assert (found.seconds, found.bound) == (0.0, 0.0)
+    prediction = collective_time(
+        Algorithm("ring"), CollectiveQuery("all_reduce", one_group([3]), MIB, NETWORK)
+    )
+    assert prediction is not None
+    assert (prediction.seconds, prediction.bound) == (0.0, 0.0)
 
 
 def test_bytes_and_the_critical_level_are_told() -> None:
     query = CollectiveQuery("all_reduce", one_group([0, 4, 1, 5, 2, 6, 3, 7]), 8e6, NETWORK)
-    found = collective_time(Algorithm("ring"), query)
-    assert found is not None
-    assert dict(found.nbytes) == pytest.approx({"host": 14e6, "rack": 56e6})
-    assert found.level == "rack"
-    assert found.seconds > found.bound > 0
+    prediction = collective_time(Algorithm("ring"), query)
+    assert prediction is not None
+    assert dict(prediction.nbytes) == pytest.approx({"host": 14e6, "rack": 56e6})
+    assert prediction.level == "rack"
+    assert prediction.seconds > prediction.bound > 0
 
 
 def test_an_all_gather_is_asked_for_by_operand() -> None:
     predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, data=8), backend="mpi")
-    found = predictor.predict("all_gather", Algorithm("ring"), ("data",), MIB)
-    assert found is not None
-    assert dict(found.nbytes)["host"] == pytest.approx(7 * MIB)
+    prediction = predictor.predict("all_gather", Algorithm("ring"), ("data",), MIB)
+    assert prediction is not None
+    assert dict(prediction.nbytes)["host"] == pytest.approx(7 * MIB)
 
 
 def test_all_to_all_sends_every_row_to_its_rank() -> None:
     predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, data=8))
-    found = predictor.predict("all_to_all", Algorithm("native"), ("data",), 8 * MIB)
-    assert found is not None
-    assert dict(found.nbytes) == pytest.approx({"host": 7 * MIB, "rack": 16 * MIB})
+    prediction = predictor.predict("all_to_all", Algorithm("native"), ("data",), 8 * MIB)
+    assert prediction is not None
+    assert dict(prediction.nbytes) == pytest.approx({"host": 7 * MIB, "rack": 16 * MIB})
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce"])
@@ -164,9 +166,9 @@ def test_65536_ranks_are_predicted_without_writing_their_programs_out(
     algorithms = [Algorithm("native"), Algorithm("ring"), hierarchical(gpu="ring", node="ring", pod="ring")]
     for algorithm in algorithms:
         for nbytes in (4096, 100_000_000):
-            found = predictor.predict(kind, algorithm, over, nbytes)  # pyright: ignore[reportArgumentType]
-            assert found is not None
-            assert found.seconds >= found.bound > 0
+            prediction = predictor.predict(kind, algorithm, over, nbytes)  # pyright: ignore[reportArgumentType]
+            assert prediction is not None
+            assert prediction.seconds >= prediction.bound > 0
     assert max(written, default=0) <= 256
 
 
@@ -180,35 +182,35 @@ def calibration(**more: object) -> Calibration:
         Curve("all_reduce", "native", "call", shape, (1000.0,), (5e-3,)),
     )
     level = (MeasuredLevel("host", 1e-3, 1e6),)
-    made = Calibration("2026-11-21", "mpi", ("a", "b", "c", "d"), 1e-5, 1e-9, 1e-4, 1e-5, level, curves)
-    return msgspec.structs.replace(made, **more)
+    result = Calibration("2026-11-21", "mpi", ("a", "b", "c", "d"), 1e-5, 1e-9, 1e-4, 1e-5, level, curves)
+    return msgspec.structs.replace(result, **more)
 
 
 def test_what_was_measured_is_answered_from_its_curve() -> None:
-    given = calibration()
-    predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, data=4), calibration=given, backend="mpi")
+    measured = calibration()
+    predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, data=4), calibration=measured, backend="mpi")
     assert predictor.measured
-    found = predictor.predict("all_reduce", Algorithm("native"), ("data",), 900)
-    assert found is not None
-    assert (found.seconds, found.source) == (5e-3, "measured 2026-11-21")
+    prediction = predictor.predict("all_reduce", Algorithm("native"), ("data",), 900)
+    assert prediction is not None
+    assert (prediction.seconds, prediction.source) == (5e-3, "measured 2026-11-21")
 
 
 SCALED = "model, scaled to the messages measured 2026-11-21"
 
 
 def test_of_messages_of_another_size_only_the_comparison_is_modelled() -> None:
-    given = calibration()
+    curves = calibration()
     measured, modelled = (
-        Predictor(TWO_RACKS, mesh(TWO_RACKS, data=4), calibration=one, backend="mpi")
-        for one in (given, msgspec.structs.replace(given, curve_list=()))
+        Predictor(TWO_RACKS, mesh(TWO_RACKS, data=4), calibration=each, backend="mpi")
+        for each in (curves, msgspec.structs.replace(curves, curve_list=()))
     )
 
     def seconds(predictor: Predictor, chunk: int | None) -> float:
-        found = predictor.predict("all_reduce", Algorithm("ring"), ("data",), 10_000_000, chunk=chunk)
-        assert found is not None
-        told = {"model"} if predictor is modelled else {"measured 2026-11-21", SCALED}
-        assert found.source in told
-        return found.seconds
+        prediction = predictor.predict("all_reduce", Algorithm("ring"), ("data",), 10_000_000, chunk=chunk)
+        assert prediction is not None
+        sources = {"model"} if predictor is modelled else {"measured 2026-11-21", SCALED}
+        assert prediction.source in sources
+        return prediction.seconds
 
     small = 8 << 10
     assert seconds(modelled, small) != seconds(modelled, None)
@@ -225,24 +227,24 @@ def test_between_sizes_the_logarithms_are_interpolated() -> None:
 
 
 def test_what_was_not_measured_is_modelled_with_measured_levels() -> None:
-    given = calibration()
+    measured = calibration()
     for axes, backend, algorithm in (
         (mesh(TWO_RACKS, data=3), "mpi", "ring"),
         (mesh(TWO_RACKS, data=4), "jax", "ring"),
         (mesh(TWO_RACKS, data=4), "mpi", "chain"),
     ):
-        predictor = Predictor(TWO_RACKS, axes, calibration=given, backend=backend)
-        found = predictor.predict("all_reduce", Algorithm(algorithm), ("data",), 4_000_000)
-        assert found is not None
-        assert found.source == "model"
-        assert found.seconds > 4  # a megabyte a second
+        predictor = Predictor(TWO_RACKS, axes, calibration=measured, backend=backend)
+        prediction = predictor.predict("all_reduce", Algorithm(algorithm), ("data",), 4_000_000)
+        assert prediction is not None
+        assert prediction.source == "model"
+        assert prediction.seconds > 4  # a megabyte a second
 
 
 def test_groups_that_share_links_are_not_answered_from_one_group() -> None:
     rack = shape_of(one_group([0, 4]), NETWORK)
     curve = Curve("all_reduce", "ring", "call", rack, (1000.0,), (1e-3,))
-    given = calibration(curve_list=(curve,))
-    alone = Predictor(TWO_RACKS, mesh(TWO_RACKS, rack=2), calibration=given, backend="mpi")
-    shared = Predictor(TWO_RACKS, mesh(TWO_RACKS, rack=2, host=4), calibration=given, backend="mpi")
-    told = [p.predict("all_reduce", Algorithm("ring"), ("rack",), 1000) for p in (alone, shared)]
-    assert [one.source for one in told if one] == ["measured 2026-11-21", "model"]
+    measured = calibration(curve_list=(curve,))
+    alone = Predictor(TWO_RACKS, mesh(TWO_RACKS, rack=2), calibration=measured, backend="mpi")
+    shared = Predictor(TWO_RACKS, mesh(TWO_RACKS, rack=2, host=4), calibration=measured, backend="mpi")
+    predictions = [p.predict("all_reduce", Algorithm("ring"), ("rack",), 1000) for p in (alone, shared)]
+    assert [prediction.source for prediction in predictions if prediction] == ["measured 2026-11-21", "model"]

@@ -23,10 +23,10 @@ def taken(
 ) -> dict[str, float]:
     """Seconds of each op alone, of 8 records a step and 4 members."""
     schedule = compile_plan(ensemble_plan(via=via), {}, topology=topology)
-    found = predict(schedule, Predictor(topology, schedule.axes), compute=compute, measured=COSTS)
-    assert "function `augment`" in found.unknown
-    assert not any("decode" in what or "images" in what for what in found.unknown)
-    return {op.op: op.alone for op in found.phases[0].ops}
+    time = predict(schedule, Predictor(topology, schedule.axes), compute=compute, measured=COSTS)
+    assert "function `augment`" in time.unknown
+    assert not any("decode" in name or "images" in name for name in time.unknown)
+    return {op.op: op.alone for op in time.phases[0].ops}
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def taken(
 def test_a_process_makes_its_rows_on_its_part_of_the_cores(
     topology: Topology, cores: float, via: Algorithm | None, rows: int
 ) -> None:
-    found = taken(topology, via)
-    assert found["decode"] == pytest.approx(rows * 2e-3 / cores)
-    assert found["read"] == pytest.approx(rows * (1e-3 / cores + 8e-3 / 8))
+    time = taken(topology, via)
+    assert time["decode"] == pytest.approx(rows * 2e-3 / cores)
+    assert time["read"] == pytest.approx(rows * (1e-3 / cores + 8e-3 / 8))
 
 
 def test_what_is_given_overrules_what_was_measured() -> None:

@@ -47,10 +47,10 @@ def test_the_busiest_link_is_the_simulators(path: Path, machine: str, backend: s
         assert loads is not None
         busiest = [max(up.max(), down.max()) for up, down in loads]
         # The simulator sums the busiest link of each collective, and these need not be the same one.
-        known = [nbytes for _, nbytes in timed.nbytes]
-        assert all(most <= nbytes * (1 + 1e-9) for most, nbytes in zip(busiest, known, strict=True))
+        simulated = [nbytes for _, nbytes in timed.nbytes]
+        assert all(most <= nbytes * (1 + 1e-9) for most, nbytes in zip(busiest, simulated, strict=True))
         alone = sum(any(nbytes for _, nbytes in op.nbytes) for op in timed.ops) <= 1
-        assert not alone or busiest == pytest.approx(known)
+        assert not alone or busiest == pytest.approx(simulated)
 
 
 def test_a_chain_loads_each_link_as_it_passes() -> None:

@@ -35,10 +35,10 @@ def published() -> tuple[Table, ...]:
 
 def seconds(kind: CostKind, nbytes: float, layout: Layout, topology: Topology, backend: str = "jax") -> float:
     query = CollectiveQuery(kind, layout, nbytes, Network.for_topology(topology), backend)  # pyright: ignore
-    found = collective_time(NATIVE, query)
-    assert found is not None
-    assert found.source == "model"
-    return found.seconds
+    prediction = collective_time(NATIVE, query)
+    assert prediction is not None
+    assert prediction.source == "model"
+    return prediction.seconds
 
 
 def way(nbytes: int, topology: Topology, kind: CostKind = "all_reduce") -> str:
@@ -49,10 +49,10 @@ def way(nbytes: int, topology: Topology, kind: CostKind = "all_reduce") -> str:
 
 
 def test_the_median_error_of_bus_bandwidth_in_published_tables() -> None:
-    found = errors(published())
-    assert len(found) >= 200
-    assert statistics.median(found) < 0.10
-    assert ninth(found) < 0.30
+    relative_errors = errors(published())
+    assert len(relative_errors) >= 200
+    assert statistics.median(relative_errors) < 0.10
+    assert ninth(relative_errors) < 0.30
     unfitted = errors([each for each in published() if not each.fitted])
     assert statistics.median(unfitted) < 0.09
     assert ninth(unfitted) < 0.23
@@ -85,12 +85,12 @@ def test_the_table_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ways_by_size_and_nodes() -> None:
-    one, two, eight = (cluster("h100", nodes) for nodes in (1, 2, 8))
-    assert [way(size, one) for size in (1024, MIB, 2 * MIB, 1024 * MIB)] == [
+    single, pair, eight = (cluster("h100", nodes) for nodes in (1, 2, 8))
+    assert [way(size, single) for size in (1024, MIB, 2 * MIB, 1024 * MIB)] == [
         *["nccl ring"] * 2,
         *["nccl nvls"] * 2,
     ]
-    for topology in (two, eight):
+    for topology in (pair, eight):
         assert way(1024, topology) == "nccl tree"
         assert way(1024 * MIB, topology) == "nccl nvls_tree"
         assert way(1024 * MIB, topology, "all_gather") == "nccl ring"
@@ -103,14 +103,14 @@ def test_the_protocol_follows_the_size() -> None:
     layout, network = one_group(range(8)), Network.for_topology(cluster("a100", 1))
 
     def protocol(nbytes: int) -> str:
-        found = nccl.choose("all_reduce", nbytes, layout, network)
-        assert found is not None
-        return found[0].protocol
+        choice = nccl.choose("all_reduce", nbytes, layout, network)
+        assert choice is not None
+        return choice[0].protocol
 
-    taken = [protocol(size) for size in SIZES]
+    protocols = [protocol(size) for size in SIZES]
     order = ["ll", "ll128", "simple"]
-    assert taken == sorted(taken, key=order.index)
-    assert set(taken) >= {"ll", "simple"}
+    assert protocols == sorted(protocols, key=order.index)
+    assert set(protocols) >= {"ll", "simple"}
 
 
 # The invariants
@@ -135,9 +135,9 @@ def test_no_prediction_is_faster_than_the_links(devices: str, nodes: int) -> Non
     topology = cluster(devices, nodes)
     network, layout = Network.for_topology(topology), one_group(range(topology.places))
     for kind, size in itertools.product(KINDS, SIZES):
-        found = nccl.choose(kind, size, layout, network)
-        assert found is not None
-        choice, load = found
+        chosen = nccl.choose(kind, size, layout, network)
+        assert chosen is not None
+        choice, load = chosen
         assert choice.seconds(size) >= float((load / network.bandwidths).max())
         predicted = collective_time(NATIVE, CollectiveQuery(kind, layout, size, network))
         assert predicted is not None
@@ -149,10 +149,10 @@ def test_loads_of_links_are_those_of_the_busiest() -> None:
     network = Network.for_topology(topology)
     columns = Layout(np.arange(32).reshape(4, 8).T.copy())  # one rank of each node
     for layout, kind in itertools.product((one_group(range(32)), columns), KINDS):
-        found = nccl.choose(kind, MIB, layout, network)
-        assert found is not None
-        loads = nccl.link_loads(kind, found[0].algorithm, layout, network)
-        assert [max(up.max(), down.max()) * MIB for up, down in loads] == pytest.approx(found[1].tolist())
+        choice = nccl.choose(kind, MIB, layout, network)
+        assert choice is not None
+        loads = nccl.link_loads(kind, choice[0].algorithm, layout, network)
+        assert [max(up.max(), down.max()) * MIB for up, down in loads] == pytest.approx(choice[1].tolist())
 
 
 def test_groups_that_share_links_share_their_rate() -> None:
@@ -192,22 +192,26 @@ def test_every_device_of_topologies_is_modelled() -> None:
 @pytest.mark.parametrize("backend", ["jax", "mpi"])
 def test_other_machines_and_open_mpi_keep_their_model(backend: str) -> None:
     gpus = cluster("h100", 2)
-    others = msgspec.structs.replace(gpus, devices=None)
+    unknown_devices = msgspec.structs.replace(gpus, devices=None)
     layout = one_group(range(16))
     same = seconds("all_reduce", MIB, layout, gpus, backend) == seconds(
-        "all_reduce", MIB, layout, others, backend
+        "all_reduce", MIB, layout, unknown_devices, backend
     )
     assert same == (backend == "mpi")
-    name = library_algorithm("all_reduce", layout, MIB, Network.for_topology(others), backend=backend)  # pyright: ignore
+    name = library_algorithm(
+        "all_reduce", layout, MIB, Network.for_topology(unknown_devices), backend=backend
+    )  # pyright: ignore
     assert not name.startswith("nccl")
 
 
 def test_ranks_that_lie_unevenly_keep_the_model_of_other_machines() -> None:
     gpus = cluster("h100", 2)
-    others = msgspec.structs.replace(gpus, devices=None)
+    unknown_devices = msgspec.structs.replace(gpus, devices=None)
     for places in ([0, 1, 8], [0, 1, 2, 8, 9, 10, 11]):
         assert nccl.choose("all_reduce", MIB, one_group(places), Network.for_topology(gpus)) is None
-        times = [seconds("all_gather", MIB, one_group(places), topology) for topology in (gpus, others)]
+        times = [
+            seconds("all_gather", MIB, one_group(places), topology) for topology in (gpus, unknown_devices)
+        ]
         assert times[0] == times[1]
     assert nccl.choose("all_to_all", MIB, one_group(range(16)), Network.for_topology(gpus)) is None
     assert nccl.choose("all_reduce", MIB, one_group([3]), Network.for_topology(gpus)) is None
@@ -218,19 +222,19 @@ def test_a_measured_curve_goes_first() -> None:
     axes = place((Axis("data", AxisKind.REPLICA, 8),), topology, {})
     shape = shape_of(one_group(range(8)), Network.for_topology(topology))
     curve = Curve("all_reduce", "native", "call", shape, (1e6,), (5e-3,))
-    given = Calibration(
+    curves = Calibration(
         "2026-11-26", "jax", tuple("abcdefgh"), 1e-6, 1e-12, 1e-6, 1e-6,
         (MeasuredLevel("gpu", 3e-6, 360e9),), (curve,),
     )  # fmt: skip
     sources = []
-    for calibration in (None, given):
-        found = Predictor(topology, axes, calibration=calibration).predict(
+    for calibration in (None, curves):
+        prediction = Predictor(topology, axes, calibration=calibration).predict(
             "all_reduce", NATIVE, ("data",), 10**6
         )
-        assert found is not None
-        sources.append(found.source)
+        assert prediction is not None
+        sources.append(prediction.source)
         if calibration is not None:
-            assert found.seconds == 5e-3
+            assert prediction.seconds == 5e-3
     assert sources == ["model", "measured 2026-11-26"]
 
 
@@ -242,16 +246,16 @@ def test_what_is_not_measured_is_called_a_guess() -> None:
 
 def test_slower_measured_links_make_it_slower() -> None:
     topology, layout = cluster("h100", 2), one_group(range(16))
-    given = Calibration(
+    curves = Calibration(
         "2026-11-26", "jax", tuple("abcdefghijklmnop"), 1e-6, 1e-12, 1e-6, 1e-6,
         (MeasuredLevel("gpu", 3e-6, 360e9), MeasuredLevel("node", 20e-6, 100e9)),
     )  # fmt: skip
-    measured, file = Network.for_topology(topology, given), Network.for_topology(topology)
+    measured, file = Network.for_topology(topology, curves), Network.for_topology(topology)
     for size in (1024, 1024 * MIB):
         times = []
         for network in (measured, file):
-            found = collective_time(NATIVE, CollectiveQuery("all_reduce", layout, size, network))
-            assert found is not None
-            times.append(found.seconds)
+            prediction = collective_time(NATIVE, CollectiveQuery("all_reduce", layout, size, network))
+            assert prediction is not None
+            times.append(prediction.seconds)
         assert times[0] > 1.3 * times[1]
         assert math.isfinite(times[0])

@@ -210,9 +210,9 @@ def test_one_rank_stands_for_all_where_all_are_alike(kind: Kind, name: str, slic
 @pytest.mark.parametrize("name", ["ring", "halving_doubling", "chain", "double_tree"])
 def test_what_is_extrapolated_is_what_is_followed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     laid = pattern(name, "all_reduce", IN_ORDER)
-    told = step_model.seconds(laid, NETWORK, 8e6, 150, blocking=False)
+    predicted = step_model.seconds(laid, NETWORK, 8e6, 150, blocking=False)
     monkeypatch.setattr(step_model, "SIMULATED_SLICES", 1000)
-    assert told == pytest.approx(step_model.seconds(laid, NETWORK, 8e6, 150, blocking=False), rel=0.01)
+    assert predicted == pytest.approx(step_model.seconds(laid, NETWORK, 8e6, 150, blocking=False), rel=0.01)
 
 
 @pytest.mark.parametrize("slices", [1, 7])

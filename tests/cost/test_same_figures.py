@@ -38,15 +38,21 @@ def figures(phases: list[dict[str, Any]]) -> Figures:
 def test_all_tools_print_the_same_figures(
     seed: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = case(seed)
+    generated = case(seed)
     plan, shapes, topology = tmp_path / "a.plan", tmp_path / "shapes.json", tmp_path / "machine.toml"
-    for file, text in ((plan, made.text()), (shapes, json.dumps(made.shapes)), (topology, made.topology)):
+    for file, text in (
+        (plan, generated.text()),
+        (shapes, json.dumps(generated.shapes)),
+        (topology, generated.topology),
+    ):
         file.write_text(text)
-    words = ["--shapes", str(shapes), "--topology", str(topology), "--backend", made.backend]
+    words = ["--shapes", str(shapes), "--topology", str(topology), "--backend", generated.backend]
     compiled = commplan.load(plan).compile(
-        shapes=made.shapes, topology=topology, backend=made.backend
+        shapes=generated.shapes, topology=topology, backend=generated.backend
     ).schedule  # fmt: skip
-    predicted = predict(compiled, Predictor(load_topology(topology), compiled.axes, backend=made.backend))
+    predicted = predict(
+        compiled, Predictor(load_topology(topology), compiled.axes, backend=generated.backend)
+    )
     (phase,) = predicted.phases
     expected = {phase.name: (phase.alone, phase.computation, phase.exposed)}
 
@@ -55,7 +61,7 @@ def test_all_tools_print_the_same_figures(
     explained = shown(capsys, "explain", str(plan), *words)
     assert figures([{"name": each["name"], **each["times"]} for each in explained["phases"]]) == expected
     pinned = tmp_path / "pinned.plan"
-    pinned.write_text(made.text(0, option="bucket = 1 MiB"))
+    pinned.write_text(generated.text(0, option="bucket = 1 MiB"))
     changes = shown(capsys, "diff", str(plan), str(pinned), *words)["changes"]
     before = {each["measure"]: each["before"] for each in changes if not each["subject"]}
     assert (before["alone"], before["exposed"]) == (phase.alone, phase.exposed)
@@ -70,12 +76,14 @@ def test_all_tools_print_the_same_figures(
     ]
     assert alone[0] == alone[1] == [op.alone for op in phase.ops]
 
-    pinned.write_text(made.text(0, "ring"))
+    pinned.write_text(generated.text(0, "ring"))
     slower = (
-        commplan.load(pinned).compile(shapes=made.shapes, topology=topology, backend=made.backend).schedule
+        commplan.load(pinned)
+        .compile(shapes=generated.shapes, topology=topology, backend=generated.backend)
+        .schedule
     )
     exposed = (
-        predict(slower, Predictor(load_topology(topology), slower.axes, backend=made.backend))
+        predict(slower, Predictor(load_topology(topology), slower.axes, backend=generated.backend))
         .phases[0]
         .exposed
     )

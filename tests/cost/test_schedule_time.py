@@ -37,36 +37,36 @@ CLUSTER = load_topology(ROOT / "examples" / "topologies" / "h100_65536.toml")
 
 
 def spans(*tasks: LaneTask) -> list[tuple[float, float]]:
-    return [(one.start, one.end) for one in run_tasks(tasks)]
+    return [(timing.start, timing.end) for timing in run_tasks(tasks)]
 
 
 def test_a_lane_serves_one_task_after_another_and_lanes_run_side_by_side() -> None:
-    found = spans(
+    times = spans(
         LaneTask(("a",), (), 2.0),
         LaneTask(("b",), (), 3.0),
         LaneTask(("a",), (), 1.0),
         LaneTask(("b",), (0,), 1.0),
     )
-    assert found == [(0, 2), (0, 3), (2, 3), (3, 4)]
+    assert times == [(0, 2), (0, 3), (2, 3), (3, 4)]
 
 
 def test_flows_on_one_link_slow_each_other_down() -> None:
     both = (1.0,)
-    found = spans(LaneTask(("a",), (), 2.0, both), LaneTask(("b",), (), 1.0, both))
-    assert found == [(0, pytest.approx(3.0)), (0, pytest.approx(2.0))]
+    times = spans(LaneTask(("a",), (), 2.0, both), LaneTask(("b",), (), 1.0, both))
+    assert times == [(0, pytest.approx(3.0)), (0, pytest.approx(2.0))]
 
 
 def test_flows_end_where_a_float_cannot_hold_how_long_they_take() -> None:
     flow = (1.0,)
-    found = spans(
+    times = spans(
         LaneTask(("a",), (), 1e20), LaneTask(("b",), (0,), 1.0, flow), LaneTask(("c",), (0,), 2.0, flow)
     )
-    assert found == [(0, 1e20)] * 1 + [(1e20, 1e20)] * 2
+    assert times == [(0, 1e20)] * 1 + [(1e20, 1e20)] * 2
 
 
 def test_flows_that_leave_room_do_not() -> None:
-    found = spans(LaneTask(("a",), (), 2.0, (0.5, 0.0)), LaneTask(("b",), (), 2.0, (0.5, 1.0)))
-    assert found == [(0, 2.0), (0, 2.0)]
+    times = spans(LaneTask(("a",), (), 2.0, (0.5, 0.0)), LaneTask(("b",), (), 2.0, (0.5, 1.0)))
+    assert times == [(0, 2.0), (0, 2.0)]
 
 
 def test_a_flow_that_needs_less_than_its_share_of_a_link_is_not_slowed() -> None:
@@ -90,15 +90,15 @@ def test_shares_fill_links_and_slow_only_flows_of_a_full_one(uses: list[tuple[fl
 
 
 def test_a_task_may_wait_for_another_to_begin() -> None:
-    found = spans(LaneTask(("net",), (), 5.0, (0.1,)), LaneTask(("device",), (), 1.0, begun=(0,)))
-    assert found == [(0, 5.0), (0, 1.0)]
+    times = spans(LaneTask(("net",), (), 5.0, (0.1,)), LaneTask(("device",), (), 1.0, begun=(0,)))
+    assert times == [(0, 5.0), (0, 1.0)]
 
 
 def test_a_task_on_two_lanes_blocks_both() -> None:
-    found = spans(
+    times = spans(
         LaneTask(("net", "device"), (), 2.0), LaneTask(("device",), (), 1.0), LaneTask(("net",), (), 1.0)
     )
-    assert found == [(0, 2), (2, 3), (2, 3)]
+    assert times == [(0, 2), (2, 3), (2, 3)]
 
 
 def test_the_critical_path_is_who_was_waited_for() -> None:
@@ -161,25 +161,25 @@ def test_costs_that_nobody_knows_are_named_and_given_ones_are_charged() -> None:
     )
     unknown = timed(schedule).unknown
     assert unknown == ("function `adam_init`", "function `adam_update`")
-    known = timed(schedule, adam_init=1.0, adam_update=2.0)
-    assert known.unknown == ()
-    assert [round(phase.seconds) for phase in known.phases] == [1, 2]
-    assert all(phase.seconds >= phase.bound for phase in known.phases)
+    charged = timed(schedule, adam_init=1.0, adam_update=2.0)
+    assert charged.unknown == ()
+    assert [round(phase.seconds) for phase in charged.phases] == [1, 2]
+    assert all(phase.seconds >= phase.bound for phase in charged.phases)
 
 
 @pytest.mark.parametrize("via", ["duplicate", "all_shared", "single_broadcast"])
 def test_sharing_is_charged_as_what_it_sends(via: str) -> None:
     schedule = compile_plan(ensemble_plan(via=Algorithm(via)), {}, topology=FLAT)
-    found = timed(schedule, images=0.0, decode=0.0, augment=0.0)
-    moved = sum(op.alone for phase in found.phases for op in phase.ops if op.op == "share")
+    prediction = timed(schedule, images=0.0, decode=0.0, augment=0.0)
+    moved = sum(op.alone for phase in prediction.phases for op in phase.ops if op.op == "share")
     assert (moved > 0) is (via != "duplicate")
-    assert found.unknown == ()
+    assert prediction.unknown == ()
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples" / "plans").glob("*.plan")), ids=lambda p: p.stem)
 def test_every_example_is_simulated(path: Path) -> None:
-    plan, found = dsl.load(path.read_text(), str(path))
-    assert plan is not None, found
+    plan, diagnostics = dsl.load(path.read_text(), str(path))
+    assert plan is not None, diagnostics
     shapes = {v.name: tree(w=(64, 64), b=(64,)) for v in plan.values if type(v.type).__name__ == "TreeType"}
     sizes = {axis.name: 4 for axis in plan.axes if axis.size is None}
     try:
@@ -195,10 +195,10 @@ def test_every_example_is_simulated(path: Path) -> None:
 def test_three_levels_of_65536_ranks() -> None:
     maker = reduce_plan(op="mean", hints=Hints(), pod=256, node=32, gpu=8)
     schedule = compile_plan(maker, {"grads": tree(w=(25_000_000,))}, topology=CLUSTER)
-    found = predict(schedule, Predictor(CLUSTER, schedule.axes))
-    assert found.ranks == 65536
-    assert found.phases[0].seconds > found.phases[0].bound > 0
-    assert len(found.phases[0].ops) < 500
+    prediction = predict(schedule, Predictor(CLUSTER, schedule.axes))
+    assert prediction.ranks == 65536
+    assert prediction.phases[0].seconds > prediction.phases[0].bound > 0
+    assert len(prediction.phases[0].ops) < 500
 
 
 # The trace

@@ -32,8 +32,8 @@ SIZE = 2_500_000  # elements: 10 MB, 0.4 s of a link
 
 
 def compiled(name: str, topology: Topology = FLAT, mapping: Any = None, **sizes: int) -> Schedule:
-    plan, found = dsl.load((PLANS / f"{name}.plan").read_text(), name)
-    assert plan is not None, found
+    plan, diagnostics = dsl.load((PLANS / f"{name}.plan").read_text(), name)
+    assert plan is not None, diagnostics
     axes = tuple(msgspec.structs.replace(a, size=sizes.get(a.name, a.size)) for a in plan.axes)
     plan = msgspec.structs.replace(plan, axes=axes)
     inputs = ("params", "grads")
@@ -46,9 +46,9 @@ def told(name: str, topology: Topology = FLAT, mapping: Any = None, **sizes: int
     return predict(schedule, Predictor(topology, schedule.axes, backend="mpi"))
 
 
-def load(nbytes: float, servers: int = 1, units: int = 64, **rest: Any) -> RequestTraffic:
+def load(nbytes: float, servers: int = 1, units: int = 64, **fields: Any) -> RequestTraffic:
     each, few = np.full(servers, nbytes / servers), np.full(servers, float(units))
-    return RequestTraffic(each, each, few, few, units, None, 1, np.zeros(servers), **rest)
+    return RequestTraffic(each, each, few, few, units, None, 1, np.zeros(servers), **fields)
 
 
 def network(topology: Topology = FLAT) -> Network:
@@ -106,40 +106,40 @@ TWO_RACK = ROOT / "examples" / "topologies" / "two_rack.toml"
 
 
 def test_the_link_of_the_server_takes_every_push_and_every_pull_both_ways_at_once() -> None:
-    found = request_cost(load(10e6), np.arange(8), np.array([8]), network())
-    assert found.bound == pytest.approx(8 * 10e6 / RATE, rel=1e-3)
-    assert found.bound < found.seconds < 1.03 * found.bound
-    assert found.loads.tolist() == [80e6]
-    assert found.limit == "links of level host"
+    cost = request_cost(load(10e6), np.arange(8), np.array([8]), network())
+    assert cost.bound == pytest.approx(8 * 10e6 / RATE, rel=1e-3)
+    assert cost.bound < cost.seconds < 1.03 * cost.bound
+    assert cost.loads.tolist() == [80e6]
+    assert cost.limit == "links of level host"
 
 
 def test_a_whole_push_comes_before_the_pull_where_there_is_one_unit() -> None:
-    found = request_cost(load(10e6, units=1), np.arange(8), np.array([8]), network())
-    assert found.seconds == pytest.approx(2 * 8 * 10e6 / RATE, rel=0.01)
+    cost = request_cost(load(10e6, units=1), np.arange(8), np.array([8]), network())
+    assert cost.seconds == pytest.approx(2 * 8 * 10e6 / RATE, rel=0.01)
 
 
 def test_more_servers_divide_the_time() -> None:
-    one = request_cost(load(10e6), np.arange(8), np.array([8]), network())
+    single = request_cost(load(10e6), np.arange(8), np.array([8]), network())
     four = request_cost(load(10e6, servers=4, units=16), np.arange(8), np.arange(8, 12), network())
-    assert one.seconds / four.seconds == pytest.approx(4, rel=0.1)
+    assert single.seconds / four.seconds == pytest.approx(4, rel=0.1)
 
 
 def test_a_server_beside_a_worker_shares_its_link() -> None:
     """It sends seven workers their pulls, and the worker of its place pushes to the other server."""
-    found = request_cost(load(10e6, servers=2), np.arange(8), np.array([6, 7]), network())
-    assert found.loads.tolist() == [7 * 5e6 + 5e6]
+    cost = request_cost(load(10e6, servers=2), np.arange(8), np.array([6, 7]), network())
+    assert cost.loads.tolist() == [7 * 5e6 + 5e6]
 
 
 def test_the_uplink_of_a_rack_carries_what_crosses_it() -> None:
     workers = np.array([0, 1, 2, 3, 6, 7, 8, 9])
-    found = request_cost(load(10e6), workers, np.array([4]), network(RACKS))
-    assert found.loads.tolist() == [80e6, 40e6]
+    cost = request_cost(load(10e6), workers, np.array([4]), network(RACKS))
+    assert cost.loads.tolist() == [80e6, 40e6]
 
 
 def test_a_stale_answer_waits_for_nothing() -> None:
-    what = load(10e6, units=4)
-    fresh = request_cost(what, np.arange(8), np.array([8]), network())
-    stale = request_cost(what._replace(stale=True), np.arange(8), np.array([8]), network())
+    traffic = load(10e6, units=4)
+    fresh = request_cost(traffic, np.arange(8), np.array([8]), network())
+    stale = request_cost(traffic._replace(stale=True), np.arange(8), np.array([8]), network())
     assert stale.seconds < 0.85 * fresh.seconds
 
 
@@ -152,25 +152,25 @@ def test_one_worker_alone_is_the_one_that_is_furthest_away() -> None:
 
 
 def test_many_small_messages_are_bound_by_the_server() -> None:
-    found = request_cost(load(1e5, units=10_000), np.arange(8), np.array([8]), network())
-    assert found.limit == "the servers' processors"
-    assert found.busy >= 8 * 20_000 * network().call
+    cost = request_cost(load(1e5, units=10_000), np.arange(8), np.array([8]), network())
+    assert cost.limit == "the servers' processors"
+    assert cost.busy >= 8 * 20_000 * network().call
 
 
 # Plans
 
 
 def test_an_exchange_with_servers_is_charged_on_the_links() -> None:
-    found = told("parameter_server_dedicated")
-    assert found.unknown == ()
-    (put, exchange) = found.talks
+    prediction = told("parameter_server_dedicated")
+    assert prediction.unknown == ()
+    (put, exchange) = prediction.talks
     assert (put.kind, exchange.kind) == ("put", "exchange")
     assert exchange.places == (8, 9)
     assert exchange.nbytes_up == exchange.nbytes_down == 4 * SIZE
     assert exchange.bound == pytest.approx(8 * 4 * SIZE / 2 / RATE, rel=1e-3)
     assert 1 <= exchange.seconds / exchange.bound < 1.05
     assert exchange.held[0].balance < 1.01
-    step = next(phase for phase in found.phases if phase.name == "step")
+    step = next(phase for phase in prediction.phases if phase.name == "step")
     assert step.ops[0].seconds == pytest.approx(exchange.seconds)
     assert dict(step.nbytes)["host"] == pytest.approx(8 * 4 * SIZE / 2, rel=0.01)
     assert put.seconds == pytest.approx(4 * SIZE / RATE, rel=0.01)
@@ -178,8 +178,8 @@ def test_an_exchange_with_servers_is_charged_on_the_links() -> None:
 
 @pytest.mark.parametrize("mode", ["round_robin", "async", "hogwild"])
 def test_elastic_averaging_on_a_server_is_charged_on_its_link(mode: str) -> None:
-    found = told(f"easgd_{mode}")
-    talk = found.talks[-1]
+    prediction = told(f"easgd_{mode}")
+    talk = prediction.talks[-1]
     assert (talk.mode, talk.period, talk.workers, talk.places) == (mode, 4, 4, (4,))
     assert talk.alone < talk.seconds
     assert talk.seconds == pytest.approx(4 * 4 * SIZE / RATE, rel=0.05)
@@ -187,8 +187,12 @@ def test_elastic_averaging_on_a_server_is_charged_on_its_link(mode: str) -> None
 
 def test_a_prime_number_of_workers_that_nobody_could_list_is_simulated() -> None:
     large = Topology("large", (Level("host", 5000, 60e-6, RATE),))
-    found = told("parameter_server_dedicated", large, worker=4253)
-    assert found.talks[-1].seconds >= found.talks[-1].bound == pytest.approx(4253 * 2 * SIZE / RATE, rel=1e-3)
+    prediction = told("parameter_server_dedicated", large, worker=4253)
+    assert (
+        prediction.talks[-1].seconds
+        >= prediction.talks[-1].bound
+        == pytest.approx(4253 * 2 * SIZE / RATE, rel=1e-3)
+    )
 
 
 # Modes
@@ -197,7 +201,7 @@ def test_a_prime_number_of_workers_that_nobody_could_list_is_simulated() -> None
 def test_modes_are_compared_and_what_waits_is_told_apart_from_what_hides() -> None:
     schedule = compiled("easgd_sync")
     predictor = Predictor(FLAT, schedule.axes, backend="mpi")
-    modes = {one.mode: one for one in elastic_modes(predictor, ("worker",), 10e6)}
+    modes = {mode.mode: mode for mode in elastic_modes(predictor, ("worker",), 10e6)}
     assert list(modes) == ["round_robin", "async", "hogwild", "sync"]
     assert modes["sync"].seconds == pytest.approx(2 * 7 / 8 * 0.4, rel=0.1)
     assert modes["round_robin"].seconds == pytest.approx(8 * 0.4, rel=0.05)
@@ -210,8 +214,8 @@ def test_shares_of_the_time() -> None:
     assert waiting(free, 4.5) == (pytest.approx(0.1), pytest.approx(0.4))
     assert hidden(turn, 4.0, 2.0) == pytest.approx(0.2)
     assert hidden(turn, 4.0, 4.0) == 0.0
-    for one in (turn, free):
-        assert waiting(one, least_compute(one, 0.1))[0] == pytest.approx(0.1)
+    for mode in (turn, free):
+        assert waiting(mode, least_compute(mode, 0.1))[0] == pytest.approx(0.1)
 
 
 # The command
@@ -238,8 +242,8 @@ def test_explain_offers_what_would_do_without_servers(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     shapes = tmp_path / "shapes.json"
-    one = '{"w": {"shape": [250000], "dtype": "f32"}}'
-    shapes.write_text(f'{{"params": {one}, "grads": {one}}}')
+    tree = '{"w": {"shape": [250000], "dtype": "f32"}}'
+    shapes.write_text(f'{{"params": {tree}, "grads": {tree}}}')
     plan = str(PLANS / "parameter_server_dedicated.plan")
     flags = ["--shapes", str(shapes), "--topology", str(TWO_RACK), "--backend", "mpi"]
     assert main(["explain", plan, *flags]) == 0

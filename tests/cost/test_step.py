@@ -30,8 +30,8 @@ def reduced(
         plan, {"grads": LEAVES}, topology=FLAT, passes=f"{bucket},select,overlap",
         order={"grads": order} if order else None,
     )  # fmt: skip
-    given = {"grads": order} if order else None
-    return predict(schedule, Predictor(FLAT, schedule.axes), step, order=given).phases[0]
+    orders = {"grads": order} if order else None
+    return predict(schedule, Predictor(FLAT, schedule.axes), step, order=orders).phases[0]
 
 
 def test_a_task_waits_for_its_release_and_its_lane_with_it() -> None:
@@ -54,11 +54,11 @@ def test_without_a_step_one_is_assumed_that_takes_as_long_as_the_busiest_link() 
 
 
 def test_the_assumed_step_does_not_depend_on_what_was_chosen() -> None:
-    one, two = reduced(bucket="bucket{max=1GiB}"), reduced()
-    assert one.computation == two.computation
-    assert one.exposed == pytest.approx(2 * EACH, rel=0.01)
+    first, second = reduced(bucket="bucket{max=1GiB}"), reduced()
+    assert first.computation == second.computation
+    assert first.exposed == pytest.approx(2 * EACH, rel=0.01)
     narrow = reduced(hints=graph.Hints(wire=DType.BF16))
-    assert narrow.computation == one.computation and narrow.exposed < one.exposed
+    assert narrow.computation == first.computation and narrow.exposed < first.exposed
 
 
 def test_a_step_that_is_given_says_when_leaves_are_ready() -> None:

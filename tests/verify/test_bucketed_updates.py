@@ -38,11 +38,13 @@ def edit(ops: list[Any], which: Callable[[Any], bool], number: int, **changes: A
 
 
 def found(schedule: Schedule) -> list[tuple[str, str]]:
-    return [(one.code, one.message) for one in verify(schedule)]
+    return [(problem.code, problem.message) for problem in verify(schedule)]
 
 
-def of(what: type, /, **fields: Any) -> Callable[[Any], bool]:
-    return lambda op: isinstance(op, what) and all(getattr(op, key) == value for key, value in fields.items())
+def of(op_type: type, /, **fields: Any) -> Callable[[Any], bool]:
+    return lambda op: (
+        isinstance(op, op_type) and all(getattr(op, key) == value for key, value in fields.items())
+    )
 
 
 def moved(parts: Any, first: int, **changes: Any) -> Any:
@@ -64,9 +66,11 @@ def test_two_leaves_of_a_bucket_exchanged_where_they_come_back() -> None:
     assert b.value == c.value
     parts = [msgspec.structs.replace(p, offset=1 if p is b else 0 if p is c else p.offset) for p in end.parts]
     wrong = changed(schedule, lambda ops: edit(ops, lambda op: op is end, 0, parts=tuple(parts)))
-    said = [message for code, message in found(wrong) if code == "CP0766"]
-    assert said[0].startswith("output `weights` of phase `step`, leaf `b`, element 0: the plan says update(")
-    assert "of row each of 4 of leaf 1" in said[0]
+    messages = [message for code, message in found(wrong) if code == "CP0766"]
+    assert messages[0].startswith(
+        "output `weights` of phase `step`, leaf `b`, element 0: the plan says update("
+    )
+    assert "of row each of 4 of leaf 1" in messages[0]
 
 
 def in_pieces() -> Schedule:
@@ -96,8 +100,10 @@ def test_an_update_that_gets_other_elements_of_the_weights() -> None:
 def test_a_piece_that_is_updated_with_the_sum_of_another() -> None:
     schedule = in_pieces()
     maps = [op for op in schedule.phase("step").ops if isinstance(op, Map)]
-    one, two = maps[0].operands, maps[1].operands
-    wrong = changed(schedule, lambda ops: edit(ops, lambda op: op is maps[1], 0, operands=(*two[:2], one[2])))
+    first, second = maps[0].operands, maps[1].operands
+    wrong = changed(
+        schedule, lambda ops: edit(ops, lambda op: op is maps[1], 0, operands=(*second[:2], first[2]))
+    )
     assert {code for code, _ in found(wrong)} == {"CP0766"}
 
 

@@ -34,13 +34,13 @@ def with_rank(rank: int, **changes: object) -> list[RankCalls]:
 
 
 def refused(ranks: list[RankCalls]) -> Counterexample:
-    found = check_calls(SIZES, ranks)
-    assert found is not None
-    assert found.code == "CP0747"
-    assert replay_calls(SIZES, ranks, found), found
-    assert not replay_calls(SIZES, [SAME] * 6, found)
+    counterexample = check_calls(SIZES, ranks)
+    assert counterexample is not None
+    assert counterexample.code == "CP0747"
+    assert replay_calls(SIZES, ranks, counterexample), counterexample
+    assert not replay_calls(SIZES, [SAME] * 6, counterexample)
     assert not correct_calls(SIZES, ranks)
-    return found
+    return counterexample
 
 
 def test_ranks_that_share_a_sequence_meet() -> None:
@@ -69,14 +69,14 @@ def test_the_sequence_of_a_schedule() -> None:
     second = graph.Reduce("grads.1", grads, ("node", "gpu"), op, at(6))
     maker.phase("step", first, second, outputs=("grads.1", "loss.1"))
     schedule = compiled(maker.plan(), "", grads=tree(w=(4,)), loss=tree(x=(2,)))
-    found = calls_of(schedule)
-    assert found.created == (("gpu",), ("node", "gpu"))
-    assert [(one.axes, one.nbytes, one.span.line) for one in found.calls] == [
+    sequence = calls_of(schedule)
+    assert sequence.created == (("gpu",), ("node", "gpu"))
+    assert [(call.axes, call.nbytes, call.span.line) for call in sequence.calls] == [
         (("gpu",), 8, 4), (("node", "gpu"), 16, 6),
     ]  # fmt: skip
-    assert check_calls(schedule.mesh_sizes, found) is None
-    ranks = [found] * 6
-    ranks[4] = msgspec.structs.replace(found, calls=found.calls[::-1])
+    assert check_calls(schedule.mesh_sizes, sequence) is None
+    ranks = [sequence] * 6
+    ranks[4] = msgspec.structs.replace(sequence, calls=sequence.calls[::-1])
     wrong = check_calls(schedule.mesh_sizes, ranks)
     assert wrong is not None
     assert {wrong.span, *(note.span for note in wrong.related)} == {at(4), at(6)}
@@ -85,39 +85,50 @@ def test_the_sequence_of_a_schedule() -> None:
 
 
 def test_communicators_created_in_another_order() -> None:
-    found = refused(with_rank(4, created=(("node",), ("gpu",), ("node", "gpu"))))
-    assert (found.failure, found.ranks, found.rounds) == ("creation", (0, 4), (0, 0))
-    assert (found.expected, found.found) == ("over gpu", "over node")
-    assert found.span == at(3)
-    assert [note.span for note in found.related] == [at(5)]
+    counterexample = refused(with_rank(4, created=(("node",), ("gpu",), ("node", "gpu"))))
+    assert (counterexample.failure, counterexample.ranks, counterexample.rounds) == (
+        "creation",
+        (0, 4),
+        (0, 0),
+    )
+    assert (counterexample.expected, counterexample.found) == ("over gpu", "over node")
+    assert counterexample.span == at(3)
+    assert [note.span for note in counterexample.related] == [at(5)]
 
 
 def test_a_communicator_that_one_rank_does_not_create() -> None:
-    found = refused(with_rank(5, created=SAME.created[:2]))
-    assert (found.failure, found.rounds, found.found) == ("creation", (2, 2), "none")
+    counterexample = refused(with_rank(5, created=SAME.created[:2]))
+    assert (counterexample.failure, counterexample.rounds, counterexample.found) == (
+        "creation",
+        (2, 2),
+        "none",
+    )
 
 
 def test_two_calls_swapped_on_one_rank() -> None:
-    found = refused(with_rank(2, calls=(A, C, B)))
-    assert found.failure == "calls"
-    assert "wait for each other in a circle" in found.message
-    assert 2 in found.ranks
+    counterexample = refused(with_rank(2, calls=(A, C, B)))
+    assert counterexample.failure == "calls"
+    assert "wait for each other in a circle" in counterexample.message
+    assert 2 in counterexample.ranks
 
 
 def test_another_size_on_one_rank() -> None:
     other = call(("gpu",), 3, nbytes=68)
-    found = refused(with_rank(1, calls=(other, B, C)))
-    assert set(found.ranks) == {1, found.ranks[0], found.ranks[1]} and 1 in found.ranks
-    assert "68 bytes" in found.message
-    assert "64 bytes" in found.message
+    counterexample = refused(with_rank(1, calls=(other, B, C)))
+    assert (
+        set(counterexample.ranks) == {1, counterexample.ranks[0], counterexample.ranks[1]}
+        and 1 in counterexample.ranks
+    )
+    assert "68 bytes" in counterexample.message
+    assert "64 bytes" in counterexample.message
 
 
 def test_a_rank_that_has_no_call_left() -> None:
-    found = refused(with_rank(3, calls=(A, B)))
-    assert found.found == "no further call"
-    said = "rank 0 waits for ever in all_reduce of 64 bytes (f32) over node, gpu via ring (line 7): rank 3"
-    assert found.message.startswith(said)
-    assert found.span == at(7)
+    counterexample = refused(with_rank(3, calls=(A, B)))
+    assert counterexample.found == "no further call"
+    message = "rank 0 waits for ever in all_reduce of 64 bytes (f32) over node, gpu via ring (line 7): rank 3"
+    assert counterexample.message.startswith(message)
+    assert counterexample.span == at(7)
 
 
 def test_an_order_that_still_meets_is_no_mistake() -> None:
@@ -129,5 +140,5 @@ def test_an_order_that_still_meets_is_no_mistake() -> None:
 
 @pytest.mark.parametrize("claim", ["calls", "creation"])
 def test_a_claim_that_is_not_so_does_not_replay(claim: str) -> None:
-    made = Counterexample(claim, (0, 1), (0, 0), None, "over gpu", "no further call", "")  # pyright: ignore[reportArgumentType]
-    assert not replay_calls(SIZES, [SAME] * 6, made)
+    counterexample = Counterexample(claim, (0, 1), (0, 0), None, "over gpu", "no further call", "")  # pyright: ignore[reportArgumentType]
+    assert not replay_calls(SIZES, [SAME] * 6, counterexample)

@@ -62,13 +62,13 @@ LEVELS = [("ring", 4), ("ring", 3)]
 
 
 def changed(index: int, **fields: object) -> list[LevelStage]:
-    found = list(stages(LEVELS, "all_reduce"))
-    found[index] = found[index]._replace(**fields)  # pyright: ignore[reportArgumentType]
-    return found
+    parts = list(stages(LEVELS, "all_reduce"))
+    parts[index] = parts[index]._replace(**fields)  # pyright: ignore[reportArgumentType]
+    return parts
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         (changed(0)[:-1], "at the end all_reduce over level 0 needs all places, summed"),
         (changed(0)[1:], "1/4"),
@@ -79,10 +79,12 @@ def changed(index: int, **fields: object) -> list[LevelStage]:
         ([*changed(0), *changed(0)[:1]], "every contribution once, and has the sums of level 0 once more"),
     ],
 )
-def test_stages_that_do_not_add_up(wrong: list[LevelStage], said: str) -> None:
-    found = compose(LEVELS, "all_reduce", wrong)
-    assert found is not None
-    assert (found.code, said in found.message) == ("CP0740", True), found.message
+def test_stages_that_do_not_add_up(wrong: list[LevelStage], message: str) -> None:
+    counterexample = compose(LEVELS, "all_reduce", wrong)
+    assert counterexample is not None
+    assert (counterexample.code, message in counterexample.message) == ("CP0740", True), (
+        counterexample.message
+    )
 
 
 @pytest.mark.parametrize("kind", ["broadcast", "reduce"])
@@ -91,9 +93,9 @@ def test_roots_of_stages_are_the_place_of_the_root(kind: Kind) -> None:
     right = stages(levels, kind, root=7)
     assert compose(levels, kind, right, 7) is None
     wrong = [stage._replace(root=0) if stage.level == 0 else stage for stage in right]
-    found = compose(levels, kind, wrong, 7)
-    assert found is not None
-    assert "needs root 3, and has root 0" in found.message
+    counterexample = compose(levels, kind, wrong, 7)
+    assert counterexample is not None
+    assert "needs root 3, and has root 0" in counterexample.message
 
 
 def test_a_broken_level_breaks_the_hierarchy(monkeypatch: pytest.MonkeyPatch) -> None:

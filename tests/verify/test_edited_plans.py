@@ -181,7 +181,7 @@ EDITS = {
 
 @pytest.mark.parametrize(("name", "edit", "reason"), EDITS.values(), ids=EDITS)
 def test_an_edited_file_is_refused_with_its_reason(name: str, edit: Edit, reason: str) -> None:
-    assert any(reason in said for said in refusal(name, edit)), refusal(name, edit)
+    assert any(reason in message for message in refusal(name, edit)), refusal(name, edit)
 
 
 def test_sizes_are_divided_exactly() -> None:
@@ -209,8 +209,8 @@ def test_a_value_is_cut_from_the_leaves_that_its_operand_has() -> None:
                 msgspec.structs.replace(phase, values=values),
                 *schedule.phases[at + 1 :],
             )
-            found = verify(msgspec.structs.replace(schedule, phases=phases))
-            assert {problem.code for problem in found} & {"CP0731", "CP0766"}, value.id
+            problems = verify(msgspec.structs.replace(schedule, phases=phases))
+            assert {problem.code for problem in problems} & {"CP0731", "CP0766"}, value.id
 
 
 def test_chunks_go_to_the_owner_with_the_fewest_bytes() -> None:

@@ -81,10 +81,10 @@ def test_an_edited_schedule_is_refused_or_proved(seed: int) -> None:
             schedule = msgspec.convert(content, ir.Schedule)
         except msgspec.ValidationError:
             continue
-        found = verify(schedule)
-        refused += bool(found)
-        if found:
-            assert all(problem.code.startswith("CP0") and problem.message for problem in found)
+        problems = verify(schedule)
+        refused += bool(problems)
+        if problems:
+            assert all(problem.code.startswith("CP0") and problem.message for problem in problems)
             continue
         assert len(memory(schedule)) == len(schedule.phases)
         assert check_calls(schedule.mesh_sizes, calls_of(schedule)) is None

@@ -89,14 +89,14 @@ def edited(
     schedule: ir.Schedule, change: Callable[[Ops], Sequence[Any] | None], phase: str = "step"
 ) -> ir.Schedule:
     """`schedule` with the ops of a phase changed; values that nothing makes any more are left out."""
-    found = schedule.phase(phase)
-    ops = list(found.ops)
+    old_phase = schedule.phase(phase)
+    ops = list(old_phase.ops)
     ops = list(change(ops) or ops)
-    made = {ref for op in ops for ref in ir.results(op)}
+    defined = {ref for op in ops for ref in ir.results(op)}
     new = msgspec.structs.replace(
-        found, ops=tuple(ops), values=tuple(v for v in found.values if v.id in made)
+        old_phase, ops=tuple(ops), values=tuple(v for v in old_phase.values if v.id in defined)
     )
-    phases = tuple(new if each is found else each for each in schedule.phases)
+    phases = tuple(new if each is old_phase else each for each in schedule.phases)
     return msgspec.structs.replace(schedule, phases=phases)
 
 
@@ -119,8 +119,8 @@ def cut_out(which: Callable[[Any], bool]) -> Callable[[Ops], Ops]:
 
     def change(ops: Ops) -> Ops:
         at = next(index for index, op in enumerate(ops) if which(op))
-        gone = ops.pop(at)
-        return [ir.substitute(op, {gone.result: gone.operand}) for op in ops]
+        removed = ops.pop(at)
+        return [ir.substitute(op, {removed.result: removed.operand}) for op in ops]
 
     return change
 
@@ -129,10 +129,10 @@ def exchanged(which: Callable[[Any], bool]) -> Callable[[Ops], None]:
     """The operands of the first two such ops exchanged."""
 
     def change(ops: Ops) -> None:
-        one, two = [index for index, op in enumerate(ops) if which(op)][:2]
-        first, second = ops[one], ops[two]
-        ops[one] = msgspec.structs.replace(first, operand=second.operand)
-        ops[two] = msgspec.structs.replace(second, operand=first.operand)
+        low, high = [index for index, op in enumerate(ops) if which(op)][:2]
+        first, second = ops[low], ops[high]
+        ops[low] = msgspec.structs.replace(first, operand=second.operand)
+        ops[high] = msgspec.structs.replace(second, operand=first.operand)
 
     return change
 
@@ -272,8 +272,8 @@ def with_values(schedule: ir.Schedule) -> ir.Schedule:
                 if isinstance(op, ir.Cast):
                     leaves = tuple(msgspec.structs.replace(x, dtype=op.dtype) for x in leaves)
                 values[op.result] = msgspec.structs.replace(values[op.operand], id=op.result, leaves=leaves)
-        made = tuple(values[ref] for op in phase.ops for ref in ir.results(op))
-        phases.append(msgspec.structs.replace(phase, values=made))
+        defined = tuple(values[ref] for op in phase.ops for ref in ir.results(op))
+        phases.append(msgspec.structs.replace(phase, values=defined))
     return msgspec.structs.replace(schedule, phases=tuple(phases))
 
 
@@ -282,11 +282,18 @@ def test_an_edit_that_changes_what_a_schedule_does_is_refused(name: str) -> None
     text, passes, change, phase, piece = EDITS[name]
     schedule = compiled(text, passes)
     assert said(schedule) == []
-    found = said(with_values(edited(schedule, change, phase)))
-    assert found
-    meant = [(message, line) for code, message, line in found if code == "CP0766"]
+    problems = said(with_values(edited(schedule, change, phase)))
+    assert problems
+    meant = [(message, line) for code, message, line in problems if code == "CP0766"]
     if not meant:  # its form is wrong already
-        assert {code for code, _, _ in found} <= {"CP0730", "CP0731", "CP0732", "CP0733", "CP0734", "CP0735"}
+        assert {code for code, _, _ in problems} <= {
+            "CP0730",
+            "CP0731",
+            "CP0732",
+            "CP0733",
+            "CP0734",
+            "CP0735",
+        }
         return
     message, line = meant[0]
     assert "the plan says" in message and "; the schedule makes" in message and line > 0
@@ -296,8 +303,8 @@ def test_an_edit_that_changes_what_a_schedule_does_is_refused(name: str) -> None
 def test_most_of_these_edits_are_refused_for_what_they_mean() -> None:
     meant = 0
     for text, passes, change, phase, _ in EDITS.values():
-        found = said(with_values(edited(compiled(text, passes), change, phase)))
-        meant += any(code == "CP0766" for code, _, _ in found)
+        problems = said(with_values(edited(compiled(text, passes), change, phase)))
+        meant += any(code == "CP0766" for code, _, _ in problems)
     assert meant >= 12
 
 
@@ -375,7 +382,7 @@ MEAN = (("allow", BOTH, BF16, F32, F32, True, True), over(8))
 
 
 @pytest.mark.parametrize(
-    ("made", "allowed", "good"),
+    ("actual", "allowed", "good"),
     [
         ((), (), True),
         ((DOWN, UP), (), False),
@@ -407,8 +414,8 @@ MEAN = (("allow", BOTH, BF16, F32, F32, True, True), over(8))
         ((over(8, axes=()),), (over(8),), False),  # the terms for the sum
     ],
 )
-def test_rounding_that_is_allowed(made: Any, allowed: Any, good: bool) -> None:
-    assert accepts(made, allowed, {"a": 2, "b": 4}) == good
+def test_rounding_that_is_allowed(actual: Any, allowed: Any, good: bool) -> None:
+    assert accepts(actual, allowed, {"a": 2, "b": 4}) == good
 
 
 def test_a_cast_there_and_back_is_none() -> None:
@@ -456,11 +463,11 @@ def test_each_rate_of_a_chain_of_elastic_stages_is_compared() -> None:
 def test_terms_are_compared_and_summed_however_deep_they_are() -> None:
     """A phase of many lines nests the functions of one in those of the next."""
     algebra = Algebra({"w": 4})
-    own = algebra.value("own", ["w"])
-    sent = algebra.cast(algebra.cast(own, DType.F32, DType.BF16), DType.BF16, DType.F32)
+    local = algebra.value("own", ["w"])
+    sent = algebra.cast(algebra.cast(local, DType.F32, DType.BF16), DType.BF16, DType.F32)
     event = allowed((), DType.F32, Hints(wire=DType.BF16))
     assert event is not None
-    terms = [own, sent, algebra.traced(own, event)]
+    terms = [local, sent, algebra.traced(local, event)]
     for _ in range(3000):
         terms = [algebra.call("f", [Argument(term, 0)]) for term in terms]
     terms = [algebra.total(term, ["w"]) for term in terms]
@@ -474,8 +481,8 @@ def test_terms_are_compared_and_summed_however_deep_they_are() -> None:
 def test_rounded_elements_of_one_rank_are_summed_as_the_plan_says(added: DType, accepted: bool) -> None:
     """Sums over the axis of that rank add zeros and round nothing; those over other axes are listed."""
     algebra = Algebra({"a": 2, "b": 4})
-    own, event = algebra.value("own", ["a", "b"]), allowed(("b",), DType.F32, Hints(wire=DType.BF16))
-    planned = algebra.total(algebra.only(algebra.total(own, ["b"], event), [(rank("a"), 1)]), ["a"])
-    sent = algebra.cast(algebra.cast(own, DType.F32, DType.BF16), DType.BF16, added)
+    local, event = algebra.value("own", ["a", "b"]), allowed(("b",), DType.F32, Hints(wire=DType.BF16))
+    planned = algebra.total(algebra.only(algebra.total(local, ["b"], event), [(rank("a"), 1)]), ["a"])
+    sent = algebra.cast(algebra.cast(local, DType.F32, DType.BF16), DType.BF16, added)
     total = algebra.total(algebra.only(sent, [(rank("a"), 1)]), ["a", "b"])
     assert TermComparison(algebra)(algebra.cast(total, added, DType.F32), planned) == accepted

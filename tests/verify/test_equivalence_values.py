@@ -101,14 +101,14 @@ def test_the_sum_of_products_is_not_the_product_of_sums():
         ir.LocalSum("row", "sums", 3, span),
         ir.Unpack("b.0", (Part("row", 0, 0, 4, 0),), span),
     )
-    made = (
+    results = (
         flat("packed", 4, PER),
         flat("rows", 12),
         flat("weighted", 12, PER),
         flat("sums", 12),
         flat("row", 4),
     )
-    message = refused(with_ops(schedule, ops, (*made, values[weights.result], values["b.0"])))
+    message = refused(with_ops(schedule, ops, (*results, values[weights.result], values["b.0"])))
     assert "depends on that axis again" in message
 
 
@@ -184,19 +184,19 @@ def test_what_one_rank_keeps_is_not_what_another_has():
     entry, state = schedule.entry
     summed = schedule.phase("step").ops[0]
     assert isinstance(summed, ir.Collective)
-    kept = replace(state, placement=PER)
+    local = replace(state, placement=PER)
     for name in ("start", "step"):
         ref = schedule.phase(name).updates[0].value
         ops = (replace(summed, kind="reduce", root=2, result=ref),)
-        schedule = with_ops(schedule, ops, (replace(kept, id=ref),), name)
+        schedule = with_ops(schedule, ops, (replace(local, id=ref),), name)
     shard = ir.StateShard("s.0", ir.Ownership(("data",), (2,)))
-    schedule = replace(schedule, entry=(entry, kept), state_shards=(shard,))
+    schedule = replace(schedule, entry=(entry, local), state_shards=(shard,))
     outputs = (replace(schedule.phase("look").outputs[0], value="seen"),)
     sent = replace(summed, kind="broadcast", op=None, operand="s.0", result="seen")
 
     def shown(root: int) -> ir.Schedule:
-        seen = (replace(state, id="seen"),)
-        return with_ops(schedule, (replace(sent, root=root),), seen, "look", outputs=outputs)
+        read = (replace(state, id="seen"),)
+        return with_ops(schedule, (replace(sent, root=root),), read, "look", outputs=outputs)
 
     assert "a rank that owns none" in refused(shown(0))
     assert verify(shown(2)) == ()
@@ -259,5 +259,5 @@ def test_an_axis_that_a_placement_names_twice_is_refused():
     )
     first, second = schedule.entry
     twice = replace(second, placement=Placement(partial=("data", "data")))
-    found = verify(replace(schedule, entry=(first, twice)))
-    assert "names an axis twice" in found[0].message
+    problems = verify(replace(schedule, entry=(first, twice)))
+    assert "names an axis twice" in problems[0].message

@@ -156,17 +156,17 @@ def fields_of(value: msgspec.Struct) -> Iterator[tuple[str, Any, Any]]:
 
 
 def edited(op: Any, field: str, value: Any) -> Any:
-    first, _, rest = field.partition(".")
-    return replace(op, **{first: replace(getattr(op, first), **{rest: value}) if rest else value})
+    first, _, remainder = field.partition(".")
+    return replace(op, **{first: replace(getattr(op, first), **{remainder: value}) if remainder else value})
 
 
 def edits(schedule: ir.Schedule) -> Iterator[Edit]:
     for number, phase in enumerate(schedule.phases):
-        seen = Counter[tuple[object, ...]]()
+        counts = Counter[tuple[object, ...]]()
         for at, op in enumerate(phase.ops):
             kind = (op.title, *(getattr(op, name, None) for name in ("fn", "how", "over")))
-            seen[kind] += 1
-            if seen[kind] > ALIKE:
+            counts[kind] += 1
+            if counts[kind] > ALIKE:
                 continue
             tag, around = str(op.__struct_config__.tag), Around(schedule, number, at)
             for field, item, hint in fields_of(op):

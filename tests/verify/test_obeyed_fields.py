@@ -39,16 +39,16 @@ def without(kind: type[Any], **fields: Any) -> Change:
     """The first op of `kind` without these fields; readers of its result read its operand."""
 
     def change(phase: ir.Phase) -> ir.Phase:
-        gone = op_of(phase, kind, **fields)
-        names = {gone.result: gone.operand}
+        removed = op_of(phase, kind, **fields)
+        names = {removed.result: removed.operand}
         bound = [
             tuple(replace(b, value=names.get(b.value, b.value)) for b in bindings)
             for bindings in (phase.outputs, phase.updates, phase.takes)
         ]
         return replace(
             phase,
-            ops=tuple(ir.substitute(op, names) for op in phase.ops if op is not gone),
-            values=tuple(value for value in phase.values if value.id != gone.result),
+            ops=tuple(ir.substitute(op, names) for op in phase.ops if op is not removed),
+            values=tuple(value for value in phase.values if value.id != removed.result),
             outputs=bound[0], updates=bound[1], takes=bound[2],
         )  # fmt: skip
 
@@ -121,9 +121,9 @@ EDITS: dict[str, tuple[str, str, Change, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", EDITS)
-def test_an_edit_that_is_obeyed_is_refused(what: str):
-    name, phase, change, code = EDITS[what]
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edit_that_is_obeyed_is_refused(edit: str):
+    name, phase, change, code = EDITS[edit]
     schedule = compiled(name)
     phases = tuple(change(each) if each.name == phase else each for each in schedule.phases)
     problems = verify(replace(schedule, phases=phases))

@@ -40,14 +40,18 @@ def made(kind: Kind, ranks: int, chunks: int, *rounds: list[Transfer], root: int
 def only(program: ChunkProgram | Projection) -> Counterexample:
     """The one counter-example of `program`, which happens when it runs."""
     if isinstance(program, ChunkProgram):
-        ((found,), projection) = prove(program), project(program)
+        ((counterexample,), projection) = prove(program), project(program)
         (other,) = matching.prove(projection)
-        assert (found.failure, found.ranks, found.rounds) == (other.failure, other.ranks, other.rounds)
+        assert (counterexample.failure, counterexample.ranks, counterexample.rounds) == (
+            other.failure,
+            other.ranks,
+            other.rounds,
+        )
     else:
-        ((found,), projection) = matching.prove(program), program
-    assert replay(projection, found), found
-    assert not correct(projection) or found.failure == "useless"
-    return found
+        ((counterexample,), projection) = matching.prove(program), program
+    assert replay(projection, counterexample), counterexample
+    assert not correct(projection) or counterexample.failure == "useless"
+    return counterexample
 
 
 FEW = (*range(1, 18), 24, 31, 32, 33, 48, 63, 64)
@@ -130,15 +134,15 @@ def test_one_rank_that_does_otherwise_is_found(name: str, kind: Kind) -> None:
     whole = listed(program(name, kind, 5))
     for time, (send,) in enumerate(whole.rounds):
         for place in range(len(send.src)):
-            others = np.arange(len(send.src)) != place
-            here = ~others
+            elsewhere = np.arange(len(send.src)) != place
+            at_rank = ~elsewhere
             src, dst, chunk, count = send.src, send.dst, send.chunk, send.count
-            rest, one = ((src[at], dst[at], chunk[at], count[at]) for at in (others, here))
-            ends = Send(src, (dst + 2 * here) % 5, chunk, count, send.reduce)
+            unchanged, moved = ((src[at], dst[at], chunk[at], count[at]) for at in (elsewhere, at_rank))
+            ends = Send(src, (dst + 2 * at_rank) % 5, chunk, count, send.reduce)
             mutants = [
-                (Send(src, dst, np.where(here, (chunk + 1) % 5, chunk), 0 * count + 1, send.reduce),),
-                (Send(*rest, send.reduce), Send(*one, not send.reduce)),
-                (Send(*rest, send.reduce),),
+                (Send(src, dst, np.where(at_rank, (chunk + 1) % 5, chunk), 0 * count + 1, send.reduce),),
+                (Send(*unchanged, send.reduce), Send(*moved, not send.reduce)),
+                (Send(*unchanged, send.reduce),),
                 *([(ends,)] if (ends.dst != src).all() else []),
             ]
             for wrong in mutants:
@@ -165,7 +169,10 @@ def test_rotations_that_are_wrong_are_found_by_one_chunk(name: str, kind: Kind) 
             broken = dataclasses.replace(
                 whole, rounds=(*whole.rounds[:time], wrong, *whole.rounds[time + 1 :])
             )
-            failures = [[found.failure for found in prove(each)] for each in (broken, listed(broken))]
+            failures = [
+                [counterexample.failure for counterexample in prove(each)]
+                for each in (broken, listed(broken))
+            ]
             assert rotates(broken)
             assert failures[0] == failures[1]
             assert failures[0] or correct(project(broken))
@@ -188,8 +195,8 @@ def test_a_swap_that_swaps_nothing() -> None:
     """Its messages rotate, and its promise does not: slot 0 of every rank ends as it should."""
     both = (np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0]), np.array([0, 1, 1, 0]), np.ones(4, np.int64))
     whole = program("pairwise", "swap", 2)
-    found = only(dataclasses.replace(whole, rounds=2 * ((Send(*both, reduce=False),),)))
-    assert (found.failure, found.ranks, found.chunk) == ("wrong", (0,), 1)
+    counterexample = only(dataclasses.replace(whole, rounds=2 * ((Send(*both, reduce=False),),)))
+    assert (counterexample.failure, counterexample.ranks, counterexample.chunk) == ("wrong", (0,), 1)
 
 
 def test_one_end_of_a_message_takes_another_chunk() -> None:
@@ -205,9 +212,9 @@ def test_a_program_that_turns_and_is_wrong() -> None:
     whole = program("ring", "reduce_scatter", 6)
     short = dataclasses.replace(whole, rounds=whole.rounds[:-1])
     assert rotates(short)
-    found = only(short)
-    assert (found.failure, found.chunk) == ("wrong", 0)
-    assert "(6 slots in all do not hold the promised value)" in found.message
+    counterexample = only(short)
+    assert (counterexample.failure, counterexample.chunk) == ("wrong", 0)
+    assert "(6 slots in all do not hold the promised value)" in counterexample.message
 
 
 def test_ranks_have_sequences_of_their_own() -> None:
@@ -217,53 +224,76 @@ def test_ranks_have_sequences_of_their_own() -> None:
 
 
 def test_a_hole() -> None:
-    found = only(made("all_reduce", 2, 1, [(0, 1, 0, True)]))
-    assert (found.code, found.failure, found.ranks, found.chunk) == ("CP0740", "wrong", (0,), 0)
-    assert found.message == (
+    counterexample = only(made("all_reduce", 2, 1, [(0, 1, 0, True)]))
+    assert (counterexample.code, counterexample.failure, counterexample.ranks, counterexample.chunk) == (
+        "CP0740",
+        "wrong",
+        (0,),
+        0,
+    )
+    assert counterexample.message == (
         "at the end rank 0 has as sums of chunk 0 the contribution of rank 0, not of ranks 0-1"
     )
 
 
 def test_a_contribution_added_twice() -> None:
     rounds = [[(0, 1, 0, True)], [(0, 1, 0, True)], [(1, 0, 0, False)]]
-    found = only(made("all_reduce", 2, 1, *rounds))
-    assert (found.code, found.ranks, found.rounds) == ("CP0741", (1, 0), (1,))
-    assert found.found == "rank 1, rank 0 twice"
-    assert found.message == "rank 1 adds chunk 0 from rank 0 in its round 1, and then holds rank 0 twice"
+    counterexample = only(made("all_reduce", 2, 1, *rounds))
+    assert (counterexample.code, counterexample.ranks, counterexample.rounds) == ("CP0741", (1, 0), (1,))
+    assert counterexample.found == "rank 1, rank 0 twice"
+    assert (
+        counterexample.message
+        == "rank 1 adds chunk 0 from rank 0 in its round 1, and then holds rank 0 twice"
+    )
 
 
 def test_two_messages_into_one_slot() -> None:
-    found = only(made("reduce", 3, 1, [(1, 0, 0, True), (2, 0, 0, True)]))
-    assert (found.code, found.ranks, found.rounds, found.chunk) == ("CP0744", (0, 1, 2), (0,), 0)
-    assert found.found == "reduce from rank 1, reduce from rank 2"
+    counterexample = only(made("reduce", 3, 1, [(1, 0, 0, True), (2, 0, 0, True)]))
+    assert (counterexample.code, counterexample.ranks, counterexample.rounds, counterexample.chunk) == (
+        "CP0744",
+        (0, 1, 2),
+        (0,),
+        0,
+    )
+    assert counterexample.found == "reduce from rank 1, reduce from rank 2"
 
 
 def test_a_copy_and_a_sum_into_one_slot() -> None:
-    found = only(made("reduce", 3, 1, [(1, 0, 0, True), (2, 0, 0, False)]))
-    assert (found.code, found.found) == ("CP0744", "reduce from rank 1, copy from rank 2")
+    counterexample = only(made("reduce", 3, 1, [(1, 0, 0, True), (2, 0, 0, False)]))
+    assert (counterexample.code, counterexample.found) == ("CP0744", "reduce from rank 1, copy from rank 2")
 
 
 def test_what_was_never_set_is_sent() -> None:
-    found = only(made("broadcast", 3, 1, [(1, 2, 0, False)], [(0, 1, 0, False)]))
-    assert (found.code, found.ranks, found.rounds) == ("CP0745", (1, 2), (0,))
-    assert found.message == "rank 1 sends chunk 0 to rank 2 in its round 0, and holds nothing there yet"
+    counterexample = only(made("broadcast", 3, 1, [(1, 2, 0, False)], [(0, 1, 0, False)]))
+    assert (counterexample.code, counterexample.ranks, counterexample.rounds) == ("CP0745", (1, 2), (0,))
+    assert (
+        counterexample.message == "rank 1 sends chunk 0 to rank 2 in its round 0, and holds nothing there yet"
+    )
 
 
 def test_what_was_never_set_is_added_to() -> None:
-    found = only(made("broadcast", 2, 1, [(0, 1, 0, True)]))
-    assert (found.code, found.message) == (
+    counterexample = only(made("broadcast", 2, 1, [(0, 1, 0, True)]))
+    assert (counterexample.code, counterexample.message) == (
         "CP0745", "rank 1 adds to chunk 0 from rank 0 in its round 0, and holds nothing there yet",
     )  # fmt: skip
 
 
 def test_a_message_that_brings_what_is_there() -> None:
-    found = only(made("broadcast", 2, 1, [(0, 1, 0, False)], [(0, 1, 0, False)]))
-    assert (found.code, found.rounds, found.found) == ("CP0746", (1,), "it holds that already")
+    counterexample = only(made("broadcast", 2, 1, [(0, 1, 0, False)], [(0, 1, 0, False)]))
+    assert (counterexample.code, counterexample.rounds, counterexample.found) == (
+        "CP0746",
+        (1,),
+        "it holds that already",
+    )
 
 
 def test_a_message_that_nobody_needs() -> None:
-    found = only(made("reduce", 2, 1, [(1, 0, 0, True)], [(0, 1, 0, False)]))
-    assert (found.code, found.rounds, found.found) == ("CP0746", (1,), "no result depends on it")
+    counterexample = only(made("reduce", 2, 1, [(1, 0, 0, True)], [(0, 1, 0, False)]))
+    assert (counterexample.code, counterexample.rounds, counterexample.found) == (
+        "CP0746",
+        (1,),
+        "no result depends on it",
+    )
 
 
 def test_sums_in_different_orders() -> None:
@@ -275,9 +305,9 @@ def test_sums_in_different_orders() -> None:
         [(3, 1, 0, True)],
         [(0, 2, 0, False), (1, 3, 0, False)],
     ]
-    found = only(made("all_reduce", 4, 1, *rounds))
-    assert (found.code, found.ranks, found.chunk) == ("CP0749", (0, 1), 0)
-    assert found.diagnostic("made").message.startswith("made: ranks 0 and 1 have added")
+    counterexample = only(made("all_reduce", 4, 1, *rounds))
+    assert (counterexample.code, counterexample.ranks, counterexample.chunk) == ("CP0749", (0, 1), 0)
+    assert counterexample.diagnostic("made").message.startswith("made: ranks 0 and 1 have added")
     # With one order, sent around, all is well.
     rounds[-2:] = [[(0, 1, 0, False)], [(0, 2, 0, False), (1, 3, 0, False)]]
     rounds[:3] = [[(1, 0, 0, True)], [(2, 0, 0, True)], [(3, 0, 0, True)]]
@@ -287,16 +317,16 @@ def test_sums_in_different_orders() -> None:
 def test_ends_that_do_not_meet() -> None:
     whole = project(program("ring", "all_reduce", 4))
     keep = np.arange(len(whole.receives.rank)) != 5
-    found = only(dataclasses.replace(whole, receives=whole.receives.take(keep)))
-    assert (found.code, found.failure) in {("CP0742", "mismatch"), ("CP0742", "hang")}
+    counterexample = only(dataclasses.replace(whole, receives=whole.receives.take(keep)))
+    assert (counterexample.code, counterexample.failure) in {("CP0742", "mismatch"), ("CP0742", "hang")}
 
 
 def test_a_message_that_is_never_received() -> None:
     whole = project(made("broadcast", 2, 1, [(0, 1, 0, False)]))
     alone = dataclasses.replace(whole, receives=whole.receives.take(np.zeros(1, np.bool_)))
-    found = only(alone)
-    assert (found.failure, found.ranks, found.rounds) == ("hang", (0, 1), (0,))
-    assert found.message == (
+    counterexample = only(alone)
+    assert (counterexample.failure, counterexample.ranks, counterexample.rounds) == ("hang", (0, 1), (0,))
+    assert counterexample.message == (
         "rank 0 waits for ever in its round 0 to send chunk 0 to rank 1, which has no receive for it"
     )
 
@@ -305,9 +335,13 @@ def test_a_circle_of_waiting_ranks() -> None:
     """Each sends first and receives then, as blocking calls do: fine while messages are small."""
     whole = project(made("all_gather", 3, 3, [(r, (r + 1) % 3, r, False) for r in range(3)]))
     late = dataclasses.replace(whole.receives, round=whole.receives.round + 1)
-    found = only(dataclasses.replace(whole, receives=late))
-    assert (found.code, found.ranks, found.rounds) == ("CP0743", (0, 1, 2), (0, 0, 0))
-    assert found.message.splitlines() == [
+    counterexample = only(dataclasses.replace(whole, receives=late))
+    assert (counterexample.code, counterexample.ranks, counterexample.rounds) == (
+        "CP0743",
+        (0, 1, 2),
+        (0, 0, 0),
+    )
+    assert counterexample.message.splitlines() == [
         "ranks 0, 1, 2 wait for each other in a circle:",
         "rank 0 in its round 0 to send chunk 0 to rank 1, which gets there in its round 1",
         "rank 1 in its round 0 to send chunk 1 to rank 2, which gets there in its round 1",
@@ -342,9 +376,9 @@ def test_rounds_that_only_one_rank_numbers_otherwise_are_fine() -> None:
     ],
 )
 def test_ranks_and_chunks_that_do_not_exist(broken: ChunkProgram) -> None:
-    (found,) = prove(broken)
-    assert found.code == "CP0742"
-    assert replay(project(broken), found)
+    (counterexample,) = prove(broken)
+    assert counterexample.code == "CP0742"
+    assert replay(project(broken), counterexample)
 
 
 def test_numbers_in_words() -> None:

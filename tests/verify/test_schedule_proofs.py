@@ -80,11 +80,11 @@ def test_roots_are_counted_over_the_axes_whatever_the_order_of_the_levels() -> N
         maker.phase("step", stage, outputs=("x.1",))
         for names in (("gpu", "node"), ("node", "gpu")):
             args = tuple(graph.Arg("binomial_tree", name) for name in names)
-            made = replaced(
+            schedule = replaced(
                 compiled(maker.plan(), "", x=tree(w=(7,))), algorithm=graph.Algorithm("hierarchical", args)
             )
-            assert verify(made) == ()
-            proof = prove_op(made, collectives(made)[0])
+            assert verify(schedule) == ()
+            proof = prove_op(schedule, collectives(schedule)[0])
             assert proof is not None
             place = {"node": root // 3, "gpu": root % 3}
             assert {(task.ranks, task.root) for task in proof.tasks} == {
@@ -123,20 +123,20 @@ def test_members_with_clocks_of_their_own_do_not_meet() -> None:
     (op,) = collectives(schedule)
     read = ir.Read("raw.0", "images", (8,), "exactly_once", 0, Span(3, 1, 3, 5), clock=op.axes[0])
     changed = msgspec.structs.replace(phase, ops=(read, *phase.ops), values=(value, *phase.values))
-    found = verify(msgspec.structs.replace(schedule, phases=(changed,)))
-    (problem,) = [one for one in found if one.code == "CP0747"]
+    problems = verify(msgspec.structs.replace(schedule, phases=(changed,)))
+    (problem,) = [each for each in problems if each.code == "CP0747"]
     assert "with independent clocks (line 3): a member with more steps waits for ever" in problem.message
 
 
 def test_memory_is_what_lies_there_at_the_worst_moment() -> None:
     schedule = plain()
-    (found,) = memory(schedule)
-    given = 302 * 4
+    (peak,) = memory(schedule)
+    entry_nbytes = 302 * 4
     # The input, the packed buffer, and the result of the collective; no more at once.
-    assert (found.phase, found.nbytes, found.buffers) == ("step", 3 * given, 2 * given)
-    assert found.span == collectives(schedule)[0].span
+    assert (peak.phase, peak.nbytes, peak.buffers) == ("step", 3 * entry_nbytes, 2 * entry_nbytes)
+    assert peak.span == collectives(schedule)[0].span
     (staged,) = memory(replaced(schedule, algorithm=graph.Algorithm("ring")))
-    assert (staged.nbytes, staged.buffers) == (4 * given, 3 * given)
+    assert (staged.nbytes, staged.buffers) == (4 * entry_nbytes, 3 * entry_nbytes)
     (split,) = memory(replaced(schedule, algorithm=graph.Algorithm("ring"), form="split"))
     assert split.nbytes >= staged.nbytes
 
@@ -144,8 +144,8 @@ def test_memory_is_what_lies_there_at_the_worst_moment() -> None:
 def test_a_phase_that_makes_nothing_holds_what_it_is_given() -> None:
     schedule = plain()
     phase = msgspec.structs.replace(schedule.phases[0], ops=(), values=(), outputs=())
-    (found,) = memory(msgspec.structs.replace(schedule, phases=(phase,)))
-    assert found == ("step", 302 * 4, 0, None)
+    (peak,) = memory(msgspec.structs.replace(schedule, phases=(phase,)))
+    assert peak == ("step", 302 * 4, 0, None)
 
 
 def test_proofs_are_made_once() -> None:

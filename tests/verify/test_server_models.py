@@ -36,15 +36,15 @@ def sized(workers: int, servers: int, units: int, requests: int, deaths: int = 0
 
 @pytest.mark.parametrize("model", models(), ids=str)
 def test_no_order_of_events_breaks_a_promise(model: Model) -> None:
-    found = explore(model)
-    assert (found.wrong, found.path) == ("", ())
-    assert found.states > 10
+    exploration = explore(model)
+    assert (exploration.wrong, exploration.path) == ("", ())
+    assert exploration.states > 10
 
 
 def test_every_worker_may_die_in_every_mode_with_four_workers_and_two_servers() -> None:
-    most = [one for one in models(WHOLE) if (one.workers, one.servers) == (4, 2)]
-    assert {one.mode for one in most} == {None, "round_robin", "async", "hogwild"}
-    assert {one.deaths for one in most} == {4}
+    most = [model for model in models(WHOLE) if (model.workers, model.servers) == (4, 2)]
+    assert {model.mode for model in most} == {None, "round_robin", "async", "hogwild"}
+    assert {model.deaths for model in most} == {4}
 
 
 # Against the whole, explored without any shortcut
@@ -122,12 +122,12 @@ def test_a_broken_server_is_found_out(
     monkeypatch: pytest.MonkeyPatch, model: Model, method: str, instead: Callable[..., Any], wrong: str
 ) -> None:
     monkeypatch.setattr(Machine, method, instead)
-    found = explore(model)
-    assert wrong in found.wrong
-    assert found.path
-    assert all("reaches server" in event or "dies" in event for event in found.path)
-    beside = explore(dataclasses.replace(model, servers=2))
-    assert beside.wrong.split()[0] == found.wrong.split()[0]
+    exploration = explore(model)
+    assert wrong in exploration.wrong
+    assert exploration.path
+    assert all("reaches server" in event or "dies" in event for event in exploration.path)
+    two_servers = explore(dataclasses.replace(model, servers=2))
+    assert two_servers.wrong.split()[0] == exploration.wrong.split()[0]
 
 
 SEEN = [name for name in BROKEN if name not in ("hasty", "hurried")]  # the whole does not look at puts
@@ -138,12 +138,12 @@ def test_what_the_whole_shows_to_be_broken_is_found_broken(
     monkeypatch: pytest.MonkeyPatch, method: str, instead: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(Machine, method, instead)
-    found = 0
+    count = 0
     for model in (*sized(2, 1, 1, 2, 1), *sized(2, 1, 2, 2), *sized(2, 2, 1, 1)):
         _, wrong = explore_plainly(model)
         assert bool(explore(model).wrong) >= bool(wrong), model
-        found += bool(wrong)
-    assert found
+        count += bool(wrong)
+    assert count
 
 
 @pytest.mark.parametrize("name", ["impatient", "silent"])
@@ -198,12 +198,12 @@ def test_a_leg_ends_with_what_a_worker_waits_for() -> None:
 
 def test_a_worker_that_died_sends_nothing_and_one_that_left_does_not_die() -> None:
     model = Model(deaths=2)
-    desk = Desk(model, sites_of(model), 0).after(Event(1, dies=True))
-    assert {event.worker for event in desk.events()} == {0}
-    while (event := Event(0, dies=False)) in list(desk.events()):
-        desk = desk.after(event)
-    assert list(desk.events()) == []
-    assert desk.machine.over
+    server = Desk(model, sites_of(model), 0).after(Event(1, dies=True))
+    assert {event.worker for event in server.events()} == {0}
+    while (event := Event(0, dies=False)) in list(server.events()):
+        server = server.after(event)
+    assert list(server.events()) == []
+    assert server.machine.over
 
 
 def test_the_same_messages_in_the_same_order_have_the_same_effects() -> None:

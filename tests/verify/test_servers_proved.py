@@ -37,8 +37,8 @@ def compiled(name: str, more: str = "", **changes: str) -> Schedule:
     text = (PLANS / f"{name}.plan").read_text().replace("32 KiB", "1 KiB") + more
     for old, new in changes.items():
         text = text.replace(old, new)
-    plan, found = dsl.load(text, name)
-    assert plan is not None, found
+    plan, diagnostics = dsl.load(text, name)
+    assert plan is not None, diagnostics
     shapes = {v.name: GIVEN for v in plan.values if str(v.type) == "tree" and v.name in ("params", "grads")}
     return compile_plan(plan, shapes, backend="mpi")
 
@@ -50,9 +50,9 @@ def edited(schedule: Schedule, kind: type[Any], **changes: Any) -> list[str]:
     for phase in schedule.phases:
         ops: list[Any] = []
         for op in phase.ops:
-            here = isinstance(op, kind) and not done
-            ops.append(msgspec.structs.replace(op, **changes) if here else op)
-            done = done or here
+            is_edited = isinstance(op, kind) and not done
+            ops.append(msgspec.structs.replace(op, **changes) if is_edited else op)
+            done = done or is_edited
         phases.append(msgspec.structs.replace(phase, ops=tuple(ops)))
     assert done
     return [problem.code for problem in verify(msgspec.structs.replace(schedule, phases=tuple(phases)))]
@@ -65,9 +65,9 @@ def edited(schedule: Schedule, kind: type[Any], **changes: Any) -> list[str]:
 def test_examples_are_proved_and_their_units_cover_everything(name: str) -> None:
     schedule = compiled(name)
     assert verify(schedule) == ()
-    for _, one in owned_states(schedule):
-        assert sum(one.nbytes) == (300 * 7 + 11) * 4
-        assert 1 <= one.balance < 1.2
+    for _, owned in owned_states(schedule):
+        assert sum(owned.nbytes) == (300 * 7 + 11) * 4
+        assert 1 <= owned.balance < 1.2
     assert [ownership_error(layout) for site in sites(schedule).all for layout in site.layouts] == [""] * len(
         [layout for site in sites(schedule).all for layout in site.layouts]
     )
@@ -78,18 +78,18 @@ def test_what_a_server_keeps_is_bounded_by_staleness_and_workers() -> None:
     stale = server_memory(compiled(EXCHANGE, **{"staleness = 0": "staleness = 3"}))
     assert fresh is not None
     assert stale is not None
-    own = max(owned_states(compiled(EXCHANGE))[0][1].nbytes)
-    assert fresh.states == own
-    assert fresh.arriving == own + 8 * own  # a put, and a term of each of eight workers
-    assert stale.arriving == own + 4 * 8 * own
+    stored_nbytes = max(owned_states(compiled(EXCHANGE))[0][1].nbytes)
+    assert fresh.states == stored_nbytes
+    assert fresh.arriving == stored_nbytes + 8 * stored_nbytes  # a put, and a term of each of eight workers
+    assert stale.arriving == stored_nbytes + 4 * 8 * stored_nbytes
     assert fresh.worker == 2 * (300 * 7 + 11) * 4
     assert server_memory(compiled("easgd_sync")) is None
 
 
 def test_states_on_servers_are_no_memory_of_workers() -> None:
-    here = {one.phase: one.nbytes for one in memory(compiled("easgd_async"))}
+    nbytes_of = {peak.phase: peak.nbytes for peak in memory(compiled("easgd_async"))}
     weights = (300 * 7 + 11) * 4
-    assert here["every_4"] == 3 * weights  # parameters, the pull, and the centre that the op names
+    assert nbytes_of["every_4"] == 3 * weights  # parameters, the pull, and the centre that the op names
 
 
 # Layouts
@@ -100,13 +100,13 @@ def layout_of(name: str = EXCHANGE) -> Any:
 
 
 def units(change: Any) -> Any:
-    made = layout_of()
-    return msgspec.structs.replace(made, units=tuple(change(list(made.units))))
+    layout = layout_of()
+    return msgspec.structs.replace(layout, units=tuple(change(list(layout.units))))
 
 
-def moved(found: list[StateUnit], index: int, **changes: int) -> list[StateUnit]:
-    found[index] = msgspec.structs.replace(found[index], **changes)
-    return found
+def moved(state_units: list[StateUnit], index: int, **changes: int) -> list[StateUnit]:
+    state_units[index] = msgspec.structs.replace(state_units[index], **changes)
+    return state_units
 
 
 WRONG: list[tuple[Callable[[list[StateUnit]], list[StateUnit]], str]] = [
@@ -128,8 +128,8 @@ def test_a_state_that_is_not_divided_rightly_is_found_out(change: Any, wrong: st
 
 def test_owners_out_of_balance_are_found_out() -> None:
     layout = layout_of()
-    one = tuple(msgspec.structs.replace(unit, server=0) for unit in layout.units)
-    assert "the mean is" in ownership_error(msgspec.structs.replace(layout, units=one))
+    units_of_first = tuple(msgspec.structs.replace(unit, server=0) for unit in layout.units)
+    assert "the mean is" in ownership_error(msgspec.structs.replace(layout, units=units_of_first))
 
 
 # Schedules that were edited
@@ -199,14 +199,14 @@ def test_a_state_that_lies_elsewhere_is_refused(server: str | None) -> None:
         else v
         for v in schedule.entry
     )
-    assert [one.code for one in verify(msgspec.structs.replace(schedule, entry=entry))]
+    assert [problem.code for problem in verify(msgspec.structs.replace(schedule, entry=entry))]
 
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_no_servers_are_refused(count: int) -> None:
     schedule = alone(compiled(EXCHANGE))
     axes = tuple(msgspec.structs.replace(a, size=count) if a.name == "hub" else a for a in schedule.axes)
-    assert [one.code for one in verify(msgspec.structs.replace(schedule, axes=axes))] == ["CP0734"]
+    assert [problem.code for problem in verify(msgspec.structs.replace(schedule, axes=axes))] == ["CP0734"]
 
 
 def test_more_servers_than_units_are_proved() -> None:
@@ -261,9 +261,9 @@ def test_beside_weights_there_may_be_nothing_or_a_scalar() -> None:
         "    m = broadcast rest over worker from 0\n}\n"
         "each step {\n    w, m = exchange grads into w, m with update over worker by sum\n    output w\n}\n"
     )
-    plan, found = dsl.load(text, "plain")
-    assert plan is not None, found
-    for beside in (tree(), tree(count=())):
-        schedule = compile_plan(plan, {"params": GIVEN, "grads": GIVEN, "rest": beside}, backend="mpi")
+    plan, diagnostics = dsl.load(text, "plain")
+    assert plan is not None, diagnostics
+    for extra in (tree(), tree(count=())):
+        schedule = compile_plan(plan, {"params": GIVEN, "grads": GIVEN, "rest": extra}, backend="mpi")
         assert not verify(schedule)
         assert all(ownership_error(layout) == "" for site in sites(schedule).all for layout in site.layouts)

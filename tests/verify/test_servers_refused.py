@@ -39,10 +39,13 @@ CASES = {
 
 def test_a_weight_may_be_called_as_what_an_optimiser_counts_in():
     weights = (Leaf("count", (), DType.F32), Leaf("w", (3,), DType.F32))
-    kept = (Leaf("0/count", (), DType.I32), *(replace(leaf, path=f"0/mu/{leaf.path}") for leaf in weights))
+    state_leaves = (
+        Leaf("0/count", (), DType.I32),
+        *(replace(leaf, path=f"0/mu/{leaf.path}") for leaf in weights),
+    )
     whole = units.weights(weights, [leaf.dtype for leaf in weights], 1, None)
-    found = units.beside(kept, weights, whole, Span(0, 0, 0, 0), "")
-    assert (found.scalars, [[part.leaves for part in slot] for slot in found.slots]) == ((0,), [[(1, 2)]])
+    matched = units.beside(state_leaves, weights, whole, Span(0, 0, 0, 0), "")
+    assert (matched.scalars, [[part.leaves for part in slot] for slot in matched.slots]) == ((0,), [[(1, 2)]])
 
 
 @pytest.mark.parametrize("code", CASES)
@@ -50,6 +53,6 @@ def test_it_has_its_own_code_and_line(code: str):
     tree = {"w": np.zeros(3, np.float32)}
     with pytest.raises(CommplanError) as error:
         commplan.loads(CASES[code]).compile(backend="mpi", shapes={"params": tree, "grads": tree})
-    (found,) = error.value.diagnostics
-    assert (found.code, found.span is not None and found.span.line > 12) == (code, True)
+    (diagnostic,) = error.value.diagnostics
+    assert (diagnostic.code, diagnostic.span is not None and diagnostic.span.line > 12) == (code, True)
     assert "schedule" not in str(error.value)

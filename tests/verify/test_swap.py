@@ -81,8 +81,8 @@ def test_rows_that_are_not_those_of_leaves_are_refused() -> None:
     """Leaves that are packed one after another cross the rows of the swap."""
     schedule = compiled()
     packs = [op for op in schedule.phases[0].ops if isinstance(op, ir.Pack) and op.ways == 4]
-    one = next(op for op in packs if len({part.leaf for part in op.parts}) == 1)
-    problems = verify(edited(schedule, one, msgspec.structs.replace(one, ways=1)))
+    pack = next(op for op in packs if len({part.leaf for part in op.parts}) == 1)
+    problems = verify(edited(schedule, pack, msgspec.structs.replace(pack, ways=1)))
     assert problems
 
 

@@ -18,9 +18,9 @@ def test_symbols_are_numbers_that_are_zero_or_more() -> None:
     assert -(-((n + 2) * m + 1) // (n + 2)) == m + 1
     assert max(0, min(n + 4, n + 4 + m)) == n + 4
     assert not n - n
-    for asked in (lambda: n > m, lambda: n == 3, lambda: n // m, lambda: bool(n)):
+    for question in (lambda: n > m, lambda: n == 3, lambda: n // m, lambda: bool(n)):
         with pytest.raises(UndecidedError):
-            asked()
+            question()
 
 
 @pytest.mark.parametrize("values", list(itertools.product((0, 1, 2, 5), repeat=3)))
@@ -29,7 +29,7 @@ def test_what_is_decided_of_symbols_holds_for_numbers(values: tuple[int, int, in
     named = dict(zip(map(symbol, "abc"), values, strict=True))
 
     def over(a: Any, b: Any, c: Any) -> list[Any]:
-        asked = (
+        questions = (
             lambda: (a + b + 1) * (c + 2) // (c + 2) - a,
             lambda: ((a + 1) * (b + 2) + c) >= b + 2,
             lambda: (a * (b + c + 1) + c) // (b + c + 1),
@@ -37,7 +37,7 @@ def test_what_is_decided_of_symbols_holds_for_numbers(values: tuple[int, int, in
             lambda: (a + b) * c < a * c,
             lambda: (a * b + c) // (c + 1) <= (a * b + 2 * c + 1) // (c + 1),
         )
-        return [ask() for ask in asked]
+        return [ask() for ask in questions]
 
     for by_symbols, by_numbers in zip(over(*named), over(*values), strict=True):
         if isinstance(by_symbols, bool):

@@ -91,7 +91,7 @@ def op(kind: type[Any], nth: int = 0, /, **changes: Any) -> Change:
     """Change fields of the `nth` op of `kind` in the last phase."""
 
     def ops(of: ir.Phase) -> tuple[ir.Op, ...]:
-        places = [i for i, one in enumerate(of.ops) if isinstance(one, kind)]
+        places = [i for i, each in enumerate(of.ops) if isinstance(each, kind)]
         place = places[nth]
         values = {k: v(of.ops[place]) if callable(v) else v for k, v in changes.items()}
         return (*of.ops[:place], replace(of.ops[place], **values), *of.ops[place + 1 :])
@@ -124,11 +124,11 @@ def values(dtype: DType) -> Change:
 
 
 def fn(**changes: Any) -> Change:
-    return lambda schedule: replace(schedule, fns=tuple(replace(one, **changes) for one in schedule.fns))
+    return lambda schedule: replace(schedule, fns=tuple(replace(each, **changes) for each in schedule.fns))
 
 
 def part(**changes: Any) -> Callable[[Any], tuple[ir.Part, ...]]:
-    return lambda one: (replace(one.parts[0], **changes), *one.parts[1:])
+    return lambda pack: (replace(pack.parts[0], **changes), *pack.parts[1:])
 
 
 def leaf(shape: tuple[int, ...], dtype: DType = DType.F32, path: str = "") -> tuple[ir.Leaf, ...]:
@@ -149,8 +149,8 @@ def spread(*counts: int) -> Change:
 def levels(inner: str, outer: str, axes: tuple[ir.Axis, ...] | None = None) -> Change:
     """A hierarchy over the levels of the axis `data`: two hosts in each of two racks, unless `axes` says."""
     both = graph.Algorithm("hierarchical", (graph.Arg(inner, "host"), graph.Arg(outer, "rack")))
-    there = axes or (replace(AXIS, levels=(ir.Spread("host", 2), ir.Spread("rack", 2))),)
-    return lambda schedule: op(ir.Collective, algorithm=both)(replace(schedule, axes=there))
+    mesh_axes = axes or (replace(AXIS, levels=(ir.Spread("host", 2), ir.Spread("rack", 2))),)
+    return lambda schedule: op(ir.Collective, algorithm=both)(replace(schedule, axes=mesh_axes))
 
 
 INTS = tuple(replace(one, dtype=DType.I32) for one in GIVEN)
@@ -329,8 +329,8 @@ def test_each_corruption_is_refused_with_its_reason(
 ) -> None:
     corrupted = change(SOUND[name])
     assert corrupted != SOUND[name]
-    found = [(problem.code, problem.message) for problem in verify(corrupted)]
-    assert any(c == code and reason in message for c, message in found), found
+    problems = [(problem.code, problem.message) for problem in verify(corrupted)]
+    assert any(c == code and reason in message for c, message in problems), problems
 
 
 @pytest.mark.parametrize(

@@ -209,8 +209,8 @@ class MoveDropped(Division):
 
 class MovedTwice(Division):
     def moves(self, alive: Collection[int] | None = None) -> tuple[HostTransfer, ...]:
-        found = super().moves(alive)
-        return (*found, *found[-1:])
+        transfers = super().moves(alive)
+        return (*transfers, *transfers[-1:])
 
 
 class WaitsForTheDead(Division):
@@ -218,15 +218,15 @@ class WaitsForTheDead(Division):
         return super().moves()
 
 
-def as_kind(kind: type[Division], found: Division) -> Division:
-    return kind(found.design, found.readers, found.hosts)
+def as_kind(kind: type[Division], plain: Division) -> Division:
+    return kind(plain.design, plain.readers, plain.hosts)
 
 
 HOSTS = (0, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         (PartDropped, "no process makes rows 32 to 63 of 64 (part 1 of 2)"),
         (PartMadeTwice, "processes 0, 1 make rows 0 to 31 of 64 (part 0 of 2)"),
@@ -238,27 +238,27 @@ HOSTS = (0, 1, 2)
         (MovedTwice, "host 2 receives rows 0 to 31 of 64 (part 0 of 2) twice"),
     ],
 )
-def test_a_broken_division_is_refused(kind: type[Division], said: str) -> None:
+def test_a_broken_division_is_refused(kind: type[Division], message: str) -> None:
     sound = division("single_broadcast", HOSTS, 2)
     assert prove_division(sound, 64) is None
     wrong = prove_division(as_kind(kind, sound), 64)
     assert wrong is not None
     assert wrong.code == "CP0761"
-    assert wrong.message == said
+    assert wrong.message == message
 
 
 def test_the_dead_are_not_waited_for() -> None:
-    found = as_kind(WaitsForTheDead, division("all_shared", HOSTS))
+    broken = as_kind(WaitsForTheDead, division("all_shared", HOSTS))
     wrong = prove_division(
-        found, 64, (0, 1), lambda one, alive: as_kind(WaitsForTheDead, failover(one, alive))
+        broken, 64, (0, 1), lambda split, alive: as_kind(WaitsForTheDead, failover(split, alive))
     )
     assert wrong is not None
     assert wrong.message == "move 1 (broadcast): it waits for host 2, with only processes 0, 1 left"
 
 
 def test_who_adopts_nothing_leaves_rows_out() -> None:
-    found = division("all_shared", (0, 0, 0, 0))
-    wrong = prove_division(found, 10, (0, 1, 3), lambda one, _: one)
+    split = division("all_shared", (0, 0, 0, 0))
+    wrong = prove_division(split, 10, (0, 1, 3), lambda each, _: each)
     assert wrong is not None
     message = "no process makes rows 5 to 6 of 10 (part 2 of 4), with only processes 0, 1, 3 left"
     assert wrong.message == message
@@ -283,17 +283,17 @@ def test_the_survivors_that_are_looked_at_stand_for_all(many: int) -> None:
     """A rule that forgets the dead when there are `many` of them fails for some sets of survivors, and for
     one of those that are looked at; the real one fails for none."""
 
-    def forgetful(one: Division, alive: Collection[int]) -> Division:
-        left = failover(one, alive)
-        dead = [reader for reader in one.readers if reader not in alive]
-        return replace(left, readers=left.readers if len(dead) != many else one.readers)
+    def forgetful(split: Division, alive: Collection[int]) -> Division:
+        after = failover(split, alive)
+        dead = [reader for reader in split.readers if reader not in alive]
+        return replace(after, readers=after.readers if len(dead) != many else split.readers)
 
-    found = division("all_shared", (0, 0, 1, 1, 1))
+    original = division("all_shared", (0, 0, 1, 1, 1))
     everyone = range(5)
     sets = [s for n in everyone for s in itertools.combinations(everyone, n + 1)]
-    assert any(prove_division(found, 64, alive, forgetful) for alive in sets)
-    assert any(prove_division(found, 64, alive, forgetful) for alive in survivors(found))
-    assert not any(prove_division(found, 64, alive) for alive in sets)
+    assert any(prove_division(original, 64, alive, forgetful) for alive in sets)
+    assert any(prove_division(original, 64, alive, forgetful) for alive in survivors(original))
+    assert not any(prove_division(original, 64, alive) for alive in sets)
 
 
 def test_every_design_and_number_of_readers_is_proved() -> None:
@@ -338,7 +338,7 @@ class EpochCutShort(Rates):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         (SmallerBound, "members that keep pace need 38 records kept"),
         (UnitOfTheLargest, "step k of member 0 takes units"),
@@ -347,13 +347,13 @@ class EpochCutShort(Rates):
         (EpochCutShort, "ends before member"),
     ],
 )
-def test_broken_clocks_are_refused(kind: type[Rates], said: str) -> None:
+def test_broken_clocks_are_refused(kind: type[Rates], message: str) -> None:
     batches = (9, 6, 10)
     assert prove_rates(rates(batches)) is None
     wrong = prove_rates(kind(batches))
     assert wrong is not None
     assert wrong.code == "CP0762"
-    assert said in wrong.message
+    assert message in wrong.message
 
 
 # --- whole schedules ---
@@ -366,11 +366,11 @@ def test_schedules_are_refused_with_the_line_of_the_plan(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         "commplan.verify.input_proof.prove_order", lambda *args: prove_order("at_least_once", "drop", args[2])
     )
-    (found,) = verify(sound)
-    assert found.code == "CP0760"
-    assert found.span == phase.ops[0].span
-    assert "visits the record at position 0 never" in found.message
-    assert [note.text for note in found.notes] == [
+    (diagnostic,) = verify(sound)
+    assert diagnostic.code == "CP0760"
+    assert diagnostic.span == phase.ops[0].span
+    assert "visits the record at position 0 never" in diagnostic.message
+    assert [note.text for note in diagnostic.notes] == [
         "expected at least once", "found never: none of its 0 steps does",
     ]  # fmt: skip
 
@@ -386,11 +386,14 @@ def test_a_division_that_is_wrong_stops_the_compiler(monkeypatch: pytest.MonkeyP
             commplan.load(PLANS / "ensemble_shared.plan").compile()
     finally:
         prove_share.cache_clear()
-    (found,) = caught.value.diagnostics
-    assert found.code == "CP0718"
-    assert "pass `share` broke the schedule: `pixels`: no process makes rows 16 to 31 of 64" in found.message
-    assert found.span is not None
-    assert found.span.line == 14
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "CP0718"
+    assert (
+        "pass `share` broke the schedule: `pixels`: no process makes rows 16 to 31 of 64"
+        in diagnostic.message
+    )
+    assert diagnostic.span is not None
+    assert diagnostic.span.line == 14
 
 
 @pytest.mark.parametrize("members", [2, 4096])
@@ -453,10 +456,10 @@ def test_caches_are_counted_and_checked(capsys: pytest.CaptureFixture[str]) -> N
     assert [(need.cached, need.in_files) for need in input_memory(schedule)] == [
         ((64 << 20) + 4096, 0), (3 << 29, 3 << 29),
     ]  # fmt: skip
-    (step, *rest) = schedule.phases
+    (step, *later_phases) = schedule.phases
     ops = tuple(
         structs.replace(op, hints=Hints(cache=Cache(4096))) if isinstance(op, Map) and op.random else op
         for op in step.ops
     )
-    found = verify(structs.replace(schedule, phases=(structs.replace(step, ops=ops), *rest)))
-    assert any("`flip` is random" in diagnostic.message for diagnostic in found), found
+    problems = verify(structs.replace(schedule, phases=(structs.replace(step, ops=ops), *later_phases)))
+    assert any("`flip` is random" in diagnostic.message for diagnostic in problems), problems
