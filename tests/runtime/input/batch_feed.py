@@ -19,20 +19,20 @@ from commplan.runtime.input.iterator import PhaseBatches
 DATA4 = "axis data = 4"
 
 
-def batches(made: Schedule, source: object, phase: str = "step", **more: Any) -> PhaseBatches:
+def batches(program: Schedule, source: object, phase: str = "step", **more: Any) -> PhaseBatches:
     """Batches of `made` with the functions of `input_plans` and one source for all its loads."""
     functions = {**FUNCTIONS, **more.pop("functions", {})}
-    names = {s.name for s in made.sources}
-    return PhaseBatches(made, phase, dict.fromkeys(names, source), functions, **more)
+    names = {s.name for s in program.sources}
+    return PhaseBatches(program, phase, dict.fromkeys(names, source), functions, **more)
 
 
-def by_name(made: Schedule, batch: HostBatch, phase: str = "step") -> dict[str, np.ndarray[Any, Any]]:
-    return {b.name: batch.values[b.value] for b in made.phase(phase).outputs if b.value in batch.values}
+def by_name(program: Schedule, batch: HostBatch, phase: str = "step") -> dict[str, np.ndarray[Any, Any]]:
+    return {b.name: batch.values[b.value] for b in program.phase(phase).outputs if b.value in batch.values}
 
 
-def epoch(made: Schedule, source: object, **more: Any) -> list[dict[str, np.ndarray[Any, Any]]]:
-    with batches(made, source, **more) as feed:
-        return [by_name(made, batch) for batch in feed]
+def epoch(program: Schedule, source: object, **more: Any) -> list[dict[str, np.ndarray[Any, Any]]]:
+    with batches(program, source, **more) as feed:
+        return [by_name(program, batch) for batch in feed]
 
 
 def code(error: pytest.ExceptionInfo[CommplanError]) -> str:

@@ -87,8 +87,8 @@ def epoch(batches: PhaseBatches) -> dict[str, int]:
     return sums
 
 
-def say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 def die_in_row(write: Any, number: int) -> Any:

@@ -83,8 +83,8 @@ class Member:
     def check_epochs(self, epochs: range, count: int = 26) -> None:
         """It received each of `epochs` once, and every record in it once."""
         for epoch in epochs:
-            given = [number for b in self.batches if b["epoch"] == epoch for number in b["records"]]
-            assert sorted(given) == list(range(count)), (epoch, given)
+            numbers = [number for b in self.batches if b["epoch"] == epoch for number in b["records"]]
+            assert sorted(numbers) == list(range(count)), (epoch, numbers)
 
 
 def joined(name: str, plan: str = "", count: int = 26, **options: Any) -> Any:
@@ -110,8 +110,8 @@ def expected(member: int, batch: int = 4, epochs: int = 1, **options: Any) -> li
     return items
 
 
-def check_same(given: list[Any], whole: list[dict[str, Any]]) -> None:
-    for batch, other in zip(given, whole, strict=True):
+def check_same(received: list[Any], whole: list[dict[str, Any]]) -> None:
+    for batch, other in zip(received, whole, strict=True):
         assert batch.keys() == other.keys()
         for name, array in other.items():
             np.testing.assert_array_equal(batch[name], array)

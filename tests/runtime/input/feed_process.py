@@ -69,8 +69,8 @@ def noise(pixels: Any, rng: Any) -> Any:
     return pixels + rng.integers(0, 50, pixels.shape, np.uint8)
 
 
-def say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 def report(batch: Any, member: int) -> None:

@@ -26,8 +26,8 @@ from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.observe import wait_log
 
 
-def say(**what: Any) -> None:
-    print(json.dumps(what), flush=True)
+def say(**fields: Any) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 class Said(logging.Handler):
@@ -35,36 +35,38 @@ class Said(logging.Handler):
         say(warned=record.getMessage())
 
 
-def again_and_again(made: Schedule, source: object, index: int, count: int, run: str, cycles: int) -> None:
+def again_and_again(program: Schedule, source: object, index: int, count: int, run: str, cycles: int) -> None:
     """Open and close batches of one run many times; return the open resources after the first time and the
     last."""
-    left: list[list[int]] = []
+    positions: list[list[int]] = []
     for _ in range(cycles):
         team = group(run, index, count, timeout=30.0)
         feed = PhaseBatches(
-            made, "step", {"images": source}, FUNCTIONS, local={"member": (index,)}, group=team
+            program, "step", {"images": source}, FUNCTIONS, local={"member": (index,)}, group=team
         )
-        said = [batch.step for batch in feed]
+        steps = [batch.step for batch in feed]
         feed.close()
         del feed
         gc.collect()
         maps = Path("/proc/self/maps").read_text().count("/memfd:commplan")
-        left.append([len(said), len(list(Path("/proc/self/fd").iterdir())), maps, threading.active_count()])
-    say(first=left[0], last=left[-1])
+        positions.append(
+            [len(steps), len(list(Path("/proc/self/fd").iterdir())), maps, threading.active_count()]
+        )
+    say(first=positions[0], last=positions[-1])
 
 
 def carrier_of(orders: dict[str, Any], hosts: list[int]) -> FolderCarrier:
     kind, _, readers = orders["design"].partition("(readers = ")
-    made = division(kind, hosts, int(readers[:-1]) if readers else None)
+    split = division(kind, hosts, int(readers[:-1]) if readers else None)
     host = hosts[orders["index"]]
-    return FolderCarrier(Path(orders["carrier"]), host, made, orders.get("by_caller", False))
+    return FolderCarrier(Path(orders["carrier"]), host, split, orders.get("by_caller", False))
 
 
-def state_of(orders: dict[str, Any], made: Schedule, source: object) -> dict[str, int] | None:
+def state_of(orders: dict[str, Any], program: Schedule, source: object) -> dict[str, int] | None:
     """The state that was ordered, or the place `at`, in the order of this plan."""
     if "at" not in orders:
         return orders.get("state")
-    with PhaseBatches(made, "step", {"images": source}, FUNCTIONS) as feed:
+    with PhaseBatches(program, "step", {"images": source}, FUNCTIONS) as feed:
         return {**feed.state(), **orders["at"]}
 
 
@@ -88,14 +90,14 @@ def changed_by_a_fork(feed: PhaseBatches, when: str) -> bool:
 
 def main(orders: dict[str, Any]) -> None:
     index, count = orders["index"], orders["count"]
-    made = (
+    program = (
         schedule(orders["body"], orders["axes"], pipeline=orders.get("pipeline", ""))
         if "body" in orders
         else ensemble(orders["design"], orders.get("members", count), hints=orders.get("hints", ""))
     )
     source = Counting(images(orders.get("records", 40)), delay=orders.get("delay", 0.0))
     if "cycles" in orders:
-        again_and_again(made, source, index, count, orders["run"], orders["cycles"])
+        again_and_again(program, source, index, count, orders["run"], orders["cycles"])
         return
     bad = orders.get("bad")
 
@@ -120,7 +122,13 @@ def main(orders: dict[str, Any]) -> None:
         functions = {**FUNCTIONS, "decode": broken}
         sources = {"images": source}
         with PhaseBatches(
-            made, "step", sources, functions, local=local, group=team, state=state_of(orders, made, source)
+            program,
+            "step",
+            sources,
+            functions,
+            local=local,
+            group=team,
+            state=state_of(orders, program, source),
         ) as feed:
             if "then_timeout" in orders and feed.exchange is not None:  # now that all have come
                 feed.exchange.group = replace(feed.exchange.group, timeout=orders["then_timeout"])

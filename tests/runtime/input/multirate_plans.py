@@ -31,16 +31,16 @@ ONCE = "visit exactly_once seed 5"
 
 
 def rates(
-    batches: Sequence[int], rest: str = ONCE, *, body: str = BODY, axes: str = "", **more: Any
+    batches: Sequence[int], visit: str = ONCE, *, body: str = BODY, axes: str = "", **more: Any
 ) -> Schedule:
     """A plan whose members have these batches."""
-    text = body.format(batches=list(batches), rest=rest)
+    text = body.format(batches=list(batches), rest=visit)
     return schedule(text, f"ensemble member = {len(batches)}\n{axes}", **more)
 
 
 @contextmanager
 def members(
-    made: Schedule,
+    program: Schedule,
     source: object,
     *,
     functions: dict[str, Callable[..., Any]] | None = None,
@@ -48,8 +48,8 @@ def members(
     **more: Any,
 ) -> Generator[list[ClockedBatches | PhaseBatches]]:
     """The batches of all members of `made`, in one process."""
-    clocks = ClockedPhase(clock_plan(made, "step"), {"images": source}, {**FUNCTIONS, **(functions or {})})
-    count = made.axis("member").size
+    clocks = ClockedPhase(clock_plan(program, "step"), {"images": source}, {**FUNCTIONS, **(functions or {})})
+    count = program.axis("member").size
     with ExitStack() as stack:
         yield [
             stack.enter_context(member_batches(clocks, m, state=states[m] if states else None, **more))
@@ -57,28 +57,30 @@ def members(
         ]
 
 
-def alone(made: Schedule, member: int, records: int, **more: Any) -> PhaseBatches:
+def alone(program: Schedule, member: int, records: int, **more: Any) -> PhaseBatches:
     """The batches of a member that reads everything itself."""
     source = more.pop("source", images(records))
     functions = {**FUNCTIONS, **more.pop("functions", {})}
     local = {"member": (member,), **more.pop("local", {})}
-    own = clock_plan(made, "step").member(member, alone=True)
-    return PhaseBatches(own, "step", {"images": source}, functions, local=local, **more)
+    member_plan = clock_plan(program, "step").member(member, alone=True)
+    return PhaseBatches(member_plan, "step", {"images": source}, functions, local=local, **more)
 
 
-def same(one: HostBatch, two: HostBatch) -> None:
+def same(first: HostBatch, second: HostBatch) -> None:
     """The same batch, to the last bit."""
-    assert (one.epoch, one.step) == (two.epoch, two.step)
-    assert one.values.keys() == two.values.keys()
-    for ref, array in one.values.items():
-        np.testing.assert_array_equal(array, two.values[ref], err_msg=ref)
-        assert array.dtype == two.values[ref].dtype
-    mine = [ids.ravel().tolist() for ids in one.records.values()]
-    assert mine == [ids.ravel().tolist() for ids in two.records.values()]
-    assert list(one.seeds.values()) == list(two.seeds.values())
+    assert (first.epoch, first.step) == (second.epoch, second.step)
+    assert first.values.keys() == second.values.keys()
+    for ref, array in first.values.items():
+        np.testing.assert_array_equal(array, second.values[ref], err_msg=ref)
+        assert array.dtype == second.values[ref].dtype
+    mine = [ids.ravel().tolist() for ids in first.records.values()]
+    assert mine == [ids.ravel().tolist() for ids in second.records.values()]
+    assert list(first.seeds.values()) == list(second.seeds.values())
 
 
-def in_turn(feeds: Sequence[ClockedBatches | PhaseBatches], seen: Callable[[int, HostBatch], None]) -> None:
+def in_turn(
+    feeds: Sequence[ClockedBatches | PhaseBatches], receive: Callable[[int, HostBatch], None]
+) -> None:
     """Drive all feeds to the end of their epochs in one thread, the slowest first."""
     for feed in feeds:
         iter(feed)
@@ -89,7 +91,7 @@ def in_turn(feeds: Sequence[ClockedBatches | PhaseBatches], seen: Callable[[int,
         if batch is None:
             del live[member]
         else:
-            seen(member, batch)
+            receive(member, batch)
 
 
 def code(error: Any) -> str:

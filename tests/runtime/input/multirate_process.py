@@ -25,9 +25,9 @@ from commplan.runtime.input.observe import wait_log
 _LOCK = threading.Lock()
 
 
-def say(**what: Any) -> None:
+def say(**fields: Any) -> None:
     with _LOCK:
-        print(json.dumps(what), flush=True)
+        print(json.dumps(fields), flush=True)
 
 
 def sums(batch: HostBatch) -> list[int]:
@@ -47,12 +47,12 @@ def told(member: int, batch: HostBatch) -> None:
 def drive(feed: ClockedBatches, orders: dict[str, Any]) -> None:
     """A member's epochs, at the pace of the instructions."""
     mine = orders.get("members", {}).get(str(feed.member), {})
-    kept: list[tuple[HostBatch, list[int]]] = []
+    checked: list[tuple[HostBatch, list[int]]] = []
     try:
         for _ in range(mine.get("epochs", 1)):
             for number, batch in enumerate(feed):
                 told(feed.member, batch)
-                kept += [(batch, sums(batch))] if mine.get("keep") else []
+                checked += [(batch, sums(batch))] if mine.get("keep") else []
                 time.sleep(mine.get("pace", 0.0))
                 if number == mine.get("die"):
                     os.kill(os.getpid(), 9)
@@ -62,7 +62,7 @@ def drive(feed: ClockedBatches, orders: dict[str, Any]) -> None:
                 if number == mine.get("stay"):
                     say(stays=feed.member)
                     sys.stdin.readline()
-        say(done=feed.member, state=feed.state(), changed=sum(sums(batch) != was for batch, was in kept))
+        say(done=feed.member, state=feed.state(), changed=sum(sums(batch) != was for batch, was in checked))
         if mine.get("linger"):
             sys.stdin.readline()
     except CommplanError as error:
@@ -77,14 +77,14 @@ class Said(logging.Handler):
 def main(orders: dict[str, Any]) -> None:
     wait_log.TELL_S = orders.get("tell", wait_log.TELL_S)
     wait_log.LOG.addHandler(Said())
-    made = rates(orders["batches"], orders["rest"], body=orders.get("body", BODY))
+    program = rates(orders["batches"], orders["rest"], body=orders.get("body", BODY))
     source = Counting(images(orders["records"]), delay=orders.get("delay", 0.0))
-    hub = ClockedPhase(clock_plan(made, "step"), {"images": source}, FUNCTIONS)
+    hub = ClockedPhase(clock_plan(program, "step"), {"images": source}, FUNCTIONS)
     team = group(orders["run"], orders["index"], len(orders["held"]), timeout=60.0)
-    company = PeerGroup(team, orders.get("start", 0), tuple(members[0] for members in orders["held"]))
+    peer_group = PeerGroup(team, orders.get("start", 0), tuple(members[0] for members in orders["held"]))
     states, units = orders.get("states", {}), hub.plan.units
     assert units is not None
-    options = SharingOptions(lambda _: company, workers=orders.get("workers", "threads"))
+    options = SharingOptions(lambda _: peer_group, workers=orders.get("workers", "threads"))
     mine = orders["held"][orders["index"]]
     feeds = [ClockedBatches(hub, m, units, options=options, state=states.get(str(m))) for m in mine]
     threads = [threading.Thread(target=drive, args=(feed, orders)) for feed in feeds]
@@ -96,8 +96,8 @@ def main(orders: dict[str, Any]) -> None:
     for feed in feeds:
         feed.close()
     slow = summary.slow
-    left = [t.name for t in threading.enumerate() if t.name.startswith("commplan")]
-    say(read=sorted(source.read), slow=None if slow is None else [slow.member, slow.wait_s > 0], left=left)
+    running = [t.name for t in threading.enumerate() if t.name.startswith("commplan")]
+    say(read=sorted(source.read), slow=None if slow is None else [slow.member, slow.wait_s > 0], left=running)
 
 
 if __name__ == "__main__":

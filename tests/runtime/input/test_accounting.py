@@ -50,15 +50,15 @@ def busy_in_the_system() -> None:
 
 def test_system_time_is_told_apart_as_the_kernel_does():
     system_s = [resource.getrusage(resource.RUSAGE_THREAD).ru_stime]
-    seen = list[Cpu]()
+    samples_of_cpu = list[Cpu]()
     for _ in range(4):
         busy_in_the_system()
-        seen.append(thread_cpu())
+        samples_of_cpu.append(thread_cpu())
         system_s.append(resource.getrusage(resource.RUSAGE_THREAD).ru_stime)
     for at, (before, after) in enumerate(pairwise(system_s)):
-        assert before <= seen[at].system_s <= after
-    for one, next_ in pairwise(seen):
-        spent = next_ - one
+        assert before <= samples_of_cpu[at].system_s <= after
+    for earlier, later in pairwise(samples_of_cpu):
+        spent = later - earlier
         assert spent.system_s >= 0 and spent.both_s >= 0.15
 
 
@@ -74,10 +74,10 @@ def test_time_goes_to_the_line_that_took_it():
         time.sleep(0.02)
     with meter.working("a"):
         time.sleep(0.02)
-    one, two = meter.summary().lines
-    assert one.cpu_s >= 0.02 and one.wait_s == 0
-    assert two.cpu_s < 0.02 <= two.wait_s
-    assert one.user_s == pytest.approx(one.cpu_s - one.system_s)
+    first, second = meter.summary().lines
+    assert first.cpu_s >= 0.02 and first.wait_s == 0
+    assert second.cpu_s < 0.02 <= second.wait_s
+    assert first.user_s == pytest.approx(first.cpu_s - first.system_s)
 
 
 def test_the_least_leaves_out_what_could_not_be_ready():
@@ -97,8 +97,8 @@ def test_the_member_that_others_waited_for_is_named():
 
 
 def test_summaries_of_ranks_add_up():
-    one, two = metered(0), replace(metered(1, records=6, ready=0), slow=Slow(1, 8, 0.5))
-    both = merged([two, one])
+    first, second = metered(0), replace(metered(1, records=6, ready=0), slow=Slow(1, 8, 0.5))
+    both = merged([second, first])
     (line,) = both.lines
     assert (line.records, line.nbytes, line.skipped, line.wait_s) == (10, 100, 2, 0.5)
     assert (line.cpu_s, line.system_s, both.cpu_s, both.system_s, both.skipped) == (1.0, 0.25, 1.0, 0.25, 2)
@@ -106,12 +106,12 @@ def test_summaries_of_ranks_add_up():
     assert both.ready_mean == 0.5 and both.queue.least == 0 and both.slow == Slow(1, 8, 0.5)
     other = Meter("step")
     other.line("x", "map decode", LINE)
-    assert len(merged([one, other.summary()]).lines) == 2
+    assert len(merged([first, other.summary()]).lines) == 2
 
 
 def test_batches_count_their_lines():
-    made = schedule(BODY)
-    with batches(made, Counting(images(10))) as feed:
+    program = schedule(BODY)
+    with batches(program, Counting(images(10))) as feed:
         for _ in feed:
             pass
         summary = feed.summary()
@@ -129,32 +129,35 @@ SAMPLE = re.compile(r'^(\w+)\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\} (\S+)$')
 
 def samples(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
     """The samples by name; whatever is neither a sample nor a comment fails."""
-    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    families: dict[str, list[tuple[dict[str, str], float]]] = {}
     for line in text.splitlines():
         if line.startswith("#"):
             continue
         match = SAMPLE.match(line)
         assert match, line
         labels = dict(re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', match[2]))
-        found.setdefault(match[1], []).append((labels, float(match[3])))
-    return found
+        families.setdefault(match[1], []).append((labels, float(match[3])))
+    return families
 
 
 def test_the_text_is_prometheus_s():
     text = metrics.text([metered(3), replace(metered(4), slow=Slow(1, 8, 0.5))])
-    found = samples(text)
-    for name in found:
+    families = samples(text)
+    for name in families:
         (kind,) = re.findall(rf"^# TYPE {name} (\w+)$", text, re.M)
         assert re.search(rf"^# HELP {name} \S", text, re.M)
         assert (kind == "counter") == name.endswith("_total")
         assert text.index(f"# HELP {name} ") < text.index(f"# TYPE {name} ") < text.index(f"\n{name}{{")
-    cpu = found["commplan_input_cpu_seconds_total"]
+    cpu = families["commplan_input_cpu_seconds_total"]
     labels = {"plan": "tested", "phase": "step", "line": "3", "stage": "load images", "rank": "3"}
     assert cpu[0] == ({**labels, "mode": "user"}, 0.375)
     assert cpu[1] == ({**labels, "mode": "system"}, 0.125)
-    assert found["commplan_input_records_total"] == [(labels, 4.0), ({**labels, "rank": "4"}, 4.0)]
-    assert found["commplan_input_slow_member_behind_records"][0][0]["member"] == "1"
-    assert {one["rank"] for one, _ in found["commplan_input_ready_batches"]} == {"3", "4"}
+    assert families["commplan_input_records_total"] == [(labels, 4.0), ({**labels, "rank": "4"}, 4.0)]
+    assert families["commplan_input_slow_member_behind_records"][0][0]["member"] == "1"
+    assert {sample_labels["rank"] for sample_labels, _ in families["commplan_input_ready_batches"]} == {
+        "3",
+        "4",
+    }
 
 
 def test_labels_are_escaped():
@@ -164,14 +167,14 @@ def test_labels_are_escaped():
 
 
 def test_a_file_is_whole_at_any_time(tmp_path: Path):
-    path, seen = tmp_path / "input.prom", set[str]()
+    path, contents = tmp_path / "input.prom", set[str]()
     texts = ["a" * 200_000, "b" * 100_000]
     metrics.write(path, texts[0])
     ended = threading.Event()
 
     def look() -> None:
         while not ended.is_set():
-            seen.add(path.read_text())
+            contents.add(path.read_text())
 
     thread = threading.Thread(target=look)
     thread.start()
@@ -179,7 +182,7 @@ def test_a_file_is_whole_at_any_time(tmp_path: Path):
         metrics.write(path, texts[number % 2])
     ended.set()
     thread.join()
-    assert seen <= set(texts) and [one.name for one in tmp_path.iterdir()] == ["input.prom"]
+    assert contents <= set(texts) and [file.name for file in tmp_path.iterdir()] == ["input.prom"]
 
 
 def test_a_file_is_written_now_on_a_period_and_at_the_end(tmp_path: Path):
@@ -190,7 +193,7 @@ def test_a_file_is_written_now_on_a_period_and_at_the_end(tmp_path: Path):
     def records() -> float:
         return samples(path.read_text())["commplan_input_records_total"][0][1]
 
-    with metrics.Metrics(path, lambda: [meter.summary()], 0.05) as kept:
+    with metrics.Metrics(path, lambda: [meter.summary()], 0.05) as writer:
         assert records() == 0
         meter.add("raw", records=5)
         until = time.monotonic() + 30
@@ -199,7 +202,7 @@ def test_a_file_is_written_now_on_a_period_and_at_the_end(tmp_path: Path):
         assert records() == 5
         meter.add("raw", records=1)
     assert records() == 6
-    kept.close()
+    writer.close()
 
 
 def scraped(address: str) -> str:
@@ -213,13 +216,13 @@ def test_an_address_is_scraped_with_and_without_a_file(tmp_path: Path):
     path = tmp_path / "input.prom"
     for place in (path, None):
         listens = metrics.listening("0", 3)
-        with metrics.Metrics(place, lambda: [meter.summary()], 600, listens) as kept:
-            assert kept.address.startswith("127.0.0.1:")
+        with metrics.Metrics(place, lambda: [meter.summary()], 600, listens) as writer:
+            assert writer.address.startswith("127.0.0.1:")
             meter.add("raw", records=5)
-            assert "commplan_input_records_total" in scraped(kept.address)
-            records = samples(scraped(kept.address))["commplan_input_records_total"][0][1]
+            assert "commplan_input_records_total" in scraped(writer.address)
+            records = samples(scraped(writer.address))["commplan_input_records_total"][0][1]
         with pytest.raises(OSError):
-            scraped(kept.address)
+            scraped(writer.address)
     assert records == 10 and samples(path.read_text())["commplan_input_records_total"][0][1] == 5
 
 
@@ -231,25 +234,27 @@ def test_addresses_are_read():
         with pytest.raises(CommplanError) as caught:
             metrics.listening(wrong, 0)
         assert caught.value.diagnostics[0].code == "CP0963"
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(CommplanError) as caught:
-        metrics.Metrics(None, list, 600, taken.getsockname())
+    with socket.create_server(("127.0.0.1", 0)) as listener, pytest.raises(CommplanError) as caught:
+        metrics.Metrics(None, list, 600, listener.getsockname())
     assert caught.value.diagnostics[0].code == "CP0960"
 
 
 def test_a_write_that_fails_beside_is_said_once(tmp_path: Path):
     path = tmp_path / "folder" / "input.prom"
     path.parent.mkdir()
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        kept = metrics.Metrics(path, list, 0.01)
+        writer = metrics.Metrics(path, list, 0.01)
         shutil.rmtree(path.parent)
         until = time.monotonic() + 30
-        while not said and time.monotonic() < until:
+        while not caught_warnings and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(0.1)
         path.parent.mkdir()
-        kept.close()
-    assert [str(each.message).partition(": ")[0] for each in said] == ["metrics are not kept up to date"]
+        writer.close()
+    assert [str(each.message).partition(": ")[0] for each in caught_warnings] == [
+        "metrics are not kept up to date"
+    ]
 
 
 def test_whatever_kills_a_thread_is_said_and_it_goes_on(tmp_path: Path):
@@ -261,28 +266,30 @@ def test_whatever_kills_a_thread_is_said_and_it_goes_on(tmp_path: Path):
         return [metered(3)]
 
     path = tmp_path / "input.prom"
-    with warnings.catch_warnings(record=True) as said, metrics.Metrics(path, dies, 0.01):
+    with warnings.catch_warnings(record=True) as caught_warnings, metrics.Metrics(path, dies, 0.01):
         warnings.simplefilter("always")
         until = time.monotonic() + 30
-        while (exits or not said) and time.monotonic() < until:
+        while (exits or not caught_warnings) and time.monotonic() < until:
             time.sleep(0.01)
         path.unlink()
         while not path.exists() and time.monotonic() < until:
             time.sleep(0.01)
         assert path.exists()
-    assert [each.category for each in said] == [RuntimeWarning] and "out of it" in str(said[0].message)
+    assert [each.category for each in caught_warnings] == [RuntimeWarning] and "out of it" in str(
+        caught_warnings[0].message
+    )
 
 
 def test_an_address_that_answers_no_more_is_said():
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
-        kept = metrics.Metrics(None, list, 0.01, metrics.listening("0", 0))
-        kept._server.shutdown()
+        writer = metrics.Metrics(None, list, 0.01, metrics.listening("0", 0))
+        writer._server.shutdown()
         until = time.monotonic() + 30
-        while not said and time.monotonic() < until:
+        while not caught_warnings and time.monotonic() < until:
             time.sleep(0.01)
-        kept.close()
-    assert f"nothing answers at {kept.address} any more" in str(said[0].message)
+        writer.close()
+    assert f"nothing answers at {writer.address} any more" in str(caught_warnings[0].message)
 
 
 def test_a_write_that_hangs_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -294,11 +301,11 @@ def test_a_write_that_hangs_ends_the_wait(tmp_path: Path, monkeypatch: pytest.Mo
             go_on.wait(60)
         return []
 
-    kept = metrics.Metrics(tmp_path / "input.prom", hangs, 0.01)
+    writer = metrics.Metrics(tmp_path / "input.prom", hangs, 0.01)
     until = time.monotonic() + 30
-    while not kept._writing.locked() and time.monotonic() < until:
+    while not writer._writing.locked() and time.monotonic() < until:
         time.sleep(0.01)
-    for call in (kept.write, kept.close):  # the second is the last write
+    for call in (writer.write, writer.close):  # the second is the last write
         with pytest.raises(CommplanError, match="a write has hung for"):
             call()
     go_on.set()
@@ -314,9 +321,9 @@ def test_without_the_client_it_is_said_what_to_install(monkeypatch: pytest.Monke
 
 def test_a_ledger_remembers_batches_that_are_gone():
     ledger = metrics.Ledger()
-    made = schedule(BODY)
+    program = schedule(BODY)
     for _ in range(2):
-        feed = batches(made, images(8))
+        feed = batches(program, images(8))
         ledger.add(feed, feed.meters)
         ledger.add(feed, feed.meters)  # two members of one process share a meter
         assert len(list(feed)) == 2

@@ -69,14 +69,14 @@ def test_batches_write_what_they_cost(tmp_path: Path):
 
 def test_a_run_keeps_a_file_of_all_its_batches(tmp_path: Path):
     run, path = bound(), tmp_path / "input.prom"
-    with run.metrics(path, period_s=600) as kept:
-        assert kept.path == path and path.read_text() == ""
+    with run.metrics(path, period_s=600) as writer:
+        assert writer.path == path and path.read_text() == ""
         with run.batches() as batches:
             list(batches)
         for _ in range(2):
             with run.batches("evaluate") as batches:
                 list(batches)
-        kept.write()
+        writer.write()
         assert (counted(path, "step"), counted(path, "evaluate")) == (12, 24)
         with run.batches(member=1) as batches:
             list(batches)
@@ -103,10 +103,10 @@ def test_a_run_that_is_gone_has_written_its_last(tmp_path: Path):
 
 def test_metrics_that_cannot_be_kept_are_refused(tmp_path: Path):
     run = bound()
-    for given, period, code in (
+    for destination, period, code in (
         (tmp_path / "no" / "x.prom", 5, "CP0960"),
         (tmp_path / "x.prom", 0, "CP0961"),
     ):
         with pytest.raises(CommplanError) as caught:
-            run.metrics(given, period_s=period)
+            run.metrics(destination, period_s=period)
         assert caught.value.diagnostics[0].code == code

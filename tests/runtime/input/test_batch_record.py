@@ -63,7 +63,7 @@ def test_a_record_that_is_closed_says_of_no_call_that_it_lasts(
     record = batch_record.BatchRecord(Lane(recording), "line 9 of x.plan", FIRST, None)
     record._call = lambda: Call("source `a`", time.monotonic() - 60.0, "a.py:3 in f")
     record.look()
-    told = read_call(recording.path)
-    assert told is not None and told.text == "source `a`"
+    call = read_call(recording.path)
+    assert call is not None and call.text == "source `a`"
     record.close()
     assert read_call(recording.path) is None

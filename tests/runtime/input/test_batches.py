@@ -29,10 +29,10 @@ def test_values_are_what_plain_python_makes() -> None:
     program = ensemble("", 3)
     source = images(20)
     order = Order(20, 8, 17)
-    found = epoch(program, source)
-    assert len(found) == 3
+    results = epoch(program, source)
+    assert len(results) == 3
     stage = _stage_of_flip()
-    for step, item in enumerate(found):
+    for step, item in enumerate(results):
         records = order.records(0, step)
         pixels = [decode(source[r])[0] for r in records]
         assert np.array_equal(item["pixels"], np.stack(pixels))
@@ -44,7 +44,7 @@ def test_values_are_what_plain_python_makes() -> None:
                 for p, r in zip(pixels, records, strict=True)
             ]
             assert np.array_equal(item["batch"][member], np.stack(rows))
-    assert [item["n"].tolist() for item in found] == [8, 8, 4]
+    assert [item["n"].tolist() for item in results] == [8, 8, 4]
 
 
 def _stage_of_flip() -> int:
@@ -62,9 +62,9 @@ def test_members_differ_only_where_the_plan_says_so() -> None:
         "ensemble member = 3",
     )
     assert epoch(same, images(4))[0]["batch"].shape == (4, SIDE, SIDE)
-    own = epoch(ensemble("", 3), images(8))[0]["batch"]
-    assert own.shape == (3, 8, SIDE, SIDE)
-    assert not np.array_equal(own[0], own[1])
+    augmented = epoch(ensemble("", 3), images(8))[0]["batch"]
+    assert augmented.shape == (3, 8, SIDE, SIDE)
+    assert not np.array_equal(augmented[0], augmented[1])
 
 
 def test_random_numbers_do_not_depend_on_where_the_plan_writes_a_call() -> None:
@@ -92,10 +92,10 @@ def test_members_with_their_own_order_each_see_every_record() -> None:
         output labels, n""",
         "ensemble member = 3",
     )
-    found = epoch(program, images(20))
-    assert [item["labels"].shape for item in found] == [(3, 8)] * 3
-    assert [item["n"].tolist() for item in found] == [[8] * 3, [8] * 3, [4] * 3]
-    orders = np.concatenate([item["labels"] for item in found], axis=1)[:, :20]
+    results = epoch(program, images(20))
+    assert [item["labels"].shape for item in results] == [(3, 8)] * 3
+    assert [item["n"].tolist() for item in results] == [[8] * 3, [8] * 3, [4] * 3]
+    orders = np.concatenate([item["labels"] for item in results], axis=1)[:, :20]
     assert all(sorted(order.tolist()) == list(range(20)) for order in orders)
     assert not np.array_equal(orders[0], orders[1])
 
@@ -127,10 +127,10 @@ def test_processes_together_hold_what_one_process_holds(
     ]
     for step, item in enumerate(whole):
         for name, axis in (("labels", 0), ("pixels", 0)):
-            joined = np.concatenate([piece[step][name] for piece in pieces], axis=axis)
-            assert np.array_equal(joined, item[name])
-        joined = np.concatenate([piece[step]["batch"] for piece in pieces], axis=1)
-        assert np.array_equal(joined, item["batch"][members - 1 :])
+            array = np.concatenate([piece[step][name] for piece in pieces], axis=axis)
+            assert np.array_equal(array, item[name])
+        array = np.concatenate([piece[step]["batch"] for piece in pieces], axis=1)
+        assert np.array_equal(array, item["batch"][members - 1 :])
         assert sum(int(piece[step]["n"].sum()) for piece in pieces) == int(item["n"])
 
 
@@ -152,12 +152,12 @@ def test_a_restored_state_goes_on_with_exactly_the_next_batch(stop: int, ranks: 
         state = json.loads(json.dumps(feed.state()))
     second = ensemble(design, 2, axes=f"axis data = {ranks}", split="split data")
     with batches(second, source, state=state) as feed:
-        rest = [by_name(second, batch) for _ in range(3) for batch in feed]
+        continued = [by_name(second, batch) for _ in range(3) for batch in feed]
         end = feed.state()
     whole = whole[stop:]
-    assert len(rest) >= len(whole) > 0
-    for one, other in zip(whole, rest, strict=False):
-        assert all(np.array_equal(one[name], other[name]) for name in ("batch", "labels", "pixels"))
+    assert len(continued) >= len(whole) > 0
+    for expected, actual in zip(whole, continued, strict=False):
+        assert all(np.array_equal(expected[name], actual[name]) for name in ("batch", "labels", "pixels"))
     assert end["epoch"] in (2, 3, 4, 5) and end["step"] == 0
 
 
@@ -196,11 +196,11 @@ def test_what_members_share_is_made_once_unless_pinned(design: str, reads: int) 
 @pytest.mark.parametrize("split", [False, True])
 def test_designs_give_the_same_bits(split: bool) -> None:
     more = {"axes": DATA4, "split": "split data"} if split else {}
-    found = [epoch(ensemble(design, 3, **more), images(21)) for design in ("", "all_shared", "duplicate")]
-    for other in found[1:]:
-        for one, two in zip(found[0], other, strict=True):
-            assert one.keys() == two.keys()
-            assert all(np.array_equal(one[name], two[name]) for name in one)
+    results = [epoch(ensemble(design, 3, **more), images(21)) for design in ("", "all_shared", "duplicate")]
+    for other in results[1:]:
+        for first, second in zip(results[0], other, strict=True):
+            assert first.keys() == second.keys()
+            assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
 @pytest.mark.parametrize(("tail", "rows"), [("pad", [8, 8, 8]), ("short", [8, 8, 4]), ("drop", [8, 8])])
@@ -211,10 +211,10 @@ def test_tails(tail: str, rows: list[int]) -> None:
         pixels, labels = map decode(raw)
         output labels, n"""
     )
-    found = epoch(program, images(20))
-    assert [len(item["labels"]) for item in found] == rows
-    assert [int(item["n"]) for item in found] == [8, 8, 4][: len(rows)]
-    counted = [label for item in found for label in item["labels"][: int(item["n"])].tolist()]
+    results = epoch(program, images(20))
+    assert [len(item["labels"]) for item in results] == rows
+    assert [int(item["n"]) for item in results] == [8, 8, 4][: len(rows)]
+    counted = [label for item in results for label in item["labels"][: int(item["n"])].tolist()]
     assert len(set(counted)) == len(counted)
 
 
@@ -224,9 +224,9 @@ def test_at_least_once_goes_round_and_counts_every_slot() -> None:
         pixels, labels = map decode(raw)
         output labels, n"""
     )
-    found = epoch(program, images(20))
-    assert [int(item["n"]) for item in found] == [8, 8, 8]
-    assert {label for item in found for label in item["labels"].tolist()} == set(range(20))
+    results = epoch(program, images(20))
+    assert [int(item["n"]) for item in results] == [8, 8, 8]
+    assert {label for item in results for label in item["labels"].tolist()} == set(range(20))
 
 
 TWO_SOURCES = """
@@ -262,9 +262,9 @@ def test_two_sources_of_one_length_and_seed_stay_paired() -> None:
 
 
 def test_a_short_source_may_go_round_beside_a_long_one() -> None:
-    found = run_two(two("at_least_once", 5), 7)
-    assert len(found) == 3
-    assert [int(item["m"]) for item in found] == [8, 8, 8]
+    results = run_two(two("at_least_once", 5), 7)
+    assert len(results) == 3
+    assert [int(item["m"]) for item in results] == [8, 8, 8]
 
 
 def test_loads_that_do_not_end_together_are_refused() -> None:
@@ -294,10 +294,10 @@ def test_operands_of_device_maps_are_handed_over_with_their_records() -> None:
 def test_arrays_are_aligned_and_their_own() -> None:
     program = ensemble("", 2)
     with batches(program, images(16)) as feed:
-        one, two = list(feed)
-    for batch in (one, two):
+        first, second = list(feed)
+    for batch in (first, second):
         assert all(array.ctypes.data % 64 == 0 for array in batch.values.values())
-    assert all(not np.shares_memory(one.values[ref], two.values[ref]) for ref in one.values)
+    assert all(not np.shares_memory(first.values[ref], second.values[ref]) for ref in first.values)
 
 
 def test_a_batch_that_is_interrupted_on_its_way_comes_again() -> None:
@@ -329,10 +329,10 @@ def test_a_function_cannot_spoil_what_members_share() -> None:
 
 @pytest.mark.parametrize("design", ["single_broadcast(readers = 1)", "multi_broadcast(readers = 2)"])
 def test_every_design_makes_the_same_batches(design: str) -> None:
-    found, alone = epoch(ensemble(design, 3), images(20)), epoch(ensemble("duplicate", 3), images(20))
-    assert len(found) == len(alone) == 3
-    for one, other in zip(found, alone, strict=True):
-        assert all(np.array_equal(one[name], other[name]) for name in other)
+    results, alone = epoch(ensemble(design, 3), images(20)), epoch(ensemble("duplicate", 3), images(20))
+    assert len(results) == len(alone) == 3
+    for shared_batch, own_batch in zip(results, alone, strict=True):
+        assert all(np.array_equal(shared_batch[name], own_batch[name]) for name in own_batch)
 
 
 def test_clocks_are_refused() -> None:
@@ -348,7 +348,7 @@ def test_clocks_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "what"),
+    ("state", "message"),
     [
         ({"epoch": 0}, "no state"),
         ({"epoch": -1, "step": 0, "order": 0}, "no state"),
@@ -356,10 +356,10 @@ def test_clocks_are_refused() -> None:
         ({"epoch": 0, "step": 0, "order": 1}, "another order"),
     ],
 )
-def test_states_that_do_not_fit_are_refused(state: dict[str, int], what: str) -> None:
+def test_states_that_do_not_fit_are_refused(state: dict[str, int], message: str) -> None:
     with pytest.raises(CommplanError) as error:
         batches(ensemble("", 1), images(8), state=state)
-    assert code(error) == "CP0910" and what in str(error.value)
+    assert code(error) == "CP0910" and message in str(error.value)
 
 
 def test_a_state_of_a_longer_source_is_refused() -> None:

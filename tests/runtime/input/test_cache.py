@@ -54,11 +54,11 @@ class Program:
 
     def until(self, key: str) -> Any:
         for line in self.process.stdout or ():
-            said = json.loads(line)
-            if "sums" in said:
-                self.epochs.append((said["sums"], said["calls"]))
-            if key in said:
-                return said[key]
+            report = json.loads(line)
+            if "sums" in report:
+                self.epochs.append((report["sums"], report["calls"]))
+            if key in report:
+                return report[key]
         return None
 
     def go_on(self) -> None:
@@ -85,18 +85,18 @@ class Program:
 def opened(functions: dict[str, Any] | None = None, source: Any = NUMBERS, **options: Any) -> PhaseBatches:
     workers = options.pop("workers", "threads")
     functions = functions or program.functions()
-    made = program.schedule(**options)
-    return PhaseBatches(made, "step", {"numbers": source}, functions, workers=workers)
+    compiled = program.schedule(**options)
+    return PhaseBatches(compiled, "step", {"numbers": source}, functions, workers=workers)
 
 
 def epochs(functions: dict[str, Any], count: int = 2, **options: Any) -> list[tuple[dict[str, int], int]]:
     """Checksums and calls of `decode`, by epoch."""
-    found: list[tuple[dict[str, int], int]] = []
+    states: list[tuple[dict[str, int], int]] = []
     with opened(functions, **options) as batches:
         for _ in range(count):
             before = functions["decode"].calls
-            found.append((program.epoch(batches), functions["decode"].calls - before))
-    return found
+            states.append((program.epoch(batches), functions["decode"].calls - before))
+    return states
 
 
 @functools.cache
@@ -114,9 +114,9 @@ def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[int], str
 
 def test_the_second_epoch_calls_nothing_and_gives_the_same_bits(cache: Callable[[int], str]) -> None:
     functions = program.functions()
-    found = epochs(functions, cache=cache(100))
-    assert [calls for _, calls in found] == [RECORDS, 0] and functions["widen"].calls == RECORDS
-    assert [sums for sums, _ in found] == uncached()
+    results = epochs(functions, cache=cache(100))
+    assert [calls for _, calls in results] == [RECORDS, 0] and functions["widen"].calls == RECORDS
+    assert [sums for sums, _ in results] == uncached()
 
 
 def test_the_account_tells_what_was_copied() -> None:
@@ -130,10 +130,14 @@ def test_the_account_tells_what_was_copied() -> None:
 
 
 def test_a_cache_that_is_full_keeps_what_it_has(cache: Callable[[int], str]) -> None:
-    found = epochs(program.functions(), 3, cache=cache(20))
-    kept = (20 * 1024 - 4 * 4096) // (8 + 512 + 4)
-    assert kept > 0 and [calls for _, calls in found] == [RECORDS, RECORDS - kept, RECORDS - kept]
-    assert [sums for sums, _ in found[:2]] == uncached()
+    results = epochs(program.functions(), 3, cache=cache(20))
+    capacity = (20 * 1024 - 4 * 4096) // (8 + 512 + 4)
+    assert capacity > 0 and [calls for _, calls in results] == [
+        RECORDS,
+        RECORDS - capacity,
+        RECORDS - capacity,
+    ]
+    assert [sums for sums, _ in results[:2]] == uncached()
 
 
 def test_the_next_batches_of_a_process_find_it() -> None:
@@ -142,9 +146,9 @@ def test_the_next_batches_of_a_process_find_it() -> None:
 
 
 def test_members_with_orders_of_their_own_share_it() -> None:
-    found = epochs(program.functions(), order="per member")
-    assert found[0][1] < 2 * RECORDS and found[1][1] == 0
-    assert [sums for sums, _ in found] == uncached("per member")
+    results = epochs(program.functions(), order="per member")
+    assert results[0][1] < 2 * RECORDS and results[1][1] == 0
+    assert [sums for sums, _ in results] == uncached("per member")
 
 
 def test_a_changed_function_makes_its_rows_anew(cache: Callable[[int], str]) -> None:
@@ -159,8 +163,8 @@ def test_so_does_a_changed_source() -> None:
 
 def test_a_record_that_is_skipped_is_tried_again() -> None:
     functions = program.functions(bad=5)
-    found = epochs(functions, hints="{ on_error = skip }")
-    assert [calls for _, calls in found] == [RECORDS, 1]
+    results = epochs(functions, hints="{ on_error = skip }")
+    assert [calls for _, calls in results] == [RECORDS, 1]
 
 
 def test_worker_processes_use_it() -> None:
@@ -280,11 +284,11 @@ def test_threads_write_and_read_at_once(tmp_path: Path) -> None:
 
     def read() -> None:
         out, numbers = np.empty((64, 512), np.int64), np.arange(64)
-        there = np.zeros(64, bool)
-        while not there.all():
-            there = rows.has(numbers)
-            rows.read(numbers, there, [out])
-            wrong.extend(np.flatnonzero(there & (out != numbers[:, None]).any(1)).tolist())
+        is_cached = np.zeros(64, bool)
+        while not is_cached.all():
+            is_cached = rows.has(numbers)
+            rows.read(numbers, is_cached, [out])
+            wrong.extend(np.flatnonzero(is_cached & (out != numbers[:, None]).any(1)).tolist())
 
     threads = [threading.Thread(target=target) for target in (read, write, write, read)]
     for thread in threads:
@@ -368,8 +372,8 @@ def test_a_full_disk_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(table, "_write", full)
     functions = program.functions()
-    found = epochs(functions, cache=f'cache = disk("{tmp_path / "rows"}", 100 KiB)')
-    assert [sums for sums, _ in found] == uncached() and 0 < found[1][1] <= RECORDS
+    results = epochs(functions, cache=f'cache = disk("{tmp_path / "rows"}", 100 KiB)')
+    assert [sums for sums, _ in results] == uncached() and 0 < results[1][1] <= RECORDS
 
 
 # --- functions and sources that cannot be identified ---

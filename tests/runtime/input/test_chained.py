@@ -63,29 +63,29 @@ def batches(program: Program, hints: str = "{ cores = 1 }") -> PhaseBatches:
 
 def test_nothing_is_kept_between_them() -> None:
     program = Program()
-    with batches(program) as made:
-        (batch,) = made
+    with batches(program) as feed:
+        (batch,) = feed
         (totals,), (ids,) = batch.values.values(), batch.records.values()
         assert totals.reshape(-1, 24)[0].tolist() == (8 * ids.reshape(-1, 24)[0]).tolist()
         assert program.calls == ["widen", "double", "total"] * 24
-        lines = {line.what: line for line in made.summary().lines}
+        lines = {line.what: line for line in feed.summary().lines}
         assert [lines[f"map {name}"].records for name in ("widen", "double", "total")] == [24, 24, 24]
         assert [lines[f"map {name}"].nbytes for name in ("widen", "double", "total")] == [768, 768, 192]
         assert all(line.cpu_s > 0 for line in lines.values())
 
 
 def test_a_record_that_fails_is_the_first_function_s() -> None:
-    with batches(Program(bad=5)) as made, pytest.raises(CommplanError, match="record 5") as error:
-        list(made)
+    with batches(Program(bad=5)) as feed, pytest.raises(CommplanError, match="record 5") as error:
+        list(feed)
     assert "`widen`" in str(error.value) and error.value.diagnostics[0].code == "CP0906"
 
 
 def test_a_record_that_is_skipped_is_counted_where_it_failed() -> None:
-    with batches(Program(bad=5), "{ cores = 1, on_error = skip }") as made:
-        (batch,) = made
+    with batches(Program(bad=5), "{ cores = 1, on_error = skip }") as feed:
+        (batch,) = feed
         (totals,) = batch.values.values()
         assert 40 not in totals.reshape(-1, 24)[0].tolist()
-        lines = {line.what: line for line in made.summary().lines}
+        lines = {line.what: line for line in feed.summary().lines}
         assert [lines[f"map {name}"].skipped for name in ("widen", "double", "total")] == [1, 0, 0]
         assert [lines[f"map {name}"].records for name in ("widen", "double", "total")] == [23, 23, 23]
 
@@ -121,7 +121,7 @@ def test_memory_that_a_function_returns_each_time_is_shown_by_one_value_at_a_tim
     functions: dict[str, Any] = {
         "halves": lambda number: (np.full(4, number), np.full(4, -number)),
         "copied": copied,
-        "difference": lambda left, right: left - right,
+        "difference": lambda first, second: first - second,
     }
     text = SHARED_MEMORY
     if names > 1:  # the same function under another one
@@ -130,8 +130,8 @@ def test_memory_that_a_function_returns_each_time_is_shown_by_one_value_at_a_tim
         text = text.replace("b           = map copied", "b           = map other")
         text = text.replace("again       = map copied", "again       = map other")
     schedule = commplan.loads(text).compile().schedule
-    with PhaseBatches(schedule, "step", {"numbers": np.arange(4)}, functions) as made:
-        (batch,) = made
+    with PhaseBatches(schedule, "step", {"numbers": np.arange(4)}, functions) as feed:
+        (batch,) = feed
         values = {each.name: batch.values[each.value] for each in schedule.phase("step").outputs}
     assert values["apart"][:, 0].tolist() == (2 * values["raw"]).tolist()
     assert values["again"][:, 0].tolist() == values["raw"].tolist()

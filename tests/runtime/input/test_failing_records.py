@@ -51,7 +51,7 @@ PIXELS = np.zeros((SIDE, SIDE), np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("result", "expected", "found"),
+    ("result", "expected", "actual"),
     [
         (PIXELS, "2 results", "u8[6, 6], one result"),
         ((PIXELS, 1, 2), "2 results", "3 results"),
@@ -65,13 +65,13 @@ PIXELS = np.zeros((SIDE, SIDE), np.uint8)
         ((b"abc", 1), "result 1: u8[6, 6]", "a bytes"),
     ],
 )
-def test_wrong_results_are_named(result: object, expected: str, found: str) -> None:
+def test_wrong_results_are_named(result: object, expected: str, actual: str) -> None:
     error = failing(lambda record: result)
     diagnostic = error.diagnostics[0]
     assert diagnostic.code == "CP0907"
     first = int(Order(8, 8, 17).records(0, 0)[0])
     assert f"`decode` returned another type than the plan says, for record {first}" in diagnostic.message
-    assert [note.text for note in diagnostic.notes] == [f"expected: {expected}", f"found: {found}"]
+    assert [note.text for note in diagnostic.notes] == [f"expected: {expected}", f"found: {actual}"]
     assert diagnostic.span is not None and diagnostic.span.line == 15 and diagnostic.file == "tested.plan"
 
 
@@ -79,8 +79,8 @@ def test_wrong_results_are_named(result: object, expected: str, found: str) -> N
     "result", [(PIXELS, 7), (PIXELS, np.int32(7)), (PIXELS, np.array(7, np.int32)), [PIXELS, 7]]
 )
 def test_right_results_in_other_clothes(result: object) -> None:
-    found = epoch(ensemble("", 1), images(8), functions={"decode": lambda record: result})
-    assert found[0]["labels"].tolist() == [7] * 8
+    results = epoch(ensemble("", 1), images(8), functions={"decode": lambda record: result})
+    assert results[0]["labels"].tolist() == [7] * 8
 
 
 class Elsewhere:
@@ -96,9 +96,9 @@ def test_results_that_cannot_be_had_belong_to_their_record() -> None:
     diagnostic = failing(lambda record: (Elsewhere(), 1)).diagnostics[0]
     assert diagnostic.code == "CP0906" and diagnostic.span is not None
     assert "raised TypeError: not on this device" in diagnostic.message
-    made = ensemble("", 1, hints="{ on_error = skip }")
-    found = epoch(made, images(8), functions={"decode": lambda record: (Elsewhere(), 1)})
-    assert int(found[0]["n"]) == 0
+    program = ensemble("", 1, hints="{ on_error = skip }")
+    results = epoch(program, images(8), functions={"decode": lambda record: (Elsewhere(), 1)})
+    assert int(results[0]["n"]) == 0
 
 
 @pytest.mark.parametrize("length", [-3, 2.5, OSError("the disk is gone")])
@@ -152,34 +152,34 @@ def test_skipped_records_leave_the_batch_and_the_count() -> None:
             raise ValueError("truncated")
         return decode(record)
 
-    made = ensemble("", 2, axes="axis data = 2", split="split data", hints="{ on_error = skip }")
-    with batches(made, source, functions={"decode": broken}) as feed:
-        found = [(by_name(made, batch), batch.records["raw.0"]) for batch in feed]
+    program = ensemble("", 2, axes="axis data = 2", split="split data", hints="{ on_error = skip }")
+    with batches(program, source, functions={"decode": broken}) as feed:
+        results = [(by_name(program, batch), batch.records["raw.0"]) for batch in feed]
         skipped = {line.what: line.skipped for line in feed.summary().lines}
     assert skipped == {"load images": 0, "map decode": 3, "map flip": 0}
-    assert [item["n"].tolist() for item, _ in found] == [[4, 4], [3, 3], [3, 4]]
-    seen: list[int] = []
-    for item, records in found:
+    assert [item["n"].tolist() for item, _ in results] == [[4, 4], [3, 3], [3, 4]]
+    labels: list[int] = []
+    for item, records in results:
         for shard, count in enumerate(item["n"].tolist()):
-            seen += item["labels"][shard * 4 : shard * 4 + count].tolist()
+            labels += item["labels"][shard * 4 : shard * 4 + count].tolist()
         assert np.array_equal(item["labels"], records), "labels are the record numbers here"
         assert np.array_equal(item["pixels"][:, 0, 0], records)
         assert not bad & set(item["labels"].tolist()), "slots of skipped records repeat good ones"
-    assert sorted(seen) == sorted(set(range(24)) - bad)
+    assert sorted(labels) == sorted(set(range(24)) - bad)
 
 
 def test_a_batch_of_nothing_but_skipped_records_is_zero() -> None:
     def broken(record: bytes) -> object:
         raise ValueError
 
-    made = ensemble("", 1, hints="{ on_error = skip }")
-    found = epoch(made, images(8), functions={"decode": broken})
-    assert int(found[0]["n"]) == 0
-    assert not found[0]["pixels"].any() and not found[0]["batch"].any()
+    program = ensemble("", 1, hints="{ on_error = skip }")
+    results = epoch(program, images(8), functions={"decode": broken})
+    assert int(results[0]["n"]) == 0
+    assert not results[0]["pixels"].any() and not results[0]["batch"].any()
 
 
 def test_skip_where_members_differ_is_refused() -> None:
-    made = schedule(
+    program = schedule(
         """raw = load images batch 8 visit exactly_once seed 1
         pixels, labels = map decode(raw)
         batch = map flip(pixels) per member { on_error = skip }
@@ -187,5 +187,5 @@ def test_skip_where_members_differ_is_refused() -> None:
         "ensemble member = 2",
     )
     with pytest.raises(CommplanError) as error:
-        batches(made, images(8))
+        batches(program, images(8))
     assert code(error) == "CP0914"

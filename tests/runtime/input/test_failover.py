@@ -20,29 +20,35 @@ class Ensemble(Processes):
     def start(self, count: int, each: dict[int, dict[str, Any]] | None = None, **orders: Any) -> None:
         """Start all processes; `each` has instructions for single ones."""
         members = orders["members"]
-        held = [list(range(i * members // count, (i + 1) * members // count)) for i in range(count)]
+        members_of = [list(range(i * members // count, (i + 1) * members // count)) for i in range(count)]
         self.begin(
-            {"index": index, "count": count, "local": held[index], **orders, **(each or {}).get(index, {})}
+            {
+                "index": index,
+                "count": count,
+                "local": members_of[index],
+                **orders,
+                **(each or {}).get(index, {}),
+            }
             for index in range(count)
         )
 
     def told(self) -> list[dict[str, Any] | None]:
         """The final output of each process; None for those that were killed."""
-        found = self.ended()
-        assert all(code in (0, -9) for code, _ in found)
-        return [json.loads(lines[-1]) if code == 0 else None for code, lines in found]
+        reports = self.ended()
+        assert all(code in (0, -9) for code, _ in reports)
+        return [json.loads(lines[-1]) if code == 0 else None for code, lines in reports]
 
 
 @pytest.fixture
 def ensemble() -> Iterator[Ensemble]:
-    with Ensemble() as made:
-        yield made
+    with Ensemble() as processes:
+        yield processes
 
 
-def fine(said: dict[str, Any] | None) -> dict[str, Any]:
-    assert said is not None and "error" not in said, said
-    assert said["threads"] == []
-    return said
+def fine(report: dict[str, Any] | None) -> dict[str, Any]:
+    assert report is not None and "error" not in report, report
+    assert report["threads"] == []
+    return report
 
 
 def test_exactly_once_whoever_dies_and_wherever_it_goes_on(ensemble: Ensemble) -> None:
@@ -55,16 +61,16 @@ def test_exactly_once_whoever_dies_and_wherever_it_goes_on(ensemble: Ensemble) -
         members=members, records=records, epochs=3, design="multi_broadcast(readers = 3)", until=[1, 50],
     )  # fmt: skip
     first = ensemble.told()
-    assert [said is None for said in first] == [True, True] + [False] * 5
-    survivors = [fine(said) for said in first if said is not None]
-    states = [said["state"] for said in survivors]
+    assert [report is None for report in first] == [True, True] + [False] * 5
+    survivors = [fine(report) for report in first if report is not None]
+    states = [report["state"] for report in survivors]
     assert all(state == states[0] for state in states) and states[0]["epoch"] == 1
     ensemble.run += "b"
     ensemble.start(4, members=members, records=records, epochs=3, design="all_shared", state=states[0])
-    second = [fine(said) for said in ensemble.told()]
+    second = [fine(report) for report in ensemble.told()]
     once = Counter(range(records))
-    for said in survivors:
-        assert Counter(said["seen"]["0"]) == once
+    for report in survivors:
+        assert Counter(report["seen"]["0"]) == once
     for before in survivors:
         for after in second:
             assert Counter(before["seen"]["1"] + after["seen"]["1"]) == once
@@ -80,18 +86,18 @@ def test_heirs_of_heirs_that_made_nothing_before(ensemble: Ensemble) -> None:
     )  # fmt: skip
     first, second, third = ensemble.told()
     assert first is None and second is None
-    said = fine(third)
-    assert Counter(said["seen"]["0"]) == Counter(said["seen"]["1"]) == Counter(range(3001))
-    assert said["checked"] == 2 * 3001
+    report = fine(third)
+    assert Counter(report["seen"]["0"]) == Counter(report["seen"]["1"]) == Counter(range(3001))
+    assert report["checked"] == 2 * 3001
 
 
 def test_who_leaves_is_done_without_where_the_plan_says_so(ensemble: Ensemble) -> None:
     ensemble.start(3, {1: {"until": [0, 9]}}, members=3, records=3001, epochs=1, design="all_shared")
-    one, left, other = (fine(said) for said in ensemble.told())
-    assert left["state"] == {**one["state"], "epoch": 0, "step": 9}
-    for said in (one, other):
-        assert Counter(said["seen"]["0"]) == Counter(range(3001))
-    assert left["seen"]["0"] == one["seen"]["0"][: 9 * 64]
+    first, leaver, third = (fine(report) for report in ensemble.told())
+    assert leaver["state"] == {**first["state"], "epoch": 0, "step": 9}
+    for report in (first, third):
+        assert Counter(report["seen"]["0"]) == Counter(range(3001))
+    assert leaver["seen"]["0"] == first["seen"]["0"][: 9 * 64]
 
 
 def test_a_member_that_dies_ends_it_for_all_where_the_plan_says_nothing(ensemble: Ensemble) -> None:
@@ -99,7 +105,7 @@ def test_a_member_that_dies_ends_it_for_all_where_the_plan_says_nothing(ensemble
         3, {2: {"die_after": 3}}, members=3, records=3001, epochs=1,
         design="single_broadcast(readers = 1)", plan={"hints": "cores = 1"},
     )  # fmt: skip
-    one, two, dead = ensemble.told()
-    assert dead is None and one is not None
-    assert "CP0920" in one["error"] and "process 2 of 3 died" in one["error"] and one["threads"] == []
-    assert two is not None and "CP0920" in two["error"], "the reader left"
+    first, second, dead = ensemble.told()
+    assert dead is None and first is not None
+    assert "CP0920" in first["error"] and "process 2 of 3 died" in first["error"] and first["threads"] == []
+    assert second is not None and "CP0920" in second["error"], "the reader left"

@@ -29,11 +29,11 @@ def decode_otherwise(number: Any) -> Any:
 @pytest.mark.parametrize("tail", ["", "tail short"])
 def test_members_of_one_process_are_given_what_each_would_read_alone(feed_name: str, tail: str) -> None:
     feed_process.STATE["decoded"] = 0
-    with joined(feed_name, text(tail=tail)) as one, joined(feed_name, text(tail=tail)) as two:
-        assert (one.member, two.member, one.steps) == (0, 1, 7)
-        pairs = [list(zip(one, two, strict=True)) for _ in range(2)]
+    with joined(feed_name, text(tail=tail)) as feed, joined(feed_name, text(tail=tail)) as other_feed:
+        assert (feed.member, other_feed.member, feed.steps) == (0, 1, 7)
+        pairs = [list(zip(feed, other_feed, strict=True)) for _ in range(2)]
         assert feed_process.STATE["decoded"] == 2 * (26 if tail else 28)
-        assert one.state() == two.state() and one.state()["epoch"] == 2
+        assert feed.state() == other_feed.state() and feed.state()["epoch"] == 2
         for member in range(2):
             check_same(
                 [pair[member] for epoch in pairs for pair in epoch], expected(member, epochs=2, tail=tail)
@@ -48,17 +48,17 @@ def test_a_batch_shows_the_memory_that_all_see(feed_name: str) -> None:
     plan = text().replace("mine           = map noise(pixels) per member", "").replace(" mine,", "")
     with joined(feed_name, plan) as feed:
         batches = [next(feed) for _ in range(3)]
-        kept = [batch["pixels"].copy() for batch in batches]
+        copies = [batch["pixels"].copy() for batch in batches]
         assert all(batch["pixels"].ctypes.data % 64 == 0 for batch in batches)
-        others = list(feed)
-        for batch, copy in zip(batches, kept, strict=True):  # longer than its slot lasts
+        later_batches = list(feed)
+        for batch, copy in zip(batches, copies, strict=True):  # longer than its slot lasts
             np.testing.assert_array_equal(batch["pixels"], copy)
-        assert len(others) == 4
-        assert kept[0].shape[0] == batches[0].mask.sum() > others[-1].mask.sum()
+        assert len(later_batches) == 4
+        assert copies[0].shape[0] == batches[0].mask.sum() > later_batches[-1].mask.sum()
         with pytest.raises(KeyError, match="did you mean `pixels`"):
-            _ = others[-1]["pixel"]
-        arrays = others[-1].jax()
-        np.testing.assert_array_equal(arrays["pixels"], others[-1]["pixels"])
+            _ = later_batches[-1]["pixel"]
+        arrays = later_batches[-1].jax()
+        np.testing.assert_array_equal(arrays["pixels"], later_batches[-1]["pixels"])
 
 
 @pytest.mark.parametrize("batch", [12, 24])  # of three units, and of more than there are slots
@@ -67,22 +67,22 @@ def test_a_batch_of_its_own_is_several_units(feed_name: str, tail: str, batch: i
     plan = text(tail=tail)
     with joined(feed_name, plan) as small, joined(feed_name, plan, batch=batch) as large:
         assert (small.steps, large.steps) == (7, -(-28 // batch))
-        given: dict[int, list[Any]] = {0: [], 1: []}
+        batches_of: dict[int, list[Any]] = {0: [], 1: []}
         for _ in range(2):
             threads = [
-                threading.Thread(target=given[member].extend, args=(feed,))
+                threading.Thread(target=batches_of[member].extend, args=(feed,))
                 for member, feed in enumerate((small, large))
             ]
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        for taken in given[1]:
-            assert len(taken["labels"]) == batch or tail
+        for received in batches_of[1]:
+            assert len(received["labels"]) == batch or tail
         whole = expected(1, batch=batch, epochs=2, tail=tail)
-        for taken, other in zip(given[1], whole, strict=True):
-            np.testing.assert_array_equal(taken["labels"], other["labels"])
-            np.testing.assert_array_equal(taken["n"], other["n"])
+        for received, other in zip(batches_of[1], whole, strict=True):
+            np.testing.assert_array_equal(received["labels"], other["labels"])
+            np.testing.assert_array_equal(received["n"], other["n"])
         with pytest.raises(CommplanError) as error:
             joined(feed_name, plan, batch=6)
         assert code(error) == "CP0931"
@@ -99,15 +99,15 @@ def test_a_feed_that_is_joined_for_each_epoch_is_a_warning(feed_name: str) -> No
 
 
 def test_who_comes_late_begins_with_the_next_epoch_and_a_state_goes_on(feed_name: str) -> None:
-    with joined(feed_name) as one:
+    with joined(feed_name) as feed:
         for _ in range(3):
-            next(one)
+            next(feed)
         late = joined(feed_name)
         assert late.state()["epoch"] == 1 and late.state()["step"] == 0
-        others = list(one)
-        assert len(others) == 4
-        state = one.state()
-        pairs = list(zip(one, late, strict=True))
+        received = list(feed)
+        assert len(received) == 4
+        state = feed.state()
+        pairs = list(zip(feed, late, strict=True))
         check_same([pair[1] for pair in pairs], expected(1, epochs=2)[7:])
         late.close()
         back = joined(feed_name, member=1, state={**state, "step": 2})
@@ -118,24 +118,24 @@ def test_who_comes_late_begins_with_the_next_epoch_and_a_state_goes_on(feed_name
 
 def test_trials_with_own_epochs_have_the_same_batches_whenever_they_begin(feed_name: str) -> None:
     with joined(feed_name, epochs="own") as first:
-        taken = list(first)
+        received = list(first)
         for _ in range(3):
-            taken.append(next(iter(first)))
+            received.append(next(iter(first)))
         late = joined(feed_name, member=1, epochs="own")
         assert late.state()["epoch"] == late.state()["step"] == 0
         trial = [next(late) for _ in range(4)]
-        taken += list(first)  # it waits for no late member, which this thread drives too
+        received += list(first)  # it waits for no late member, which this thread drives too
         saved = late.state()
         late.close()
         with joined(feed_name, member=1, state=saved, epochs="own") as back:
             trial += list(back)
             assert back.state()["epoch"] == 1
             trial += list(back)
-        check_same(taken, expected(0, epochs=2))
+        check_same(received, expected(0, epochs=2))
         check_same(trial, expected(1, epochs=2))
-        for one, other in zip(taken, trial, strict=True):
+        for own_batch, other in zip(received, trial, strict=True):
             for name in ("pixels", "labels", "n"):
-                np.testing.assert_array_equal(one[name], other[name])
+                np.testing.assert_array_equal(own_batch[name], other[name])
     with pytest.raises(CommplanError) as error:
         joined(feed_name, epochs="mine")
     assert code(error) == "CP0928" and "not 'mine'" in str(error.value)
@@ -143,22 +143,22 @@ def test_trials_with_own_epochs_have_the_same_batches_whenever_they_begin(feed_n
 
 def test_trials_that_begin_together_read_each_record_once(feed_name: str) -> None:
     feed_process.STATE["decoded"] = 0
-    with joined(feed_name, epochs="own") as one, joined(feed_name, epochs="own") as two:
-        pairs = list(zip(one, two, strict=True))
+    with joined(feed_name, epochs="own") as first, joined(feed_name, epochs="own") as second:
+        pairs = list(zip(first, second, strict=True))
         assert feed_process.STATE["decoded"] == 28
         check_same([pair[1] for pair in pairs], expected(1))
 
 
 def test_where_any_record_may_come_again_one_begins_at_once(feed_name: str) -> None:
     plan = text(visit="at_least_once")
-    with joined(feed_name, plan, 100) as one:
+    with joined(feed_name, plan, 100) as feed:
         for _ in range(3):
-            next(one)
+            next(feed)
         with joined(feed_name, plan, 100) as late:
             assert late.state()["epoch"] == 0 and late.state()["step"] > 0
             for _ in range(late.state()["step"] - 3):
-                next(one)
-            pairs = list(zip(one, late, strict=True))
+                next(feed)
+            pairs = list(zip(feed, late, strict=True))
             assert pairs and all(first.step == second.step for first, second in pairs)
 
 
@@ -171,11 +171,11 @@ def test_where_any_record_may_come_again_one_begins_at_once(feed_name: str) -> N
     ],
 )
 def test_others_must_bring_the_same(feed_name: str, other: dict[str, Any], note: str) -> None:
-    with joined(feed_name) as one:
+    with joined(feed_name) as feed:
         with pytest.raises(CommplanError) as error:
             joined(feed_name, **other)
         assert code(error) == "CP0922" and note in str(error.value)
-        assert len(list(one)) == 7
+        assert len(list(feed)) == 7
 
 
 def test_sources_are_told_apart_by_their_keys(feed_name: str) -> None:
@@ -206,30 +206,30 @@ def test_plans_that_share_nothing_or_need_a_device_are_refused(feed_name: str) -
         "plan p\nensemble member = ?\nsource numbers : i64\n{fn}"
         "each step {{ x = load numbers batch 4 visit exactly_once seed 1\n{rest} }}"
     )
-    for fn, rest, expected_code in (
+    for fn, body, expected_code in (
         ("", "x = share x over member via duplicate\n output x", "CP0930"),
         ("fn half(i64) -> f32 on device\n", "y = map half(x)\n output y, x", "CP0932"),
     ):
         with pytest.raises(CommplanError) as error:
-            joined(feed_name, bare.format(fn=fn, rest=rest), functions={"half": float})
+            joined(feed_name, bare.format(fn=fn, rest=body), functions={"half": float})
         assert code(error) == expected_code
 
 
 def test_one_thread_is_told_which_member_to_drive(feed_name: str) -> None:
-    with joined(feed_name) as one, joined(feed_name) as two:
+    with joined(feed_name) as first, joined(feed_name) as second:
         with pytest.raises(CommplanError) as error:
-            for _ in one:
+            for _ in first:
                 pass
         assert code(error) == "CP0946" and "would wait for member 1" in str(error.value)
-        while one.state()["epoch"] == 0:  # nothing is lost: it goes on once the other has
-            next(two)
-            next(one)
-        assert one.state()["epoch"] == 1
+        while first.state()["epoch"] == 0:  # nothing is lost: it goes on once the other has
+            next(second)
+            next(first)
+        assert first.state()["epoch"] == 1
 
 
 def test_the_command_lists_who_is_there(feed_name: str) -> None:
-    with joined(feed_name) as one, joined(feed_name, member=4):
-        next(one)
+    with joined(feed_name) as member_feed, joined(feed_name, member=4):
+        next(member_feed)
         command = [sys.executable, "-m", "commplan", "feeds", "--format", "json"]
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         (feed,) = [feed for feed in json.loads(result.stdout)["feeds"] if feed["name"] == feed_name]
@@ -265,9 +265,9 @@ def test_the_command_lists_who_is_there(feed_name: str) -> None:
 def test_arguments_of_another_kind_are_refused(
     feed_name: str, mistake: dict[str, Any], expected_code: str
 ) -> None:
-    given: dict[str, Any] = {"sources": {"numbers": records(26)}, "functions": FUNCTIONS, **mistake}
+    arguments: dict[str, Any] = {"sources": {"numbers": records(26)}, "functions": FUNCTIONS, **mistake}
     with pytest.raises(CommplanError) as error:
-        commplan.join(feed_name, commplan.loads(text()), **given)
+        commplan.join(feed_name, commplan.loads(text()), **arguments)
     assert code(error) == expected_code
 
 
@@ -294,5 +294,5 @@ def test_loads_of_other_batches_are_as_long_as_they_are(feed_name: str, sizes: t
         shapes = [(batch["x"].shape, batch["y"].shape, int(batch["n"]), int(batch["m"])) for batch in batches]
         assert shapes == 2 * [((small,), (large,), small, large)]
         for name, source in (("x", "small"), ("y", "large")):
-            given = np.concatenate([batch[name] for batch in batches])
-            assert sorted(given.tolist()) == sources[source].tolist()
+            values = np.concatenate([batch[name] for batch in batches])
+            assert sorted(values.tolist()) == sources[source].tolist()

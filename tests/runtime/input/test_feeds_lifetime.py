@@ -34,23 +34,23 @@ def without_memory(*_: object) -> None:
 
 
 def test_a_member_that_is_closed_waits_no_longer(feed_name: str) -> None:
-    with joined(feed_name, count=200) as one, joined(feed_name, count=200) as two:
+    with joined(feed_name, count=200) as first, joined(feed_name, count=200) as second:
         codes: list[str] = []
 
         def drive() -> None:
             with pytest.raises(CommplanError) as error:
-                list(one)
+                list(first)
             codes.append(code(error))
 
-        next(two)
+        next(second)
         thread = threading.Thread(target=drive)
         thread.start()
-        while thread.is_alive() and not one._ring.cursors[0].get("wanted"):
+        while thread.is_alive() and not first._ring.cursors[0].get("wanted"):
             thread.join(0.01)
-        one.close()
+        first.close()
         thread.join(20)
         assert codes == ["CP0916"]
-        assert len(list(two)) == 49
+        assert len(list(second)) == 49
 
 
 def test_who_joins_again_waits_for_what_its_threads_still_make(
@@ -90,8 +90,8 @@ def test_a_member_that_is_forgotten_leaves_while_another_comes(
     first = joined(feed_name)
     enter = Feed._enter  # pyright: ignore[reportPrivateUsage]
 
-    def entered(feed: Feed, *given: Any) -> None:
-        enter(feed, *given)
+    def entered(feed: Feed, *arguments: Any) -> None:
+        enter(feed, *arguments)
         first.close()
 
     monkeypatch.setattr(Feed, "_enter", entered)
@@ -116,15 +116,15 @@ def test_threads_go_on_where_a_process_holds_the_feed_for_long(
 
     monkeypatch.setattr(producers, "TEND_S", 0.01)
     monkeypatch.setattr(Ring, "claim", claimed)
-    with joined(feed_name) as one:
-        one._attachment.looks[99] = look
-        assert len(list(one)) == 7
+    with joined(feed_name) as feed:
+        feed._attachment.looks[99] = look
+        assert len(list(feed)) == 7
         assert looks.acquire(timeout=20) and looks.acquire(timeout=20)
     assert "process 7 holds it" in caplog.text
 
 
 def test_a_feed_that_is_forgotten_holds_nobody(feed_name: str) -> None:
-    with joined(feed_name) as one:
+    with joined(feed_name) as feed:
         forgotten = joined(feed_name)
         next(iter(forgotten))
         dead = weakref.ref(forgotten)
@@ -132,7 +132,7 @@ def test_a_feed_that_is_forgotten_holds_nobody(feed_name: str) -> None:
         deadline = time.monotonic() + 20
         while dead() is not None and time.monotonic() < deadline:  # a thread may hold it for a moment
             gc.collect()
-        assert len(list(one)) == 7
+        assert len(list(feed)) == 7
 
 
 def test_members_come_die_and_come_back(feed_name: str) -> None:
@@ -181,8 +181,8 @@ def saved_of(member: Member) -> dict[str, int]:
 def test_a_lock_that_is_taken_twice_is_held_to_the_end(feed_name: str) -> None:
     look = "import os, sys; from commplan.runtime.input.shm.locks import is_locked\n"
     look += "print(is_locked(os.open(sys.argv[1], os.O_RDWR), 0))"
-    with joined(feed_name) as one:
-        memory = one._ring.memory
+    with joined(feed_name) as feed:
+        memory = feed._ring.memory
         path = f"/proc/{os.getpid()}/fd/{memory.descriptor}"
         with memory.locked():
             with memory.locked():
@@ -196,8 +196,8 @@ def test_a_lock_that_is_taken_twice_is_held_to_the_end(feed_name: str) -> None:
 def test_the_last_member_may_leave_while_a_unit_is_claimed(
     feed_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with joined(feed_name) as one:
-        ring = one._ring
+    with joined(feed_name) as feed:
+        ring = feed._ring
         monkeypatch.setattr(ring, "least", lambda: 0)
         ring.cursors[0].set(state=0)
         assert ring.claim() is None
@@ -206,8 +206,8 @@ def test_the_last_member_may_leave_while_a_unit_is_claimed(
 def test_a_record_that_fails_is_told_to_all(feed_name: str) -> None:
     feed_process.STATE["bad"] = 22
     try:
-        with joined(feed_name) as one, joined(feed_name) as two:
-            for feed in (one, two):
+        with joined(feed_name) as first, joined(feed_name) as second:
+            for feed in (first, second):
                 with pytest.raises(CommplanError) as error:
                     list(feed)
                 assert "truncated" in str(error.value) and "record 22" in str(error.value)
@@ -225,8 +225,8 @@ def test_a_function_that_would_end_the_process_is_told_to_all(
         return decode(number)
 
     functions = {**FUNCTIONS, "decode": leaving}
-    with joined(feed_name, functions=functions) as one, joined(feed_name, functions=functions) as two:
-        for feed in (one, two):
+    with joined(feed_name, functions=functions) as first, joined(feed_name, functions=functions) as second:
+        for feed in (first, second):
             with pytest.raises(CommplanError) as error:
                 list(feed)
             assert code(error) == "CP0920" and f"{error_type.__name__}: 3" in str(error.value)
@@ -238,8 +238,8 @@ def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: py
     squatted = tmp_path / f"commplan-feeds-{os.getuid()}"
     squatted.mkdir(0o755)
     with meeting.meeting():
-        (own,) = set(tmp_path.iterdir()) - {squatted}
-        assert own.name == f"{squatted.name}.1" and own.stat().st_mode & 0o077 == 0
+        (folder,) = set(tmp_path.iterdir()) - {squatted}
+        assert folder.name == f"{squatted.name}.1" and folder.stat().st_mode & 0o077 == 0
     assert set(tmp_path.iterdir()) == {squatted}
     monkeypatch.setattr(meeting, "default_folder", lambda: tmp_path / "gone")
     with pytest.raises(CommplanError) as error, meeting.meeting():

@@ -54,22 +54,22 @@ def test_a_function_that_hangs_in_one_that_has_left_holds_nobody(
 ) -> None:
     hung, go_on = hanging
     monkeypatch.setattr(attachment, "_END_S", 0.05)
-    here = joined(feed_name)
-    iter(here)
+    feed = joined(feed_name)
+    iter(feed)
     assert hung.wait(20)
-    other = Member(feed_name, epochs=2, member=1, state=here.state(), timeout=20.0)
+    other = Member(feed_name, epochs=2, member=1, state=feed.state(), timeout=20.0)
     other.until("joined")
-    kept = makers_of(feed_name)
-    here.close()
+    makers = makers_of(feed_name)
+    feed.close()
     other.finish()
     other.check_epochs(range(2))
     feed_process.STATE["hangs"] = -1
     with joined(feed_name) as again:  # while that thread still hangs
         assert len(list(again)) == 7
-        assert any(thread.is_alive() for thread in kept)
+        assert any(thread.is_alive() for thread in makers)
         batches = [batch["labels"].copy() for batch in again]
         go_on.set()
-        for thread in kept:
+        for thread in makers:
             thread.join(20)
         assert [len(labels) for labels in batches] == [4] * 7
         assert len(list(again)) == 7
@@ -77,16 +77,16 @@ def test_a_function_that_hangs_in_one_that_has_left_holds_nobody(
 
 def test_a_collector_waits_for_nobody(feed_name: str) -> None:
     """It may run in a thread that has the lock for which who joins waits."""
-    forgotten, there, collected = joined(feed_name), threading.Event(), threading.Event()
+    forgotten, is_waiting, collected = joined(feed_name), threading.Event(), threading.Event()
 
     def join() -> None:
         with meeting.OPENING:
-            there.set()
+            is_waiting.set()
             assert collected.wait(20)
 
     thread = threading.Thread(target=join)
     thread.start()
-    assert there.wait(20)
+    assert is_waiting.wait(20)
     iter(forgotten)
     del forgotten
     gc.collect()
@@ -162,15 +162,15 @@ def test_a_stopped_process_that_holds_the_feed_is_named_and_holds_nobody_who_lea
     monkeypatch.setattr(wait_log, "TELL_S", 0.1)
     hold = "import fcntl, os, signal, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\n"
     hold += "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\nos.kill(os.getpid(), signal.SIGSTOP)"
-    with joined(feed_name, timeout=0.5) as one:
-        path = f"/proc/{os.getpid()}/fd/{one._ring.memory.descriptor}"
+    with joined(feed_name, timeout=0.5) as feed:
+        path = f"/proc/{os.getpid()}/fd/{feed._ring.memory.descriptor}"
         process = subprocess.Popen([sys.executable, "-c", hold, path])
         try:
             assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
             with pytest.raises(CommplanError) as error:
                 for _ in range(3):
-                    list(one)
-            one.close()
+                    list(feed)
+            feed.close()
         finally:
             process.kill()
             process.wait()
@@ -194,10 +194,10 @@ def test_a_wait_is_told_while_it_lasts(
         with joined(feed_name, count=200, state=saved_of(slow)) as fast:
             thread = threading.Thread(target=lambda: list(fast))
             thread.start()
-            while not (told := [r.call for r in read_records([str(tmp_path)]) if r.call is not None]):
+            while not (calls := [r.call for r in read_records([str(tmp_path)]) if r.call is not None]):
                 assert thread.is_alive()
             who = f"member 0 (process {slow.pid}), which is"
-            assert told[0].text.startswith(f"a wait of member 1 of feed {feed_name!r} for {who}")
+            assert calls[0].text.startswith(f"a wait of member 1 of feed {feed_name!r} for {who}")
             (rank,) = blame(read_records([str(tmp_path)])).ranks
             (activity,) = rank.activities
             assert activity.lane == "feed" and activity.waits is not None

@@ -79,16 +79,16 @@ def test_a_forked_process_is_told_that_batches_are_not_its_own() -> None:
 def test_a_forked_process_closes_without_waiting_for_threads_that_it_has_not() -> None:
     with batches(ensemble("", 1), images(80)) as feed:
         next(feed)
-        held, done = threading.Event(), threading.Event()
+        is_held, done = threading.Event(), threading.Event()
 
         def hold() -> None:
             with feed._ring._lock:
-                held.set()
+                is_held.set()
                 done.wait()
 
         other = threading.Thread(target=hold)
         other.start()
-        held.wait()
+        is_held.wait()
 
         def closes() -> bool:
             feed.close()
@@ -119,40 +119,40 @@ def test_what_a_forked_process_does_with_shared_batches_is_not_seen(when: str) -
         )
         for index in range(2)
     ]  # fmt: skip
-    told = [
+    reports = [
         [json.loads(line) for line in process.communicate(timeout=60)[0].splitlines()]
         for process in processes
     ]
-    steps = [[line["step"] for line in lines if "step" in line] for lines in told]
-    assert steps == [list(range(25))] * 2, told
-    assert [line["changed"] for line in told[0] if "changed" in line] == [False]
+    steps = [[line["step"] for line in lines if "step" in line] for lines in reports]
+    assert steps == [list(range(25))] * 2, reports
+    assert [line["changed"] for line in reports[0] if "changed" in line] == [False]
 
 
 def test_threads_that_ask_at_the_same_time_get_each_batch_once() -> None:
-    seen: list[int] = []
+    steps: list[int] = []
     with batches(ensemble("", 1), Counting(images(200), delay=0.0005)) as feed:
         iter(feed)
 
         def take() -> None:
             while (batch := next(feed, None)) is not None:
-                seen.append(batch.step)
+                steps.append(batch.step)
 
         _together(take)
-    assert sorted(seen) == list(range(25))
+    assert sorted(steps) == list(range(25))
 
 
 def test_threads_that_ask_for_one_member_get_each_batch_once() -> None:
-    seen: list[int] = []
+    steps: list[int] = []
     with members(rates([4, 8]), Counting(images(80), delay=0.0005)) as feeds:
         feeds[1].close()
         iter(feeds[0])
 
         def take() -> None:
             while (batch := next(feeds[0], None)) is not None:
-                seen.append(batch.step)
+                steps.append(batch.step)
 
         _together(take)
-    assert sorted(seen) == list(range(20))
+    assert sorted(steps) == list(range(20))
 
 
 @forks

@@ -30,23 +30,23 @@ class Hosts(Processes):
         each = orders.pop("each", {})
         common = {"count": len(hosts), "hosts": hosts, "carrier": str(self.folder), **orders}
         self.begin({"index": index, **common, **each.get(index, {})} for index in range(len(hosts)))
-        found = self.ended()
-        assert all(code == 0 for code, _ in found)
-        return [[json.loads(line) for line in lines] for _, lines in found]
+        reports = self.ended()
+        assert all(code == 0 for code, _ in reports)
+        return [[json.loads(line) for line in lines] for _, lines in reports]
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    with Hosts(tmp_path) as made:
-        yield made
+    with Hosts(tmp_path) as processes:
+        yield processes
 
 
-def steps(said: list[dict[str, Any]]) -> list[Any]:
-    return [(x["epoch"], x["step"], x["sums"], x["count"]) for x in said if "sums" in x]
+def steps(reports: list[dict[str, Any]]) -> list[Any]:
+    return [(x["epoch"], x["step"], x["sums"], x["count"]) for x in reports if "sums" in x]
 
 
-def last(said: list[dict[str, Any]], key: str) -> Any:
-    return next(x[key] for x in reversed(said) if key in x)
+def last(reports: list[dict[str, Any]], key: str) -> Any:
+    return next(x[key] for x in reversed(reports) if key in x)
 
 
 @pytest.mark.parametrize("by_caller", [False, True], ids=["own thread", "caller"])
@@ -55,67 +55,67 @@ def test_batches_between_hosts_are_the_same_bits(hosts: Hosts, design: str, by_c
     """Processes 0, 2 and 3 on one host, process 1 on another; the last batch is short."""
     places = [0, 1, 0, 0]
     orders = {"design": design, "records": 43, "epochs": 2, "by_caller": by_caller}
-    found = hosts.told(places, **orders, hints="tail short")
+    processes = hosts.told(places, **orders, hints="tail short")
     [alone] = hosts.told([0], design="duplicate", records=43, epochs=2, members=4, hints="tail short", run="")
     assert len(steps(alone)) == 12
-    for said in found:
-        assert [x for x in said if "code" in x] == []
-        assert [x[:2] + x[3:] for x in steps(said)] == [x[:2] + x[3:] for x in steps(alone)]
-        shared = [ref for ref in steps(said)[0][2] if not ref.startswith("batch")]
+    for reports in processes:
+        assert [x for x in reports if "code" in x] == []
+        assert [x[:2] + x[3:] for x in steps(reports)] == [x[:2] + x[3:] for x in steps(alone)]
+        shared = [ref for ref in steps(reports)[0][2] if not ref.startswith("batch")]
         assert shared
-        for one, other in zip(steps(said), steps(alone), strict=True):
-            assert {r: one[2][r] for r in shared} == {r: other[2][r] for r in shared}
-        assert last(said, "threads") == []
-        assert last(said, "carrier")[1] >= 1, "closed in every process"
-    ahead = [last(said, "carrier")[0] for said in found]
+        for shared_step, own_step in zip(steps(reports), steps(alone), strict=True):
+            assert {r: shared_step[2][r] for r in shared} == {r: own_step[2][r] for r in shared}
+        assert last(reports, "threads") == []
+        assert last(reports, "carrier")[1] >= 1, "closed in every process"
+    ahead = [last(reports, "carrier")[0] for reports in processes]
     assert ahead[0] == ahead[1] == list(range(12)), (
         "the first process of each host leads, once for each batch"
     )
     assert ahead[2] == ahead[3] == []
     readers = 4 if design == "all_shared" else int(design[-2])
-    assert [len(last(said, "read")) > 0 for said in found] == [i < readers for i in range(4)]
+    assert [len(last(reports, "read")) > 0 for reports in processes] == [i < readers for i in range(4)]
 
 
 def test_a_carrier_is_told_how_users_count_a_batch(hosts: Hosts) -> None:
-    found = hosts.told([0, 1], design="all_shared", at={"epoch": 1, "step": 2}, epochs=2)
-    for said in found:
-        assert last(said, "carrier")[0] == [0, 1, 2, 3, 4, 5, 6, 7][: len(last(said, "counted"))]
-        assert last(said, "counted") == [8, 9, 10, 11, 12, 13, 14, 15]
+    processes = hosts.told([0, 1], design="all_shared", at={"epoch": 1, "step": 2}, epochs=2)
+    for reports in processes:
+        assert last(reports, "carrier")[0] == [0, 1, 2, 3, 4, 5, 6, 7][: len(last(reports, "counted"))]
+        assert last(reports, "counted") == [8, 9, 10, 11, 12, 13, 14, 15]
 
 
 @pytest.mark.parametrize("by_caller", [False, True], ids=["own thread", "caller"])
 def test_an_error_on_one_host_is_the_error_of_all(hosts: Hosts, by_caller: bool) -> None:
-    found = hosts.told([0, 0, 1, 1], design="all_shared", bad=[7], by_caller=by_caller)
-    problems = [next(x for x in said if "code" in x) for said in found]
+    processes = hosts.told([0, 0, 1, 1], design="all_shared", bad=[7], by_caller=by_caller)
+    problems = [next(x for x in reports if "code" in x) for reports in processes]
     assert {p["code"] for p in problems} == {"CP0906"}
     assert {p["message"] for p in problems} == {
         "host function `decode` on record 7 raised ValueError: truncated"
     }
-    assert len({len(steps(said)) for said in found}) == 1
+    assert len({len(steps(reports)) for reports in processes}) == 1
     assert sum(any("raised in process" in note for note in p["notes"]) for p in problems) == 3
-    ahead = [last(said, "carrier")[0] for said in found]
+    ahead = [last(reports, "carrier")[0] for reports in processes]
     assert ahead[0] == ahead[2] and ahead[1] == ahead[3] == []
 
 
 def test_hosts_that_stand_at_different_places_are_told(hosts: Hosts, tmp_path: Path) -> None:
     state = {"epoch": 0, "step": 2}
-    found = hosts.told([0, 1], design="all_shared", each={1: {"at": state}})
-    problems = [next(x for x in said if "code" in x) for said in found]
+    processes = hosts.told([0, 1], design="all_shared", each={1: {"at": state}})
+    problems = [next(x for x in reports if "code" in x) for reports in processes]
     assert {p["code"] for p in problems} == {"CP0922"}
 
 
 def test_a_process_that_dies_is_told_to_other_hosts(hosts: Hosts) -> None:
-    found = hosts.told([0, 0, 1], design="all_shared", records=400, each={1: {"stop_after": 2}})
-    for said in (found[0], found[2]):
-        problem = next(x for x in said if "code" in x)
+    processes = hosts.told([0, 0, 1], design="all_shared", records=400, each={1: {"stop_after": 2}})
+    for reports in (processes[0], processes[2]):
+        problem = next(x for x in reports if "code" in x)
         assert problem["code"] == "CP0920" and "process 1 of 3 left" in problem["message"]
 
 
 def test_a_leader_that_carries_nothing_is_named(hosts: Hosts) -> None:
     """The caller of process 0, which transfers the batches of its host, is away: process 1 does not hang."""
     slow = {0: {"pause": 4.0, "stop_after": 1}, 1: {"then_timeout": 0.5}, 2: {"stop_after": 1}}
-    found = hosts.told([0, 0, 1], design="all_shared", records=400, by_caller=True, each=slow)
-    problem = next(x for x in found[1] if "code" in x)
+    processes = hosts.told([0, 0, 1], design="all_shared", records=400, by_caller=True, each=slow)
+    problem = next(x for x in processes[1] if "code" in x)
     assert problem["code"] == "CP0921"
     assert "process 0 of 3 lives, but was silent for 1 s" in problem["message"]
 
@@ -133,6 +133,6 @@ def test_groups_on_several_hosts_need_a_carrier() -> None:
 
 
 def test_a_host_is_led_by_its_first_process() -> None:
-    found = division("all_shared", (1, 0, 1, 0))
-    assert [found.leader(host) for host in (0, 1)] == [1, 0]
-    assert found.readers == (0, 2, 1, 3)
+    split = division("all_shared", (1, 0, 1, 0))
+    assert [split.leader(host) for host in (0, 1)] == [1, 0]
+    assert split.readers == (0, 2, 1, 3)

@@ -25,18 +25,18 @@ def augment(pixels: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarra
 
 def epoch(name: str) -> tuple[list[np.ndarray[Any, Any]], int]:
     """The batches of one epoch of the plan `name`, and how often a record was read."""
-    made = commplan.load(PLANS / f"{name}.plan").compile().schedule
+    schedule = commplan.load(PLANS / f"{name}.plan").compile().schedule
     source = Counting([bytes([index, 7]) for index in range(RECORDS)])
     functions = {"decode": decode, "augment": augment}
-    wanted = made.phase("step").outputs[0].value
-    with PhaseBatches(made, "step", {"images": source}, functions) as feed:
-        return [batch.values[wanted] for batch in feed], len(source.read)
+    output = schedule.phase("step").outputs[0].value
+    with PhaseBatches(schedule, "step", {"images": source}, functions) as feed:
+        return [batch.values[output] for batch in feed], len(source.read)
 
 
 def test_shared_and_duplicated_ensembles_get_the_same_bits() -> None:
     shared, reads = epoch("ensemble_shared")
     duplicated, all_reads = epoch("ensemble_duplicated")
     assert [batch.shape for batch in shared] == [(MEMBERS, BATCH, 224, 224, 3)] * 2
-    assert all(np.array_equal(one, two) for one, two in zip(shared, duplicated, strict=True))
+    assert all(np.array_equal(first, second) for first, second in zip(shared, duplicated, strict=True))
     assert not np.array_equal(shared[0][0], shared[0][1]), "each member augments for itself"
     assert (reads, all_reads) == (2 * BATCH, MEMBERS * 2 * BATCH), "one of them really shares"

@@ -42,8 +42,8 @@ def decode(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
 
 
 def augment(pixels: np.ndarray[Any, Any], rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    top, left = rng.integers(5), rng.integers(13)
-    crop = pixels[top : top + 20, left : left + 20]
+    row, column = rng.integers(5), rng.integers(13)
+    crop = pixels[row : row + 20, column : column + 20]
     return crop[:, ::-1] if rng.integers(2) else crop
 
 
@@ -55,24 +55,24 @@ def files(tmp_path: Path) -> Path:
 
 
 def run(files: Path, hints: str = "") -> list[dict[str, np.ndarray[Any, Any]]]:
-    made = schedule(BODY.format(hints=hints), "ensemble member = 3", declarations=DECLARATIONS)
+    program = schedule(BODY.format(hints=hints), "ensemble member = 3", declarations=DECLARATIONS)
     functions = {"decode": decode, "augment": augment}
-    with PhaseBatches(made, "step", {"images": folder(files)}, functions) as batches:
-        names = {b.value: b.name for b in made.phase("step").outputs}
+    with PhaseBatches(program, "step", {"images": folder(files)}, functions) as batches:
+        names = {b.value: b.name for b in program.phase("step").outputs}
         return [{names[ref]: array for ref, array in batch.values.items()} for batch in batches]
 
 
 def test_pixels_are_those_that_pillow_makes(files: Path) -> None:
-    known = {label: pixels for pixels, label in (decode(picture(number)) for number in range(20))}
-    found = run(files, "{ cores = 4 }")
-    for item in found:
+    expected = {label: pixels for pixels, label in (decode(picture(number)) for number in range(20))}
+    results = run(files, "{ cores = 4 }")
+    for item in results:
         for pixels, label in zip(item["pixels"], item["labels"].tolist(), strict=True):
-            assert np.array_equal(pixels, known[label])
+            assert np.array_equal(pixels, expected[label])
         for member in item["batch"]:
             for crop, pixels in zip(member, item["pixels"], strict=True):
                 rows = np.lib.stride_tricks.sliding_window_view(pixels, (20, 20, 3)).reshape(-1, 20, 20, 3)
                 assert ((rows == crop).all((1, 2, 3)) | (rows[:, :, ::-1] == crop).all((1, 2, 3))).any()
-    labels = [label for item in found for label in item["labels"][: int(item["n"])].tolist()]
+    labels = [label for item in results for label in item["labels"][: int(item["n"])].tolist()]
     assert sorted(labels) == list(range(20))
 
 
@@ -83,6 +83,6 @@ def test_a_truncated_file_is_named_or_skipped(files: Path) -> None:
         run(files)
     assert error.value.diagnostics[0].code == "CP0906"
     assert "on record 13 raised OSError" in error.value.diagnostics[0].message
-    found = run(files, "{ on_error = skip }")
-    labels = [label for item in found for label in item["labels"][: int(item["n"])].tolist()]
+    results = run(files, "{ on_error = skip }")
+    labels = [label for item in results for label in item["labels"][: int(item["n"])].tolist()]
     assert sorted(labels) == [number for number in range(20) if number != 13]

@@ -22,11 +22,13 @@ def masks(program: Schedule, records: int, **more: Any) -> list[Any]:
 
 def test_rows_that_fill_the_last_batch_are_no_records() -> None:
     program = ensemble("", 2, axes=DATA4, split="split data")
-    found = masks(program, 18)
-    assert [int(mask.rows.sum()) for mask in found] == [8, 8, 2]
-    assert found[-1].rows.tolist() == [True, True] + [False] * 6  # of the first shard, whose rows come first
-    assert found[-1].placement.split == ("data",) and not found[-1].placement.per
-    assert found[0] is found[1], "it is computed once"
+    results = masks(program, 18)
+    assert [int(mask.rows.sum()) for mask in results] == [8, 8, 2]
+    assert (
+        results[-1].rows.tolist() == [True, True] + [False] * 6
+    )  # of the first shard, whose rows come first
+    assert results[-1].placement.split == ("data",) and not results[-1].placement.per
+    assert results[0] is results[1], "it is computed once"
 
 
 def test_a_process_has_the_mask_of_its_own_rows() -> None:
@@ -76,8 +78,8 @@ def test_a_row_is_a_record_if_all_its_loads_say_so(second: str, records: int, ro
         f"a = load images batch 8 visit exactly_once seed 1\nb = load images {second} seed 2\n"
         "x, i = map decode(a)\ny, j = map decode(b)\noutput i, j"
     )
-    found = masks(program, records)
-    assert [mask and int(mask.rows.sum()) for mask in found] == (rows or [None] * 3)
+    results = masks(program, records)
+    assert [mask and int(mask.rows.sum()) for mask in results] == (rows or [None] * 3)
 
 
 @pytest.mark.parametrize("tail", ["short", "drop"])

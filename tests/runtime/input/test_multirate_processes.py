@@ -24,15 +24,17 @@ OURS = f"clocks{os.getpid()}"  # runs of other tests exist at the same time
 
 
 @contextmanager
-def started(run: str, held: Sequence[Sequence[int]], **orders: Any) -> Generator[list[subprocess.Popen[str]]]:
+def started(
+    run: str, members: Sequence[Sequence[int]], **orders: Any
+) -> Generator[list[subprocess.Popen[str]]]:
     """A process for each list of members."""
-    common = {"run": f"{OURS}-{run}", "held": held, "rest": f"{ONCE} tail short", **orders}
+    common = {"run": f"{OURS}-{run}", "held": members, "rest": f"{ONCE} tail short", **orders}
     processes = [
         subprocess.Popen(
             [*interpreter.words(jax=False), SCRIPT, json.dumps({**common, "index": i})],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for i in range(len(held))
+        for i in range(len(members))
     ]  # fmt: skip
     try:
         yield processes
@@ -53,18 +55,18 @@ def until(process: subprocess.Popen[str], key: str) -> dict[str, Any]:
     """The next line that has `key`."""
     assert process.stdout is not None
     while line := process.stdout.readline():
-        found = json.loads(line)
-        if key in found:
-            return found
+        report = json.loads(line)
+        if key in report:
+            return report
     raise AssertionError(f"the process ended without {key}")
 
 
 def expected(
-    batches: Sequence[int], member: int, records: int, epochs: int = 1, rest: str = f"{ONCE} tail short"
+    batches: Sequence[int], member: int, records: int, epochs: int = 1, visit: str = f"{ONCE} tail short"
 ):
     """The expected output of `multirate_process` for a single member."""
-    made = rates(batches, f"{ONCE} tail short")
-    with alone(made, member, records) as feed:
+    program = rates(batches, f"{ONCE} tail short")
+    with alone(program, member, records) as feed:
         for _ in range(epochs):
             for batch in feed:
                 yield {
@@ -86,13 +88,13 @@ def nothing_is_left_in_shared_memory():
     assert list(SHARED.glob(f"commplan-*-{OURS}-*")) == []
 
 
-@pytest.mark.parametrize("held", [[[0], [1], [2]], [[0, 2], [1]]])
-def test_each_gets_its_own_and_each_record_is_made_once_between_all(held: list[list[int]]) -> None:
+@pytest.mark.parametrize("members_of", [[[0], [1], [2]], [[0, 2], [1]]])
+def test_each_gets_its_own_and_each_record_is_made_once_between_all(members_of: list[list[int]]) -> None:
     sizes = [4, 4, 8]
     pace = {"members": {"0": {"epochs": 2}, "1": {"epochs": 2, "pace": 0.003}, "2": {"epochs": 2}}}
-    with started(f"own-{len(held)}", held, batches=sizes, records=101, **pace) as processes:
+    with started(f"own-{len(members_of)}", members_of, batches=sizes, records=101, **pace) as processes:
         lines = [said(process) for process in processes]
-    for index, members in enumerate(held):
+    for index, members in enumerate(members_of):
         for member in members:
             assert batches_of(lines[index], member) == list(expected(sizes, member, 101, 2))
     ends = [end[-1] for end in lines]
@@ -105,8 +107,8 @@ def test_a_slow_process_holds_the_others_and_is_named() -> None:
     orders = {"members": {"1": {"stay": 0}}, "tell": 0.1}
     with started("slow", [[0], [1]], batches=[4, 8], records=200, **orders) as processes:
         until(processes[1], "stays")
-        told = until(processes[0], "warned")
-        assert "for member 1 (process" in told["warned"] and "records behind" in told["warned"]
+        warning = until(processes[0], "warned")
+        assert "for member 1 (process" in warning["warned"] and "records behind" in warning["warned"]
         print("", file=processes[1].stdin, flush=True)
         lines = [said(process) for process in processes]
     assert lines[0][-1]["slow"] == [1, True]
@@ -124,8 +126,8 @@ def test_who_leaves_or_has_finished_holds_nobody(how: str) -> None:
         other = said(processes[1])
     full = list(expected([4, 8], 1, 101))
     assert batches_of(other, 1) == (full[:3] if how == "close" else full)
-    seen = Counter(lines[-1]["read"] + other[-1]["read"])
-    assert set(seen) == set(range(101)) and max(seen.values()) <= 4
+    counts = Counter(lines[-1]["read"] + other[-1]["read"])
+    assert set(counts) == set(range(101)) and max(counts.values()) <= 4
 
 
 def test_batches_may_be_kept_and_never_change() -> None:

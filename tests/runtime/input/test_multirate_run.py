@@ -62,7 +62,7 @@ def test_each_member_gets_the_arrays_of_a_plan_with_its_batch_for_all() -> None:
                 assert item["batch"].shape == (sizes[m], 6, 6)
     assert [next(feed, None) for feed in feeds] == [None] * 3
     assert len(source.read) == 56
-    assert [feed.state() for feed in feeds] == [one.state() for one in alone]
+    assert [feed.state() for feed in feeds] == [each.state() for each in alone]
     for feed in (*feeds, *alone):
         feed.close()
 
@@ -100,15 +100,15 @@ def test_a_rehearsal_takes_all_members_through_their_rounds(workers: str) -> Non
     assert times.calls == 5
     assert times.input is not None
     assert times.input.batches == 5 + 5 + 2
-    with run.batches(member=0, workers=workers) as one, run.batches(member=2) as two:
+    with run.batches(member=0, workers=workers) as first, run.batches(member=2) as third:
         for _ in range(2):
-            for item in (next(one), next(one), next(two)):
+            for item in (next(first), next(first), next(third)):
                 assert item["pixels"].shape[1:] == (64, 64, 3)
     rounds = MultirateBatches(run, "step")
     assert rounds.steps == 4
-    taken = [sorted(item) for item in rounds]
+    names = [sorted(item) for item in rounds]
     due = ([0, 1], [0, 1, 2]) * 2
-    assert taken == [[f"pixels of member {m}" for m in members] for members in due]
+    assert names == [[f"pixels of member {m}" for m in members] for members in due]
     rounds.close()
 
 
@@ -122,7 +122,11 @@ def test_ranks_share_over_mpi_what_their_members_take_at_their_own_pace(
 ) -> None:
     done = mpirun.started(mpirun.command(3, RANKS, hosts, *sizes))
     assert done.returncode == 0, done.stderr
-    said = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: one["rank"])
-    assert [one["count"] for one in said] == [2 * -(-101 // sizes[rank % len(sizes)]) for rank in range(3)]
-    assert {one["state"] for one in said} == {2}
-    assert sorted(record for one in said for record in one["read"]) == sorted([*range(101)] * 2)
+    reports = sorted(
+        (json.loads(line) for line in done.stdout.splitlines()), key=lambda report: report["rank"]
+    )
+    assert [report["count"] for report in reports] == [
+        2 * -(-101 // sizes[rank % len(sizes)]) for rank in range(3)
+    ]
+    assert {report["state"] for report in reports} == {2}
+    assert sorted(record for report in reports for record in report["read"]) == sorted([*range(101)] * 2)

@@ -48,45 +48,49 @@ def test_a_fast_member_waits_within_the_bound_and_the_slow_one_is_named(
 ) -> None:
     monkeypatch.setattr(wait_log, "TELL_S", 0.05)
     caplog.set_level(logging.WARNING, logger="commplan.input")
-    made = rates((4, 8), body=PLAIN)
-    lead = clock_plan(made, "step").rates.bound
-    taken, most = [0, 0], 0
-    with members(made, images(400)) as feeds:
+    program = rates((4, 8), body=PLAIN)
+    lead = clock_plan(program, "step").rates.bound
+    counts, most = [0, 0], 0
+    with members(program, images(400)) as feeds:
         iter(feeds[1])
 
         def fast() -> None:
             nonlocal most
             for _ in feeds[0]:
-                taken[0] += 4
-                most = max(most, taken[0] - taken[1])
+                counts[0] += 4
+                most = max(most, counts[0] - counts[1])
 
         thread = background(fast)
-        assert soon(lambda: taken[0] == lead)  # member 1 has taken nothing
+        assert soon(lambda: counts[0] == lead)  # member 1 has taken nothing
         assert soon(lambda: bool(caplog.records))
-        assert thread.is_alive() and taken[0] == lead
-        said = caplog.records[0].getMessage()
-        assert "member 0 of `member`" in said and "member 1" in said and f"{lead} records behind" in said
+        assert thread.is_alive() and counts[0] == lead
+        message = caplog.records[0].getMessage()
+        assert (
+            "member 0 of `member`" in message
+            and "member 1" in message
+            and f"{lead} records behind" in message
+        )
         for batch in feeds[1]:
-            taken[1] += 8
+            counts[1] += 8
             assert batch.step < 50
         thread.join(30)
-        assert taken == [400, 400]
+        assert counts == [400, 400]
         assert most <= lead + 8  # the test hears of a batch after the stream does
         slow = feeds[0].summary().slow
         assert slow is not None and slow.member == 1 and slow.wait_s > 0.05
 
 
 def test_one_thread_is_told_whom_to_drive_and_can_go_on() -> None:
-    made = rates((4, 4, 8), body=PLAIN)
-    expected = [alone(made, m, 96) for m in range(3)]
-    with members(made, images(96)) as feeds:
+    program = rates((4, 4, 8), body=PLAIN)
+    expected = [alone(program, m, 96) for m in range(3)]
+    with members(program, images(96)) as feeds:
         count = 0
         with pytest.raises(CommplanError) as error:
             for batch in feeds[0]:
                 same(batch, next(expected[0]))
                 count += 1
         assert code(error) == "CP0946"
-        rates_ = clock_plan(made, "step").rates
+        rates_ = clock_plan(program, "step").rates
         assert count == rates_.bound // 4
         text = str(error.value)
         assert "would wait for member 1, which the same thread drives" in text
@@ -100,18 +104,18 @@ def test_one_thread_is_told_whom_to_drive_and_can_go_on() -> None:
         for batch in feeds[0]:  # closed ones hold nobody back
             same(batch, next(expected[0]))
         assert feeds[0].state()["epoch"] == 1
-    for one in expected:
-        one.close()
+    for feed in expected:
+        feed.close()
 
 
 def test_a_member_that_nobody_drives_any_more_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(waiting, "UNDRIVEN_S", 0.1)
-    made = rates((4, 8), body=PLAIN)
-    with alone(made, 1, 400) as other:
+    program = rates((4, 8), body=PLAIN)
+    with alone(program, 1, 400) as other:
         first = next(other)
-    with members(made, images(400)) as feeds:
+    with members(program, images(400)) as feeds:
         background(lambda: same(next(feeds[1]), first)).join()
         with pytest.raises(CommplanError) as error:
             for _ in feeds[0]:
@@ -121,9 +125,9 @@ def test_a_member_that_nobody_drives_any_more_is_not_waited_for_for_ever(
 
 
 def test_a_living_member_is_waited_for_as_long_as_was_said() -> None:
-    made = rates((4, 8), body=PLAIN)
+    program = rates((4, 8), body=PLAIN)
     end = threading.Event()
-    with members(made, images(400), options=SharingOptions(timeout=0.1)) as feeds:
+    with members(program, images(400), options=SharingOptions(timeout=0.1)) as feeds:
         began = threading.Event()
 
         def slow() -> None:
@@ -144,14 +148,14 @@ def test_a_living_member_is_waited_for_as_long_as_was_said() -> None:
 
 def test_who_has_finished_an_epoch_holds_nobody_and_may_come_back() -> None:
     """Member 0 goes on for two more epochs; member 1 then reads the past records alone, and misses none."""
-    made = rates((4, 8))
-    expected = [alone(made, m, 61) for m in range(2)]
+    program = rates((4, 8))
+    expected = [alone(program, m, 61) for m in range(2)]
     source = Counting(images(61))
 
     def seen(member: int, batch: object) -> None:
         same(batch, next(expected[member]))  # type: ignore[arg-type]
 
-    with members(made, source) as feeds:
+    with members(program, source) as feeds:
         in_turn(feeds, seen)
         assert len(source.read) == 64
         for _ in range(2):
@@ -163,21 +167,21 @@ def test_who_has_finished_an_epoch_holds_nobody_and_may_come_back() -> None:
             iter(expected[1])
             for batch in feeds[1]:
                 same(batch, next(expected[1]))
-        for one in expected:
-            iter(one)
+        for alone_feed in expected:
+            iter(alone_feed)
         in_turn(feeds, seen)  # together again
         assert [feed.state()["epoch"] for feed in feeds] == [4, 4] or feeds[1].state()["epoch"] == 4
         work = {line.what: line.records for line in feeds[1].summary().lines}
         assert work["map decode"] >= 5 * 64
-    for one in expected:
-        one.close()
+    for alone_feed in expected:
+        alone_feed.close()
 
 
 def test_who_comes_late_misses_nothing_and_is_waited_for() -> None:
-    made = rates((4, 8), body=PLAIN)
-    plan = clock_plan(made, "step")
+    program = rates((4, 8), body=PLAIN)
+    plan = clock_plan(program, "step")
     hub = ClockedPhase(plan, {"images": images(200)}, FUNCTIONS)
-    late = alone(made, 1, 200)
+    late = alone(program, 1, 200)
     with member_batches(hub, 0) as first:
         for _ in range(20):
             next(first)
@@ -195,8 +199,8 @@ def test_who_comes_late_misses_nothing_and_is_waited_for() -> None:
 
 
 def test_a_forgotten_member_holds_nobody() -> None:
-    made = rates((4, 8), body=PLAIN)
-    hub = ClockedPhase(clock_plan(made, "step"), {"images": images(200)}, FUNCTIONS)
+    program = rates((4, 8), body=PLAIN)
+    hub = ClockedPhase(clock_plan(program, "step"), {"images": images(200)}, FUNCTIONS)
     first, second = member_batches(hub, 0), member_batches(hub, 1)
     next(second)
     next(first)
@@ -210,8 +214,8 @@ def test_a_forgotten_member_holds_nobody() -> None:
 
 
 def test_one_iterator_for_a_member_at_a_time() -> None:
-    made = rates((4, 8), body=PLAIN)
-    hub = ClockedPhase(clock_plan(made, "step"), {"images": images(20)}, FUNCTIONS)
+    program = rates((4, 8), body=PLAIN)
+    hub = ClockedPhase(clock_plan(program, "step"), {"images": images(20)}, FUNCTIONS)
     with member_batches(hub, 0), pytest.raises(CommplanError) as error:
         member_batches(hub, 0)
     assert code(error) == "CP0948"
@@ -232,16 +236,16 @@ def test_loads_of_one_phase_have_one_clock() -> None:
         clock_plan(apart, "step")
     assert code(error) == "CP0945"
     assert "[4, 8]" in str(error.value) and "[4, 4]" in str(error.value)
-    joined = rates((4, 8), body=body.replace("{more}", "[4, 8] over member"))
-    expected = [alone(joined, m, 24) for m in range(2)]
-    with members(joined, images(24)) as feeds:
+    program = rates((4, 8), body=body.replace("{more}", "[4, 8] over member"))
+    expected = [alone(program, m, 24) for m in range(2)]
+    with members(program, images(24)) as feeds:
         in_turn(feeds, lambda member, batch: same(batch, next(expected[member])))
-    for one in expected:
-        one.close()
+    for feed in expected:
+        feed.close()
 
 
 def test_a_load_that_ends_otherwise_is_refused() -> None:
-    made = rates((4, 8), ONCE.replace("exactly_once", "at_most_once") + " tail drop")
-    with pytest.raises(CommplanError) as error, members(made, images(6)):
+    program = rates((4, 8), ONCE.replace("exactly_once", "at_most_once") + " tail drop")
+    with pytest.raises(CommplanError) as error, members(program, images(6)):
         pass
     assert code(error) == "CP0903"

@@ -32,10 +32,10 @@ def threads_end_when_their_calls_return(monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def feed(decode: Any, source: Any = None, **more: Any) -> PhaseBatches:
-    made = ensemble("", 2, hints="{ cores = 2 }")
+    program = ensemble("", 2, hints="{ cores = 2 }")
     functions = {**FUNCTIONS, "decode": decode}
     sources = {"images": images(40) if source is None else source}
-    return PhaseBatches(made, "step", sources, functions, timeout=BOUND_S, **more)
+    return PhaseBatches(program, "step", sources, functions, timeout=BOUND_S, **more)
 
 
 def refused(batches: PhaseBatches) -> tuple[str, list[str]]:

@@ -54,14 +54,14 @@ def test_slots_are_registered_where_they_are_mapped(tmp_path: Path, monkeypatch:
     os.ftruncate(descriptor, START + COUNT * NBYTES)
     slots = Slots(descriptor, START, NBYTES, COUNT, pinning=Pinning(client))
     assert sorted(client.ranges.values()) == [NBYTES] * COUNT
-    kept = np.frombuffer(slots.lend(0, {}), np.uint8)
-    assert client.holds(kept)
+    array = np.frombuffer(slots.lend(0, {}), np.uint8)
+    assert client.holds(array)
     slots.recall(0)
-    assert len(exchanged) == 1 and not client.holds(kept) and len(client.ranges) == COUNT
+    assert len(exchanged) == 1 and not client.holds(array) and len(client.ranges) == COUNT
     assert client.holds(np.frombuffer(slots.memory(3), np.uint8))
     slots.close()
     os.close(descriptor)
-    del kept
+    del array
     gc.collect()
     assert client.ranges == {}
 
@@ -74,13 +74,13 @@ def test_memory_of_a_process_is_registered_once_and_until_its_last_array_is_gone
         assert client.holds(first) and client.holds(second)
         del first, second
     assert client.count == 2
-    kept = arena.fresh((8,), np.dtype(np.float32))
-    kept[:] = 3
+    array = arena.fresh((8,), np.dtype(np.float32))
+    array[:] = 3
     arena.close()
     del arena
     gc.collect()
-    assert client.holds(kept) and (kept == 3).all()
-    del kept
+    assert client.holds(array) and (array == 3).all()
+    del array
     gc.collect()
     assert client.ranges == {}
 
@@ -91,10 +91,10 @@ def test_devices_copy_from_registered_memory_alone(workers: str, monkeypatch: py
     pinning = Pinning(client)
     array, settle = MeshInput.array, Pinning.settle
 
-    def put(self: MeshInput, host: Any, *rest: Any) -> Any:
+    def put(self: MeshInput, host: Any, *arguments: Any) -> Any:
         events.append("copy")
         assert client.holds(host)
-        return array(self, host, *rest)
+        return array(self, host, *arguments)
 
     def settled(self: Pinning, arrays: Any) -> None:
         events.append("settle")
@@ -103,16 +103,16 @@ def test_devices_copy_from_registered_memory_alone(workers: str, monkeypatch: py
     run = bind(PLAN, mesh_of(data=2), sources={"images": RECORDS}, functions={"half": half})
     with run.batches() as plain:
         first = plain.state()
-        wanted = [{name: np.asarray(x) for name, x in item.items()} for item in plain]
+        expected = [{name: np.asarray(x) for name, x in item.items()} for item in plain]
     monkeypatch.setattr(MeshInput, "pinning", lambda self: pinning)
     monkeypatch.setattr(MeshInput, "array", put)
     monkeypatch.setattr(Pinning, "settle", settled)
     with run.batches(workers=workers, state=first) as batches:
-        for item, right in zip(batches, wanted, strict=True):
+        for item, right in zip(batches, expected, strict=True):
             # Two arrays of each batch, so far of this one at least, which has been waited for.
             assert events.count("settle") <= events.count("copy") // 2 and events[-1] == "settle"
             assert all(np.array_equal(item[name], right[name]) for name in right)
-        assert events.count("copy") == 2 * len(wanted) and events.count("settle") == len(wanted)
+        assert events.count("copy") == 2 * len(expected) and events.count("settle") == len(expected)
         del item
     assert client.count <= 2 * 8 + 3  # memory is used again
     del batches
@@ -132,15 +132,15 @@ def test_what_cannot_be_registered_is_copied_all_the_same(
     monkeypatch.setattr(MeshInput, "pinning", lambda self: pinning)
     with caplog.at_level(logging.WARNING, "commplan.input"), run.batches() as batches:
         assert sum(item["x"].shape[0] for item in batches) == len(RECORDS)
-    (said,) = caplog.messages
-    assert said.endswith("RESOURCE_EXHAUSTED: no more locked memory") and pinning.nbytes == 0
+    (message,) = caplog.messages
+    assert message.endswith("RESOURCE_EXHAUSTED: no more locked memory") and pinning.nbytes == 0
 
 
 def test_who_can_register_memory():
     assert pinning_of(jax.devices()) is None  # a CPU uses the memory of the host
     client = Registrar()
-    made = pinning_of([SimpleNamespace(platform="gpu", client=client)])
-    assert made is not None and made is pinning_of([SimpleNamespace(platform="gpu", client=client)])
+    pinning = pinning_of([SimpleNamespace(platform="gpu", client=client)])
+    assert pinning is not None and pinning is pinning_of([SimpleNamespace(platform="gpu", client=client)])
     assert pinning_of([SimpleNamespace(platform="gpu", client=object())]) is None  # JAX 0.10.0
     assert pinning_of([]) is None
     if jax.__version_info__ >= (0, 10, 2):

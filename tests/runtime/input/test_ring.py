@@ -99,7 +99,7 @@ def test_all_units_reach_all_cursors_and_are_made_once(
 ) -> None:
     started(processes, memory, [{}] * 4)
     answers = [(process.read("taken"), process) for process in processes]
-    assert [taken for taken, _ in answers] == [UNITS] * 4
+    assert [count for count, _ in answers] == [UNITS] * 4
     assert Ring(memory).least() is None
     assert sum(record.get("parts") for record in memory.processes) == UNITS * SHAPE.parts
 
@@ -109,8 +109,8 @@ def test_a_part_whose_maker_dies_is_made_by_another(
     memory: SharedMemory, processes: list[Process], fault: str
 ) -> None:
     started(processes, memory, [{"fault": fault, "at": 9}, {}, {}])
-    dead, *others = processes
-    assert [process.read("taken") for process in others] == [UNITS] * 2
+    dead, *survivors = processes
+    assert [process.read("taken") for process in survivors] == [UNITS] * 2
     dead.process.wait(20)
     assert dead.process.returncode == -signal.SIGKILL
 
@@ -124,11 +124,11 @@ def test_a_stopped_process_is_named_and_is_passed_over_without_a_claim(
     started(processes, memory, [{"fault": fault, "at": 9}, {}, {}])
     pid, ring, end = processes[0].read("stopped"), Ring(memory), time.monotonic() + 20
     while time.monotonic() < end:
-        wanted = max(record.get("wanted") for record in memory.cursors[1:3]) - 1
-        if process_state(pid) == "stopped" and wanted >= 0 and ring.blocker(wanted).pid == pid:
+        last_unit = max(record.get("wanted") for record in memory.cursors[1:3]) - 1
+        if process_state(pid) == "stopped" and last_unit >= 0 and ring.blocker(last_unit).pid == pid:
             break
         time.sleep(0.002)
-    assert ring.blocker(wanted) == Blocker(kind, pid, 0 if kind == "cursor" else -1)  # pyright: ignore[reportArgumentType]
+    assert ring.blocker(last_unit) == Blocker(kind, pid, 0 if kind == "cursor" else -1)  # pyright: ignore[reportArgumentType]
     os.kill(pid, signal.SIGCONT)
     assert [process.read("taken") for process in processes] == [UNITS] * 3
 

@@ -31,10 +31,10 @@ def trained(name: str, passes: str | None, epochs: int = 2) -> tuple[list[int], 
 
     @jax.jit
     def step(weights: Any, batch: Any) -> Any:
-        def loss(own: Any, pixels: Any) -> Any:
+        def loss(params: Any, pixels: Any) -> Any:
             normal = pixels.astype(jnp.float32) / 127.5 - 1
             pooled = normal.reshape(len(pixels), 14, 16, 14, 16, 3).mean((2, 4)).reshape(len(pixels), -1)
-            return jnp.mean((pooled @ own - 1.0) ** 2)
+            return jnp.mean((pooled @ params - 1.0) ** 2)
 
         return weights - 0.05 * jax.vmap(jax.grad(loss))(weights, batch)
 
@@ -51,15 +51,17 @@ def trained(name: str, passes: str | None, epochs: int = 2) -> tuple[list[int], 
 def test_training_is_the_same_to_the_last_bit():
     sums, weights = trained("ensemble_duplicated", None)
     assert len(set(sums)) == 6 and np.abs(weights).max() > 0
-    assert len({zlib.crc32(one) for one in weights}) == MEMBERS  # each member augments for itself
+    assert (
+        len({zlib.crc32(member_weights) for member_weights in weights}) == MEMBERS
+    )  # each member augments for itself
     for passes in (None, "share{design=all_shared}", "share{design=duplicate}"):
-        others, trained_too = trained("ensemble_shared", passes)
-        assert others == sums
+        expected, trained_too = trained("ensemble_shared", passes)
+        assert expected == sums
         np.testing.assert_array_equal(trained_too, weights)
 
 
 @pytest.fixture(scope="module")
-def wanted() -> list[list[int]]:
+def expected() -> list[list[int]]:
     """Checksums of each member's batches without sharing: batch by batch, member by member."""
     schedule = compiled("ensemble_duplicated", "")
     with PhaseBatches(schedule, "step", {"images": records()}, FUNCTIONS) as batches:
@@ -73,21 +75,23 @@ def wanted() -> list[list[int]]:
 @pytest.mark.parametrize(
     "design", ["all_shared", "single_broadcast(readers=2)", "multi_broadcast(readers=3)"]
 )
-def test_members_in_processes_of_their_own_get_the_same_bits(design: str, wanted: list[list[int]]):
+def test_members_in_processes_of_their_own_get_the_same_bits(design: str, expected: list[list[int]]):
     run_id = f"bits-{os.getpid()}-{zlib.crc32(design.encode())}"
     command = [*interpreter.words(jax=False), same_bits_process.__file__, design, run_id]
     started = [
         subprocess.Popen([*command, str(place)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for place in range(MEMBERS)
     ]
-    found: list[Any] = []
-    for one in started:
-        out, err = one.communicate(timeout=240)
-        assert one.returncode == 0, err
-        found.append(json.loads(out))
-    assert [sums for step in zip(*(one["sums"] for one in found), strict=True) for sums in step] == wanted
-    assert all(0 <= one["slots"][1] <= one["slots"][0] >= 2 for one in found)
-    decoded = [one["decoded"] for one in found]
+    reports: list[Any] = []
+    for process in started:
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err
+        reports.append(json.loads(out))
+    assert [
+        sums for step in zip(*(process["sums"] for process in reports), strict=True) for sums in step
+    ] == expected
+    assert all(0 <= process["slots"][1] <= process["slots"][0] >= 2 for process in reports)
+    decoded = [process["decoded"] for process in reports]
     assert sum(decoded) == RECORDS + 32  # each record once, and the padding
     assert (
         sum(count > 0 for count in decoded) == {"all": 4, "single": 2, "multi": 3}[design.partition("_")[0]]

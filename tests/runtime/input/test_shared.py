@@ -45,9 +45,9 @@ class Team(Processes):
 
 @pytest.fixture
 def team() -> Iterator[Team]:
-    with Team() as made:
-        yield made
-        for process in made.processes:
+    with Team() as processes:
+        yield processes
+        for process in processes.processes:
             process.wait(timeout=60)
 
 
@@ -59,16 +59,16 @@ def told(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines()]
 
 
-def steps(said: list[dict[str, Any]]) -> list[Any]:
-    return [(x["epoch"], x["step"], x["sums"], x["count"]) for x in said if "sums" in x]
+def steps(reports: list[dict[str, Any]]) -> list[Any]:
+    return [(x["epoch"], x["step"], x["sums"], x["count"]) for x in reports if "sums" in x]
 
 
-def errors(said: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [x for x in said if "code" in x]
+def errors(reports: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [x for x in reports if "code" in x]
 
 
-def last(said: list[dict[str, Any]], key: str) -> Any:
-    return next(x[key] for x in reversed(said) if key in x)
+def last(reports: list[dict[str, Any]], key: str) -> Any:
+    return next(x[key] for x in reversed(reports) if key in x)
 
 
 DESIGNS = ["all_shared", "single_broadcast(readers = 1)", "multi_broadcast(readers = 2)"]
@@ -78,20 +78,20 @@ DESIGNS = ["all_shared", "single_broadcast(readers = 1)", "multi_broadcast(reade
 def test_shared_and_duplicated_batches_are_the_same_bits(team: Team, count: int, design: str) -> None:
     shared = [told(p) for p in team.all(count, epochs=2, design=design)]
     alone = [told(p) for p in team.all(count, epochs=2, design="duplicate", run="")]
-    for one, other in zip(shared, alone, strict=True):
-        assert errors(one) == errors(other) == []
-        assert steps(one) == steps(other) and len(steps(one)) == 10
-        assert last(one, "threads") == []
-        assert last(other, "read") == sorted([*range(40)] * 2)
-    assert sorted(r for said in shared for r in last(said, "read")) == sorted([*range(40)] * 2)
-    assert len({str(steps(said)) for said in shared}) == count, "each member has its own augmentation"
+    for shared_step, own_step in zip(shared, alone, strict=True):
+        assert errors(shared_step) == errors(own_step) == []
+        assert steps(shared_step) == steps(own_step) and len(steps(shared_step)) == 10
+        assert last(shared_step, "threads") == []
+        assert last(own_step, "read") == sorted([*range(40)] * 2)
+    assert sorted(r for reports in shared for r in last(reports, "read")) == sorted([*range(40)] * 2)
+    assert len({str(steps(reports)) for reports in shared}) == count, "each member has its own augmentation"
     readers = count if design == "all_shared" else int(design[-2])
-    assert [len(last(said, "read")) > 0 for said in shared] == [i < readers for i in range(count)]
+    assert [len(last(reports, "read")) > 0 for reports in shared] == [i < readers for i in range(count)]
 
 
 def test_the_accounts_tell_what_was_made_and_what_was_received(team: Team) -> None:
-    for said in [told(p) for p in team.all(2)]:
-        lines = last(said, "lines")
+    for reports in [told(p) for p in team.all(2)]:
+        lines = last(reports, "lines")
         assert lines["load images"][0] == lines["map decode"][0] == 20
         assert lines["share pixels via all_shared"] == [20, 20 * 36]
         assert lines["map flip"][0] == 40
@@ -108,39 +108,41 @@ def test_more_members_than_processes_and_the_sharing_pass(team: Team) -> None:
     processes = [team.start(i, 2, local=both[i], pipeline="share", **orders) for i in range(2)]
     shared = [told(p) for p in processes]
     alone = [told(team.start(i, 2, local=both[i], run="", **orders)) for i in range(2)]
-    for one, other in zip(shared, alone, strict=True):
-        assert [x[3] for x in steps(one)] == [x[3] for x in steps(other)] == [[8], [8], [4]]
-        assert [sorted(x[2].values()) for x in steps(one)] == [sorted(x[2].values()) for x in steps(other)]
-    assert sum(len(last(said, "read")) for said in shared) == 24
+    for shared_step, own_step in zip(shared, alone, strict=True):
+        assert [x[3] for x in steps(shared_step)] == [x[3] for x in steps(own_step)] == [[8], [8], [4]]
+        assert [sorted(x[2].values()) for x in steps(shared_step)] == [
+            sorted(x[2].values()) for x in steps(own_step)
+        ]
+    assert sum(len(last(reports, "read")) for reports in shared) == 24
 
 
 def test_skipped_records_are_skipped_by_all(team: Team) -> None:
     orders = {"bad": [3, 11, 12], "hints": "{ on_error = skip }"}
     shared = [told(p) for p in team.all(3, **orders)]
     alone = [told(p) for p in team.all(3, run="", **orders)]
-    for one, other in zip(shared, alone, strict=True):
-        assert steps(one) == steps(other)
-        assert sum(x[3][0] for x in steps(one)) == 37
+    for shared_step, own_step in zip(shared, alone, strict=True):
+        assert steps(shared_step) == steps(own_step)
+        assert sum(x[3][0] for x in steps(shared_step)) == 37
 
 
 def test_a_restored_group_goes_on(team: Team) -> None:
     whole = steps(told(team.start(0, 1, epochs=2, design="duplicate", run="", members=2)))
     first = [told(p) for p in team.all(2, stop_after=1)]
-    states = [last(said, "state") for said in first]
+    states = [last(reports, "state") for reports in first]
     assert states[0] == states[1]
     team.run += "b"
-    rest = told(team.all(2, state=states[0], epochs=1)[0])
-    assert steps(rest) == whole[2:5]
+    continued = told(team.all(2, state=states[0], epochs=1)[0])
+    assert steps(continued) == whole[2:5]
 
 
 def test_the_error_of_one_is_the_error_of_all_at_the_same_batch(team: Team) -> None:
-    found = [told(p) for p in team.all(3, bad=[7])]
-    problems = [errors(said)[0] for said in found]
+    processes = [told(p) for p in team.all(3, bad=[7])]
+    problems = [errors(reports)[0] for reports in processes]
     assert {p["code"] for p in problems} == {"CP0906"}
     assert {p["message"] for p in problems} == {
         "host function `decode` on record 7 raised ValueError: truncated"
     }
-    assert len({len(steps(said)) for said in found}) == 1
+    assert len({len(steps(reports)) for reports in processes}) == 1
     assert sum(any("raised in process" in note for note in p["notes"]) for p in problems) == 2
 
 
@@ -153,13 +155,13 @@ def test_when_one_is_killed_the_others_say_so(team: Team) -> None:
     os.kill(pid, signal.SIGKILL)
     victim.wait(60)
     for process in (processes[0], processes[2]):
-        said = told(process)
-        problem = errors(said)[0]
+        reports = told(process)
+        problem = errors(reports)[0]
         assert problem["code"] == "CP0920"
         assert (
             "process 1 of 3 died" in problem["message"] and f"line {problem['line']} " in problem["message"]
         )
-        assert last(said, "threads") == []
+        assert last(reports, "threads") == []
 
 
 def test_when_one_leaves_early_the_others_say_so(team: Team) -> None:
@@ -199,12 +201,12 @@ def test_a_silent_peer_is_named_soon_and_in_the_end(team: Team) -> None:
     pid = json.loads(sleeper.stdout.readline())["joined"]
     os.kill(pid, signal.SIGSTOP)
     try:
-        said = told(processes[1])
-        problem = errors(said)[0]
+        reports = told(processes[1])
+        problem = errors(reports)[0]
         assert (
             problem["code"] == "CP0921" and "process 0 of 2 is stopped, and was silent" in problem["message"]
         )
-        first = next(entry["warned"] for entry in said if "warned" in entry)
+        first = next(entry["warned"] for entry in reports if "warned" in entry)
         waits = r"process 1 has waited \d s for process 0 of 2 for its part of batch \d+"
         state = rf"line {problem['line']} waits; process 0 \(PID {pid}\) is stopped"
         assert re.fullmatch(f"{waits}; {state}: kill -CONT {pid} lets it go on", first)
@@ -238,17 +240,17 @@ def test_who_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     monkeypatch.setattr(wait_log, "START_S", 0.02)
     for index in range(2):
         among = group(f"late-{os.getpid()}", index, 2, timeout=1.0)
-        made = ensemble("all_shared", 2)
+        program = ensemble("all_shared", 2)
         with pytest.raises(CommplanError), caplog.at_level(logging.WARNING, "commplan.input"):
             local = {"member": (index,)}
-            PhaseBatches(made, "step", {"images": images(8)}, FUNCTIONS, local=local, group=among)
+            PhaseBatches(program, "step", {"images": images(8)}, FUNCTIONS, local=local, group=among)
         assert f"process {1 - index} of 2 to come" in caplog.text
 
 
 def test_a_late_comer_is_waited_for(team: Team) -> None:
     processes = [team.start(0, 2, late=1.0), team.start(1, 2)]
-    found = [told(p) for p in processes]
-    assert [len(steps(said)) for said in found] == [5, 5]
+    outputs = [told(p) for p in processes]
+    assert [len(steps(reports)) for reports in outputs] == [5, 5]
 
 
 def test_an_interrupt_ends_a_waiting_process(team: Team) -> None:
@@ -266,9 +268,9 @@ def test_an_interrupt_ends_a_waiting_process(team: Team) -> None:
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="/proc is Linux's")
 def test_opening_and_closing_leaves_nothing_open(team: Team) -> None:
     """The same run id repeatedly: each time the processes meet anew, and release all resources."""
-    for said in [told(p) for p in team.all(2, cycles=12)]:
-        assert last(said, "first") == last(said, "last")
-        assert last(said, "first")[0] == 5 and last(said, "first")[2:] == [0, 1]
+    for reports in [told(p) for p in team.all(2, cycles=12)]:
+        assert last(reports, "first") == last(reports, "last")
+        assert last(reports, "first")[0] == 5 and last(reports, "first")[2:] == [0, 1]
 
 
 # --- the memory itself ---

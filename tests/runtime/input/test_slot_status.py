@@ -15,8 +15,8 @@ def test_what_is_no_text_travels_too(long: int) -> None:
     """Names of files may hold bytes that stand for no character."""
     odd = "photo \udcff.jpg" * long
     error = CommplanError(Diagnostic("CP0906", odd, notes=(Note(odd),), file="odd \udcff.plan"))
-    place, (told,), other, process = slot_status.read_status(slot_status.encode_status(PLACE, error, 5))
-    assert (place, told.code, other, process) == (PLACE, "CP0906", "", 5)
-    assert told.message.startswith(r"photo \udcff.jpg") and told.file == r"odd \udcff.plan"
+    place, (received,), other, process = slot_status.read_status(slot_status.encode_status(PLACE, error, 5))
+    assert (place, received.code, other, process) == (PLACE, "CP0906", "", 5)
+    assert received.message.startswith(r"photo \udcff.jpg") and received.file == r"odd \udcff.plan"
     _, problems, other, _ = slot_status.read_status(slot_status.encode_status(PLACE, SystemExit(odd)))
     assert problems == () and other.startswith(r"SystemExit: photo \udcff.jpg")

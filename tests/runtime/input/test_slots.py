@@ -28,11 +28,11 @@ NBYTES, START, COUNT = 8 * 4096, 4096, 3
 def slots(tmp_path: Path) -> Iterator[Slots]:
     descriptor = os.open(tmp_path / "memory", os.O_RDWR | os.O_CREAT)
     os.ftruncate(descriptor, START + COUNT * NBYTES)
-    made = Slots(descriptor, START, NBYTES, COUNT)
-    made.returned = back.append
+    result = Slots(descriptor, START, NBYTES, COUNT)
+    result.returned = back.append
     back.clear()
-    yield made
-    made.close()
+    yield result
+    result.close()
     os.close(descriptor)
 
 
@@ -81,7 +81,7 @@ def test_what_is_recalled_keeps_its_content_and_its_address(slots: Slots) -> Non
 
 def test_readers_see_the_same_bytes_while_pages_are_exchanged(slots: Slots) -> None:
     """A thread hashes the array all the time; the slot is filled anew at the first moment the rules allow."""
-    seen: set[str] = set()
+    digests: set[str] = set()
     for number in range(40):
         fill(slots, number, number)
         array = view(slots.lend(number, {}))
@@ -90,9 +90,9 @@ def test_readers_see_the_same_bytes_while_pages_are_exchanged(slots: Slots) -> N
 
         def read(array: Any = array, stop: threading.Event = stop, expected: str = expected) -> None:
             while not stop.is_set():
-                found = hashlib.sha256(array.tobytes()).hexdigest()
-                if found != expected:
-                    seen.add(found)
+                digest = hashlib.sha256(array.tobytes()).hexdigest()
+                if digest != expected:
+                    digests.add(digest)
 
         reader = threading.Thread(target=read)
         reader.start()
@@ -101,7 +101,7 @@ def test_readers_see_the_same_bytes_while_pages_are_exchanged(slots: Slots) -> N
         fill(slots, number + COUNT, 254)
         stop.set()
         reader.join()
-    assert seen == set()
+    assert digests == set()
 
 
 def test_a_computation_of_jax_that_is_still_to_run_keeps_its_input(slots: Slots) -> None:
@@ -154,30 +154,30 @@ def test_pages_that_cannot_be_exchanged_are_an_error(slots: Slots, monkeypatch: 
 
 
 def test_numbers_come_back_without_a_gap_and_from_anywhere() -> None:
-    told: list[int] = []
-    returns = CompletionCounter(told.append)
+    returned: list[int] = []
+    returns = CompletionCounter(returned.append)
     for number in (2, 1, 0, 4, 3):
         returns.add(number)
-    assert told == [3, 5] and returns.upto == 5
+    assert returned == [3, 5] and returns.upto == 5
 
 
 def test_a_number_that_comes_back_while_one_is_counted_is_counted_too() -> None:
     """As a finaliser does that runs inside of the counting thread."""
-    told: list[int] = []
+    returned: list[int] = []
 
     def advance(upto: int) -> None:
-        told.append(upto)
+        returned.append(upto)
         if upto == 1:
             returns.add(1)
 
     returns = CompletionCounter(advance)
     returns.add(0)
-    assert told == [1, 2]
+    assert returned == [1, 2]
 
 
 def test_many_threads_give_back() -> None:
-    told: list[int] = []
-    returns = CompletionCounter(told.append)
+    returned: list[int] = []
+    returns = CompletionCounter(returned.append)
 
     def give_back(first: int) -> None:
         for number in range(first, 4000, 8):
@@ -188,4 +188,4 @@ def test_many_threads_give_back() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert told == sorted(set(told)) and told[-1] == returns.upto == 4000
+    assert returned == sorted(set(returned)) and returned[-1] == returns.upto == 4000

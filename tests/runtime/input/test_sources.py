@@ -21,12 +21,12 @@ def test_a_folder_is_sorted_and_leaves_hidden_files_out(tmp_path: Any) -> None:
         (tmp_path / name).write_bytes(name.encode())
     (tmp_path / "sub").mkdir()
     (tmp_path / "empty.jpg").write_bytes(b"")
-    found = folder(tmp_path)
-    assert [found[i].decode() for i in range(len(found))] == ["B.jpg", "a.jpg", "b.jpg", "", "ä.jpg"]
+    files = folder(tmp_path)
+    assert [files[i].decode() for i in range(len(files))] == ["B.jpg", "a.jpg", "b.jpg", "", "ä.jpg"]
 
 
-@pytest.mark.parametrize("given", ["list", "tuple", "folder", "path", "paths"])
-def test_files_stand_for_their_bytes(tmp_path: Any, given: str) -> None:
+@pytest.mark.parametrize("kind", ["list", "tuple", "folder", "path", "paths"])
+def test_files_stand_for_their_bytes(tmp_path: Any, kind: str) -> None:
     records = images(8)
     names = [tmp_path / f"{i:02}.bin" for i in range(8)]
     for name, record in zip(names, records, strict=True):
@@ -37,9 +37,9 @@ def test_files_stand_for_their_bytes(tmp_path: Any, given: str) -> None:
         "folder": folder(tmp_path),
         "path": tmp_path,
         "paths": paths(names),
-    }[given]
-    found = epoch(ensemble("", 1), source)
-    assert sorted(found[0]["labels"].tolist()) == list(range(8))
+    }[kind]
+    results = epoch(ensemble("", 1), source)
+    assert sorted(results[0]["labels"].tolist()) == list(range(8))
 
 
 def refused(**sources: object) -> CommplanError:
@@ -59,18 +59,18 @@ def test_sources_are_checked_when_they_are_bound(tmp_path: Any) -> None:
 
 
 def test_an_epoch_without_a_batch_is_refused() -> None:
-    made = schedule(
+    program = schedule(
         """raw = load images batch 8 visit at_most_once seed 1 tail drop
         pixels, labels = map decode(raw)
         output labels"""
     )
     with pytest.raises(CommplanError) as error:
-        batches(made, images(7))
+        batches(program, images(7))
     assert code(error) == "CP0903"
 
 
 @pytest.mark.parametrize(
-    ("name", "function", "what"),
+    ("name", "function", "message"),
     [
         ("decode", None, "not bound"),
         ("decode", 3, "cannot be called"),
@@ -78,10 +78,10 @@ def test_an_epoch_without_a_batch_is_refused() -> None:
         ("flip", lambda pixels: pixels, "cannot be called as the plan does"),
     ],
 )
-def test_functions_are_checked_when_they_are_bound(name: str, function: Any, what: str) -> None:
+def test_functions_are_checked_when_they_are_bound(name: str, function: Any, message: str) -> None:
     with pytest.raises(CommplanError) as error:
         batches(ensemble("", 1), images(8), functions={name: function})
-    assert code(error) == "CP0908" and what in str(error.value)
+    assert code(error) == "CP0908" and message in str(error.value)
 
 
 def test_binding_a_program_checks_its_sources_and_host_functions(tmp_path: Any) -> None:

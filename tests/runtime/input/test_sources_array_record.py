@@ -57,15 +57,15 @@ def test_array_record_files_are_records(tmp_path: Path, kind: str, workers: str)
     shards = [
         written(tmp_path / f"x.array_record-0000{n}-of-00002", records[20 * n : 20 * n + 20]) for n in (0, 1)
     ]
-    given: Any = {
+    source: Any = {
         "path": written(tmp_path / "x.array_record", records),
         "text": str(tmp_path / "x.array_record"),
         "list": shards,
         "pattern": tmp_path / "x.array_record-*",
         "source": opened(list(map(str, shards)), is_bytes=True),
     }[kind]
-    found = epoch(ensemble("", 1, hints="{ cores = 2 }"), given, workers=workers)
-    assert sorted(int(n) for batch in found for n in batch["labels"]) == list(range(40))
+    results = epoch(ensemble("", 1, hints="{ cores = 2 }"), source, workers=workers)
+    assert sorted(int(n) for batch in results for n in batch["labels"]) == list(range(40))
 
 
 @needs_grain

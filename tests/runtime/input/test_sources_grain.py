@@ -61,8 +61,8 @@ def jittered(number: Any, rng: np.random.Generator) -> Any:
 
 def epochs(source: object, count: int = 1) -> list[list[int]]:
     """The records of each epoch, as the plan orders them."""
-    made = schedule(BODY, declarations="source numbers : i64")
-    with PhaseBatches(made, "step", {"numbers": source}, {}) as batches:
+    program = schedule(BODY, declarations="source numbers : i64")
+    with PhaseBatches(program, "step", {"numbers": source}, {}) as batches:
         return [
             [int(number) for batch in batches for number in batch.values["x.0"].tolist()]
             for _ in range(count)
@@ -77,9 +77,9 @@ def test_a_pipeline_is_read_by_the_plan_s_order_and_when_it_is_asked_for() -> No
     CALLS.clear()
     source = pipeline()
     assert CALLS == []
-    seen = epochs(source, 2)
-    assert [sorted(numbers) for numbers in seen] == [[n * n for n in range(40)]] * 2
-    assert seen[0] != seen[1]
+    orders = epochs(source, 2)
+    assert [sorted(numbers) for numbers in orders] == [[n * n for n in range(40)]] * 2
+    assert orders[0] != orders[1]
 
 
 @pytest.mark.parametrize(

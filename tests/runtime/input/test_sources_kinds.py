@@ -101,9 +101,9 @@ def seen(batches: list[dict[str, Any]], name: str = "given") -> list[int]:
 
 def test_columns_of_a_tuple_fetch_each_record_once() -> None:
     pairs = Pairs(40)
-    found = run({"images": commplan.column(pairs, 0), "labels": commplan.column(pairs, 1)}, "{ cores = 2 }")
-    assert sorted(seen(found)) == list(range(40))
-    assert seen(found) == seen(found, "first"), "rows of both columns belong together"
+    results = run({"images": commplan.column(pairs, 0), "labels": commplan.column(pairs, 1)}, "{ cores = 2 }")
+    assert sorted(seen(results)) == list(range(40))
+    assert seen(results) == seen(results, "first"), "rows of both columns belong together"
     assert sorted(pairs.fetched) == list(range(40))
 
 
@@ -124,14 +124,14 @@ def test_a_record_that_fails_is_named_and_skipped() -> None:
     with pytest.raises(CommplanError) as error:
         run(sources)
     assert code(error) == "CP0904" and "record 5 of source `images`" in str(error.value)
-    found = run(sources, "{ on_error = skip }")
-    assert 5 not in seen(found, "first")
+    results = run(sources, "{ on_error = skip }")
+    assert 5 not in seen(results, "first")
 
 
 def test_named_columns_are_chosen_by_the_source_s_name() -> None:
     table = Table({"images": images(16), "labels": list(range(16))})
-    found = run({"images": table, "labels": table})
-    assert sorted(seen(found)) == list(range(16)) and seen(found) == seen(found, "first")
+    results = run({"images": table, "labels": table})
+    assert sorted(seen(results)) == list(range(16)) and seen(results) == seen(results, "first")
     assert {tuple(names) for _, names in table.columns} == {("images",), ("labels",)}, "nothing else is read"
     assert max(len(indices) for indices, _ in table.columns) > 1, "blocks are fetched at once"
     read = sorted(index for indices, names in table.columns if names == ["images"] for index in indices)
@@ -141,8 +141,8 @@ def test_named_columns_are_chosen_by_the_source_s_name() -> None:
 def test_a_data_set_with_a_transform_is_fetched_whole_and_once() -> None:
     table = Table({"images": images(16), "labels": list(range(16)), "more": [0] * 16})
     table.format = {"type": "custom"}
-    found = run({"images": table, "labels": commplan.column(table, "labels")})
-    assert seen(found) == seen(found, "first")
+    results = run({"images": table, "labels": commplan.column(table, "labels")})
+    assert seen(results) == seen(results, "first")
     assert sorted(index for indices, _ in table.columns for index in indices) == list(range(16))
 
 
@@ -165,8 +165,8 @@ def test_batched_access_that_fails_names_its_record() -> None:
     with pytest.raises(CommplanError) as error:
         run({"images": table, "labels": list(range(16))})
     assert "record 3 of source `images` raised OSError: gone" in str(error.value)
-    found = run({"images": table, "labels": list(range(16))}, "{ on_error = skip }")
-    assert sorted({*seen(found, "first")}) == [n for n in range(16) if n != 3]
+    results = run({"images": table, "labels": list(range(16))}, "{ on_error = skip }")
+    assert sorted({*seen(results, "first")}) == [n for n in range(16) if n != 3]
 
 
 @pytest.mark.parametrize("wrong", ["raises", "gives one too few"])
@@ -181,11 +181,11 @@ def test_batched_access_that_always_fails_is_said(wrong: str) -> None:
             return self
 
     table = Broken({"images": images(16)})
-    with pytest.warns(RuntimeWarning) as said:
-        found = run({"images": table, "labels": list(range(16))})
-    (text,) = (str(each.message) for each in said if each.category is RuntimeWarning)
+    with pytest.warns(RuntimeWarning) as caught_warnings:
+        results = run({"images": table, "labels": list(range(16))})
+    (text,) = (str(each.message) for each in caught_warnings if each.category is RuntimeWarning)
     assert re.match("`__getitems__` of source `images` fails, .* fetched one by one: ", text)
-    assert sorted(seen(found, "first")) == list(range(16))
+    assert sorted(seen(results, "first")) == list(range(16))
 
 
 def test_columns_that_are_not_there() -> None:
@@ -207,8 +207,8 @@ def test_nested_columns_and_pickles() -> None:
         for n, record in enumerate(images(8))
     ]
     label = commplan.column(rows, "objects", "label", 0)
-    found = run({"images": commplan.column(rows, "image"), "labels": label})
-    assert seen(found) == seen(found, "first")
+    results = run({"images": commplan.column(rows, "image"), "labels": label})
+    assert seen(results) == seen(results, "first")
     again = pickle.loads(pickle.dumps(commplan.serial(label)))
     assert again[3] == 3 and len(again) == 8 and "label" in repr(again)
     with pytest.raises(CommplanError) as error:
@@ -295,16 +295,16 @@ def element(kind: str) -> Any:
     ],
 )
 def test_what_stands_for_an_array(kind: str, value: object, expected: object) -> None:
-    made = schedule(
+    program = schedule(
         "raw = load images batch 2 visit exactly_once seed 1\noutput raw",
         declarations=f"source images : {kind}",
     )
-    found = epoch(made, [value, value])[0]["raw"]
-    assert found.tolist() == [expected, expected]
+    actual = epoch(program, [value, value])[0]["raw"]
+    assert actual.tolist() == [expected, expected]
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "found"),
+    ("kind", "value", "actual"),
     [
         ("u8[2]", [3, 256], "a list of 2: int, int, from 3 to 256"),
         ("u8[2]", [3, 2.5], "a list of 2: int, float"),
@@ -342,18 +342,18 @@ def test_what_stands_for_an_array(kind: str, value: object, expected: object) ->
         ("bytes", {"bytes": None, "path": None}, "neither bytes nor a path"),
     ],
 )
-def test_what_stands_for_nothing(kind: str, value: object, found: str) -> None:
+def test_what_stands_for_nothing(kind: str, value: object, actual: str) -> None:
     body = "raw = load images batch 1 visit exactly_once seed 1\n"
     body += "x = map f(raw)\noutput x" if kind == "bytes" else "output raw"
-    made = schedule(body, declarations=f"source images : {kind}\nfn f(bytes) -> u8 on host")
+    program = schedule(body, declarations=f"source images : {kind}\nfn f(bytes) -> u8 on host")
     with (
         pytest.raises(CommplanError) as error,
         PhaseBatches(
-            made, "step", {"images": np.array([value]) if isinstance(value, str) else [value]}, {"f": len}
+            program, "step", {"images": np.array([value]) if isinstance(value, str) else [value]}, {"f": len}
         ) as feed,
     ):
         next(feed)
-    assert code(error) == "CP0905" and found in str(error.value)
+    assert code(error) == "CP0905" and actual in str(error.value)
 
 
 def test_undecoded_images_are_their_files(tmp_path: Any) -> None:
@@ -361,8 +361,8 @@ def test_undecoded_images_are_their_files(tmp_path: Any) -> None:
     (tmp_path / "5").write_bytes(records[5])
     rows = [{"bytes": record, "path": "x"} for record in records]
     rows[5] = {"bytes": None, "path": str(tmp_path / "5")}  # type: ignore[dict-item]
-    found = run({"images": rows, "labels": list(range(8))})
-    assert seen(found) == seen(found, "first")
+    results = run({"images": rows, "labels": list(range(8))})
+    assert seen(results) == seen(results, "first")
 
 
 def test_pil_images_are_their_pixels() -> None:
@@ -372,8 +372,8 @@ def test_pil_images_are_their_pixels() -> None:
         "raw = load images batch 2 visit exactly_once seed 1\noutput raw",
         declarations="source images : u8[2, 3, 3]",
     )
-    found = epoch(plan, [image.fromarray(pixels)] * 2)
-    assert np.array_equal(found[0]["raw"][1], pixels)
+    results = epoch(plan, [image.fromarray(pixels)] * 2)
+    assert np.array_equal(results[0]["raw"][1], pixels)
     with pytest.raises(CommplanError) as error:
         epoch(plan, [image.fromarray(pixels).convert("CMYK")] * 2)
     assert "a PIL image of mode CMYK, 2 x 3" in str(error.value)
@@ -425,20 +425,20 @@ def test_rows_forget_what_all_columns_had() -> None:
 )
 def test_sources_that_give_no_records_say_what_to_give_instead(kind: str, source: object, words: str) -> None:
     body = "raw = load images batch 1 visit exactly_once seed 1\nx = map f(raw)\noutput x"
-    made = schedule(body, declarations=f"source images : {kind}\nfn f({kind}) -> u8 on host")
+    program = schedule(body, declarations=f"source images : {kind}\nfn f({kind}) -> u8 on host")
     with pytest.raises(CommplanError) as error:
-        bound(made, {"images": source})
+        bound(program, {"images": source})
     assert words in str(error.value)
 
 
 def test_a_later_text_that_is_no_file_says_so_too(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a")
     body = "raw = load images batch 2 visit exactly_once seed 1\nx = map f(raw)\noutput x"
-    made = schedule(body, declarations="source images : bytes\nfn f(bytes) -> u8 on host")
+    program = schedule(body, declarations="source images : bytes\nfn f(bytes) -> u8 on host")
     files = [str(tmp_path / "a"), str(tmp_path / "b")]
     with (
         pytest.raises(CommplanError) as error,
-        PhaseBatches(made, "step", {"images": files}, {"f": len}) as feed,
+        PhaseBatches(program, "step", {"images": files}, {"f": len}) as feed,
     ):
         next(feed)
     assert code(error) == "CP0904" and "a list of str is taken for paths of files" in str(error.value)

@@ -25,14 +25,14 @@ output x, y"""
 
 def agree(sources: dict[str, Any], workers: str) -> None:
     """Every record comes once, with its own label."""
-    made = schedule(BODY, declarations=DECLARATIONS)
-    seen: list[int] = []
-    with PhaseBatches(made, "step", sources, {}, workers=workers) as feed:
+    program = schedule(BODY, declarations=DECLARATIONS)
+    labels: list[int] = []
+    with PhaseBatches(program, "step", sources, {}, workers=workers) as feed:
         for batch in feed:
             x, y = batch.values["x.0"], batch.values["y.0"]
             assert np.array_equal(x[:, 3, 3, 2], y)
-            seen += y.tolist()
-    assert sorted(seen) == list(range(40))
+            labels += y.tolist()
+    assert sorted(labels) == list(range(40))
 
 
 @pytest.mark.parametrize("workers", ["threads", "processes"])

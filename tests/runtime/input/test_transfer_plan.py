@@ -22,16 +22,16 @@ from commplan.runtime.input.transport.transfer_plan import Form, transfer_list
 class _Host:
     """One host: its rows and its progress."""
 
-    def __init__(self, made: Instructions, slot: np.ndarray) -> None:
-        self.made, self.slot = made, slot
-        self.scratch = np.zeros(made.scratch, np.uint8)
+    def __init__(self, instructions: Instructions, slot: np.ndarray) -> None:
+        self.made, self.slot = instructions, slot
+        self.scratch = np.zeros(instructions.scratch, np.uint8)
         self.done: set[int] = set()
-        self.missing = [set(waits) for waits in made.waits]
+        self.missing = [set(waits) for waits in instructions.waits]
         self.waiters: dict[int, list[int]] = defaultdict(list)
         for i, waits in enumerate(self.missing):
             for earlier in waits:
                 self.waiters[earlier].append(i)
-        receives = [(made.peers[row.peer], row.message, i) for i, row in self.rows(RECEIVE)]
+        receives = [(instructions.peers[row.peer], row.message, i) for i, row in self.rows(RECEIVE)]
         self.receives = {(peer, message): i for peer, message, i in receives}
         assert len(self.receives) == len(receives)
 
@@ -57,7 +57,7 @@ def carried_out(lists: dict[int, Instructions], slots: dict[int, np.ndarray], se
     """Deliver messages in a random order until none is left; returns their number. Fails if some cannot be
     sent."""
     rng = random.Random(seed)
-    hosts = {host: _Host(made, slots[host]) for host, made in lists.items()}
+    hosts = {host: _Host(instructions, slots[host]) for host, instructions in lists.items()}
     ready = [(host, i) for host, at in hosts.items() for i, _ in at.rows(SEND, COPY) if not at.missing[i]]
     count = 0
     while ready:
@@ -73,9 +73,9 @@ def carried_out(lists: dict[int, Instructions], slots: dict[int, np.ndarray], se
             to = at.made.peers[row.peer]
             other = hosts[to]
             j = other.receives[host, row.message]
-            taken = other.made.code[j]
-            assert taken.nbytes == row.nbytes
-            other.at(taken.dst, taken.dst_offset, row.nbytes)[:] = source
+            instruction = other.made.code[j]
+            assert instruction.nbytes == row.nbytes
+            other.at(instruction.dst, instruction.dst_offset, row.nbytes)[:] = source
             ready += [(to, later) for later in other.finish(j)]
             count += 1
         ready += [(host, later) for later in at.finish(i)]
@@ -83,27 +83,29 @@ def carried_out(lists: dict[int, Instructions], slots: dict[int, np.ndarray], se
     return count
 
 
-def nbytes(made: Instructions, what: int) -> int:
-    return sum(row.nbytes for row in made.code if row.kind == what)
+def nbytes(instructions: Instructions, opcode: int) -> int:
+    return sum(row.nbytes for row in instructions.code if row.kind == opcode)
 
 
-def carry(found: Division, forms: list[Form], piece: int, seed: int, alive: list[int] | None = None) -> int:
+def carry(
+    division: Division, forms: list[Form], piece: int, seed: int, alive: list[int] | None = None
+) -> int:
     """Every host fills its own parts, all is carried, and every host must hold every row of every copy."""
-    living = list(range(len(found.hosts))) if alive is None else alive
-    hosts = sorted({found.hosts[process] for process in living})
+    living = list(range(len(division.hosts))) if alive is None else alive
+    hosts = sorted({division.hosts[process] for process in living})
     rng = np.random.default_rng(seed)
     whole = [rng.integers(1, 256, (f.copies, f.rows, f.row_nbytes), np.uint8) for f in forms]
-    chosen = found.moves(living)
+    chosen = division.moves(living)
     slots: dict[int, np.ndarray] = {}
     for host in hosts:
-        slots[host] = np.zeros(sum(one.nbytes for one in whole), np.uint8)
-        for part, reader in enumerate(found.readers):
-            if found.hosts[reader] == host or found.design == "duplicate":
+        slots[host] = np.zeros(sum(each.nbytes for each in whole), np.uint8)
+        for part, reader in enumerate(division.readers):
+            if division.hosts[reader] == host or division.design == "duplicate":
                 for mine, full, form in zip(arrays(slots[host], forms), whole, forms, strict=True):
                     low, high = form.bounds[part], form.bounds[part + 1]
                     mine[:, low:high] = full[:, low:high]
-    made = {host: transfer_list(chosen, host, forms, piece) for host in hosts}
-    count = carried_out(made, slots, seed)
+    instructions_of = {host: transfer_list(chosen, host, forms, piece) for host in hosts}
+    count = carried_out(instructions_of, slots, seed)
     for host in hosts:
         for mine, full, form in zip(arrays(slots[host], forms), whole, forms, strict=True):
             assert np.array_equal(mine[:, : form.bounds[-1]], full[:, : form.bounds[-1]]), host
@@ -118,11 +120,11 @@ def arrays(slot: np.ndarray, forms: list[Form]) -> list[np.ndarray]:
     ]
 
 
-def forms_of(found: Division, rows: int, full: int, sizes: list[tuple[int, int]]) -> list[Form]:
+def forms_of(division: Division, rows: int, full: int, sizes: list[tuple[int, int]]) -> list[Form]:
     """Arrays of (copies, bytes of a row) with `full` rows, `rows` of them in use, and one row of notes a
     part."""
-    bounds = (*tuple(found.part(rows, part)[0] for part in range(found.parts)), rows)
-    notes = Form(1, found.parts, 16, tuple(range(found.parts + 1)))
+    bounds = (*tuple(division.part(rows, part)[0] for part in range(division.parts)), rows)
+    notes = Form(1, division.parts, 16, tuple(range(division.parts + 1)))
     return in_a_row([*(Form(copies, full, nbytes, bounds) for copies, nbytes in sizes), notes])
 
 
@@ -144,7 +146,7 @@ divisions = st.builds(
 
 @settings(max_examples=50)
 @given(
-    found=divisions,
+    division=divisions,
     rows=st.integers(0, 40),
     spare=st.integers(0, 3),
     sizes=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50)), max_size=3),
@@ -152,28 +154,28 @@ divisions = st.builds(
     seed=st.integers(0, 999),
 )
 def test_every_host_gets_every_row(
-    found: Division, rows: int, spare: int, sizes: list[tuple[int, int]], piece: int, seed: int
+    division: Division, rows: int, spare: int, sizes: list[tuple[int, int]], piece: int, seed: int
 ):
-    carry(found, forms_of(found, rows, rows + spare, sizes), piece, seed)
+    carry(division, forms_of(division, rows, rows + spare, sizes), piece, seed)
 
 
 @settings(max_examples=50)
 @given(
-    found=divisions,
+    division=divisions,
     dead=st.sets(st.integers(0, 6), max_size=6),
     rows=st.integers(0, 40),
     seed=st.integers(0, 999),
 )
-def test_whoever_dies_the_rest_have_every_row(found: Division, dead: set[int], rows: int, seed: int):
-    alive = [process for process in range(len(found.hosts)) if process not in dead]
+def test_whoever_dies_the_rest_have_every_row(division: Division, dead: set[int], rows: int, seed: int):
+    alive = [process for process in range(len(division.hosts)) if process not in dead]
     if not alive:
         with pytest.raises(ValueError, match="no process is left"):
-            failover(found, alive)
+            failover(division, alive)
         return
-    now = failover(found, alive)
+    now = failover(division, alive)
     assert set(now.readers) <= set(alive)
-    kept = [(old, new) for old, new in zip(found.readers, now.readers, strict=True) if old in alive]
-    assert all(old == new for old, new in kept)
+    surviving = [(old, new) for old, new in zip(division.readers, now.readers, strict=True) if old in alive]
+    assert all(old == new for old, new in surviving)
     carry(now, forms_of(now, rows, rows, [(2, 9)]), 100, seed, alive)
 
 
@@ -183,9 +185,9 @@ def test_a_host_brings_what_every_link_must_carry_and_no_more():
     form = [Form(1, 64, 1000, (0, 16, 32, 48, 64))]
     for design in ("all_shared", "multi_broadcast"):
         chosen = division(design, hosts).moves()
-        made = [transfer_list(chosen, host, form, piece=4000) for host in hosts]
-        assert {nbytes(one, SEND) for one in made} == {48_000}
-        assert {nbytes(one, RECEIVE) for one in made} == {48_000}
+        lists = [transfer_list(chosen, host, form, piece=4000) for host in hosts]
+        assert {nbytes(instructions, SEND) for instructions in lists} == {48_000}
+        assert {nbytes(instructions, RECEIVE) for instructions in lists} == {48_000}
 
 
 def test_short_arrays_share_messages_and_long_ones_stay_in_place():
@@ -200,11 +202,11 @@ def test_short_arrays_share_messages_and_long_ones_stay_in_place():
     assert messages(large) >= 18
 
 
-def messages(made: Instructions) -> int:
-    return sum(row.kind != COPY for row in made.code)
+def messages(instructions: Instructions) -> int:
+    return sum(row.kind != COPY for row in instructions.code)
 
 
 def test_a_block_is_cut_into_few_pieces_however_long():
     chosen = division("all_shared", (0, 1)).moves()
-    made = transfer_list(chosen, 0, [Form(1, 2, 1 << 30, (0, 1, 2))])
-    assert messages(made) == 1024
+    instructions = transfer_list(chosen, 0, [Form(1, 2, 1 << 30, (0, 1, 2))])
+    assert messages(instructions) == 1024

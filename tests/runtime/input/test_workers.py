@@ -34,15 +34,15 @@ pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
 def children() -> set[int]:
     """The living processes that this one started."""
-    found: set[int] = set()
+    pids_of: set[int] = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[1]) == os.getpid():
-            found.add(int(stat.parent.name))
-    return found
+            pids_of.add(int(stat.parent.name))
+    return pids_of
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +58,12 @@ def made(feed: Any) -> list[HostBatch]:
         return list(feed)
 
 
-def alike(one: HostBatch, two: HostBatch) -> bool:
+def alike(first: HostBatch, second: HostBatch) -> bool:
     return (
-        (one.epoch, one.step) == (two.epoch, two.step)
-        and one.values.keys() == two.values.keys()
-        and all(np.array_equal(one.values[ref], two.values[ref]) for ref in one.values)
-        and all(np.array_equal(one.records[ref], two.records[ref]) for ref in one.records)
+        (first.epoch, first.step) == (second.epoch, second.step)
+        and first.values.keys() == second.values.keys()
+        and all(np.array_equal(first.values[ref], second.values[ref]) for ref in first.values)
+        and all(np.array_equal(first.records[ref], second.records[ref]) for ref in first.records)
     )
 
 
@@ -77,7 +77,7 @@ def test_batches_are_those_of_threads(design: str, cores: int) -> None:
         again = list(feed)
         summary = feed.summary()
     assert len(processes) == 6
-    assert all(alike(one, two) for one, two in zip(threads, processes, strict=True))
+    assert all(alike(first, second) for first, second in zip(threads, processes, strict=True))
     assert not np.array_equal(again[0].values["batch.0"], processes[0].values["batch.0"])
     assert summary.workers == ("1 process" if cores == 1 else "3 processes")
     lines = {line.what: line for line in summary.lines}
@@ -88,25 +88,25 @@ def test_batches_are_those_of_threads(design: str, cores: int) -> None:
 def test_one_core_is_one_process() -> None:
     def pids(hints: str) -> set[int]:
         functions = {"decode": fns.process}
-        found = made(
+        results = made(
             batches(ensemble("", 1, hints=hints), images(64), functions=functions, workers="processes")
         )
-        return {int(n) for batch in found for n in batch.values["labels.0"]}
+        return {int(n) for batch in results for n in batch.values["labels.0"]}
 
-    one, several = pids("{ cores = 1 }"), pids("{ cores = 2 }")
-    assert len(one) == 1 and len(several) == 2
-    assert os.getpid() not in one | several
+    single, several = pids("{ cores = 1 }"), pids("{ cores = 2 }")
+    assert len(single) == 1 and len(several) == 2
+    assert os.getpid() not in single | several
 
 
 def test_batches_outlive_their_workers_and_are_never_overwritten() -> None:
     plan = ensemble("", 2, hints="{ cores = 2, prefetch = 1 }")
     expected = made(batches(plan, images(80)))
     feed = batches(plan, images(80), workers="processes")
-    kept = list(feed)
+    received = list(feed)
     feed.close()
     del feed
-    assert all(alike(one, two) for one, two in zip(expected, kept, strict=True))
-    assert all(a.ctypes.data % 64 == 0 for batch in kept for a in batch.values.values())
+    assert all(alike(first, second) for first, second in zip(expected, received, strict=True))
+    assert all(a.ctypes.data % 64 == 0 for batch in received for a in batch.values.values())
 
 
 def test_memory_is_used_again() -> None:
@@ -149,11 +149,11 @@ def failure(workers: str, source: object = None, **functions: Any) -> CommplanEr
     ],
 )
 def test_errors_are_those_of_threads(source: object, functions: Any) -> None:
-    there, here = (failure(kind, source, **functions) for kind in ("processes", "threads"))
-    assert there.diagnostics == here.diagnostics
-    assert type(there.__cause__) is type(here.__cause__)
-    if there.__cause__ is not None:
-        assert "in a worker process" in there.__cause__.__notes__[0]
+    in_worker, in_thread = (failure(kind, source, **functions) for kind in ("processes", "threads"))
+    assert in_worker.diagnostics == in_thread.diagnostics
+    assert type(in_worker.__cause__) is type(in_thread.__cause__)
+    if in_worker.__cause__ is not None:
+        assert "in a worker process" in in_worker.__cause__.__notes__[0]
 
 
 def test_exceptions_that_cannot_travel_are_told() -> None:
@@ -167,13 +167,13 @@ def test_skipped_records_are_those_of_threads() -> None:
     broken = {"decode": functools.partial(fns.failing, bad=(3, 4, 9))}
     expected = made(batches(plan, images(24), functions=broken))
     with batches(plan, images(24), functions=broken, workers="processes") as feed:
-        found = list(feed)
+        received = list(feed)
         assert {line.what: line.skipped for line in feed.summary().lines}["map decode"] == 3
-    assert all(alike(one, two) for one, two in zip(expected, found, strict=True))
+    assert all(alike(first, second) for first, second in zip(expected, received, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [
         ("kill", "was ended by SIGKILL"),
         ("segfault", "was ended by SIGSEGV"),
@@ -181,11 +181,11 @@ def test_skipped_records_are_those_of_threads() -> None:
         ("os._exit", "ended with exit code 4"),
     ],
 )
-def test_a_worker_that_ends_is_named_with_its_record(how: str, said: str) -> None:
+def test_a_worker_that_ends_is_named_with_its_record(how: str, message: str) -> None:
     error = failure("processes", decode=functools.partial(fns.ending, bad=7, how=how))
     diagnostic = error.diagnostics[0]
     assert diagnostic.code == "CP0953"
-    assert f"{said} while host function `decode` worked on record 7" in diagnostic.message
+    assert f"{message} while host function `decode` worked on record 7" in diagnostic.message
     assert diagnostic.span is not None and diagnostic.span.line == 15
     assert "rows 0-7: records " in diagnostic.notes[0].text
 
@@ -208,9 +208,9 @@ def test_a_worker_that_ends_is_replaced(tmp_path: Path) -> None:
     once = functools.partial(fns.ending, bad=7, how="kill", once=str(tmp_path / "once"))
     expected = made(batches(plan, images(24)))
     with batches(plan, images(24), functions={"decode": once}, workers="processes") as feed:
-        found = list(feed)
+        received = list(feed)
         summary = feed.summary()
-    assert all(alike(one, two) for one, two in zip(expected, found, strict=True))
+    assert all(alike(first, second) for first, second in zip(expected, received, strict=True))
     assert summary.restarts == 1
     assert {line.what: line.records for line in summary.lines}["map decode"] == 24, "counted once"
 
@@ -259,10 +259,10 @@ def test_a_worker_is_one_core_s_worth(monkeypatch: pytest.MonkeyPatch, name: str
     for variable, value in {"OMP_NUM_THREADS": "8", "OMPI_COMM_WORLD_RANK": "3", "MINE": "5"}.items():
         monkeypatch.setenv(variable, value)
     functions = {"decode": functools.partial(fns.variable, name=name)}
-    found = made(
+    results = made(
         batches(ensemble("", 1, hints="{ cores = 1 }"), images(8), functions=functions, workers="processes")
     )
-    assert found[0].values["labels.0"].tolist() == [expected] * 8
+    assert results[0].values["labels.0"].tolist() == [expected] * 8
     assert workers.environment()["JAX_PLATFORMS"] == "cpu"
 
 
@@ -279,8 +279,8 @@ def test_columns_are_fetched_once_in_workers_too(tmp_path: Path) -> None:
     pairs = fns.PairsOnDisk(images(40), str(tmp_path))
     sources = {"images": commplan.column(pairs, 0), "labels": commplan.column(pairs, 1)}
     with PhaseBatches(plan, "step", sources, {"decode": decode}, workers="processes") as feed:
-        found = [by_name(plan, batch) for batch in feed]
-    assert [b["given"].tolist() for b in found] == [b["first"].tolist() for b in found]
+        received = [by_name(plan, batch) for batch in feed]
+    assert [b["given"].tolist() for b in received] == [b["first"].tolist() for b in received]
     assert fns.read(tmp_path) == list(range(40))
 
 
@@ -291,8 +291,8 @@ def test_large_arrays_travel_as_shared_memory() -> None:
     )
     source = np.arange(40_000, dtype=np.uint32).astype(np.uint8).reshape(40, 1000)
     expected = made(batches(plan, source))
-    found = made(batches(plan, source, workers="processes"))
-    assert all(alike(one, two) for one, two in zip(expected, found, strict=True))
+    received = made(batches(plan, source, workers="processes"))
+    assert all(alike(first, second) for first, second in zip(expected, received, strict=True))
     data, *buffers = workers.packed(batches(plan, source)._program, {"images": source}, {})
     assert len(data) < 10_000 and [len(memoryview(b).cast("B")) for b in buffers] == [40_000]
 
@@ -309,9 +309,9 @@ def test_processes_of_a_group_have_workers_of_their_own(tmp_path: Path) -> None:
             )
             for index in range(2)
         ]
-        said = [process.communicate(timeout=120)[0] for process in started]
+        outputs = [process.communicate(timeout=120)[0] for process in started]
         assert [process.returncode for process in started] == [0, 0]
         assert fns.read(folder) == list(range(40)), "each record was read once between the processes"
-        return said
+        return outputs
 
     assert together("processes") == together("threads")

@@ -24,6 +24,6 @@ def test_loads_of_one_flow_are_counted_each_for_itself() -> None:
         for index in range(2)
     ]
     for process in started:
-        said, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-        assert json.loads(said) == [[8, 8], [8, 7]]
+        assert json.loads(output) == [[8, 8], [8, 7]]

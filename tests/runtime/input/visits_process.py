@@ -55,43 +55,43 @@ def main(orders: dict[str, Any]) -> None:
     index, count = orders["index"], orders["count"]
     plan = {"batch": 64, "visit": "exactly_once", "tail": "pad", "hints": "on_failure = continue, cores = 1"}
     body = PLAN.format(**{**plan, "design": orders["design"], **orders.get("plan", {})})
-    made = schedule(body, f"ensemble member = {orders['members']}", declarations=DECLARATIONS)
+    program = schedule(body, f"ensemble member = {orders['members']}", declarations=DECLARATIONS)
     source = np.arange(orders["records"], dtype=np.int32)
     widen = Widening(orders.get("die_at"), orders.get("idle", 0.0))
     if "cores" in orders:
         os.sched_setaffinity(0, orders["cores"])
     team = group(orders["run"], index, count, timeout=60.0)
     until = orders.get("until")
-    seen: dict[int, list[list[int]]] = {}
-    told: dict[str, Any] = {"index": index}
+    visits: dict[int, list[list[int]]] = {}
+    report: dict[str, Any] = {"index": index}
     try:
         with PhaseBatches(
-            made, "step", {"images": source}, {"widen": widen},
+            program, "step", {"images": source}, {"widen": widen},
             local={"member": orders["local"]}, group=team, state=orders.get("state"),
         ) as feed:  # fmt: skip
             print(json.dumps({"joined": os.getpid()}), flush=True)
             while until is None or [feed.state()["epoch"], feed.state()["step"]] != until:
                 if feed.state()["epoch"] == orders["epochs"]:
                     break
-                if feed.state()["step"] == 0 or not seen:
+                if feed.state()["step"] == 0 or not visits:
                     iter(feed)
                 batch = next(feed)
-                values, n = (batch.values[b.value] for b in made.phase("step").outputs)
+                values, n = (batch.values[b.value] for b in program.phase("step").outputs)
                 assert (values[:, 1] == values[:, 0] ** 2).all(), "no batch is torn"
-                seen.setdefault(batch.epoch, []).append(values[: int(n), 0].tolist())
+                visits.setdefault(batch.epoch, []).append(values[: int(n), 0].tolist())
                 if orders.get("die_after") == batch.number:
                     os.kill(os.getpid(), signal.SIGKILL)
                 if "say" in orders:
                     print(json.dumps({"at": batch.number}), flush=True)
-            told["state"] = feed.state()
-            told["summary"] = [[line.what, line.records, line.skipped] for line in feed.summary().lines]
-            told["checked"] = feed.summary().checked
+            report["state"] = feed.state()
+            report["summary"] = [[line.what, line.records, line.skipped] for line in feed.summary().lines]
+            report["checked"] = feed.summary().checked
     except CommplanError as error:
-        told["error"] = str(error)
-    told["seen"] = {epoch: [*itertools.chain(*batches)] for epoch, batches in seen.items()}
-    told["made"] = widen.made
-    told["threads"] = [t.name for t in threading.enumerate() if t.name.startswith("commplan")]
-    print(json.dumps(told), flush=True)
+        report["error"] = str(error)
+    report["seen"] = {epoch: [*itertools.chain(*batches)] for epoch, batches in visits.items()}
+    report["made"] = widen.made
+    report["threads"] = [t.name for t in threading.enumerate() if t.name.startswith("commplan")]
+    print(json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

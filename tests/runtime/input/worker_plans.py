@@ -50,9 +50,9 @@ def holding(record: bytes, bad: int, how: str) -> tuple[Pixels, int]:
 class OddError(Exception):
     """An exception that cannot travel."""
 
-    def __init__(self, one: object, two: object) -> None:
+    def __init__(self, first: object, second: object) -> None:
         super().__init__("odd")
-        self.held = lambda: (one, two)
+        self.held = lambda: (first, second)
 
 
 def raising_oddly(record: bytes) -> tuple[Pixels, int]:

@@ -17,11 +17,11 @@ from commplan.runtime.input.iterator import PhaseBatches
 
 def main(index: int, count: int, run: str, workers: str, folder: str) -> None:
     Path(folder).mkdir(exist_ok=True)
-    made = ensemble("all_shared", count, hints="{ cores = 2 }")
+    program = ensemble("all_shared", count, hints="{ cores = 2 }")
     sources = {"images": Reading(images(40), folder)}
     team = group(run, index, count, timeout=60.0)
     with PhaseBatches(
-        made, "step", sources, FUNCTIONS, local={"member": (index,)}, group=team, workers=workers
+        program, "step", sources, FUNCTIONS, local={"member": (index,)}, group=team, workers=workers
     ) as feed:
         for batch in feed:
             sums = {ref: zlib.crc32(np.ascontiguousarray(a)) for ref, a in batch.values.items()}

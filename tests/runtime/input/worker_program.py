@@ -23,8 +23,8 @@ def decode(record: bytes) -> tuple[Any, int]:
 
 def main() -> None:
     functions = {"decode": decode, "flip": flip}
-    made = ensemble("", 1, hints="{ cores = 2 }")
-    with PhaseBatches(made, "step", {"images": images(16)}, functions, workers="processes") as feed:
+    program = ensemble("", 1, hints="{ cores = 2 }")
+    with PhaseBatches(program, "step", {"images": images(16)}, functions, workers="processes") as feed:
         print(sorted(int(n) for batch in feed for n in batch.values["labels.0"]), flush=True)
 
 

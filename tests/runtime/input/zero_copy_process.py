@@ -26,11 +26,11 @@ BODY = """
 
 
 def main(run: str, index: int) -> None:
-    made = schedule(BODY, "ensemble member = 2", declarations=DECLARATIONS)
+    program = schedule(BODY, "ensemble member = 2", declarations=DECLARATIONS)
     sources = {"images": np.zeros((16, 6), np.uint8), "labels": np.zeros((15, 6), np.uint8)}
     team = group(run, index, 2, timeout=60.0)
     functions = {"join": np.add}
-    with PhaseBatches(made, "step", sources, functions, local={"member": (index,)}, group=team) as feed:
+    with PhaseBatches(program, "step", sources, functions, local={"member": (index,)}, group=team) as feed:
         print(json.dumps([[int(batch.values[name]) for name in ("n.0", "k.0")] for batch in feed]))
 
 
