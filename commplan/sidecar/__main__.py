@@ -19,8 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from commplan import io
-from commplan.sidecar.attend import PORT, SOCKET, folder, locked, peer
+from commplan.sidecar.attend import PORT, SOCKET, locked, own_address, peer
 from commplan.sidecar.ending import described, kills_for_memory, status
 
 if TYPE_CHECKING:
@@ -129,9 +128,7 @@ class Sidecar:
 
     def __init__(self, listener: socket.socket, mail: socket.socket) -> None:
         self.listener, self.mail = listener, mail
-        self.key = (
-            io.read(folder() / PORT).decode("ascii").split()[1]
-        )  # messages to this sidecar begin with it
+        self.address = own_address()
         self.observer: Observer | None = None
         self.selector = selectors.DefaultSelector()
         self.running: list[Attended] = []
@@ -146,7 +143,7 @@ class Sidecar:
         """Receive messages of other sidecars."""
         from commplan.sidecar.mail import received  # noqa: PLC0415  it takes long to load
 
-        messages = list(received(self.mail, self.key))
+        messages = list(received(self.mail, self.address.key))
         if self.observer is not None:
             self.observer.take(messages)
 
@@ -155,7 +152,7 @@ class Sidecar:
         from commplan.sidecar import mail, observer  # noqa: PLC0415
 
         if self.observer is None:
-            self.observer = observer.Observer(functools.partial(mail.send, self.mail))
+            self.observer = observer.Observer(functools.partial(mail.send, self.mail), self.address)
         self.observer.add(job_of(record), record, process)
 
     def unwatch(self, record: Path) -> None:

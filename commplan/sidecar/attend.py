@@ -29,7 +29,9 @@ _ANSWER_S = 3.0  # for the sidecar to answer a process that aborts
 _HOSTS = 200  # in a message
 _STACK = 2048  # characters of a stack
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
+_lock = threading.RLock()  # of the two lists below
 _lines: list[socket.socket] = []  # to the sidecar, while there is one
+_sent: list[bytes] = []  # all messages to it, for a sidecar that replaces it
 _released = threading.Event()  # the sidecar has closed its copy of standard error
 _exempt: list[bool] = []  # this process reports no more of itself
 
@@ -52,17 +54,22 @@ def attend(record: Path, who: str, *, watched: bool = False) -> Address | None:
         return None
     message = json.dumps({"record": str(record), "who": who, "watched": watched}).encode()
     try:
-        if not _lines:
-            _introduce(message)
+        if _sent:
+            _send(message)
         else:
-            _lines[0].send(message)
-        port, key = io.read(folder() / PORT).decode("ascii").split()
-        return Address(socket.gethostname(), int(port), key, own_addresses())
+            _introduce(message)
+        return own_address()
     except (OSError, ValueError) as error:
         warnings.warn(
             f"processes that block others are not reported: no sidecar runs: {error}", RuntimeWarning, 3
         )
         return None
+
+
+def own_address() -> Address:
+    """The address of the sidecar of this host. Raises OSError or ValueError if there is none."""
+    port, key = io.read(folder() / PORT).decode("ascii").split()
+    return Address(socket.gethostname(), int(port), key, own_addresses())
 
 
 def introduce_hosts(record: Path, rank: int, addresses: Sequence[Address | None]) -> None:
@@ -72,33 +79,84 @@ def introduce_hosts(record: Path, rank: int, addresses: Sequence[Address | None]
         if address is not None and address != addresses[rank]:
             hosts.setdefault(address, []).append(other)
     rows = [(ranks, *address) for address, ranks in hosts.items()]
-    with contextlib.suppress(OSError):
-        for begin in range(0, len(rows) if _lines else 0, _HOSTS):
-            message = {"record": str(record), "hosts": rows[begin : begin + _HOSTS]}
-            _lines[0].send(json.dumps(message).encode())
+    for begin in range(0, len(rows), _HOSTS):
+        _send(json.dumps({"record": str(record), "hosts": rows[begin : begin + _HOSTS]}).encode())
 
 
 def unwatch(record: Path) -> None:
     """From now on the sidecar does not read this record."""
-    with contextlib.suppress(OSError):
+    _send(json.dumps({"over": str(record)}).encode())
+
+
+def _send(message: bytes) -> None:
+    """Send a message to the sidecar, and to a sidecar that replaces it."""
+    if not _sent or _exempt:
+        return
+    with _lock, contextlib.suppress(OSError):
+        _sent.append(message)
         if _lines:
-            _lines[0].send(json.dumps({"over": str(record)}).encode())
+            _lines[0].send(message)
 
 
 def _introduce(message: bytes) -> None:
-    _lines.append(_connected())
+    with _lock:
+        _sent.append(message)
+        try:
+            line = _join()
+        except OSError:
+            _sent.clear()
+            raise
     at_last(leave)  # a process may be aborted while its exit handlers run
-    threading.Thread(target=_answer, args=(_lines[0],), name="commplan-sidecar", daemon=True).start()
+    threading.Thread(target=_attended, args=(line,), name="commplan-sidecar", daemon=True).start()
+
+
+def _join() -> socket.socket:
+    """Connect to the sidecar and send it all messages. Raises OSError."""
+    line = _connected()
     # A sidecar that starts after the death of this process still receives both descriptors.
     descriptor = os.pidfd_open(os.getpid())
     try:
-        _ = socket.send_fds(_lines[0], [message], [descriptor, 2])
+        _ = socket.send_fds(line, _sent[:1], [descriptor, 2])
+        for message in _sent[1:]:
+            line.send(message)
+    except OSError:
+        line.close()
+        raise
     finally:
         os.close(descriptor)
+    _lines.append(line)
+    return line
+
+
+def _attended(line: socket.socket) -> None:
+    """Answer the sidecar's questions. If the sidecar is killed, join another one, once."""
+    _answer(line)
+    reason = "it has ended twice"
+    try:
+        if (other := _rejoin(line)) is None:
+            return
+        _answer(other)
+        with _lock:
+            if other not in _lines:
+                return
+    except OSError as error:
+        reason = str(error)
+    text = "commplan: the sidecar of this host has ended: processes that block others are not reported"
+    print(f"{text}: {reason}", file=sys.stderr, flush=True)
+
+
+def _rejoin(line: socket.socket) -> socket.socket | None:
+    """Join another sidecar in place of the one at `line`; None if this process has left it."""
+    with _lock:
+        if line not in _lines:
+            return None
+        _lines.remove(line)
+        line.close()
+        return _join()
 
 
 def _answer(line: socket.socket) -> None:
-    """Answer the sidecar's questions for the Python of the main thread."""
+    """Answer the sidecar's questions for the Python of the main thread, until the connection ends."""
     from commplan.recorder.lane import activity  # noqa: PLC0415  the sidecar does not need it
     from commplan.recorder.stacks import own_frames, shown  # noqa: PLC0415
 
@@ -118,15 +176,21 @@ def leave(*, aborts: bool = False) -> None:
         aborts: It ends its job as well. Wait until the sidecar, which may still be starting, has closed its
             copy of standard error.
     """
-    while _lines:
-        with contextlib.suppress(OSError), _lines.pop() as line:
+    if _exempt:
+        return
+    with _lock:
+        lines = _lines.copy()
+        _lines.clear()
+        _sent.clear()
+    for line in lines:
+        with contextlib.suppress(OSError), line:
             line.send(b'{"aborts": 1}' if aborts else b"{}")
             _ = aborts and _released.wait(_ANSWER_S)
             line.shutdown(socket.SHUT_RDWR)
 
 
 def _forked() -> None:
-    _exempt.append(True)
+    _exempt.append(True)  # another thread may have held the lock: it is not used from now on
     while _lines:
         _lines.pop().close()
 

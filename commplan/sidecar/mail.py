@@ -41,6 +41,8 @@ class SidecarMessage(msgspec.Struct, frozen=True, array_like=True):
         sender: The lowest rank of the job on the sender's host.
         serial: The number of a question, and of its answers.
         state: Of an answer, the state of one rank.
+        address: Of `hello`, the address of the sender, which may have replaced a killed sidecar.
+        is_reply: Whether `hello` answers another one.
         text, line, abandoned: Of a verdict, see `recorder.live.write_verdict`.
     """
 
@@ -52,6 +54,8 @@ class SidecarMessage(msgspec.Struct, frozen=True, array_like=True):
     text: str = ""
     line: str = ""
     abandoned: bool = False
+    address: Address | None = None
+    is_reply: bool = False
 
 
 def open_socket() -> socket.socket:

@@ -99,13 +99,16 @@ class Job:
 
     Args:
         send: Sends a message to the sidecars of other hosts.
+        address: The address of this sidecar.
     """
 
-    def __init__(self, name: str, send: Callable[[SidecarMessage, Sequence[Address]], None]) -> None:
-        self.name, self._send = name, send
+    def __init__(
+        self, name: str, send: Callable[[SidecarMessage, Sequence[Address]], None], address: Address
+    ) -> None:
+        self.name, self._send, self._address = name, send, address
         self.records: list[OpenRecord] = []
-        self.hosts: dict[int, tuple[tuple[int, ...], Address]] = {}  # by lowest rank: all ranks of a host
-        self._heard: set[int] = set()  # lowest ranks of hosts
+        self.addresses: dict[int, Address] = {}  # by rank of another host: the sidecar of that host
+        self._heard: set[Address] = set()
         self._began, self._greeted = time.monotonic(), 0.0
         self._asked: float | None = None
         self._serial, self._again, self._is_judged = 0, 0.0, False
@@ -118,7 +121,7 @@ class Job:
             self.records.append(OpenRecord(path, process))
 
     def add_hosts(self, hosts: Mapping[tuple[int, ...], Address]) -> None:
-        self.hosts |= {min(ranks): (ranks, address) for ranks, address in hosts.items()}
+        self.addresses |= {rank: address for ranks, address in hosts.items() for rank in ranks}
 
     def remove(self, path: Path) -> None:
         for each in [each for each in self.records if each.path == path]:
@@ -133,7 +136,7 @@ class Job:
 
     def look(self, now: float) -> None:
         """Evaluate the job if a rank waits for too long."""
-        self._greet(now)
+        self._greet_unheard(now)
         for each in self.records:
             each.live = live.read_live(each.descriptor)
         bound = max((each.live.bound_ns for each in self.records), default=0) * 1e-9
@@ -141,8 +144,7 @@ class Job:
         if not alarmed or self._is_judged:
             self._asked = self._suspected = None
         elif self._asked is not None:
-            missing = [rank for lowest in self._heard for rank in self.hosts[lowest][0]]
-            if now > self._asked + _ANSWER_S or self._answers.keys() >= set(missing):
+            if now > self._asked + _ANSWER_S or self._answers.keys() >= self._known():
                 self._asked = None
                 self._evaluate(alarmed, bound, now)
         elif now >= self._again:
@@ -154,12 +156,16 @@ class Job:
 
     def take(self, message: SidecarMessage) -> None:
         """Take a message of another host's sidecar."""
-        if message.sender not in self.hosts:
+        if message.sender not in self.addresses:
             return
-        if message.sender not in self._heard:
-            self._heard.add(message.sender)
-            self._tell("hello")
-        now, address = time.monotonic(), self.hosts[message.sender][1]
+        now, address = time.monotonic(), self.addresses[message.sender]
+        if message.kind == "hello" and message.address is not None:
+            replaced, address = address, message.address
+            self._heard.discard(replaced)
+            self.addresses |= {n: address for n, each in self.addresses.items() if each == replaced}
+            if not message.is_reply:
+                self._greet([address], is_reply=True)
+        self._heard.add(address)
         if message.kind == "ask":
             for each in self.records:
                 each.live = live.read_live(each.descriptor)
@@ -175,20 +181,28 @@ class Job:
     def _lowest(self) -> int:
         return min(each.rank for each in self.records)
 
-    def _tell(self, kind: str, **content: object) -> None:
-        if self.hosts:
-            message = SidecarMessage(self.name, kind, self._lowest, **content)  # pyright: ignore[reportArgumentType]
-            self._send(message, [address for _, address in self.hosts.values()])
+    def _known(self) -> set[int]:
+        """The ranks of other hosts whose sidecars were heard."""
+        return {rank for rank, address in self.addresses.items() if address in self._heard}
 
-    def _greet(self, now: float) -> None:
+    def _tell(self, kind: str, **content: object) -> None:
+        if self.addresses:
+            message = SidecarMessage(self.name, kind, self._lowest, **content)  # pyright: ignore[reportArgumentType]
+            self._send(message, list({*self.addresses.values()}))
+
+    def _greet(self, addresses: Sequence[Address], *, is_reply: bool = False) -> None:
+        hello = SidecarMessage(self.name, "hello", self._lowest, address=self._address, is_reply=is_reply)
+        self._send(hello, addresses)
+
+    def _greet_unheard(self, now: float) -> None:
         """Find out which sidecars of other hosts can be reached, and report those that cannot."""
-        unheard = {address.host for n, (_, address) in self.hosts.items() if n not in self._heard}
+        unheard = {*self.addresses.values()} - self._heard
         if not unheard or now < self._greeted + _GRACE_S or self._greeted > self._began + _LOST_S:
             return
         self._greeted = now
-        self._tell("hello")
+        self._greet(list(unheard))
         if now > self._began + _LOST_S:
-            text = f"commplan: no datagrams from {', '.join(sorted(unheard))}"
+            text = f"commplan: no datagrams from {', '.join(sorted({each.host for each in unheard}))}"
             self.records[0].process.say(f"{text}: ranks there that block others are not reported\n")
 
     # The decision.
@@ -254,18 +268,16 @@ class Job:
             process.ask_stack()
         return state
 
-    def _silent(self, lowest: int) -> dict[int, RankState]:
-        """The states of the ranks of a host whose sidecar does not answer."""
-        ranks, address = self.hosts[lowest]
-        missing = [rank for rank in ranks if rank not in self._answers]
-        how = silence("unknown", address.host)
-        return {rank: RankState(rank, "silent", how) for rank in missing}
+    def _silent(self) -> dict[int, RankState]:
+        """The states of the ranks of hosts whose sidecars do not answer."""
+        return {
+            rank: RankState(rank, "silent", silence("unknown", self.addresses[rank].host))
+            for rank in sorted(self._known() - self._answers.keys())
+        }
 
     def _evaluate(self, alarmed: Sequence[OpenRecord], bound: float, now: float) -> None:
         records = self._all_records()
-        states = self._states(records, now) | self._answers
-        for lowest in self._heard:
-            states |= self._silent(lowest)
+        states = self._states(records, now) | self._answers | self._silent()
         # Records of many ranks take long to read.
         self._again = max(now + _AGAIN_S, now + 10 * (time.monotonic() - now))
         waiting = [each for each in alarmed if each in records and states[each.rank].waits]
@@ -409,12 +421,12 @@ def _usual_s(record: Record, since_ns: int, bound: float) -> float:
 class Observer:
     """The jobs of all processes that the sidecar attends."""
 
-    def __init__(self, send: Callable[[SidecarMessage, Sequence[Address]], None]) -> None:
+    def __init__(self, send: Callable[[SidecarMessage, Sequence[Address]], None], address: Address) -> None:
         self.jobs: dict[str, Job] = {}
-        self._send = send
+        self._send, self._address = send, address
 
     def add(self, name: str, path: Path, process: AttendedProcess) -> None:
-        self.jobs.setdefault(name, Job(name, self._send)).add(path, process)
+        self.jobs.setdefault(name, Job(name, self._send, self._address)).add(path, process)
 
     def look(self) -> None:
         for job in self.jobs.values():

@@ -20,7 +20,7 @@ from commplan.sidecar.observer import Job
 
 LINE, OTHER_LINE = "line 6 of x.plan", "line 7 of x.plan"
 BOUND_S, BUSY_S = 2.0, 30.0
-FAR = Address("far", 1, "key", ("10.0.0.2",))
+FAR, HERE = Address("far", 1, "key", ("10.0.0.2",)), Address("here", 2, "own", ("10.0.0.1",))
 
 
 class FakeProcess:
@@ -42,7 +42,8 @@ class Ranks:
 
     def __init__(self, ranks: int, local: Sequence[int], lane: str = "") -> None:
         self.sent: list[SidecarMessage] = []
-        self.job = Job("job", lambda message, to: self.sent.append(message))
+        self.receivers: list[Address] = []
+        self.job = Job("job", self.send, HERE)
         self.recordings: dict[int, Recording] = {}
         self.processes: dict[int, FakeProcess] = {}
         for rank in local:
@@ -51,6 +52,10 @@ class Ranks:
             live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
             process = self.processes[rank] = FakeProcess(100 + rank)
             self.job.add(recording.path, process)
+
+    def send(self, message: SidecarMessage, to: Sequence[Address]) -> None:
+        self.sent.append(message)
+        self.receivers = list(to)
 
     def look(self, after_s: float = 0.0) -> None:
         """Look twice, at this time and when the first result is confirmed."""
@@ -264,6 +269,22 @@ def test_a_host_that_falls_silent_is_named(conditions: dict[int, str]):
     for seconds in (3.0, 4.6, 5.2, 6.8):
         ranks.job.look(now + seconds)
     assert "rank 2 does not answer: it is stopped or dead, or host far cannot be reached" in ranks.verdict(0)
+
+
+def test_a_sidecar_that_replaces_a_killed_one_is_reached_at_its_own_address(conditions: dict[int, str]):
+    ranks, new = Ranks(4, range(2)), FAR._replace(port=7, key="new")
+    ranks.job.add_hosts({(2, 3): FAR})
+    ranks.job.take(SidecarMessage("job", "hello", 2, address=FAR))
+    ranks.job.take(SidecarMessage("job", "hello", 2, address=new))
+    assert (ranks.sent[-1].kind, ranks.sent[-1].is_reply, ranks.sent[-1].address) == ("hello", True, HERE)
+    assert ranks.receivers == [new]
+    sent = len(ranks.sent)
+    ranks.job.take(SidecarMessage("job", "hello", 3, address=new, is_reply=True))
+    assert len(ranks.sent) == sent
+    for recording in ranks.recordings.values():
+        began(recording, LINE)
+    ranks.job.look(time.monotonic() + 3)
+    assert ranks.sent[-1].kind == "ask" and ranks.receivers == [new]
 
 
 def test_questions_are_answered_and_verdicts_are_written(conditions: dict[int, str]):

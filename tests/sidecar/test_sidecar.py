@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import tempfile
@@ -19,6 +21,7 @@ from support import mpirun
 
 from commplan.cli import main
 from commplan.recorder import blame, read_records
+from commplan.recorder.file import LIVE
 from commplan.sidecar import __main__ as sidecar
 from commplan.sidecar.attend import SOCKET, attend, locked
 
@@ -32,7 +35,7 @@ recording = start_recording("job", "killed", rank, 3)
 put_name(recording.memory, 0, "line 5 of killed.plan")
 EVENT.pack_into(recording.memory, EVENTS, time.monotonic_ns(), BEGIN, 0, 1, 4, 0)
 struct.pack_into("<q", recording.memory, HEAD, 1)
-attend(recording.path, f"rank {rank}")
+attend(recording.path, f"rank {rank}", watched=True)
 print("there", flush=True)
 sys.stdin.readline()
 exec(code)
@@ -127,18 +130,55 @@ def test_only_its_user_may_enter(place: Path) -> None:
     assert not address.exists()
 
 
-def test_what_a_killed_sidecar_left_is_taken_over(place: Path) -> None:
-    started = process(0, "")
-    limit, numbers = time.monotonic() + 20, list[int]()
-    while not numbers and time.monotonic() < limit:  # it may not have begun to run
-        processes = [path for path in Path("/proc").glob("[0-9]*") if str(place / "s") in _environment(path)]
-        numbers = [int(p.name) for p in processes if "-m\0commplan.sidecar" in (p / "cmdline").read_text()]
-    (number,) = numbers
-    os.kill(number, signal.SIGKILL)
-    other = process(1, "os.kill(os.getpid(), 9)")
-    assert "was killed (SIGKILL)" in ended(other)
-    ended(started)
-    left(place)
+def sidecar_of(place: Path, other_than: int = 0) -> int:
+    """The process of the sidecar, once it runs."""
+    limit = time.monotonic() + 20
+    while time.monotonic() < limit:
+        for path in Path("/proc").glob("[0-9]*"):
+            is_ours = str(place / "s") in _environment(path) and int(path.name) != other_than
+            if is_ours and "-m\0commplan.sidecar" in (path / "cmdline").read_text():
+                return int(path.name)
+    raise AssertionError("no sidecar runs")
+
+
+def attended_by(sidecar: int) -> int:
+    """The number of processes of which a sidecar has a descriptor."""
+    links: list[str] = []
+    for each in Path(f"/proc/{sidecar}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            links.append(str(each.readlink()))
+    return links.count("anon_inode:[pidfd]")
+
+
+WAIT = """
+from commplan.recorder import live
+while not (text := live.verdict_of(recording)):
+    time.sleep(0.02)
+print(text, file=sys.stderr, flush=True)
+"""
+
+
+def test_a_killed_sidecar_is_replaced_and_names_the_process_that_then_blocks_others(place: Path) -> None:
+    waiting, blocking = process(0, WAIT), process(1, "sys.stdin.readline()")
+    first = sidecar_of(place)
+    os.kill(first, signal.SIGKILL)
+    second = sidecar_of(place, first)
+    while attended_by(second) < 2:
+        time.sleep(0.01)
+    blocking.send_signal(signal.SIGSTOP)
+    for path in place.glob("*.rec"):  # both wait, and rank 1 is stopped
+        with path.open("r+b") as file:
+            now = time.monotonic_ns()
+            os.pwrite(file.fileno(), struct.pack("<2q", now, now), LIVE)
+            os.pwrite(file.fileno(), struct.pack("<2q", 500_000_000, 10**12), LIVE + 40)
+            os.pwrite(file.fileno(), struct.pack("<q", 1), LIVE + 72)
+    said = ended(waiting)
+    assert said.startswith("rank 1 is stopped (SIGSTOP, or a debugger)\n"), said
+    os.kill(second, signal.SIGKILL)
+    blocking.send_signal(signal.SIGCONT)
+    assert blocking.stderr is not None
+    assert "the sidecar of this host has ended: processes that block others" in blocking.stderr.readline()
+    ended(blocking, "\n\n")
 
 
 def test_a_folder_that_another_process_keeps_is_waited_for_with_a_bound(
