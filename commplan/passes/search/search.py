@@ -8,15 +8,16 @@ Units are searched one by one, the one with the most bytes first:
 - with the fastest algorithm of each kind, sizes near the best, and message sizes.
 
 This repeats until no single alternative is better, or the budget is spent. Then the search restarts from the
-best table in which several units have the same algorithm, and with separate buckets for stages that may share
-them. Among equally fast tables the one with the fewest collectives is taken. The budget is a number of
-schedules, not of seconds, so every process of a job makes the same schedule.
+best table in which all units have the same algorithm, or two of them others than before, and with separate
+buckets for stages that may share them. Among equally fast tables the one with the fewest collectives is taken.
+The budget is a number of schedules, not of seconds, so every process of a job makes the same schedule.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -43,6 +44,10 @@ CLOSE = 1.25  # times the best: sizes are refined with the fastest algorithm of 
 REVISITED = 1.5  # times the best: slower choices are not tried again after other units have moved
 ORDERS = 2  # of levels, the fastest: in each of them single levels are changed
 PROMISING = 1.25  # times the best: a slower table is not searched from
+PAIRED, KINDS = (
+    3,
+    6,
+)  # the largest units, and the fastest kinds of algorithms of each, that are tried in pairs
 
 
 def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> tuple[Choices, list[Choice]]:
@@ -71,6 +76,10 @@ def _searched(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context:
     if separate.is_spent:
         return search
     separate_search = _Search(separate)
+    shared = {(key.kind, key.axes): choice for key, choice in search.table.items()}
+    separate_search.begin_with(
+        {key: replace(shared.get((key.kind, key.axes), OPEN), apart=True) for key in trials.apart}
+    )
     separate_search.run()
     trials.elsewhere = len(separate.predictions)
     best, second = search, separate_search
@@ -105,8 +114,15 @@ class _Search:
     def seconds(self) -> float:
         return self.trials.predictions[self.trials.key(self.table)].seconds if self.units else 0.0
 
+    def begin_with(self, table: Choices) -> None:
+        """Start from `table` if it is faster than the start."""
+        predictions = [self.trials.predicted(each) for each in (self.table, table)]
+        start, other = (math.inf if each is None else each.seconds for each in predictions)
+        if other < start:
+            self.table = dict(table)
+
     def run(self) -> None:
-        """Descend from the start, and again from a table in which several units take one algorithm."""
+        """Descend from the start, and again from a table in which several units change their algorithm."""
         self._descend()
         start = self._joint()
         if start is not None:
@@ -127,25 +143,42 @@ class _Search:
                 return
 
     def _joint(self) -> dict[StageKey, StageChoice] | None:
-        """The best table in which all units that can have the same algorithm do, with the best sizes tried.
+        """The best table in which several units have other algorithms, with the best sizes tried.
 
         None if no such table is new and promising. A change may slow down a single unit but pay off for
         several: levels of one unit are pipelined with levels of another, but wait for collectives over all
         axes.
         """
         best, limit = None, self.seconds * PROMISING
-        for name in dict.fromkeys(_name(choice) for tried in self.tried.values() for choice in tried):
-            moved: dict[StageKey, StageChoice] = {}
-            for unit in self.units:
-                alike = [each for each in self.tried.get(unit.key, {}).values() if _name(each.choice) == name]
-                if unit.chooses and alike:
-                    moved[unit.key] = min(alike, key=lambda each: (each.seconds, each.order)).choice
+        for moved in (*self._alike(), *self._pairs()):
             table = self.table | moved
             is_new = len(moved) > 1 and self.trials.key(table) not in self.trials.predictions
             prediction = self.trials.predicted(table) if is_new else None
             if prediction is not None and prediction.seconds <= limit:
                 best, limit = table, prediction.seconds
         return best
+
+    def _alike(self) -> Iterator[dict[StageKey, StageChoice]]:
+        """For each algorithm, its fastest choice for each unit that can have it."""
+        leaders = {unit.key: self._leaders(unit, _name) for unit in self.units if unit.chooses}
+        for name in dict.fromkeys(name for each in leaders.values() for name in each):
+            yield {key: each[name] for key, each in leaders.items() if name in each}
+
+    def _pairs(self) -> Iterator[dict[StageKey, StageChoice]]:
+        """The fastest choices of two large units, by the kind of algorithm of each."""
+        leaders = [(unit.key, self._leaders(unit, _kind)) for unit in self.units if unit.chooses]
+        for (first, ones), (second, others) in itertools.combinations(leaders[:PAIRED], 2):
+            for one, other in itertools.product([*ones.values()][:KINDS], [*others.values()][:KINDS]):
+                yield {first: one, second: other}
+
+    def _leaders(self, unit: Unit, kind: Callable[[StageChoice], str]) -> dict[str, StageChoice]:
+        """The fastest choice of each kind that was tried for `unit`, the fastest kind first."""
+        result: dict[str, StageChoice] = {}
+        for each in sorted(
+            self.tried.get(unit.key, {}).values(), key=lambda each: (each.seconds, each.order)
+        ):
+            result.setdefault(kind(each.choice), each.choice)
+        return result
 
     def _unit(self, unit: Unit) -> None:
         """Search one unit, the choices of the others as they are."""
