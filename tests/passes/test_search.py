@@ -129,38 +129,38 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "via", "option"),
+    ("seed", "stage", "via", "option"),
     [
-        pytest.param(1010, "hierarchical(gpu, node)", "", id="one algorithm for two stages"),
-        pytest.param(18, "", "bucket = 16 MiB", id="buckets of two stages apart"),
-        pytest.param(46, "hierarchical(gpu, node)", "", id="sizes for each of two algorithms"),
-        pytest.param(1911, "native", "", id="sizes for an algorithm that is slower in one bucket"),
-        pytest.param(116, "", "bucket = 16 MiB", id="smaller buckets of two stages"),
+        pytest.param(1010, 0, "hierarchical(gpu, node)", "", id="one algorithm for two stages"),
+        pytest.param(18, 0, "", "bucket = 16 MiB", id="buckets of two stages apart"),
+        pytest.param(46, 0, "hierarchical(gpu, node)", "", id="sizes for each of two algorithms"),
+        pytest.param(1911, 0, "native", "", id="sizes for an algorithm that is slower in one bucket"),
+        pytest.param(116, 0, "", "bucket = 16 MiB", id="smaller buckets of two stages"),
         pytest.param(
-            168, "hierarchical(gpu, node)", "", id="sizes for an algorithm that is the fastest alone"
+            168, 0, "hierarchical(gpu, node)", "", id="sizes for an algorithm that is the fastest alone"
         ),
-        pytest.param(170, "hierarchical(gpu, node)", "", id="few leaves, divided evenly"),
-        pytest.param(1761, "", "bucket = 16 MiB", id="sizes near the usual one"),
-        pytest.param(516, "hierarchical(node, gpu, pod)", "", id="small buckets for another order of levels"),
-        pytest.param(1557, "binomial_tree", "", id="two even buckets of four leaves"),
-        pytest.param(1631, "hierarchical(gpu, node)", "", id="small buckets for a hierarchy only"),
-        pytest.param(44, "", "bucket = 1 MiB", id="a hierarchy in several collectives"),
-        pytest.param(90, "", "bucket = 1 MiB", id="a size between two slower ones"),
-        pytest.param(190, "", "bucket = 1 MiB", id="sizes behind a slower one"),
-        pytest.param(208, "", "bucket = 1 MiB", id="leaves of a scatter have all rows"),
+        pytest.param(170, 0, "hierarchical(gpu, node)", "", id="few leaves, divided evenly"),
+        pytest.param(1761, 0, "", "bucket = 16 MiB", id="sizes near the usual one"),
         pytest.param(
-            618,
-            "hierarchical(gpu, node)",
-            "",
-            id="message sizes for an algorithm that is slower in one message",
+            516, 0, "hierarchical(node, gpu, pod)", "", id="small buckets for another order of levels"
         ),
+        pytest.param(1557, 0, "binomial_tree", "", id="two even buckets of four leaves"),
+        pytest.param(1631, 0, "hierarchical(gpu, node)", "", id="small buckets for a hierarchy only"),
+        pytest.param(44, 0, "", "bucket = 1 MiB", id="a hierarchy in several collectives"),
+        pytest.param(90, 0, "", "bucket = 1 MiB", id="a size between two slower ones"),
+        pytest.param(190, 0, "", "bucket = 1 MiB", id="sizes behind a slower one"),
+        pytest.param(208, 0, "", "bucket = 1 MiB", id="leaves of a scatter have all rows"),
+        pytest.param(618, 0, "hierarchical(gpu, node)", "", id="message sizes for a slower algorithm"),
+        pytest.param(988, 1, "native", "", id="sizes of shared buckets for separate ones"),
+        pytest.param(1083, 0, "hierarchical(gpu, node)", "", id="another order of levels for each of two"),
+        pytest.param(1130, 0, "native", "", id="algorithms of two stages exchanged"),
     ],
 )
-def test_what_a_pin_brings_is_found_without_it(seed: int, via: str, option: str) -> None:
+def test_what_a_pin_brings_is_found_without_it(seed: int, stage: int, via: str, option: str) -> None:
     made = case(seed)
     topology = parse_topology(made.topology)
     chosen, pinned = (
-        choices.exposed(made, text, topology) for text in (made.text(), made.text(0, via, option))
+        choices.exposed(made, text, topology) for text in (made.text(), made.text(stage, via, option))
     )
     assert chosen <= pinned * (1 + search.NEAR)
 
