@@ -214,16 +214,16 @@ def test_an_ensemble_needs_an_axis_of_the_mesh() -> None:
 
 
 def test_programs_are_frozen_hashable_values() -> None:
-    one, other = program(), program()
-    assert one == other
-    assert hash(one) == hash(other)
-    assert {one: 1}[other] == 1
-    assert one != program(data=8)
-    assert one != "program"
-    assert repr(one) == f"<Program small data=4 {one.digest[:12]}>"
+    first, second = program(), program()
+    assert first == second
+    assert hash(first) == hash(second)
+    assert {first: 1}[second] == 1
+    assert first != program(data=8)
+    assert first != "program"
+    assert repr(first) == f"<Program small data=4 {first.digest[:12]}>"
     for name in ("schedule", "digest", "_digest", "other"):
         with pytest.raises(AttributeError):
-            setattr(one, name, None)
+            setattr(first, name, None)
 
 
 def test_structures_are_kept_but_not_compared(tmp_path: Path) -> None:
@@ -341,8 +341,8 @@ def test_each_option_of_a_compilation_is_a_keyword() -> None:
 
 
 def test_options_that_are_none_are_refused() -> None:
-    given: Any = {"data": 4}
-    problem = refusal(commplan.loads(TEXT).compile, None, {"grads": TREE}, None, given)
+    sizes: Any = {"data": 4}
+    problem = refusal(commplan.loads(TEXT).compile, None, {"grads": TREE}, None, sizes)
     assert (problem.code, problem.message) == (
         "CP0722",
         "options is of type dict: CompileOptions were expected",

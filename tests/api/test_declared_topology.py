@@ -52,16 +52,16 @@ def plan(tmp_path: Path) -> Path:
     return tmp_path / "p.plan"
 
 
-def problem(plan: Path, **given: Any) -> Diagnostic:
+def problem(plan: Path, **options: Any) -> Diagnostic:
     """The error of the compiled plan; the checker and the language server report the same."""
     with pytest.raises(CommplanError) as caught:
-        commplan.load(plan).compile(**given)
-    (found,) = caught.value.diagnostics
+        commplan.load(plan).compile(**options)
+    (diagnostic,) = caught.value.diagnostics
     text = plan.read_text()
     with pytest.raises(CommplanError) as caught:
         lint(dsl.analyse(text, str(plan)))
-    assert caught.value.diagnostics == PlanDocument(text, str(plan)).diagnostics == (found,)
-    return found
+    assert caught.value.diagnostics == PlanDocument(text, str(plan)).diagnostics == (diagnostic,)
+    return diagnostic
 
 
 def test_a_plan_is_compiled_for_its_topology(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,11 +94,11 @@ def test_the_topology_is_no_part_of_what_a_plan_says(plan: Path) -> None:
 
 def test_a_missing_file_is_reported_at_the_line_with_near_names(plan: Path) -> None:
     plan.write_text(PLAN.replace("cluster.toml", "clster.toml"))
-    found = problem(plan)
-    assert (found.code, found.file) == ("CP0712", str(plan))
-    assert (found.span.line, found.span.column) == (5, 1) if found.span else False
-    assert "clster.toml cannot be read: No such file" in found.message
-    assert [note.text for note in found.notes] == ["did you mean `cluster.toml`?"]
+    diagnostic = problem(plan)
+    assert (diagnostic.code, diagnostic.file) == ("CP0712", str(plan))
+    assert (diagnostic.span.line, diagnostic.span.column) == (5, 1) if diagnostic.span else False
+    assert "clster.toml cannot be read: No such file" in diagnostic.message
+    assert [note.text for note in diagnostic.notes] == ["did you mean `cluster.toml`?"]
     plan.write_text(PLAN.replace("machines/", "nowhere/"))
     assert problem(plan).notes == ()
 
@@ -107,17 +107,25 @@ def test_a_malformed_file_is_reported_at_the_line(plan: Path) -> None:
     (plan.parent / "machines" / "cluster.toml").write_text(
         MACHINE.format(name="x", count=4).replace("3us", "3")
     )
-    found = problem(plan)
-    assert (found.code, found.file, found.span and found.span.line) == ("CP0712", str(plan), 5)
-    assert "the latency of level `gpu` is '3'" in found.message
-    assert found.notes[-1].text == f"in {plan.parent / 'machines' / 'cluster.toml'}"
+    diagnostic = problem(plan)
+    assert (diagnostic.code, diagnostic.file, diagnostic.span and diagnostic.span.line) == (
+        "CP0712",
+        str(plan),
+        5,
+    )
+    assert "the latency of level `gpu` is '3'" in diagnostic.message
+    assert diagnostic.notes[-1].text == f"in {plan.parent / 'machines' / 'cluster.toml'}"
 
 
 def test_axes_that_do_not_fit_are_reported_at_the_line(plan: Path) -> None:
     plan.write_text(PLAN.replace("cluster.toml", "small.toml"))
-    found = problem(plan)
-    assert (found.code, found.file, found.span and found.span.line) == ("CP0713", str(plan), 5)
-    assert "8 ranks do not fit on topology `small`, which has 4 places" in found.message
+    diagnostic = problem(plan)
+    assert (diagnostic.code, diagnostic.file, diagnostic.span and diagnostic.span.line) == (
+        "CP0713",
+        str(plan),
+        5,
+    )
+    assert "8 ranks do not fit on topology `small`, which has 4 places" in diagnostic.message
     small = plan.parent / "machines" / "small.toml"
     with pytest.raises(CommplanError) as caught:
         commplan.load(plan).compile(topology=small)

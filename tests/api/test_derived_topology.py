@@ -27,10 +27,10 @@ each step {{
 H100 = "NVIDIA H100 80GB HBM3"
 
 
-def mesh_of(device: Callable[[int], dict[str, Any]], own: int = 0, **axes: int) -> Any:
+def mesh_of(device: Callable[[int], dict[str, Any]], process: int = 0, **axes: int) -> Any:
     """A mesh of devices with these fields, as a process sees it."""
     grid = np.empty(math.prod(axes.values()), object)
-    client = SimpleNamespace(process_index=lambda: own)
+    client = SimpleNamespace(process_index=lambda: process)
     for index in range(grid.size):
         grid[index] = SimpleNamespace(client=client, **device(index))
     return SimpleNamespace(shape=axes, axis_names=tuple(axes), devices=grid.reshape(tuple(axes.values())))
@@ -50,9 +50,9 @@ def cpus(per_process: int) -> Callable[[int], dict[str, Any]]:
 
 
 def derived(mesh: Any, *axes: str) -> Topology:
-    found = topology_of_mesh(mesh, axes)
-    assert found is not None
-    return found.topology
+    derived_topology = topology_of_mesh(mesh, axes)
+    assert derived_topology is not None
+    return derived_topology.topology
 
 
 def test_gpus_lie_on_nodes_by_their_domain_of_nvlink() -> None:
@@ -112,9 +112,9 @@ def test_other_axes_of_the_mesh_are_left_out() -> None:
 def test_ranks_are_where_their_devices_are() -> None:
     """A mesh that goes round the nodes."""
     mesh = mesh_of(lambda index: {**gpus(4)(index), "slice_index": index % 2}, data=8)
-    found = topology_of_mesh(mesh, ("data",))
-    assert found is not None
-    assert found.places == (0, 4, 1, 5, 2, 6, 3, 7)
+    derived_topology = topology_of_mesh(mesh, ("data",))
+    assert derived_topology is not None
+    assert derived_topology.places == (0, 4, 1, 5, 2, 6, 3, 7)
     program = commplan.loads(PLAN.format(name="round")).compile(mesh)
     assert [(spread.level, spread.count) for spread in program.schedule.axes[0].levels] == [
         ("node", 2), ("gpu", 4),
@@ -124,7 +124,7 @@ def test_ranks_are_where_their_devices_are() -> None:
 def test_what_is_assumed_is_logged_once_by_the_first_process(caplog: pytest.LogCaptureFixture) -> None:
     plan = commplan.loads(PLAN.format(name="logged"))
     with caplog.at_level(logging.WARNING, "commplan.topology"):
-        plan.compile(mesh_of(gpus(8), own=3, data=32))
+        plan.compile(mesh_of(gpus(8), process=3, data=32))
         assert not caplog.records
         program = plan.compile(mesh_of(gpus(8), data=32))
         plan.compile(mesh_of(gpus(8), data=32))

@@ -23,10 +23,10 @@ def axes(**sizes: int) -> tuple[Axis, ...]:
     return tuple(Axis(name, AxisKind.REPLICA, size) for name, size in sizes.items())
 
 
-def levels(found: tuple[Axis, ...] | None) -> dict[str, list[tuple[str, int]]] | None:
-    if found is None:
+def levels(placed: tuple[Axis, ...] | None) -> dict[str, list[tuple[str, int]]] | None:
+    if placed is None:
         return None
-    return {axis.name: [(spread.level, spread.count) for spread in axis.levels] for axis in found}
+    return {axis.name: [(spread.level, spread.count) for spread in axis.levels] for axis in placed}
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ def levels(found: tuple[Axis, ...] | None) -> dict[str, list[tuple[str, int]]] |
     ],
 )
 def test_one_axis(places: tuple[int, ...], expected: list[tuple[str, int]] | None) -> None:
-    found = levels(spread_as(axes(data=len(places)), RACKS, places))
-    assert found == (None if expected is None else {"data": expected})
+    levels_of_axis = levels(spread_as(axes(data=len(places)), RACKS, places))
+    assert levels_of_axis == (None if expected is None else {"data": expected})
 
 
 def test_two_axes() -> None:
@@ -64,20 +64,20 @@ def test_ranks_that_are_dealt_out_to_racks_go_level_by_level() -> None:
     """A ring in rank order would cross the uplinks at every step."""
     plan = reduce_plan("sum", data=8)
     hosts = ("a0", "b0", "a1", "b1", "a2", "b2", "a3", "b3")
-    given = {"grads": tree(w=(1024**2,))}
+    shapes = {"grads": tree(w=(1024**2,))}
     places = places_of_hosts(RACKS, hosts)
-    schedule = compile_plan(plan, given, topology=RACKS, backend="mpi", ranks=RankPlaces(places))
+    schedule = compile_plan(plan, shapes, topology=RACKS, backend="mpi", ranks=RankPlaces(places))
     assert [spread.level for spread in schedule.axes[0].levels] == ["rack", "host"]
     (op,) = (op for op in schedule.phases[0].ops if isinstance(op, Collective))
     assert [key for key, _ in op.algorithm.levels] == ["host", "rack"]
     assert schedule.hosts == RACKS.hosts
-    (told,) = (choice for choice in schedule.choices if choice.by == "select")
-    slow = next(other for other in told.alternatives if other.what == "native")
-    assert (slow.seconds or 0) > 2 * (told.seconds or 1)
+    (choice_of_select,) = (choice for choice in schedule.choices if choice.by == "select")
+    slow = next(other for other in choice_of_select.alternatives if other.what == "native")
+    assert (slow.seconds or 0) > 2 * (choice_of_select.seconds or 1)
 
 
 def test_places_that_no_levels_describe_are_priced_as_they_are() -> None:
     plan = reduce_plan("sum", data=4)
-    given = {"grads": tree(w=(1024,))}
-    schedule = compile_plan(plan, given, topology=RACKS, backend="mpi", ranks=RankPlaces((0, 1, 2, 4)))
+    shapes = {"grads": tree(w=(1024,))}
+    schedule = compile_plan(plan, shapes, topology=RACKS, backend="mpi", ranks=RankPlaces((0, 1, 2, 4)))
     assert [choice for choice in schedule.choices if choice.by == "select" and choice.seconds]

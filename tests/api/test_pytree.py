@@ -44,17 +44,17 @@ def test_the_same_as_jax(tree: Any) -> None:
 
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree)
     expected = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in pairs]
-    found, rebuild = flatten(tree)
-    assert found == expected
-    changed = [f"leaf {index}" for index in range(len(found))]
+    leaves, rebuild = flatten(tree)
+    assert leaves == expected
+    changed = [f"leaf {index}" for index in range(len(leaves))]
     again = rebuild(changed)
     assert again == jax.tree_util.tree_unflatten(structure, changed)
     assert jax.tree_util.tree_structure(again) == structure
 
 
 def test_a_single_leaf() -> None:
-    found, rebuild = flatten(3)
-    assert found == [("", 3)]
+    leaves, rebuild = flatten(3)
+    assert leaves == [("", 3)]
     assert rebuild([4]) == 4
 
 
@@ -110,16 +110,16 @@ def test_leaves_without_a_shape(leaf: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "what"),
+    ("tree", "message"),
     [
         ({"a/b": 1, "a": {"b": 2}}, "two leaves have the path `a/b`"),
         ({"layers": {0: 1.0, "x": 2.0}}, "the keys of `layers` have no order: they are int, str"),
     ],
 )
-def test_trees_whose_paths_are_not_clear(tree: Any, what: str) -> None:
+def test_trees_whose_paths_are_not_clear(tree: Any, message: str) -> None:
     with pytest.raises(CommplanError) as caught:
         shapes_of(tree)
-    assert (caught.value.diagnostics[0].code, caught.value.diagnostics[0].message) == ("CP0720", what)
+    assert (caught.value.diagnostics[0].code, caught.value.diagnostics[0].message) == ("CP0720", message)
 
 
 def test_plain_trees() -> None:
@@ -129,13 +129,13 @@ def test_plain_trees() -> None:
 
 @given(st.recursive(leaves, lambda t: st.dictionaries(st.text("abc", min_size=1), t, min_size=1, max_size=3)))
 def test_dicts_come_back_from_paths(tree: Any) -> None:
-    found, _ = flatten(tree)
-    assert nest([path for path, _ in found], [leaf for _, leaf in found]) == tree
+    leaves, _ = flatten(tree)
+    assert nest([path for path, _ in leaves], [leaf for _, leaf in leaves]) == tree
 
 
 def test_the_examples_of_the_docstrings() -> None:
-    found = doctest.testmod(trees_module)
-    assert (found.failed, found.attempted) == (0, 4)
+    results = doctest.testmod(trees_module)
+    assert (results.failed, results.attempted) == (0, 4)
 
 
 @pytest.mark.parametrize(("leaf", "missing"), [({"shape": [3]}, "dtype"), ({"dtype": "f32"}, "shape")])

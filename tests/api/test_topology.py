@@ -194,8 +194,8 @@ def test_a_schedule_knows_its_levels() -> None:
     plan = reduce_plan("sum", node=2, gpu=4)
     schedule = compile_plan(plan, {"grads": tree(w=(3,))}, topology=SMALL)
     assert levels(schedule.axes) == {"node": "node", "gpu": "gpu"}
-    made = [op for op in schedule.phase("step").ops if isinstance(op, Collective)]
-    assert [op.lane for op in made] == ["network:node+gpu"]
+    collectives = [op for op in schedule.phase("step").ops if isinstance(op, Collective)]
+    assert [op.lane for op in collectives] == ["network:node+gpu"]
     path = next(p for p in FILES if p.stem == "h100_64")
     assert compile_plan(plan, {"grads": tree(w=(3,))}, topology=path).axes == schedule.axes
 

@@ -94,8 +94,8 @@ def test_a_loop_hides_what_is_in_its_body_and_what_is_beside_it() -> None:
     loop = ('%loop = (s32[], f32[1000]{0}, f32[1000]{0}) while(%given), condition=%condition, body=%body, '
             'backend_config={"known_trip_count":{"n":"3"}}')  # fmt: skip
     zero = "%zero = s32[] constant(0)"
-    given = "%given = (s32[], f32[1000]{0}, f32[1000]{0}) tuple(%zero, %y, %y)"
-    text = step(zero, given, reduced("sum", "x"), loop, result("sum")).replace("ENTRY", f"{body}\nENTRY")
+    start = "%given = (s32[], f32[1000]{0}, f32[1000]{0}) tuple(%zero, %y, %y)"
+    text = step(zero, start, reduced("sum", "x"), loop, result("sum")).replace("ENTRY", f"{body}\nENTRY")
     assert least_exposed(text, MACHINE) == pytest.approx(3 * (2 * 7 - 8))  # the loop hides the first
 
 
@@ -112,21 +112,21 @@ def test_no_order_exposes_less(seed: int) -> None:
     for _ in range(5):
         lines: list[str] = []
         pending = [(1, name, source, moves) for name, source, moves in ops]
-        known = {"x", "y"}
+        available = {"x", "y"}
         while pending:
-            ready = [item for item in pending if item[2] in known]
+            ready = [item for item in pending if item[2] in available]
             item = rng.choice(ready)
             pending.remove(item)
             part, name, source, moves = item
             if moves and part == 1:
                 lines.append(f"%s{name} = f32[1000]{{0}} all-reduce-start(%{source}), {SUM}")
-                known.add(f"s{name}")
+                available.add(f"s{name}")
                 pending.append((2, name, f"s{name}", moves))
                 continue
             lines.append(
                 f"%{name} = f32[1000]{{0}} all-reduce-done(%s{name})" if moves else copy(name, source)
             )
-            known.add(name)
+            available.add(name)
         text = step(*lines, result(*reads))
         least = least_exposed(text, MACHINE)
         bound.add(round(least, 9))

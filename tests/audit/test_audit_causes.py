@@ -292,9 +292,9 @@ each step {
     two = plan.compile(axes={}, shapes=sizes, passes="overlap").schedule
     second = f"%second = f32[9]{{0}} all-reduce(%y), {SUM}, {OWN.replace('line5', 'line7')}"
     first = ASKED.replace("line5", "line6")
-    asked = text(NINE, first, second)
-    assert audit(two, StepText(asked, asked)).ok
-    (difference,) = audit(two, StepText(text(NINE, second, first), asked)).differences
+    issued = text(NINE, first, second)
+    assert audit(two, StepText(issued, issued)).ok
+    (difference,) = audit(two, StepText(text(NINE, second, first), issued)).differences
     assert (difference.kind, difference.cause) == ("moved", "reordered")
 
 

@@ -39,16 +39,16 @@ def test_communication_hides_under_computation() -> None:
     assert [product.flops for product in step.products] == [20_000]
     assert step.covered == 1
     # The product takes 2 s and the all-reduce 1 + 6 s; the copy reads and writes 4000 bytes each: 0.8 s.
-    found = estimate(step, Machine(flops=10_000, memory=10_000, bus=1_000, start=1))
-    assert (found.computation, found.communication) == (pytest.approx(2.8), 7)
-    assert (found.total, found.exposed, found.last) == (
+    estimated = estimate(step, Machine(flops=10_000, memory=10_000, bus=1_000, start=1))
+    assert (estimated.computation, estimated.communication) == (pytest.approx(2.8), 7)
+    assert (estimated.total, estimated.exposed, estimated.last) == (
         pytest.approx(7.8),
         pytest.approx(5),
         pytest.approx(5),
     )
     # With a slow processor nothing is exposed.
-    found = estimate(step, Machine(flops=1_000, memory=10_000, bus=1_000, start=1))
-    assert (found.total, found.exposed, found.last) == (pytest.approx(20.8), pytest.approx(0), 0)
+    estimated = estimate(step, Machine(flops=1_000, memory=10_000, bus=1_000, start=1))
+    assert (estimated.total, estimated.exposed, estimated.last) == (pytest.approx(20.8), pytest.approx(0), 0)
 
 
 def test_a_loop_goes_round_as_often_as_it_says() -> None:
@@ -80,7 +80,7 @@ ENTRY %main (p: (s32[], f32[1000])) -> (s32[], f32[1000]) {{
 def test_each_kind_of_collective_moves_what_it_must() -> None:
     step = audit_text((Path(__file__).parent / "step.hlo").read_text())
     machine = Machine(flops=1, memory=1, bus=1, start=0)
-    gather, reduce, scatter, permute = (seconds_of(found, machine) for found in step.collectives)
+    gather, reduce, scatter, permute = (seconds_of(collective, machine) for collective in step.collectives)
     assert gather == 16 * 7
     assert reduce == pytest.approx(144 * 2 * 3 / 4)
     assert scatter == pytest.approx(64 * 3 / 4)
@@ -201,9 +201,9 @@ def test_levels_of_the_network_work_at_once_where_the_schedule_lets_them() -> No
     # A bucket: 1600 bytes scattered, 1 s; 1600 bytes all-reduced by two, 2 s; 1600 bytes gathered, 1 s.
     one_by_one = estimate(audit_text(hierarchical("a1 a2 a3 a4 b1 b2 b3 b4")), machine)
     assert one_by_one.total == pytest.approx(8)
-    together = estimate(audit_text(hierarchical("a1 a2 b1 a3 b2 a4 b3 b4")), machine)
-    assert together.total == pytest.approx(6)
-    assert one_by_one.busy == together.busy == {"bus": pytest.approx(4), "network": pytest.approx(4)}
+    overlapped = estimate(audit_text(hierarchical("a1 a2 b1 a3 b2 a4 b3 b4")), machine)
+    assert overlapped.total == pytest.approx(6)
+    assert one_by_one.busy == overlapped.busy == {"bus": pytest.approx(4), "network": pytest.approx(4)}
 
 
 def test_rings_between_hosts_share_the_links_of_their_ranks() -> None:

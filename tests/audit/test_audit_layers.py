@@ -54,8 +54,8 @@ def compiled(depth: int, *, scan: bool = False, plan: str = PLAN) -> tuple[Any, 
     def cut(kind: Any) -> Any:
         return placed(8 * depth, kind.size // 8) if scan else placed(kind.size)
 
-    one = jax.tree.map(cut, LIKE)
-    arguments = ({}, one if scan else [one] * depth, placed(64, WIDTH))
+    params = jax.tree.map(cut, LIKE)
+    arguments = ({}, params if scan else [params] * depth, placed(64, WIDTH))
     return run.program, compile_step(train, *arguments), run.program.audit(train, *arguments)
 
 

@@ -36,22 +36,22 @@ class Executable:
 
 
 def test_what_is_compiled_again_is_what_runs() -> None:
-    given: list[str] = []
+    profiles: list[str] = []
 
     def recompile(plain: Any, again: Any) -> Any:
-        given.append(plain.as_text())
+        profiles.append(plain.as_text())
         return again(b'costs { name: "add" cost_us: 1.0 }')
 
     step = _jit.jit(lambda x, n: x * n, {}, recompile=recompile, static_argnums=1, donate_argnums=0)
     for size in (3, 3, 4):
         assert step(jnp.ones(size), 2)[0] == 2
-    assert len(given) == 2 and "f32[3]" in given[0] and "f32[4]" in given[1]
+    assert len(profiles) == 2 and "f32[3]" in profiles[0] and "f32[4]" in profiles[1]
     lowered = step.lower(jnp.ones(5), 2)
     assert lowered.compile()(jnp.ones(5))[0] == 2
     assert _jit.has_profile(lowered) is True and _jit.has_profile(jax.jit(abs).lower(1)) is None
-    assert step(jnp.ones(5), 2)[0] == 2 and len(given) == 3
-    assert "add" not in lowered.compile(compiler_options={PROFILE: b""}).as_text() and len(given) == 3
-    assert jax.jit(lambda x: step(x, 2))(jnp.ones(6))[0] == 2 and len(given) == 3
+    assert step(jnp.ones(5), 2)[0] == 2 and len(profiles) == 3
+    assert "add" not in lowered.compile(compiler_options={PROFILE: b""}).as_text() and len(profiles) == 3
+    assert jax.jit(lambda x: step(x, 2))(jnp.ones(6))[0] == 2 and len(profiles) == 3
 
 
 @pytest.mark.parametrize("has_profile", [True, False])
@@ -70,24 +70,24 @@ def test_an_audit_reports_whether_the_compiled_step_has_a_profile(has_profile: b
     assert "pgle" not in str(program.audit(jax.jit(abs), jnp.ones(3)))
 
 
-@pytest.mark.parametrize(("before", "after", "kept"), [(0, 1, 1), (1, 0, 1), (1, 1, 1)])
-def test_a_profile_is_used_where_the_step_gets_faster(before: int, after: int, kept: int) -> None:
-    texts, seen = (AWAITED_FIRST, OVERLAPPED), list[bytes]()
+@pytest.mark.parametrize(("before", "after", "winner"), [(0, 1, 1), (1, 0, 1), (1, 1, 1)])
+def test_a_profile_is_used_where_the_step_gets_faster(before: int, after: int, winner: int) -> None:
+    texts, profiles = (AWAITED_FIRST, OVERLAPPED), list[bytes]()
     plain = Executable(texts[before])
 
     def again(profile: bytes) -> Executable:
-        seen.append(profile)
+        profiles.append(profile)
         return Executable(texts[after])
 
     chosen = LatencyProfile("estimated", MACHINE).recompile(plain, again)
-    assert chosen.text == texts[kept] and (chosen is plain) == (before >= after)
-    assert len(seen) == 1 and b'name: "start" cost_us: 7000000.000' in seen[0]
+    assert chosen.text == texts[winner] and (chosen is plain) == (before >= after)
+    assert len(profiles) == 1 and b'name: "start" cost_us: 7000000.000' in profiles[0]
 
 
 def test_rates_by_name_by_rates_and_by_devices(tmp_path: Path) -> None:
-    def machine(given: Any, devices: list[Any]) -> Machine | None:
-        found = latency_profile(given, devices)
-        return found and found.machine
+    def machine(setting: Any, devices: list[Any]) -> Machine | None:
+        profile = latency_profile(setting, devices)
+        return profile and profile.machine
 
     assert latency_profile(False, gpus(0)) is None
     assert (
@@ -125,15 +125,15 @@ def test_a_measured_profile_is_a_file_of_this_step(tmp_path: Path) -> None:
             profile.recompile(Executable(other), lambda _: None)
 
 
-@pytest.mark.parametrize("given", [True, "h100:1x8", MACHINE])
-def test_cpus_take_no_profile_and_run_all_the_same(given: Any) -> None:
+@pytest.mark.parametrize("target", [True, "h100:1x8", MACHINE])
+def test_cpus_take_no_profile_and_run_all_the_same(target: Any) -> None:
     plan = commplan.loads(
         "plan mean\naxis data = 2\ninput grads : f32[4] partial data\n"
         "each step {\n    grads = reduce grads over data by mean\n    output grads\n}\n"
     )
     run = plan.compile(mesh := jax.make_mesh((2,), ("data",))).bind(mesh)
     with pytest.warns(RuntimeWarning, match=r"CP0860.*compiles for CPU devices"):
-        step = run.jit(lambda x: x + 1, pgle=given)
+        step = run.jit(lambda x: x + 1, pgle=target)
     assert step(jnp.ones(2))[0] == 2
     with pytest.raises(CommplanError, match="CP1150"):
         run.jit(lambda x: x, pgle="h999:1x8")

@@ -44,10 +44,10 @@ def test_a_weighted_mean_in_an_ensemble() -> None:
     run = twins.bind("weighted_mean", mesh, {"grads": twins.leaves_like(SHAPES)})
     scalar = {"loss": ((), "float32"), "count": ((), "float32"), "grads": SHAPES}
     step = step_of(run, mesh, "step", scalar)
-    wanted = expected(run.program.schedule, "step", mesh)
-    assert str(compare(wanted, step)).startswith("6 collectives, as planned, joined into ")
-    assert {item.groups for item in wanted if item.op == "sum"} == {((0, 1, 2, 3), (4, 5, 6, 7))}
-    assert [item.groups for item in wanted if item.op == "min"] == [((0, 4), (1, 5), (2, 6), (3, 7))]
+    expected_ops = expected(run.program.schedule, "step", mesh)
+    assert str(compare(expected_ops, step)).startswith("6 collectives, as planned, joined into ")
+    assert {item.groups for item in expected_ops if item.op == "sum"} == {((0, 1, 2, 3), (4, 5, 6, 7))}
+    assert [item.groups for item in expected_ops if item.op == "min"] == [((0, 4), (1, 5), (2, 6), (3, 7))]
 
 
 def test_elastic_averaging_reduces_the_pull_and_nothing_else() -> None:
@@ -55,9 +55,9 @@ def test_elastic_averaging_reduces_the_pull_and_nothing_else() -> None:
     shapes = twins.leaves_like(SHAPES)
     run = twins.bind("easgd_sync", mesh, {"params": shapes, "center": shapes})
     step = step_of(run, mesh, "every_4", {"params": SHAPES, "eta": ((), "float32")})
-    wanted = expected(run.program.schedule, "every_4", mesh)
-    assert {item.kind for item in wanted} == {"all_reduce"}
-    assert str(compare(wanted, step)) == "3 collectives, as planned, joined into 1"
+    expected_ops = expected(run.program.schedule, "every_4", mesh)
+    assert {item.kind for item in expected_ops} == {"all_reduce"}
+    assert str(compare(expected_ops, step)) == "3 collectives, as planned, joined into 1"
 
 
 def test_ranks_are_counted_row_major() -> None:
@@ -100,7 +100,7 @@ THIRD = item("all_gather", 4, ALL)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "report"),
+    ("expected_ops", "report"),
     [
         ([FIRST, SECOND, THIRD], "3 collectives, as planned"),
         (
@@ -123,11 +123,11 @@ THIRD = item("all_gather", 4, ALL)
         ),
     ],
 )  # fmt: skip
-def test_differences_are_named(wanted: list[Expected], report: str) -> None:
-    assert str(compare(wanted, audit_text(HLO))).splitlines() == [report]
+def test_differences_are_named(expected_ops: list[Expected], report: str) -> None:
+    assert str(compare(expected_ops, audit_text(HLO))).splitlines() == [report]
 
 
 def test_a_comparison_may_look_at_one_scope() -> None:
     report = compare([FIRST], audit_text(HLO), scope="a")
     assert report.ok
-    assert [found.name for found in report.found] == ["first"]
+    assert [collective.name for collective in report.found] == ["first"]

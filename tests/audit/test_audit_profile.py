@@ -59,8 +59,8 @@ def test_instructions_have_the_names_that_the_scheduler_saw() -> None:
         r"%reduced = .*", r'\g<0>, metadata={scheduling_name="all-reduce-start.3"}', LOOP, count=1
     )
     assert costs(renamed) == {"all-reduce-start.3": 7e6, "while.1": 42e6, "s.1": 0, "less": 0}
-    (found,) = audit_text(renamed).collectives
-    assert (found.name, found.start == found.done) == ("all-reduce-start.3", True)
+    (collective,) = audit_text(renamed).collectives
+    assert (collective.name, collective.start == collective.done) == ("all-reduce-start.3", True)
 
 
 def test_an_exchange_is_said_to_take_more() -> None:
@@ -113,16 +113,16 @@ def test_an_audit_shows_both_and_holds_both_to_the_plan() -> None:
     weighed = audit(schedule, StepText(swapped[0], swapped[0], "gpu", swapped[1]), machine=MACHINE)
     assert "with a profile of these times, 2 times as long for an exchange (PGLE) " in str(weighed)
     without = after.replace("all-reduce-start(%x)", "copy(%x)").replace("all-reduce-done", "copy")
-    gone = audit(schedule, StepText(before, before, "gpu", without), machine=MACHINE)
-    assert not gone.differences and not gone.ok
-    assert "only with the profile:" in str(gone)
+    without_collective = audit(schedule, StepText(before, before, "gpu", without), machine=MACHINE)
+    assert not without_collective.differences and not without_collective.ok
+    assert "only with the profile:" in str(without_collective)
 
 
 def test_cpus_take_no_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     program = reduced()
-    for given in ({}, {"machine": "h100:1x4"}):
+    for options in ({}, {"machine": "h100:1x4"}):
         with pytest.raises(CommplanError, match="CP1156"):
-            program.audit(jax.jit(lambda x: x), 1.0, pgle=True, **given)
+            program.audit(jax.jit(lambda x: x), 1.0, pgle=True, **options)
     file = tmp_path / "reduced.plan"
     file.write_text("plan reduced\n")
     assert main(["audit", str(file), "--pgle"]) == 1

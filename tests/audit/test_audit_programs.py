@@ -40,8 +40,8 @@ def found_and_wanted(text: str, passes: str | None = None) -> tuple[Any, Any]:
     dtype = program.schedule.entry[0].leaves[0].dtype.numpy_name
 
     def body(x: Any) -> Any:
-        one = run.varying(x.reshape(()))
-        inputs = {"x": jnp.full(13, one).astype(dtype), "h": jnp.full((7, 2), one)}
+        term = run.varying(x.reshape(()))
+        inputs = {"x": jnp.full(13, term).astype(dtype), "h": jnp.full((7, 2), term)}
         out, _ = run.start({}, **inputs)
         total: Any = sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in (out.y, out.z, out.w))
         return total.reshape(1)
@@ -68,10 +68,10 @@ def test_rounds_become_permutes(
     dtype: str, over: str, by: str, via: str, copies: str, cuts: str, joins: str
 ) -> None:
     text = PLAN.format(dtype=dtype, over=over, by=by, via=via, copies=copies, cuts=cuts, joins=joins)
-    step, wanted = found_and_wanted(text, passes="")
-    assert any(item.kind == "permute" for item in wanted)
-    report = compare(wanted, step)  # nothing orders the stages of this plan among each other
-    assert len(step.collectives) == len(wanted)
+    step, expected_ops = found_and_wanted(text, passes="")
+    assert any(item.kind == "permute" for item in expected_ops)
+    report = compare(expected_ops, step)  # nothing orders the stages of this plan among each other
+    assert len(step.collectives) == len(expected_ops)
     assert {difference.kind for difference in report.differences} <= {"moved"}, str(report)
 
 
@@ -79,10 +79,10 @@ def test_a_round_that_is_missing_is_noticed() -> None:
     text = PLAN.format(
         dtype="f32", over="node, gpu", by="sum", via="ring", copies="chain", cuts="ring", joins="ring"
     )
-    step, wanted = found_and_wanted(text)
-    less = compare((*wanted[:3], *wanted[4:]), step)
+    step, expected_ops = found_and_wanted(text)
+    less = compare((*expected_ops[:3], *expected_ops[4:]), step)
     assert "extra" in {difference.kind for difference in less.differences}
-    assert "extra" not in {difference.kind for difference in compare(wanted, step).differences}
+    assert "extra" not in {difference.kind for difference in compare(expected_ops, step).differences}
 
 
 OWNERS = """plan p
@@ -114,9 +114,11 @@ def test_a_reduction_to_owners_is_an_all_reduce() -> None:
 
     mapped = jax.shard_map(body, mesh=mesh, in_specs=(P(), P(mesh.axis_names)), out_specs=P())
     shaped = [jax.ShapeDtypeStruct((size,), "float32") for size in (12, 6)]
-    wanted = expected(program.schedule, "step", mesh)
-    assert [item.kind for item in wanted] == ["all_reduce"] * 4  # 2 owners: reduced to, and broadcast from
-    assert str(compare(wanted, audit_text(twins.hlo(mapped, *shaped)))) == "4 collectives, as planned"
+    expected_ops = expected(program.schedule, "step", mesh)
+    assert [item.kind for item in expected_ops] == [
+        "all_reduce"
+    ] * 4  # 2 owners: reduced to, and broadcast from
+    assert str(compare(expected_ops, audit_text(twins.hlo(mapped, *shaped)))) == "4 collectives, as planned"
     options = {option.name: option.value for option in compiler_options(program.schedule, "gpu")}
     assert options["xla_gpu_all_reduce_combine_threshold_bytes"] == 6 * 4 - 1
 
@@ -180,8 +182,8 @@ at start {
 
     mapped = jax.shard_map(body, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
     step = audit_text(twins.hlo(mapped, jax.ShapeDtypeStruct((60,), "float32")))
-    wanted = expected(schedule, "start", mesh)
-    assert [item.kind for item in wanted] == ["reduce_scatter", "permute", "permute", "all_gather"]
-    assert wanted[0].groups == ((0, 1, 2), (3, 4, 5))
-    assert set(wanted[1].groups) == {(0, 3), (3, 0), (1, 4), (4, 1), (2, 5), (5, 2)}
-    assert str(compare(wanted, step)) == "4 collectives, as planned"
+    expected_ops = expected(schedule, "start", mesh)
+    assert [item.kind for item in expected_ops] == ["reduce_scatter", "permute", "permute", "all_gather"]
+    assert expected_ops[0].groups == ((0, 1, 2), (3, 4, 5))
+    assert set(expected_ops[1].groups) == {(0, 3), (3, 0), (1, 4), (4, 1), (2, 5), (5, 2)}
+    assert str(compare(expected_ops, step)) == "4 collectives, as planned"

@@ -22,14 +22,14 @@ def step() -> CompiledStep:
 
 
 def test_collectives_come_in_the_order_of_issue(step: CompiledStep) -> None:
-    assert [found.kind for found in step.collectives] == [
+    assert [collective.kind for collective in step.collectives] == [
         "all_gather",
         "all_reduce",
         "reduce_scatter",
         "permute",
     ]
-    assert [found.channel for found in step.collectives] == [1, 2, 4, 5]
-    assert [found.op for found in step.collectives] == [None, "sum", "sum", None]
+    assert [collective.channel for collective in step.collectives] == [1, 2, 4, 5]
+    assert [collective.op for collective in step.collectives] == [None, "sum", "sum", None]
 
 
 def test_groups_are_expanded_from_lists_and_iotas(step: CompiledStep) -> None:
@@ -49,15 +49,18 @@ def test_sizes_are_those_of_one_rank(step: CompiledStep) -> None:
 
 
 def test_starts_and_dones_hold_the_products_between_them(step: CompiledStep) -> None:
-    hidden = {found.name: [product.name for product in step.hidden(found)] for found in step.collectives}
+    hidden = {
+        collective.name: [product.name for product in step.hidden(collective)]
+        for collective in step.collectives
+    }
     assert hidden == {
         "all-gather-start": ["dot_fusion"],
         "all-reduce-start.2": ["gemm.7"],
         "reduce-scatter-start": ["dot.2"],
         "pairs": [],
     }
-    assert [found.synchronous for found in step.collectives] == [False, False, False, True]
-    assert [step.before(found) for found in step.collectives] == [0, 0, 1, 2]
+    assert [collective.synchronous for collective in step.collectives] == [False, False, False, True]
+    assert [step.before(collective) for collective in step.collectives] == [0, 0, 1, 2]
 
 
 def test_loops_hold_their_bodies(step: CompiledStep) -> None:

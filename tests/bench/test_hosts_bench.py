@@ -27,7 +27,7 @@ def epoch(**changed: Any) -> hosts.Epoch:
 
 
 @pytest.mark.parametrize(
-    ("design", "readers", "made", "moved"),
+    ("design", "readers", "produced", "moved"),
     [
         ("duplicate", 2, 256, 0),
         ("all_shared", 2, 64, 48),
@@ -36,8 +36,8 @@ def epoch(**changed: Any) -> hosts.Epoch:
         ("multi_broadcast", 4, 64, 48),
     ],
 )
-def test_the_least_that_a_batch_takes(design: str, readers: int, made: int, moved: int):
-    assert input_hosts.least(design, 4, readers, 64) == (made, moved)
+def test_the_least_that_a_batch_takes(design: str, readers: int, produced: int, moved: int):
+    assert input_hosts.least(design, 4, readers, 64) == (produced, moved)
 
 
 def test_the_slowest_member_of_the_usual_epoch_counts():
@@ -45,22 +45,22 @@ def test_the_slowest_member_of_the_usual_epoch_counts():
         [epoch(), epoch(batch_s=0.4), epoch(), epoch()],
         [epoch(), epoch(), epoch(batch_s=0.5, sent=20_000_000), epoch()],
     ]
-    found = input_hosts.figure("all_shared", epochs, ORDERS, 1000, 0.0016, WHERE)
-    assert found.batch_s == pytest.approx(0.45)
-    assert found.spread == pytest.approx(0.05 / 0.45)
-    assert found.links_s == pytest.approx(48 * 224 * 224 * 3 / 24e6)
-    assert found.cores_s == pytest.approx(64 * 0.0016 / 2)
-    assert found.binds == "links"
-    assert found.cpu_s == pytest.approx(8.0 / 1000 / 4)
-    assert (found.sent, found.received) == (15_000.0, 9_000.0)
-    assert found.right
+    measured = input_hosts.figure("all_shared", epochs, ORDERS, 1000, 0.0016, WHERE)
+    assert measured.batch_s == pytest.approx(0.45)
+    assert measured.spread == pytest.approx(0.05 / 0.45)
+    assert measured.links_s == pytest.approx(48 * 224 * 224 * 3 / 24e6)
+    assert measured.cores_s == pytest.approx(64 * 0.0016 / 2)
+    assert measured.binds == "links"
+    assert measured.cpu_s == pytest.approx(8.0 / 1000 / 4)
+    assert (measured.sent, measured.received) == (15_000.0, 9_000.0)
+    assert measured.right
 
 
 @pytest.mark.parametrize(("busy", "binds"), [(0.6, "links"), (0.96, "cores")])
 def test_links_bind_where_cores_have_time_left(busy: float, binds: str):
     epochs = [[epoch(busy=busy, network=0.5)] * 4] * 2
-    found = input_hosts.figure("all_shared", epochs, ORDERS, 1000, 0.0016, WHERE)
-    assert (found.busy, found.network, found.binds) == (busy, 0.5, binds)
+    measured = input_hosts.figure("all_shared", epochs, ORDERS, 1000, 0.0016, WHERE)
+    assert (measured.busy, measured.network, measured.binds) == (busy, 0.5, binds)
 
 
 @pytest.mark.parametrize(("rate", "design"), [(12e6, "no share"), (1.2e9, "all_shared")])
@@ -71,9 +71,9 @@ def test_the_choice_for_such_hosts_depends_on_their_links(rate: float, design: s
 
 def test_a_record_that_is_missing_shows():
     epochs = [[epoch(), epoch(right=False)]]
-    found = input_hosts.figure("duplicate", epochs, ORDERS, 1000, 0.0016, WHERE)
-    results = input_hosts.Results(WHERE, 1000, 64, 2, 0.0016, [found], {"duplicate": epochs})
-    assert not found.right
+    measured = input_hosts.figure("duplicate", epochs, ORDERS, 1000, 0.0016, WHERE)
+    results = input_hosts.Results(WHERE, 1000, 64, 2, 0.0016, [measured], {"duplicate": epochs})
+    assert not measured.right
     assert input_hosts.rows(results)[1][-1] == "WRONG"
     assert msgspec.json.decode(msgspec.json.encode(results), type=input_hosts.Results) == results
 

@@ -98,38 +98,42 @@ def test_a_team_s_cpu_is_that_of_all_its_processes(tmp_path: Path):
         assert [answer["records"] for answer in block.answers] == [10, 10]
         shared, private = two.memory()
         assert shared > private > 0
-        pids = [one.process.pid for one in two.members]
+        pids = [member.process.pid for member in two.members]
         assert all(os.sched_getaffinity(pid) == {min(os.sched_getaffinity(0))} for pid in pids)
     finally:
         two.close()
-    assert all(one.process.returncode == 0 for one in two.members)
+    assert all(member.process.returncode == 0 for member in two.members)
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("cannot", "not installed"), ("dies", "no luck"), ("silent", "was silent for 2 s")]
+    ("kind", "message"), [("cannot", "not installed"), ("dies", "no luck"), ("silent", "was silent for 2 s")]
 )
 def test_systems_that_do_not_answer_are_named_and_ended(
-    kind: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("bench.input.team.END_S", 0.5)
-    with pytest.raises(StalledError, match=said):
+    with pytest.raises(StalledError, match=message):
         team(kind, 1, tmp_path, timeout=2.0 if kind == "silent" else 60.0)
 
 
 @pytest.mark.parametrize("peers", parameters([()], [(("grain",),)]))
 def test_a_cell_is_measured(peers: tuple[str, ...], records: Path, tmp_path: Path):
-    asked = cells.Asked(
+    cell = cells.Asked(
         2, (min(os.sched_getaffinity(0)),), "ids", 2, ("all_shared", "duplicate", "plain", *peers)
     )
-    found = cells.measure(asked, records, tmp_path, sys.executable, 100.0)
-    shared, duplicate, plain = (found.of(name) for name in ("all_shared", "duplicate", "plain"))
+    results = cells.measure(cell, records, tmp_path, sys.executable, 100.0)
+    shared, duplicate, plain = (results.of(name) for name in ("all_shared", "duplicate", "plain"))
     assert shared and duplicate and plain
-    for one in (shared, duplicate, plain):
-        assert len(one.cpu_s) == len(one.rate) == 2 and one.missing == one.again == 0 and not one.failed
+    for result in (shared, duplicate, plain):
+        assert (
+            len(result.cpu_s) == len(result.rate) == 2
+            and result.missing == result.again == 0
+            and not result.failed
+        )
     assert duplicate.made == pytest.approx(2 * 150_528) and shared.made == pytest.approx(150_528)
-    assert len(found.decode_s) == len(found.consume_s) == len(found.apart_s) == 2 and found.limit > 0
-    assert found.apart is not None and found.apart > 0
-    shown = show.cell(found)
+    assert len(results.decode_s) == len(results.consume_s) == len(results.apart_s) == 2 and results.limit > 0
+    assert results.apart is not None and results.apart > 0
+    shown = show.cell(results)
     assert "commplan, all_shared" in shown and "all, once" in shown and "2 members on 1 core" in shown
     assert ("Grain, duplicated" in shown) == bool(peers)
 
@@ -147,13 +151,13 @@ def test_the_verdict_says_what_is_missed(tmp_path: Path):
     good = show.Results({}, 512, 64, [cell(1, shared=2e-3), cell(12, shared=1.64e-4)])
     assert show.verdict(good).count("\n") == 1 and "12.2x less CPU" in show.verdict(good)
     bad = show.verdict(show.Results({}, 512, 64, [cell(12, shared=4e-4, memory=400_000_000, missing=3)]))
-    for said in (
+    for sentence in (
         "more than 5% above",
         "less than 10x (the limit would be 12.4x)",
         "0.3 GB",
         "missing or given twice",
     ):
-        assert said in bad, bad
+        assert sentence in bad, bad
     assert "grain is not installed" in show.cell(good.cells[0])
     show.write(good, tmp_path / "found.json")
     assert msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=show.Results) == good

@@ -26,9 +26,9 @@ def test_each_record_is_taken_once_whatever_happens(seed: int, count: int, tmp_p
         capture_output=True, text=True, timeout=60 * count, check=False, cwd=Path(__file__).parents[2],
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(summary.read_text())
-    assert found["problems"] == [] and found["starts"] == count and found["batches"] > 0
-    assert found["kill"] and found["returned"]
+    report = json.loads(summary.read_text())
+    assert report["problems"] == [] and report["starts"] == count and report["batches"] > 0
+    assert report["kill"] and report["returned"]
 
 
 def written(tmp_path: Path, *lives: list[tuple[int, int, list[int]]], **orders: Any) -> list[str]:
@@ -42,8 +42,8 @@ def written(tmp_path: Path, *lives: list[tuple[int, int, list[int]]], **orders: 
         log = tmp_path / f"0.{number}.log"
         log.write_text("".join(json.dumps(line) + "\n" for line in lines))
         state = first if number else None
-        own = {"index": 0, "batch": 2, "own_batch": 0, "close": None, "log": str(log), "state": state}
-        parts.append(lifecycle.Life({**own, **orders}))
+        entry = {"index": 0, "batch": 2, "own_batch": 0, "close": None, "log": str(log), "state": state}
+        parts.append(lifecycle.Life({**entry, **orders}))
     start = lifecycle.Start(0, "feed", tmp_path, {"count": 1, "records": 4}, parts[:1])
     return list(lifecycle.problems_of_records(start, parts[1:]))
 

@@ -75,10 +75,10 @@ def test_bytes_cross_the_links_between_the_hosts_and_no_others(racks: Lab):
     before = counters(racks)
     assert send(racks, 0, 2, 200_000) == 200_000  # the same rack: 0, 2 | 1, 3
     inside = counters(racks).since(before)
-    sender, receiver, *others = (racks.hosts.index(racks.ranks[rank]) for rank in (0, 2, 1, 3))
+    sender, receiver, *neighbours = (racks.hosts.index(racks.ranks[rank]) for rank in (0, 2, 1, 3))
     assert inside.sent[sender] > 200_000
     assert inside.received[receiver] > 200_000
-    idle = [*(inside.sent[host] for host in others), inside.uplinks[0]]
+    idle = [*(inside.sent[host] for host in neighbours), inside.uplinks[0]]
     assert max(idle) < inside.sent[sender] / 10, "only what keeps a network up"
     assert send(racks, 0, 1, 200_000) == 200_000
     across = counters(racks).since(before).since(inside)
@@ -141,11 +141,11 @@ def test_mpirun_puts_one_rank_on_each_host(racks: Lab):
 @needs_lab
 def test_the_line_rate_is_that_of_bytes_that_crossed(racks: Lab):
     before = counters(racks)
-    there, back = line_rate(racks, 0, 2, seconds=0.4)
+    forward, backward = line_rate(racks, 0, 2, seconds=0.4)
     crossed = counters(racks).since(before)
     host = racks.hosts.index(racks.ranks[0])
-    assert 0.3 * there < crossed.sent[host]
-    assert 0.3 * back < crossed.received[host]
+    assert 0.3 * forward < crossed.sent[host]
+    assert 0.3 * backward < crossed.received[host]
 
 
 @needs_lab
@@ -171,10 +171,10 @@ def test_down_twice_and_three_racks(capsys: pytest.CaptureFixture[str]):
     assert not namespaces(name)
     assert not list(Path("/etc/netns").glob(f"{name}-*"))
     assert main(["down", "--name", name]) == 0
-    said = capsys.readouterr().out
-    assert f"{name}-3: " in said
-    assert "uplink 3: " in said
-    assert said.endswith(f"lab {name}: nothing was there\n")
+    output = capsys.readouterr().out
+    assert f"{name}-3: " in output
+    assert "uplink 3: " in output
+    assert output.endswith(f"lab {name}: nothing was there\n")
     assert main(["line-rate", "--name", name]) == 1
 
 
@@ -182,9 +182,9 @@ def the_sleeper(namespace: str) -> int:
     """The process that sleeps in `namespace`, once it is more than the shell that starts it."""
     for _ in range(200):
         pids = subprocess.run(["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True)
-        found = [int(pid) for pid in pids.stdout.split()]
-        if len(found) == 1 and Path(f"/proc/{found[0]}/comm").read_text() == "sleep\n":
-            return found[0]
+        pids_of_sleepers = [int(pid) for pid in pids.stdout.split()]
+        if len(pids_of_sleepers) == 1 and Path(f"/proc/{pids_of_sleepers[0]}/comm").read_text() == "sleep\n":
+            return pids_of_sleepers[0]
         time.sleep(0.05)
     raise AssertionError("no process sleeps there")
 
@@ -202,13 +202,13 @@ def test_what_a_killed_process_leaves_is_cleared_by_the_next(capsys: pytest.Capt
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
         sleeper = the_sleeper(f"{name}-2")
-        found = state.load(name)
-        assert found is not None
-        assert not found.left_behind
+        saved = state.load(name)
+        assert saved is not None
+        assert not saved.left_behind
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        assert found.left_behind
+        assert saved.left_behind
         assert main(["status"]) == 0
         assert f"lab {name}: left behind" in capsys.readouterr().out
         with Lab(Shape(hosts=1), name):
@@ -245,7 +245,7 @@ def test_a_damaged_record_is_named_and_cleared(capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.parametrize(
-    ("shape", "name", "found"),
+    ("shape", "name", "problem"),
     [
         (Shape(hosts=0), "lab", "1 racks of 0 hosts"),
         (Shape(hosts=100, racks=3), "lab", "at most 250 hosts"),
@@ -254,10 +254,10 @@ def test_a_damaged_record_is_named_and_cleared(capsys: pytest.CaptureFixture[str
         (Shape(), "Lab-1", "`Lab-1` is no name"),
     ],
 )
-def test_shapes_that_cannot_be(shape: Shape, name: str, found: str):
+def test_shapes_that_cannot_be(shape: Shape, name: str, problem: str):
     with pytest.raises(CommplanError, match="CP1123") as caught:
         Lab(shape, name)
-    assert found in str(caught.value)
+    assert problem in str(caught.value)
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -265,9 +265,9 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main(["up", "--name", f"{NAME}n"]) == 1
     monkeypatch.setattr(shutil, "which", lambda _: None)
     assert main(["down", "--name", f"{NAME}n"]) == 1
-    said = capsys.readouterr().err
-    assert "CP1120" in said
-    assert "needs root" in said or "`ip` and `tc`" in said
+    message = capsys.readouterr().err
+    assert "CP1120" in message
+    assert "needs root" in message or "`ip` and `tc`" in message
 
 
 def test_counters_are_differences():

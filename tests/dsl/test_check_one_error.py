@@ -26,11 +26,11 @@ def _slips(text: str) -> list[str]:
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
 def test_a_misspelt_word_makes_at_most_one_error(path: Path) -> None:
     slips = _slips(path.read_text(encoding="utf-8"))
-    found = [load(slip, path.name)[1] for slip in slips]
-    several = [diagnostics for diagnostics in found if len(diagnostics) > 1]
+    results = [load(slip, path.name)[1] for slip in slips]
+    several = [diagnostics for diagnostics in results if len(diagnostics) > 1]
     # A state may get a name that resembles neither its uses nor anything else.
-    allowed = [d for d in several if {one.code for one in d} == {"CP0502", "CP0102"}]
-    assert len(several) - len(allowed) == 0, "\n\n".join("\n".join(map(str, one)) for one in several)
+    allowed = [d for d in several if {each.code for each in d} == {"CP0502", "CP0102"}]
+    assert len(several) - len(allowed) == 0, "\n\n".join("\n".join(map(str, each)) for each in several)
     assert len(allowed) <= 2
 
 

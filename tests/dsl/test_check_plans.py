@@ -51,14 +51,14 @@ def test_plan_checks_clean_and_is_well_formed(path: Path) -> None:
     ids = [value.id for value in plan.values]
     assert len(ids) == len(set(ids))
     for phase in plan.phases:
-        known = {*plan.inputs, *(plan.states if phase.kind != "start" else ())}
+        defined = {*plan.inputs, *(plan.states if phase.kind != "start" else ())}
         for stage in phase.stages:
-            read, made = _reads(stage), _makes(stage)
-            assert known.issuperset(read), f"{stage} reads what is not there"
-            assert known.isdisjoint(made)
-            known.update(made)
+            read, results = _reads(stage), _makes(stage)
+            assert defined.issuperset(read), f"{stage} reads what is not there"
+            assert defined.isdisjoint(results)
+            defined.update(results)
         for binding in (*phase.outputs, *phase.updates):
-            assert binding.value in known
+            assert binding.value in defined
         for binding in phase.updates:
             state, value = plan.value(f"{binding.name}.0"), plan.value(binding.value)
             assert (state.type, state.placement) == (value.type, value.placement)
@@ -228,8 +228,8 @@ def test_algorithms() -> None:
 def test_linear_fns_keep_terms() -> None:
     plan = _feature("linear_terms")
     maps = _stages(plan, ir.MapStage)
-    made = [plan.value(ref).placement for stage in maps for ref in stage.results]
-    assert made == [Placement(partial=("data",))] * 3
+    placements = [plan.value(ref).placement for stage in maps for ref in stage.results]
+    assert placements == [Placement(partial=("data",))] * 3
 
 
 def test_states_are_set_and_updated() -> None:
@@ -274,7 +274,7 @@ def test_elastic_modes() -> None:
 
 def test_fns_that_take_nothing() -> None:
     plan = _feature("made_on_device")
-    (made,) = _stages(plan, ir.MapStage, "start")
-    assert (made.operands, made.per, made.per_record) == ((), ("member",), False)
-    assert plan.value(made.results[0]).type == TreeType()
-    assert plan.value(made.results[0]).placement == Placement(per=("member",))
+    (stage,) = _stages(plan, ir.MapStage, "start")
+    assert (stage.operands, stage.per, stage.per_record) == ((), ("member",), False)
+    assert plan.value(stage.results[0]).type == TreeType()
+    assert plan.value(stage.results[0]).placement == Placement(per=("member",))

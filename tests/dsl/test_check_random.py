@@ -67,16 +67,16 @@ def _damage(text: str, rng: random.Random, cuts: int) -> str:
     """Tokens of `text` deleted, doubled, swapped or put in another's place."""
     tokens = TOKEN.findall(text)
     for _ in range(cuts):
-        here, there = rng.randrange(len(tokens)), rng.randrange(len(tokens))
+        first, second = rng.randrange(len(tokens)), rng.randrange(len(tokens))
         match rng.randrange(4):
             case 0:
-                del tokens[here]
+                del tokens[first]
             case 1:
-                tokens.insert(here, tokens[here])
+                tokens.insert(first, tokens[first])
             case 2:
-                tokens[here], tokens[there] = tokens[there], tokens[here]
+                tokens[first], tokens[second] = tokens[second], tokens[first]
             case _:
-                tokens[here] = tokens[there]
+                tokens[first] = tokens[second]
     return "".join(tokens)
 
 

@@ -56,14 +56,14 @@ def test_diagnostics_point_into_the_file_and_their_fixes_help(path: Path) -> Non
         fixed_line = line[: span.column - 1] + diagnostic.fix.text + line[span.end_column - 1 :]
         repaired = "\n".join([*lines[: span.line - 1], fixed_line, *lines[span.line :]])
         _, after = load(repaired, path.name)
-        here = (span.line, span.column, diagnostic.code)
-        assert here not in _places(after), f"the fix {diagnostic.fix.title!r} does not mend it"
+        place = (span.line, span.column, diagnostic.code)
+        assert place not in _places(after), f"the fix {diagnostic.fix.title!r} does not mend it"
 
 
 def test_wording_of_all_diagnostics() -> None:
     """Message, remarks and fix of every wrong program, as they were last read and approved."""
-    found = "\n".join(_wording(path) for path in WRONG)
-    assert found == (Path(__file__).parent / "golden" / "wording.txt").read_text(encoding="utf-8")
+    wording = "\n".join(_wording(path) for path in WRONG)
+    assert wording == (Path(__file__).parent / "golden" / "wording.txt").read_text(encoding="utf-8")
 
 
 def _wording(path: Path) -> str:

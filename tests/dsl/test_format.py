@@ -135,7 +135,7 @@ def test_names_that_cannot_be_broken_stay_on_one_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "written, kept",
+    "written, formatted",
     [
         (
             "fn a(tree) -> tree\nfn longer(tree, tree) -> tree",
@@ -146,8 +146,8 @@ def test_names_that_cannot_be_broken_stay_on_one_line() -> None:
         ("fn a (tree)  -> tree", "fn a(tree) -> tree"),
     ],
 )
-def test_columns_of_functions_are_kept_where_they_were_written(written: str, kept: str) -> None:
-    assert format_source(f"plan p\n\n{written}\n", "p") == f"plan p\n\n{kept}\n"
+def test_columns_of_functions_are_kept_where_they_were_written(written: str, formatted: str) -> None:
+    assert format_source(f"plan p\n\n{written}\n", "p") == f"plan p\n\n{formatted}\n"
 
 
 def test_a_blank_line_parts_columns_and_a_comment_does_not() -> None:

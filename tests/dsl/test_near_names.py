@@ -30,7 +30,7 @@ each step {
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "meant"),
+    ("name", "candidates", "meant"),
     [
         ("gradz", ["grads", "params"], "grads"),
         ("gradz", ["grads", "grads"], "grads"),  # the same name twice is one
@@ -41,8 +41,8 @@ each step {
         ("gradients" * 9, ["gradients" * 9 + "s"], None),
     ],
 )
-def test_the_name_that_was_meant(name: str, known: list[str], meant: str | None) -> None:
-    assert near_name(name, known) == meant
+def test_the_name_that_was_meant(name: str, candidates: list[str], meant: str | None) -> None:
+    assert near_name(name, candidates) == meant
 
 
 def test_two_names_that_are_as_near_are_both_shown() -> None:

@@ -87,9 +87,9 @@ def test_every_span_of_the_examples_holds_what_it_says(path: Path) -> None:
 
 
 def test_the_examples_hold_every_kind_of_node() -> None:
-    found = {type(node) for path in PLANS for node in nodes(tree_of(path.read_text(encoding="utf-8")))}
+    node_types = {type(node) for path in PLANS for node in nodes(tree_of(path.read_text(encoding="utf-8")))}
     kinds = {*ast.SyntaxNode.__subclasses__(), *ast.Communication.__subclasses__()} - {ast.Communication}
-    assert kinds - found == {ast.BadStmt}
+    assert kinds - node_types == {ast.BadStmt}
 
 
 def test_numbers_keep_their_text_and_get_their_value() -> None:
@@ -111,7 +111,7 @@ def test_a_size_may_be_left_open() -> None:
 
 def test_dimensions_are_told_from_none() -> None:
     operands = declaration("fn f(f32, f32[], f32[3, 4]) -> tree on host random").operands
-    dims = [None if one.dims is None else [d.value for d in one.dims] for one in operands]
+    dims = [None if operand.dims is None else [d.value for d in operand.dims] for operand in operands]
     assert dims == [None, [], [3, 4]]
 
 
@@ -260,8 +260,8 @@ each step {{
 phase {name} {{
 }}
 """
-    found = {node.text for node in nodes(tree_of(text)) if isinstance(node, ast.Name)}
-    assert found == {name, "over"}
+    names = {node.text for node in nodes(tree_of(text)) if isinstance(node, ast.Name)}
+    assert names == {name, "over"}
 
 
 def test_comments_have_their_place() -> None:

@@ -34,9 +34,9 @@ def _comments(text: str) -> list[str]:
 @given(st.integers(0, 2**32))
 def test_printed_trees_are_read_back(seed: int) -> None:
     tree, text, comments = _printed(seed)
-    found, diagnostics = parse(text, "random.plan")
+    parsed, diagnostics = parse(text, "random.plan")
     assert not diagnostics, "\n".join([text, *map(str, diagnostics)])
-    assert bare(found) == bare(tree), text
+    assert bare(parsed) == bare(tree), text
     assert _comments(text) == comments
 
 
@@ -45,9 +45,9 @@ def test_printed_trees_are_read_back(seed: int) -> None:
 def test_formatting_changes_space_only_and_once(seed: int) -> None:
     tree, text, comments = _printed(seed)
     once = format_source(text, "random.plan")
-    found, diagnostics = parse(once, "random.plan")
+    parsed, diagnostics = parse(once, "random.plan")
     assert not diagnostics, "\n".join([text, once, *map(str, diagnostics)])
-    assert bare(found) == bare(tree), once
+    assert bare(parsed) == bare(tree), once
     assert _comments(once) == comments
     assert format_source(once, "random.plan") == once
 

@@ -25,7 +25,7 @@ def test_a_reader_that_leaves_ends_the_members_without_a_traceback(tmp_path: Pat
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert started.stdout is not None and started.stderr is not None
     started.stdout.close()
-    said = started.stderr.read()
+    errors = started.stderr.read()
     started.stderr.close()
     assert started.wait(timeout=280) == 141
-    assert "Traceback" not in said and "BrokenPipe" not in said, said
+    assert "Traceback" not in errors and "BrokenPipe" not in errors, errors

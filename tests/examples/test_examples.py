@@ -31,60 +31,60 @@ def results(path: Path) -> Any:
 
 def test_the_ensemble_trains_and_reports(tmp_path: Path):
     place = tmp_path / "results.json"
-    said = start(
+    output = start(
         "ensemble_training.py",
         *("--epochs", "6", "--records", "128", "--held-out", "70"),
         *("--measured", "2", "--rounds", "2", "--json", str(place)),
     )
-    found = results(place)
-    losses = found["losses"]
+    report = results(place)
+    losses = report["losses"]
     assert len(losses) == 12
     assert np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.1
     # 70 valid records, not the 128 that two padded batches hold.
-    for accuracy in (*found["members"], found["ensemble"]):
+    for accuracy in (*report["members"], report["ensemble"]):
         assert 0 < accuracy * 70 == pytest.approx(round(accuracy * 70))
-    assert found["input"]["shared"]["decoded_per_step"] == pytest.approx(64)
-    assert found["input"]["duplicated"]["decoded_per_step"] == pytest.approx(128)
-    assert found["input"]["shared"]["cpu_ms"] < found["input"]["duplicated"]["cpu_ms"]
-    kinds = [(row["phase"], row["kind"], row["over"]) for row in found["collectives"]]
+    assert report["input"]["shared"]["decoded_per_step"] == pytest.approx(64)
+    assert report["input"]["duplicated"]["decoded_per_step"] == pytest.approx(128)
+    assert report["input"]["shared"]["cpu_ms"] < report["input"]["duplicated"]["cpu_ms"]
+    kinds = [(row["phase"], row["kind"], row["over"]) for row in report["collectives"]]
     assert kinds == [("start", "broadcast", "data"), ("step", "all_reduce", "data")]
-    assert 0 < found["communication"]["share"] < 1
+    assert 0 < report["communication"]["share"] < 1
     for words in ("held-out accuracy", "averaged ensemble", "duplicated", "all_reduce", "communication:"):
-        assert words in said
+        assert words in output
 
 
 def test_data_parallel_training_gives_the_weights_of_one_device():
-    said = start("data_parallel.py", "--steps", "2", "--records", "64")
-    assert "8 devices through the plan" in said
-    gap = float(said.partition("between the weights: ")[2].split()[0])
+    output = start("data_parallel.py", "--steps", "2", "--records", "64")
+    assert "8 devices through the plan" in output
+    gap = float(output.partition("between the weights: ")[2].split()[0])
     assert 0 < gap <= 1e-5
 
 
 @pytest.mark.parametrize("micro", parameters([8], [1]))
 def test_a_pipeline_gives_the_weights_of_one_device(micro: int):
-    said = start("pipeline.py", "--steps", "6", "--micro", str(micro))
-    assert "2 stages through the plan" in said
-    assert 0 <= float(said.partition("between the weights: ")[2].split()[0]) <= 1e-5
+    output = start("pipeline.py", "--steps", "6", "--micro", str(micro))
+    assert "2 stages through the plan" in output
+    assert 0 <= float(output.partition("between the weights: ")[2].split()[0]) <= 1e-5
 
 
 @pytest.mark.parametrize("room", parameters([2], [8]))
 def test_a_mixture_of_experts_gives_the_weights_of_one_device(room: int):
-    said = start("mixture_of_experts.py", "--steps", "6", "--room", str(room))
-    assert "4 experts through the plan" in said
-    assert 0 <= float(said.partition("between the weights: ")[2].split()[0]) <= 1e-5
+    output = start("mixture_of_experts.py", "--steps", "6", "--room", str(room))
+    assert "4 experts through the plan" in output
+    assert 0 <= float(output.partition("between the weights: ")[2].split()[0]) <= 1e-5
 
 
 def test_each_process_of_the_ensemble_decodes_its_part(tmp_path: Path):
     place = tmp_path / "results.json"
-    said = start("ensemble_processes.py", "--epochs", "1", "--records", "64", "--json", str(place))
-    found = results(place)
-    assert [member["shared"]["decoded"] for member in found] == [32, 32]
-    assert [member["duplicated"]["decoded"] for member in found] == [64, 64]
-    for member in found:
+    output = start("ensemble_processes.py", "--epochs", "1", "--records", "64", "--json", str(place))
+    report = results(place)
+    assert [member["shared"]["decoded"] for member in report] == [32, 32]
+    assert [member["duplicated"]["decoded"] for member in report] == [64, 64]
+    for member in report:
         assert member["shared"]["losses"] == member["duplicated"]["losses"]
         assert len(member["shared"]["losses"]) == 1
-    assert found[0]["shared"]["losses"] != found[1]["shared"]["losses"]
-    assert "member 1 decoded 32 of them (50%)" in said
+    assert report[0]["shared"]["losses"] != report[1]["shared"]["losses"]
+    assert "member 1 decoded 32 of them (50%)" in output
 
 
 def test_a_member_that_fails_ends_the_launch_with_a_message():
@@ -115,11 +115,11 @@ def under_mpirun(name: str, *options: str) -> str:
 def test_the_ensemble_trains_on_ranks(tmp_path: Path):
     mpirun.needs_mpi()
     place = tmp_path / "results.json"
-    said = under_mpirun(
+    output = under_mpirun(
         "ensemble_mpi.py", *("--epochs", "8", "--records", "64", "--held-out", "70", "--json", str(place))
     )
-    found = results(place)
-    ranks = found["ranks"]
+    report = results(place)
+    ranks = report["ranks"]
     assert [(row["member"], row["data"]) for row in ranks] == [(m, d) for m in range(2) for d in range(4)]
     losses = np.array([row["losses"] for row in ranks])
     assert losses.shape == (8, 8)
@@ -129,16 +129,16 @@ def test_the_ensemble_trains_on_ranks(tmp_path: Path):
     norms = [row["norm"] for row in ranks]
     assert len(set(norms[:4])) == len(set(norms[4:])) == 1
     assert norms[0] != norms[4]
-    for accuracy in (*found["members"], found["ensemble"]):
+    for accuracy in (*report["members"], report["ensemble"]):
         assert 0 < accuracy * 70 == pytest.approx(round(accuracy * 70))
-    assert "averaged ensemble" in said
+    assert "averaged ensemble" in output
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(600)
 def test_data_parallel_ranks_give_the_weights_of_one_device():
     mpirun.needs_mpi()
-    said = under_mpirun("data_parallel.py", "--mpi", "--steps", "2", "--records", "64")
-    assert "8 ranks through the plan" in said
-    gap = float(said.partition("between the weights: ")[2].split()[0])
+    output = under_mpirun("data_parallel.py", "--mpi", "--steps", "2", "--records", "64")
+    assert "8 ranks through the plan" in output
+    gap = float(output.partition("between the weights: ")[2].split()[0])
     assert 0 < gap <= 1e-5

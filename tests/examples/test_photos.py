@@ -30,10 +30,10 @@ def test_a_record_decodes_to_what_the_plan_declares():
 
 def test_augmenting_keeps_every_pixel():
     pixels, _ = photos.decode(photos.Crops(1)[0])
-    seen = {photos.augment(pixels, np.random.default_rng(seed)).tobytes() for seed in range(40)}
-    assert len(seen) == 8
-    one = photos.augment(pixels, np.random.default_rng(0))
-    assert np.array_equal(np.sort(one, axis=None), np.sort(pixels, axis=None))
+    variants = {photos.augment(pixels, np.random.default_rng(seed)).tobytes() for seed in range(40)}
+    assert len(variants) == 8
+    augmented = photos.augment(pixels, np.random.default_rng(0))
+    assert np.array_equal(np.sort(augmented, axis=None), np.sort(pixels, axis=None))
 
 
 @pytest.mark.parametrize("label", range(photos.CLASSES))
@@ -42,12 +42,12 @@ def test_no_pixel_is_in_both_sets(label: int):
     # A picture whose pixels are their coordinates: a crop shows its position.
     height, width = photograph.shape[:2]
     rng = np.random.default_rng(label)
-    taken = {False: np.zeros((height, width), bool), True: np.zeros((height, width), bool)}
-    for held_out, seen in taken.items():
+    used = {False: np.zeros((height, width), bool), True: np.zeros((height, width), bool)}
+    for held_out, mask in used.items():
         for _ in range(200):
             crop = photos._crop(photograph, rng, held_out)
             start = (crop.__array_interface__["data"][0] - photograph.__array_interface__["data"][0]) // 3
             y, x = divmod(start, width)
-            seen[y : y + crop.shape[0], x : x + crop.shape[1]] = True
-    assert taken[True].any() and taken[False].any()
-    assert not (taken[True] & taken[False]).any()
+            mask[y : y + crop.shape[0], x : x + crop.shape[1]] = True
+    assert used[True].any() and used[False].any()
+    assert not (used[True] & used[False]).any()

@@ -96,7 +96,7 @@ def test_buckets_and_wire_bytes_of_data_parallel():
     nbytes = (256 * 64 + 64) * 4
     assert [bucket.nbytes for bucket in line.buckets] == [nbytes]
     assert len(line.buckets[0].leaves) == 2
-    kinds = [one.kind for one in line.steps]
+    kinds = [op.kind for op in line.steps]
     assert kinds.index("pack") < kinds.index("all_to_all") < kinds.index("all_gather") < kinds.index("unpack")
     # bfloat16 both ways: 7/8 of half the bytes to scatter, and the same to gather.
     assert [(entry.axes, entry.nbytes) for entry in line.traffic] == [(("data",), 2 * nbytes // 2 * 7 // 8)]
@@ -196,11 +196,11 @@ def test_what_a_wire_type_rejects_is_not_what_was_asked_for():
     plan = commplan.loads(text)
     shapes = {"grads": {name: {"shape": [1 << 20], "dtype": "f32"} for name in "abcd"}}
     program = plan.compile(shapes=shapes, axes={"data": 8}, passes="bucket{max=4MiB},wire")
-    said = explain_plan(plan.graph, program.schedule).text()
-    assert said.count("wire chose") == 1  # four buckets, for one reason
-    assert "/b0` and 3 more: sent in bf16, added in f32: " in said
-    assert "rejected: one all_reduce that sends and adds in bf16: the sum is to be in f32\n" in said
-    assert "rejected: one all_reduce that sends and adds in f32: 2 x the bytes\n" in said
+    explanation = explain_plan(plan.graph, program.schedule).text()
+    assert explanation.count("wire chose") == 1  # four buckets, for one reason
+    assert "/b0` and 3 more: sent in bf16, added in f32: " in explanation
+    assert "rejected: one all_reduce that sends and adds in bf16: the sum is to be in f32\n" in explanation
+    assert "rejected: one all_reduce that sends and adds in f32: 2 x the bytes\n" in explanation
 
 
 def test_choices_come_with_their_times_and_those_of_the_others():
@@ -218,8 +218,8 @@ def test_choices_come_with_their_times_and_those_of_the_others():
     assert "(model of topology `racks`, nothing measured)" in text
     assert re.search(r"rejected: binomial_tree +[0-9.]+ m?s, .*(longer|as long)", text)
     data = json.loads(msgspec.json.encode(explanation))
-    told = next(c for c in data["phases"][0]["lines"][0]["choices"] if c["by"] == "select")
-    assert told["alternatives"][0].keys() == {"what", "seconds", "why"}
+    selected = next(c for c in data["phases"][0]["lines"][0]["choices"] if c["by"] == "select")
+    assert selected["alternatives"][0].keys() == {"what", "seconds", "why"}
 
 
 def test_a_hierarchy_over_the_levels_of_one_axis_is_charged_level_by_level():
@@ -229,8 +229,8 @@ def test_a_hierarchy_over_the_levels_of_one_axis_is_charged_level_by_level():
     )
     via = Algorithm("hierarchical", (Arg("ring", "host"), Arg("ring", "rack")))
     op = ir.Collective("all_reduce", "y", "x", ("data",), DType.F32, 800, Span(1, 1, 1, 2), algorithm=via)
-    found = [(entry.axes, entry.ranks, entry.nbytes) for entry in report.traffic(op, schedule)]
-    assert found == [(("host",), 4, 1200), (("rack",), 2, 200)]
+    charges = [(entry.axes, entry.ranks, entry.nbytes) for entry in report.traffic(op, schedule)]
+    assert charges == [(("host",), 4, 1200), (("rack",), 2, 200)]
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_what_counts_of_an_exchange_is_what_travels(served: Explanation) -> None
     """Moments stay with the servers."""
     (line,) = step(served).lines
     nbytes = (256 * 64 + 64) * 4
-    assert [(one.kind, one.nbytes) for one in line.steps] == [("exchange", nbytes)]
+    assert [(op.kind, op.nbytes) for op in line.steps] == [("exchange", nbytes)]
     assert line.sent == nbytes
     start = served.phases[0]
     assert [line.sent for line in start.lines] == [nbytes, 2 * nbytes]
@@ -321,8 +321,10 @@ def test_what_was_rejected_has_a_reason_where_nothing_tells_times() -> None:
 
 
 def test_times_of_others_are_told_where_that_of_the_taken_is_not_known() -> None:
-    others = (Alternative("ring", 0.0032), Alternative("native", 0.5, "too large"))
-    shown = report.Explanation("p", {"data": 2}, "", (), (Choice("place", "x", "so", alternatives=others),))
+    alternatives = (Alternative("ring", 0.0032), Alternative("native", 0.5, "too large"))
+    shown = report.Explanation(
+        "p", {"data": 2}, "", (), (Choice("place", "x", "so", alternatives=alternatives),)
+    )
     assert "rejected: ring      3.2 ms\n" in shown.text()
     assert "rejected: native    500 ms; too large\n" in shown.text()
 
@@ -330,12 +332,12 @@ def test_times_of_others_are_told_where_that_of_the_taken_is_not_known() -> None
 def test_what_is_proved_and_what_is_believed() -> None:
     plan = commplan.loads((PLANS / "easgd_sync.plan").read_text(encoding="utf-8"))
     schedule = plan.compile(shapes={"params": SHAPES}).schedule
-    said = explain_plan(plan.graph, schedule)
-    assert said.claims == claims(schedule)
+    report = explain_plan(plan.graph, schedule)
+    assert report.claims == claims(schedule)
     outputs = sum(len(phase.outputs) for phase in schedule.phases)
-    assert f"\nproved: does what its plan says: {outputs} output" in said.text()
-    assert "\nbelieved: the backend's own collectives: broadcast over worker (line " in said.text()
-    assert "\nnot looked at: what functions compute; " in said.text()
+    assert f"\nproved: does what its plan says: {outputs} output" in report.text()
+    assert "\nbelieved: the backend's own collectives: broadcast over worker (line " in report.text()
+    assert "\nnot looked at: what functions compute; " in report.text()
 
 
 def test_functions_and_servers_are_believed(served: Explanation) -> None:

@@ -19,9 +19,9 @@ def refusals(plan: graph.Plan, **shapes: tuple[Leaf, ...]) -> tuple[Diagnostic, 
 
 
 def value(schedule: Schedule, ref: str) -> Value:
-    found = [v for v in schedule.entry if v.id == ref]
-    found += [v for phase in schedule.phases for v in phase.values if v.id == ref]
-    return found[0]
+    values = [v for v in schedule.entry if v.id == ref]
+    values += [v for phase in schedule.phases for v in phase.values if v.id == ref]
+    return values[0]
 
 
 def leaves(schedule: Schedule, ref: str) -> dict[str, tuple[int, ...]]:
@@ -29,20 +29,20 @@ def leaves(schedule: Schedule, ref: str) -> dict[str, tuple[int, ...]]:
 
 
 def test_shapes_flow_through_a_sharded_update() -> None:
-    given = tree(w=(3, 3), b=(5,), s=(), z=(0, 2))
-    schedule = compiled(sharded_plan(4), "", params=given, grads=given)
+    shapes = tree(w=(3, 3), b=(5,), s=(), z=(0, 2))
+    schedule = compiled(sharded_plan(4), "", params=shapes, grads=shapes)
     cut = {"b": (2,), "s": (), "w": (3,), "z": (0,)}
     assert leaves(schedule, "params.0") == {"b": (5,), "s": (), "w": (3, 3), "z": (0, 2)}
     for ref in ("shard.0", "adam.0", "adam.1", "grads.1", "shard.2"):
         assert leaves(schedule, ref) == cut
-        assert value(schedule, ref).whole == given
+        assert value(schedule, ref).whole == shapes
     assert leaves(schedule, "params.1") == {"b": (5,), "s": (), "w": (3, 3), "z": (0, 2)}
     assert value(schedule, "params.1").whole == ()
 
 
 def test_a_result_bound_to_a_state_takes_its_shapes() -> None:
-    given, moments = tree(w=(3, 3)), tree(**{"m/w": (3, 3), "v/w": (3, 3)})
-    schedule = compiled(sharded_plan(4), "", params=given, grads=given, adam=moments)
+    shapes, moments = tree(w=(3, 3)), tree(**{"m/w": (3, 3), "v/w": (3, 3)})
+    schedule = compiled(sharded_plan(4), "", params=shapes, grads=shapes, adam=moments)
     for ref in ("adam.0", "adam.1", "adam.2"):
         assert leaves(schedule, ref) == {"m/w": (3,), "v/w": (3,)}
     assert leaves(schedule, "shard.2") == {"w": (3,)}
@@ -152,9 +152,9 @@ def test_a_state_that_nothing_implies() -> None:
     maker = Maker(data=2)
     state = maker.state("acc")
     maker.fn("make", (F32,), (TREE,), "device")
-    one = maker.input("one", F32)
+    unit = maker.input("one", F32)
     maker.value("acc.1")
-    maker.phase("start", graph.MapStage(("acc.1",), "make", (one,), HERE), updates=("acc.1",))
+    maker.phase("start", graph.MapStage(("acc.1",), "make", (unit,), HERE), updates=("acc.1",))
     maker.phase("step", outputs=(state,))
     problems = refusals(maker.plan())
     assert [(p.code, p.message) for p in problems] == [
@@ -216,9 +216,9 @@ def test_shapes_given_for_what_follows_must_be_what_follows() -> None:
     maker.phase(
         "step", graph.Reduce("total.0", grads, ("data",), graph.Reduction("sum"), HERE), outputs=("total.0",)
     )
-    given = tree(w=(3, 3))
-    compiled(maker.plan(), "", grads=given, total=given)
-    problem = refusals(maker.plan(), grads=given, total=tree(w=(9,)))[0]
+    shapes = tree(w=(3, 3))
+    compiled(maker.plan(), "", grads=shapes, total=shapes)
+    problem = refusals(maker.plan(), grads=shapes, total=tree(w=(9,)))[0]
     assert (problem.code, problem.message) == ("CP0705", "`total` has other shapes than the plan implies")
 
 

@@ -23,9 +23,9 @@ def step(schedule: Schedule) -> tuple[Op, ...]:
 @pytest.mark.parametrize("op", ["sum", "max", "min"])
 def test_a_plain_reduction_is_one_collective(op: str) -> None:
     schedule = compiled(reduce_plan(op), "", grads=tree(w=(2,)))
-    (made,) = step(schedule)
-    assert isinstance(made, Collective)
-    assert (made.kind, made.op, made.operand, made.result, made.nbytes) == (
+    (collective,) = step(schedule)
+    assert isinstance(collective, Collective)
+    assert (collective.kind, collective.op, collective.operand, collective.result, collective.nbytes) == (
         "all_reduce", op, "grads.0", "grads.1", 8,
     )  # fmt: skip
 
@@ -83,8 +83,8 @@ def test_a_count_never_travels_in_a_narrower_type() -> None:
         outputs=("grads.1",),
     )
     ops = step(compiled(maker.plan(), "", grads=tree(w=(2,))))
-    made = [(op.kind, op.dtype) for op in ops if isinstance(op, Collective)]
-    assert made == [("all_reduce", DType.F32), ("all_to_all", DType.BF16), ("all_gather", DType.BF16)]
+    kinds = [(op.kind, op.dtype) for op in ops if isinstance(op, Collective)]
+    assert kinds == [("all_reduce", DType.F32), ("all_to_all", DType.BF16), ("all_gather", DType.BF16)]
 
 
 def elastic(mode: Any) -> tuple[Op, ...]:
@@ -144,8 +144,8 @@ def test_a_phase_reads_what_it_uses_and_outputs() -> None:
     maker.phase("start", graph.Broadcast("kept.1", maker.input("seed", per="data"), ("data",), 0, HERE),
                 updates=("kept.1",))  # fmt: skip
     maker.phase("evaluate", outputs=(used, state))
-    given = tree(w=(2,))
-    schedule = compiled(maker.plan(), "", used=given, unused=given, seed=given)
+    shapes = tree(w=(2,))
+    schedule = compiled(maker.plan(), "", used=shapes, unused=shapes, seed=shapes)
     assert schedule.phase("evaluate").inputs == ("used.0",)
     assert schedule.phase("evaluate").states == ("kept.0",)
     assert schedule.phase("start").inputs == ("seed.0",)

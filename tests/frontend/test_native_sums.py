@@ -106,8 +106,8 @@ def test_nothing_is_added_in_a_maximum(op: str) -> None:
     ],
 )
 def test_options_without_effect_on_any_leaf(how: str, dtypes: list[DType], expected: str) -> None:
-    found = " ".join(f"{problem.code} {problem.message}" for problem in refused(how, *dtypes))
-    assert found.startswith(expected) and bool(found) == bool(expected)
+    messages = " ".join(f"{problem.code} {problem.message}" for problem in refused(how, *dtypes))
+    assert messages.startswith(expected) and bool(messages) == bool(expected)
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,9 @@ def scopes(texts: list[str]) -> list[list[Any]]:
         if os.environ.get("COMMPLAN_TOKENIZER") == "1":
             pytest.fail("COMMPLAN_TOKENIZER=1, and node or the tokenizer is not installed")
         pytest.skip("VS Code's tokenizer is not installed: `make tokenizer`")
-    asked = {"grammar": str(VSCODE / "syntaxes" / "plan.tmLanguage.json"), "texts": texts}
+    request = {"grammar": str(VSCODE / "syntaxes" / "plan.tmLanguage.json"), "texts": texts}
     done = subprocess.run(
-        ["node", str(VSCODE / "tokenize.cjs")], input=json.dumps(asked), text=True, check=True,
+        ["node", str(VSCODE / "tokenize.cjs")], input=json.dumps(request), text=True, check=True,
         capture_output=True, env={**os.environ, "NODE_PATH": str(MODULES)},
     )  # fmt: skip
     return json.loads(done.stdout)

@@ -22,19 +22,19 @@ VISITS = ("exactly_once", "at_least_once", "at_most_once")
     member=st.none() | st.integers(0, 50),
 )
 def test_every_epoch_is_a_permutation(length: int, seed: int, epoch: int, member: int | None) -> None:
-    found = permuted(np.arange(length), length, seed, epoch, member)
-    assert np.array_equal(np.sort(found), np.arange(length))
+    indices = permuted(np.arange(length), length, seed, epoch, member)
+    assert np.array_equal(np.sort(indices), np.arange(length))
 
 
 @settings(max_examples=40)
 @given(length=st.integers(1, 10**12), seed=seeds, data=st.data())
 def test_any_position_of_a_huge_source_costs_no_memory(length: int, seed: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=20)))
-    found = permuted(positions, length, seed, 3)
-    assert ((found >= 0) & (found < length)).all()
+    indices = permuted(positions, length, seed, 3)
+    assert ((indices >= 0) & (indices < length)).all()
     one_by_one = [int(permuted(np.array([p]), length, seed, 3)[0]) for p in positions]
-    assert found.tolist() == one_by_one
-    assert len(set(found.tolist())) == len(set(positions.tolist()))
+    assert indices.tolist() == one_by_one
+    assert len(set(indices.tolist())) == len(set(positions.tolist()))
 
 
 def test_small_permutations_are_all_reached_alike() -> None:
@@ -54,9 +54,9 @@ def test_records_are_spread_evenly_over_positions() -> None:
 
 def test_epochs_seeds_and_members_differ() -> None:
     base = permuted(np.arange(100), 100, 1, 0)
-    others = [permuted(np.arange(100), 100, *args) for args in ((2, 0), (1, 1), (1, 0, 0), (1, 0, 1))]
-    assert all(not np.array_equal(base, other) for other in others)
-    assert not np.array_equal(others[2], others[3])
+    permutations = [permuted(np.arange(100), 100, *args) for args in ((2, 0), (1, 1), (1, 0, 0), (1, 0, 1))]
+    assert all(not np.array_equal(base, other) for other in permutations)
+    assert not np.array_equal(permutations[2], permutations[3])
 
 
 def test_the_order_is_what_it_was() -> None:
@@ -110,9 +110,9 @@ def test_windows_do_not_show() -> None:
     """Batches that straddle the internal window hold the same records as the plain permutation."""
     order = Order(5000, 96, 11)
     whole = permuted(np.arange(5000), 5000, 11, 4, 2)
-    found = np.concatenate([order.records(4, step, 2) for step in range(order.steps)])
-    assert np.array_equal(found[:5000], whole)
-    assert np.array_equal(found[5000:], whole[: len(found) - 5000])
+    indices = np.concatenate([order.records(4, step, 2) for step in range(order.steps)])
+    assert np.array_equal(indices[:5000], whole)
+    assert np.array_equal(indices[5000:], whole[: len(indices) - 5000])
 
 
 @settings(max_examples=60)
@@ -120,9 +120,9 @@ def test_windows_do_not_show() -> None:
 def test_random_streams_differ_in_every_argument(numbers: list[int], which: int) -> None:
     other = list(numbers)
     other[which] += 1
-    one = generator(*numbers).integers(0, 2**62, 4)
-    assert np.array_equal(one, generator(*numbers).integers(0, 2**62, 4))
-    assert not np.array_equal(one, generator(*other).integers(0, 2**62, 4))
+    values = generator(*numbers).integers(0, 2**62, 4)
+    assert np.array_equal(values, generator(*numbers).integers(0, 2**62, 4))
+    assert not np.array_equal(values, generator(*other).integers(0, 2**62, 4))
 
 
 def test_folding_depends_on_order_and_count() -> None:

@@ -52,22 +52,22 @@ def test_cpu_and_bytes_are_those_of_a_count_row_by_row(
     hosts: tuple[int, ...], cut: SharingCut, design: Design, readers: int, rows: int, crossing: float
 ) -> None:
     setting = on_hosts(hosts, rows, crossing=crossing, record=1e-6, batch=1e-4)
-    found = one(setting, cut, design, min(readers, len(hosts)))
-    made = Counter[int]()
+    prediction = one(setting, cut, design, min(readers, len(hosts)))
+    counts = Counter[int]()
     arrived = 0
     shared = division(design, hosts, min(readers, len(hosts)))
     for row in range(rows):
         if design == "duplicate":
-            made.update(range(len(hosts)))
+            counts.update(range(len(hosts)))
             continue
         part = next(p for p in range(shared.parts) if row in range(*shared.part(rows, p)))
-        made[shared.readers[part]] += 1
+        counts[shared.readers[part]] += 1
         arrived += cut.nbytes * (len(set(hosts)) - 1)  # every other host gets it once
-    cpu = sum(made.values()) * (cut.shared.cpu + cut.shared.steps * 1e-6)
+    cpu = sum(counts.values()) * (cut.shared.cpu + cut.shared.steps * 1e-6)
     cpu += len(hosts) * (rows * (cut.per_member.cpu + cut.per_member.steps * 1e-6) + 1e-4)
     cpu += 2 * crossing * arrived
-    assert found.cpu == pytest.approx(cpu / rows / len(hosts))
-    assert found.nbytes == arrived
+    assert prediction.cpu == pytest.approx(cpu / rows / len(hosts))
+    assert prediction.nbytes == arrived
 
 
 @given(cuts, st.lists(st.integers(1, 12), min_size=2, max_size=6))
@@ -94,9 +94,9 @@ def test_nothing_is_below_the_limit(
     hosts: tuple[int, ...], listed: list[SharingCut], crossing: float, batch: float
 ) -> None:
     setting = on_hosts(hosts, crossing=crossing, batch=batch)
-    for found in candidates(setting, listed):
-        assert found.cpu >= found.limit * (1 - 1e-9)
-        assert found.distance >= 1 - 1e-9 or not found.limit
+    for candidate in candidates(setting, listed):
+        assert candidate.cpu >= candidate.limit * (1 - 1e-9)
+        assert candidate.distance >= 1 - 1e-9 or not candidate.limit
 
 
 def test_the_ratio_is_the_one_of_the_formula() -> None:
@@ -114,9 +114,9 @@ def test_all_shared_on_one_host_is_at_the_limit() -> None:
 
 
 def test_one_member_shares_with_nobody() -> None:
-    found = candidates(on_hosts((0,)), [PIXELS])
-    assert [each.design for each in found] == ["duplicate"]
-    assert best(found).design == "duplicate"
+    predictions = candidates(on_hosts((0,)), [PIXELS])
+    assert [each.design for each in predictions] == ["duplicate"]
+    assert best(predictions).design == "duplicate"
 
 
 @given(host_lists, st.lists(cuts, min_size=1, max_size=3), st.floats(0, 0.5), st.floats(0, 0.5))
@@ -124,36 +124,36 @@ def test_what_is_taken_follows_the_rule(
     hosts: tuple[int, ...], listed: list[SharingCut], step: float, step_cpu: float
 ) -> None:
     setting = on_hosts(hosts, step=step, step_cpu=step_cpu, crossing=1e-10)
-    found = candidates(setting, listed)
+    predictions = candidates(setting, listed)
     for prefer in ("time", "cpu"):
-        taken = best(found, prefer)
-        shortest = min(each.wall for each in found)
-        assert taken.wall <= shortest * (1 + TIME_TOLERANCE)
-        alone = next(each for each in found if each.design == "duplicate")
+        chosen = best(predictions, prefer)
+        shortest = min(each.wall for each in predictions)
+        assert chosen.wall <= shortest * (1 + TIME_TOLERANCE)
+        alone = next(each for each in predictions if each.design == "duplicate")
         if prefer == "time" and alone.wall <= shortest * (1 + TIME_TOLERANCE):
-            assert taken is alone
+            assert chosen is alone
             continue
-        near = [each for each in found if each.wall <= shortest * (1 + TIME_TOLERANCE)]
-        assert taken.cpu <= min(each.cpu for each in near) * 1.0101
+        near = [each for each in predictions if each.wall <= shortest * (1 + TIME_TOLERANCE)]
+        assert chosen.cpu <= min(each.cpu for each in near) * 1.0101
 
 
 def test_a_step_that_computes_long_enough_is_left_alone() -> None:
     setting = on_hosts(
         (0,) * 4, 64, threads=2, step=1.0
     )  # four times 64 records of 1.75 ms on two cores: 0.22 s
-    found = candidates(setting, [PIXELS])
-    assert best(found).design == "duplicate"
-    assert best(found).waits_for == "the consumer"
-    assert best(found, "cpu").design == "all_shared"
+    predictions = candidates(setting, [PIXELS])
+    assert best(predictions).design == "duplicate"
+    assert best(predictions).waits_for == "the consumer"
+    assert best(predictions, "cpu").design == "all_shared"
     assert best(candidates(on_hosts((0,) * 4, threads=2, step=0.1), [PIXELS])).design == "all_shared"
 
 
 def test_consumers_take_cpu_from_the_readers() -> None:
     free, busy = (on_hosts((0,) * 4, threads=2, step=0.2, step_cpu=cpu) for cpu in (0.0, 0.09))
     assert one(free, PIXELS, "duplicate").wall == pytest.approx(4 * 64 * 1.75e-3 / 2)
-    found = one(busy, PIXELS, "duplicate")
-    assert found.wall == pytest.approx((4 * 64 * 1.75e-3 + 4 * 0.09) / 2)
-    assert found.waits_for == "the CPUs of a host"
+    prediction = one(busy, PIXELS, "duplicate")
+    assert prediction.wall == pytest.approx((4 * 64 * 1.75e-3 + 4 * 0.09) / 2)
+    assert prediction.waits_for == "the CPUs of a host"
 
 
 def test_the_lock_of_the_interpreter_is_serial() -> None:
@@ -170,9 +170,9 @@ def test_the_lock_of_the_interpreter_is_serial() -> None:
 
 def test_a_slow_disk_counts_in_time_and_not_in_cpu() -> None:
     slow = SharingCut("after reading", RecordWork(0.0, 0.0, 1e-3), RecordWork(), 100)
-    found = one(Setting(64, ((0, 0),), 2, threads=2), slow, "duplicate")
-    assert found.cpu == 0
-    assert found.wall == pytest.approx(0.032)
+    prediction = one(Setting(64, ((0, 0),), 2, threads=2), slow, "duplicate")
+    assert prediction.cpu == 0
+    assert prediction.wall == pytest.approx(0.032)
 
 
 def test_moves_of_jax_are_a_part_of_the_step() -> None:
@@ -181,8 +181,8 @@ def test_moves_of_jax_are_a_part_of_the_step() -> None:
 
     for by_caller, expected in ((False, 0.2), (True, 0.2 + 32 * 2 * PIXELS.nbytes / 1e8)):
         setting = Setting(64, ((0, 1),), 64, threads=64, step=0.2, by_caller=by_caller)
-        found = predict(setting, PIXELS, "all_shared", None, links, 0.0)
-        assert found.wall == pytest.approx(expected)
+        prediction = predict(setting, PIXELS, "all_shared", None, links, 0.0)
+        assert prediction.wall == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -195,17 +195,17 @@ def test_moves_of_jax_are_a_part_of_the_step() -> None:
     ],
 )
 def test_every_move_is_asked_for(design: Design, readers: int | None, whole: float) -> None:
-    asked: list[tuple[tuple[int, ...], str, float]] = []
+    queries: list[tuple[tuple[int, ...], str, float]] = []
 
     def links(leaders: Sequence[int], move: HostTransfer, nbytes: float) -> float:
-        asked.append((tuple(leaders), move.kind, nbytes))
+        queries.append((tuple(leaders), move.kind, nbytes))
         return 0.0
 
     setting = Setting(64, ((0, 1, 2, 3),), 2)
     predict(setting, PIXELS, design, readers, links, 0.0)
-    assert sum(nbytes for _, _, nbytes in asked) == pytest.approx(whole * 64 * PIXELS.nbytes)
+    assert sum(nbytes for _, _, nbytes in queries) == pytest.approx(whole * 64 * PIXELS.nbytes)
     if design == "multi_broadcast":
-        assert [leaders for leaders, _, _ in asked] == [(0, 1, 2, 3), (1, 2, 3, 0)]
+        assert [leaders for leaders, _, _ in queries] == [(0, 1, 2, 3), (1, 2, 3, 0)]
 
 
 def test_slots_are_one_set_for_a_host_or_one_for_each_member() -> None:
@@ -222,17 +222,17 @@ def test_groups_on_one_host_share_its_cores() -> None:
 
 def test_the_table_has_every_design_and_the_cuts_of_the_one_taken() -> None:
     early = SharingCut("after `read`", RecordWork(1e-5), RecordWork(1.74e-3), 1000)
-    found = candidates(on_hosts((0,) * 4), [PIXELS, early])
-    taken = best(found)
-    shown = of_each_design(found, taken)
-    assert taken in shown
+    predictions = candidates(on_hosts((0,) * 4), [PIXELS, early])
+    chosen = best(predictions)
+    shown = of_each_design(predictions, chosen)
+    assert chosen in shown
     assert {each.design for each in shown} == set(get_args(Design))
-    assert [each.cut for each in shown if each.design == taken.design] == [PIXELS, early]
+    assert [each.cut for each in shown if each.design == chosen.design] == [PIXELS, early]
 
 
 def test_large_ensembles_try_fewer_numbers_of_readers() -> None:
-    found = candidates(on_hosts(tuple(place // 4 for place in range(256))), [PIXELS])
-    readers = {each.readers for each in found if each.design == "multi_broadcast"}
+    predictions = candidates(on_hosts(tuple(place // 4 for place in range(256))), [PIXELS])
+    readers = {each.readers for each in predictions if each.design == "multi_broadcast"}
     assert {1, 64, 256} <= readers
     assert len(readers) < 12
 
@@ -246,9 +246,9 @@ def test_new_measurements_replace_old_ones_of_the_same_name() -> None:
         source=(SourceCost("images", 5.0), SourceCost("text", 3.0)),
         fn=(FnCost("decode", 1.0),), consumer=(ConsumerCost("a", "step", 1.0),),
     )  # fmt: skip
-    found = merged(old, COSTS)
-    assert [(source.name, source.cpu) for source in found.source] == [("images", 1e-5), ("text", 3.0)]
-    assert (found.fn, found.consumer, found.wire, found.copy) == (old.fn, old.consumer, 1e-9, 1e-10)
+    costs = merged(old, COSTS)
+    assert [(source.name, source.cpu) for source in costs.source] == [("images", 1e-5), ("text", 3.0)]
+    assert (costs.fn, costs.consumer, costs.wire, costs.copy) == (old.fn, old.consumer, 1e-9, 1e-10)
     assert merged(None, COSTS) == COSTS
 
 

@@ -26,10 +26,10 @@ orders = st.builds(
 
 def given_ids(order: Order, epoch: int, member: int | None, steps: range) -> list[int]:
     """The ids that count, straight from the order, step by step."""
-    found: list[int] = []
+    indices: list[int] = []
     for step in steps:
-        found += order.records(epoch, step, member)[: order.counted(step)].tolist()
-    return found
+        indices += order.records(epoch, step, member)[: order.counted(step)].tolist()
+    return indices
 
 
 @settings(max_examples=300)
@@ -91,11 +91,11 @@ def refusal(ids: list[int], length: int = 100, batch: int = 8) -> str:
     tally.add(np.array(ids, np.int64))
     with pytest.raises(CommplanError) as caught:
         check(tally, expected_sums(Order(length, batch, 5), 3), TOLD, length)
-    (found,) = caught.value.diagnostics
-    assert found.span == TOLD.span
-    assert found.file == "a.plan"
-    assert found.message == "epoch 3 of `images` for member 2 was not visited exactly_once"
-    return "\n".join(note.text for note in found.notes)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.span == TOLD.span
+    assert diagnostic.file == "a.plan"
+    assert diagnostic.message == "epoch 3 of `images` for member 2 was not visited exactly_once"
+    return "\n".join(note.text for note in diagnostic.notes)
 
 
 def test_one_missing_record_is_named() -> None:

@@ -26,8 +26,8 @@ def layouts(most: int) -> Iterator[tuple[int, ...]]:
 def divisions(most: int) -> Iterator[Division]:
     for hosts in layouts(most):
         for design in DESIGNS:
-            asked = (None, *range(1, len(hosts) + 1)) if design.endswith("broadcast") else (None,)
-            for readers in asked:
+            reader_counts = (None, *range(1, len(hosts) + 1)) if design.endswith("broadcast") else (None,)
+            for readers in reader_counts:
                 yield division(design, hosts, readers)
 
 
@@ -36,113 +36,113 @@ def living(processes: int) -> Iterator[tuple[int, ...]]:
         yield from itertools.combinations(range(processes), count)
 
 
-def held_after(found: Division, alive: Collection[int]) -> dict[int, Counter[int]]:
+def held_after(split: Division, alive: Collection[int]) -> dict[int, Counter[int]]:
     """How often each host has got each part when all moves are done, those that it makes included."""
-    hosts = {found.hosts[process] for process in alive}
-    held = {host: Counter(p for process in alive if found.hosts[process] == host
-                          for p in (found.parts_of(process) if found.design != "duplicate" else ()))
+    hosts = {split.hosts[process] for process in alive}
+    parts_of = {host: Counter(p for process in alive if split.hosts[process] == host
+                          for p in (split.parts_of(process) if split.design != "duplicate" else ()))
             for host in hosts}  # fmt: skip
-    if found.design == "duplicate":
-        return {host: Counter(range(found.parts)) for host in hosts}
-    for move in found.moves(alive):
+    if split.design == "duplicate":
+        return {host: Counter(range(split.parts)) for host in hosts}
+    for move in split.moves(alive):
         assert set(move.hosts) <= hosts
         assert len(set(move.hosts)) == len(move.hosts)
         if move.kind == "broadcast":
             (parts,) = move.parts
-            assert set(parts) <= set(held[move.hosts[move.root]]), "a root sends what it does not have"
+            assert set(parts) <= set(parts_of[move.hosts[move.root]]), "a root sends what it does not have"
             for place, host in enumerate(move.hosts):
                 if place != move.root:
-                    held[host].update(parts)
+                    parts_of[host].update(parts)
             continue
         for host, parts in zip(move.hosts, move.parts, strict=True):
-            assert set(parts) <= set(held[host])
-        for host, own in zip(move.hosts, move.parts, strict=True):
-            held[host].update(part for parts in move.parts if parts is not own for part in parts)
-    return held
+            assert set(parts) <= set(parts_of[host])
+        for host, sent in zip(move.hosts, move.parts, strict=True):
+            parts_of[host].update(part for parts in move.parts if parts is not sent for part in parts)
+    return parts_of
 
 
 def test_rows_are_cut_without_gap_or_overlap_and_evenly() -> None:
     for parts, rows in itertools.product(range(1, 14), range(60)):
-        found = division("all_shared", range(parts))
-        cut = [found.part(rows, part) for part in range(parts)]
+        split = division("all_shared", range(parts))
+        cut = [split.part(rows, part) for part in range(parts)]
         assert [row for low, high in cut for row in range(low, high)] == list(range(rows))
         sizes = [high - low for low, high in cut]
         assert max(sizes) - min(sizes) <= 1
 
 
 def test_every_part_has_one_maker_and_readers_are_the_first_processes() -> None:
-    for found in divisions(5):
-        makers = Counter(part for process in range(len(found.hosts)) for part in found.parts_of(process))
-        if found.design == "duplicate":
-            assert set(makers.values()) == {len(found.hosts)}
+    for split in divisions(5):
+        makers = Counter(part for process in range(len(split.hosts)) for part in split.parts_of(process))
+        if split.design == "duplicate":
+            assert set(makers.values()) == {len(split.hosts)}
         else:
-            assert makers == Counter(range(found.parts))
-            assert sorted(found.readers) == list(range(found.parts))
+            assert makers == Counter(range(split.parts))
+            assert sorted(split.readers) == list(range(split.parts))
 
 
 def test_every_host_gets_every_part_once_in_every_design() -> None:
-    for found in divisions(5):
-        held = held_after(found, range(len(found.hosts)))
-        assert set(held) == set(found.hosts)
-        assert all(parts == Counter(range(found.parts)) for parts in held.values()), found
+    for split in divisions(5):
+        parts_of = held_after(split, range(len(split.hosts)))
+        assert set(parts_of) == set(split.hosts)
+        assert all(parts == Counter(range(split.parts)) for parts in parts_of.values()), split
 
 
 def test_the_parts_of_a_host_are_a_run() -> None:
-    for found in divisions(5):
-        for host in set(found.hosts):
-            low, high = found.part_range(host)
-            assert found.parts_on(host) == tuple(range(low, high))
-        for move in found.moves():
+    for split in divisions(5):
+        for host in set(split.hosts):
+            low, high = split.part_range(host)
+            assert split.parts_on(host) == tuple(range(low, high))
+        for move in split.moves():
             assert [tuple(range(low, high)) for low, high in move.runs] == list(move.parts)
 
 
 def test_whoever_dies_every_part_is_made_once_by_the_living() -> None:
     """All sets of survivors of up to five processes, on all layouts, in all designs."""
-    for found in divisions(5):
-        if found.design == "duplicate":
+    for split in divisions(5):
+        if split.design == "duplicate":
             continue
-        for alive in living(len(found.hosts)):
-            left = failover(found, alive)
-            assert left.parts == found.parts
-            assert set(left.readers) <= set(alive)
-            for was, now in zip(found.readers, left.readers, strict=True):
+        for alive in living(len(split.hosts)):
+            after = failover(split, alive)
+            assert after.parts == split.parts
+            assert set(after.readers) <= set(alive)
+            for was, now in zip(split.readers, after.readers, strict=True):
                 if was in alive:
                     assert now == was
-                elif any(found.hosts[p] == found.hosts[was] for p in alive):
-                    assert now == found.successor(was, alive)
-            held = held_after(left, alive)
-            assert all(parts == Counter(range(found.parts)) for parts in held.values())
+                elif any(split.hosts[p] == split.hosts[was] for p in alive):
+                    assert now == split.successor(was, alive)
+            parts_of = held_after(after, alive)
+            assert all(parts == Counter(range(split.parts)) for parts in parts_of.values())
 
 
 def test_who_dies_first_makes_no_difference() -> None:
-    found = division("all_shared", (0, 0, 1, 1))
+    split = division("all_shared", (0, 0, 1, 1))
     for alive in living(4):
         for more in living(4):
             both = set(alive) & set(more)
             if both:
-                again = failover(found, both)
-                assert [p for p in failover(found, alive).readers if p in both] == [
+                again = failover(split, both)
+                assert [p for p in failover(split, alive).readers if p in both] == [
                     now
-                    for p, now in zip(failover(found, alive).readers, again.readers, strict=True)
+                    for p, now in zip(failover(split, alive).readers, again.readers, strict=True)
                     if p in both
                 ]
 
 
 def test_heirs_of_one_host_share_the_work_of_its_dead() -> None:
     """Two dead readers have different heirs where two others live between them."""
-    found = division("all_shared", (0, 0, 0, 0))
-    assert [found.successor(dead, {1, 3}) for dead in (0, 2)] == [1, 3]
-    assert found.successor(3, {0, 1, 2}) == 0
-    assert found.successor(0, ()) is None
+    split = division("all_shared", (0, 0, 0, 0))
+    assert [split.successor(dead, {1, 3}) for dead in (0, 2)] == [1, 3]
+    assert split.successor(3, {0, 1, 2}) == 0
+    assert split.successor(0, ()) is None
 
 
 def test_a_dead_host_leaves_its_parts_to_readers_elsewhere_in_turn() -> None:
-    found = division("all_shared", (0, 0, 1, 1))
-    assert failover(found, {2, 3}).readers == (2, 3, 2, 3)
-    one = division("single_broadcast", (0, 1, 1), 1)
-    assert failover(one, {1, 2}).readers == (1,)
+    split = division("all_shared", (0, 0, 1, 1))
+    assert failover(split, {2, 3}).readers == (2, 3, 2, 3)
+    one_reader = division("single_broadcast", (0, 1, 1), 1)
+    assert failover(one_reader, {1, 2}).readers == (1,)
     with pytest.raises(ValueError, match="no process is left"):
-        failover(found, ())
+        failover(split, ())
 
 
 def test_moves_of_the_designs() -> None:

@@ -13,8 +13,8 @@ SIZES = {"pod": 2, "rack": 3, "worker": 4}
 
 
 def test_its_examples_hold() -> None:
-    found = doctest.testmod(axes)
-    assert found.attempted and not found.failed
+    results = doctest.testmod(axes)
+    assert results.attempted and not results.failed
 
 
 def test_ranks_count_row_major() -> None:

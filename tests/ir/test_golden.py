@@ -39,5 +39,5 @@ def test_the_schedule_of_an_example(path: Path, snapshot: SnapshotAssertion) -> 
     # Another test covers the plan that it carries.
     text = print_schedule(msgspec.structs.replace(schedule, origin=None))
     # Not covered here: digests of other contents, and the location of the file.
-    kept = [line for line in text.splitlines() if not line.startswith(("  plan_digest", "  file"))]
-    assert "\n".join(kept) == snapshot
+    lines = [line for line in text.splitlines() if not line.startswith(("  plan_digest", "  file"))]
+    assert "\n".join(lines) == snapshot

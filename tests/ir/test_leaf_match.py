@@ -15,8 +15,8 @@ def leaf(path: str, *shape: int) -> Leaf:
 
 
 def test_its_examples_hold() -> None:
-    found = doctest.testmod(optimizer_leaf_match)
-    assert found.attempted and not found.failed
+    results = doctest.testmod(optimizer_leaf_match)
+    assert results.attempted and not results.failed
 
 
 def test_the_longest_path_of_the_same_shape_is_meant() -> None:

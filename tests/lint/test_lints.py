@@ -22,11 +22,11 @@ H100 = load_topology(ROOT / "examples/topologies/h100_64.toml")
 HEAD = "plan p\naxis data = 8\nensemble member = 2\n"
 
 
-def found(text: str, **given: object) -> list[tuple[str, int]]:
+def found(text: str, **options: object) -> list[tuple[str, int]]:
     """Code and line of every warning of a plan without errors."""
     analysis = dsl.analyse(text, "p.plan")
     assert not analysis.diagnostics, "\n".join(map(str, analysis.diagnostics))
-    warnings = lint(analysis, LintInputs(**given))  # pyright: ignore[reportArgumentType]
+    warnings = lint(analysis, LintInputs(**options))  # pyright: ignore[reportArgumentType]
     assert all(warning.severity is Severity.WARNING and warning.file == "p.plan" for warning in warnings)
     return [(warning.code, warning.span.line) for warning in warnings if warning.span]
 

@@ -82,17 +82,17 @@ def by_the_equations() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_training_follows_the_equations():
     params, center = once()
-    wanted, middle = by_the_equations()
+    expected, middle = by_the_equations()
     for key in SHAPES:
-        np.testing.assert_allclose(params[key], wanted[key], rtol=2e-6, atol=2e-6)
+        np.testing.assert_allclose(params[key], expected[key], rtol=2e-6, atol=2e-6)
         np.testing.assert_allclose(center[key], middle[key], rtol=2e-6, atol=2e-6)
 
 
 def test_two_runs_are_equal_bit_by_bit():
     first, second = once(), trained()
-    for one, other in zip(first, second, strict=True):
+    for before, after in zip(first, second, strict=True):
         for key in SHAPES:
-            assert one[key].tobytes() == other[key].tobytes()
+            assert before[key].tobytes() == after[key].tobytes()
 
 
 def test_the_centre_really_moves():

@@ -63,15 +63,15 @@ def test_a_count_that_was_loaded_weighs_a_mean():
         ways.check_jax(answers)
         outputs = answers["step"][0]
         assert outputs.keys() == {"grads", "total"}
-        wanted = (np.array(count)[:, None] * grads["w"]).sum(0) / max(sum(count), 1)
-        np.testing.assert_allclose(outputs["grads"]["w"], wanted, rtol=1e-6)
+        expected = (np.array(count)[:, None] * grads["w"]).sum(0) / max(sum(count), 1)
+        np.testing.assert_allclose(outputs["grads"]["w"], expected, rtol=1e-6)
         assert outputs["total"] == sum(count)
 
 
 def test_two_level_agrees_on_its_thirty_two_devices():
-    here = Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parent
     script = (
-        f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent)!r}]\n"
+        f"import sys; sys.path[:0] = [{str(folder)!r}, {str(folder.parent)!r}]\n"
         "import test_agreement_examples as tests\n"
         "tests.agree('two_level')\n"
         "import jax; assert len(jax.devices()) == 32\n"

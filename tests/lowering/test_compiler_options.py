@@ -53,8 +53,8 @@ def wanted(program: Any, target: str = "gpu") -> dict[str, Any]:
 def test_thresholds_lie_below_what_the_plan_sends() -> None:
     common = {SCHEDULER: True, OVERLAP: 8}
     flat = wanted(program("via native"))
-    own = {PIPELINED: ON, PASSES: f"{SLICING},all-reduce-contiguous"}
-    assert flat == common | own | {REDUCE: 8192}
+    expected = {PIPELINED: ON, PASSES: f"{SLICING},all-reduce-contiguous"}
+    assert flat == common | expected | {REDUCE: 8192}
     levels = wanted(program("via hierarchical(gpu = native, node = native)"), "h100:2x4")
     assert levels == common | {REDUCE: 2047, SCATTER: 2047, GATHER: 2047, PASSES: SLICING}
 
@@ -107,7 +107,7 @@ def test_every_option_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (f"--{REDUCE}=1073741824", "XLA may combine several collectives of up to 1073741824 bytes"),
         ("--xla_gpu_all_reduce_blueconnect_num_devices_per_host=8", "XLA splits all-reduces again"),
@@ -118,9 +118,9 @@ def test_every_option_says_why() -> None:
         (f"--{OVERLAP}=1", "at most 1 of the plan's collectives run at the same time"),
     ],
 )
-def test_flags_that_undo_the_plan_are_named(flags: str, said: str) -> None:
+def test_flags_that_undo_the_plan_are_named(flags: str, message: str) -> None:
     (warning,) = overriding_flags(compiler_options(program("via native").schedule, "gpu"), flags)
-    assert str(warning).startswith("warning[CP0858]: XLA_FLAGS has --xla_gpu_") and said in str(warning)
+    assert str(warning).startswith("warning[CP0858]: XLA_FLAGS has --xla_gpu_") and message in str(warning)
 
 
 @pytest.mark.parametrize(
@@ -142,9 +142,9 @@ def test_explain_lists_the_options(tmp_path: Any, capsys: pytest.CaptureFixture[
     plan = tmp_path / "p.plan"
     plan.write_text(PLAN.replace("VIA", "via native").replace(": tree", ": f32[4096]"))
     assert main(["explain", str(plan), "--target", "gpu"]) == 0
-    said = capsys.readouterr().out
-    assert "options of the compiler for gpu, which run.jit passes" in said
-    assert f"  {REDUCE} = 16384: a bucket is one all-reduce" in said
+    output = capsys.readouterr().out
+    assert "options of the compiler for gpu, which run.jit passes" in output
+    assert f"  {REDUCE} = 16384: a bucket is one all-reduce" in output
     assert main(["explain", str(plan)]) == 0
     assert "options of the compiler" not in capsys.readouterr().out
 
@@ -179,8 +179,10 @@ def test_explain_lists_what_the_compiler_does_not_know(
     passed, _, left_out = capsys.readouterr().out.partition("does not know them\n")
     assert f"  {REDUCE} = 16384" in passed and OVERLAP not in passed and f"  {OVERLAP} = 8: all" in left_out
     assert main(["explain", str(plan), "--target", "gpu", "--format", "json"]) == 0
-    found = {each["name"]: each["known"] for each in json.loads(capsys.readouterr().out)["compiler_options"]}
-    assert found.pop(OVERLAP) is False and set(found.values()) == {True}
+    is_known = {
+        each["name"]: each["known"] for each in json.loads(capsys.readouterr().out)["compiler_options"]
+    }
+    assert is_known.pop(OVERLAP) is False and set(is_known.values()) == {True}
 
 
 UNSTARTED = """\

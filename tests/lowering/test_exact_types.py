@@ -22,20 +22,20 @@ def values(dtype: DType) -> Any:
 
 
 def test_a_type_that_holds_another_gives_its_values_back() -> None:
-    pairs = [(own, wide) for own, types in EXACT.items() for wide in types if wide != own]
+    pairs = [(narrow, wide) for narrow, types in EXACT.items() for wide in types if wide != narrow]
     assert len(pairs) > 20
-    assert all(own.nbytes <= 2 and wide.nbytes <= 4 for own, wide in pairs)
+    assert all(narrow.nbytes <= 2 and wide.nbytes <= 4 for narrow, wide in pairs)
 
-    def widened(given: dict[DType, Any]) -> list[Any]:
-        return [given[own].astype(jax_dtype(wide)) for own, wide in pairs]
+    def widened(arrays: dict[DType, Any]) -> list[Any]:
+        return [arrays[narrow].astype(jax_dtype(wide)) for narrow, wide in pairs]
 
     def narrowed(wide: list[Any]) -> list[Any]:
-        return [x.astype(jax_dtype(own)) for x, (own, _) in zip(wide, pairs, strict=True)]
+        return [x.astype(jax_dtype(narrow)) for x, (narrow, _) in zip(wide, pairs, strict=True)]
 
-    given = {own: values(own) for own in EXACT}
-    found = jax.jit(narrowed)(jax.jit(widened)(jax.tree.map(jnp.asarray, given)))
-    for back, (own, wide) in zip(found, pairs, strict=True):
-        expected = given[own]
-        number = ~np.isnan(expected.astype(np.float32)) if own.is_float else np.ones(len(expected), bool)
-        assert np.asarray(back)[number].tobytes() == expected[number].tobytes(), (own, wide)
-        assert np.isnan(np.asarray(back)[~number].astype(np.float32)).all(), (own, wide)  # of any payload
+    arrays = {narrow: values(narrow) for narrow in EXACT}
+    results = jax.jit(narrowed)(jax.jit(widened)(jax.tree.map(jnp.asarray, arrays)))
+    for back, (narrow, wide) in zip(results, pairs, strict=True):
+        expected = arrays[narrow]
+        number = ~np.isnan(expected.astype(np.float32)) if narrow.is_float else np.ones(len(expected), bool)
+        assert np.asarray(back)[number].tobytes() == expected[number].tobytes(), (narrow, wide)
+        assert np.isnan(np.asarray(back)[~number].astype(np.float32)).all(), (narrow, wide)  # of any payload

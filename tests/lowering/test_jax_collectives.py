@@ -157,18 +157,18 @@ each step {
 }
 """
     run = bind(text, mesh_of(m=2, a=2))
-    seen: dict[str, object] = {}
+    types: dict[str, object] = {}
 
     def step(x):
         out, _ = run.step({}, g=x.reshape(4))
-        seen["type"] = str(jax.typeof(out.g))
+        types["type"] = str(jax.typeof(out.g))
         return out.g[None]
 
     x = np.arange(16, dtype=np.float32).reshape(2, 2, 4)
     mapped = jax.shard_map(step, mesh=run.mesh, in_specs=P("m", "a"), out_specs=P("m"))
     np.testing.assert_allclose(mapped(x), x.mean(1))
-    assert "m" in str(seen["type"])
-    assert "a" not in str(seen["type"]).split("{")[-1].replace("float", "")
+    assert "m" in str(types["type"])
+    assert "a" not in str(types["type"]).split("{")[-1].replace("float", "")
 
 
 def test_levels_that_are_not_all_of_an_axis_are_refused():

@@ -22,20 +22,20 @@ def inside(function: Any, x: Any, out: Any, *, check_vma: bool = True) -> Any:
 
 
 def test_values_vary_over_the_axes_of_their_specs():
-    seen: list[Any] = []
+    axes_of: list[Any] = []
 
     def body(x):
-        seen.append(_compat.varying_axes(x))
-        seen.append(_compat.varying_axes(_compat.as_varying(x, ("a", "b"))))
-        seen.append(_compat.tracks_varying("b"))
-        seen.append(_compat.manual_axes())
+        axes_of.append(_compat.varying_axes(x))
+        axes_of.append(_compat.varying_axes(_compat.as_varying(x, ("a", "b"))))
+        axes_of.append(_compat.tracks_varying("b"))
+        axes_of.append(_compat.manual_axes())
         return x
 
     inside(body, np.zeros(2), P("a"))
-    assert seen == [{"a"}, {"a", "b"}, True, {"a": 2, "b": 2}]
-    seen.clear()
+    assert axes_of == [{"a"}, {"a", "b"}, True, {"a": 2, "b": 2}]
+    axes_of.clear()
     inside(body, np.zeros(2), P("a"), check_vma=False)
-    assert seen == [set(), set(), False, {"a": 2, "b": 2}]
+    assert axes_of == [set(), set(), False, {"a": 2, "b": 2}]
     assert _compat.manual_axes() == {}
 
 
@@ -63,15 +63,15 @@ def test_a_proved_value_has_gradients_and_batches():
 
 
 def test_a_barrier_leaves_types_as_they_are():
-    seen: list[Any] = []
+    types: list[Any] = []
 
     def body(x):
-        held = optimization_barrier({"varying": x, "same": jnp.ones(2)})
-        seen.append({name: _compat.varying_axes(y) for name, y in held.items()})
-        return held["varying"]
+        results = optimization_barrier({"varying": x, "same": jnp.ones(2)})
+        types.append({name: _compat.varying_axes(y) for name, y in results.items()})
+        return results["varying"]
 
     inside(body, np.zeros(2), P("a"))
-    assert seen == [{"varying": {"a"}, "same": set()}]
+    assert types == [{"varying": {"a"}, "same": set()}]
 
 
 def test_a_gathered_value_is_the_same_and_its_gradient_is_a_slice():
@@ -91,8 +91,8 @@ def test_a_gathered_value_is_the_same_and_its_gradient_is_a_slice():
 def test_empty_arguments_come_back(check_vma: bool):
     """JAX 0.11.2 crashes if a function returns an empty argument unchanged."""
 
-    def body(*given: Any) -> Any:
-        return {"given": given, "number": 1}
+    def body(*arguments: Any) -> Any:
+        return {"given": arguments, "number": 1}
 
     xs = (np.zeros((4, 0), "bfloat16"), np.zeros(0, bool), np.arange(4.0, dtype=np.float32))
     specs = {"given": (P("a"), P(), P("a")), "number": P()}

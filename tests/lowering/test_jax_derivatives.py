@@ -57,8 +57,8 @@ def test_the_gradient_of_a_shift_is_a_shift_back(by: int, dtype: Any) -> None:
         out, _ = run.step(run.init(), x={"a": x})
         return (out.x["a"] * scale).sum()
 
-    found = np.asarray(jax.grad(weighted)(jnp.ones((8, 3), dtype)), np.float32)
-    np.testing.assert_array_equal(found[:, 0], np.roll(np.arange(1, 9), -by))
+    gradient = np.asarray(jax.grad(weighted)(jnp.ones((8, 3), dtype)), np.float32)
+    np.testing.assert_array_equal(gradient[:, 0], np.roll(np.arange(1, 9), -by))
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_the_gradient_of_a_swap_is_a_swap(dtype: Any, via: str) -> None:
         out, _ = run.step(run.init(), x={"a": x})
         return (out.x["a"] * scale).sum()
 
-    found = np.asarray(jax.grad(weighted)(jnp.ones((8, 16), dtype)), np.float32)
+    gradient = np.asarray(jax.grad(weighted)(jnp.ones((8, 16), dtype)), np.float32)
     blocks = np.asarray(scale, np.float32).reshape(8, 8, 2)
-    np.testing.assert_array_equal(found, blocks.swapaxes(0, 1).reshape(8, 16))
+    np.testing.assert_array_equal(gradient, blocks.swapaxes(0, 1).reshape(8, 16))
 
 
 def test_the_gradient_of_a_mean_passes_a_narrow_wire() -> None:

@@ -41,21 +41,21 @@ def draws(data: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def test_random_functions_depend_on_seed_step_and_member_alone():
-    same, own, later = draws(2)
+    same, per_member, later = draws(2)
     assert same.shape == (8,)
-    assert own.shape == (2, 8)
-    values = [same, own[0], own[1], later[0], later[1], draws(2, seed=1)[0]]
+    assert per_member.shape == (2, 8)
+    values = [same, per_member[0], per_member[1], later[0], later[1], draws(2, seed=1)[0]]
     assert len({value.tobytes() for value in values}) == len(values)
 
 
 def test_random_functions_do_not_depend_on_the_number_of_ranks():
-    for one, other in zip(draws(1), draws(4), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for single, several in zip(draws(1), draws(4), strict=True):
+        np.testing.assert_array_equal(single, several)
 
 
 def test_seeds_may_be_any_whole_number():
-    found = [draws(1, seed=seed)[0].tobytes() for seed in (0, -1, 2**64 + 7)]
-    assert len(set(found)) == len(found)
+    values = [draws(1, seed=seed)[0].tobytes() for seed in (0, -1, 2**64 + 7)]
+    assert len(set(values)) == len(values)
 
 
 MAP = """plan p

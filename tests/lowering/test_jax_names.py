@@ -22,14 +22,14 @@ FILES = [path for room in ROOMS for path in sorted(ROOT.glob(room)) if "jax" in 
 
 def imports(tree: ast.Module) -> tuple[dict[str, str], list[str]]:
     """The names of the file that are modules of JAX, and all its imports from JAX."""
-    modules, taken = dict[str, str](), list[str]()
+    modules, names = dict[str, str](), list[str]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] == "jax":
                     modules[alias.asname or "jax"] = alias.name if alias.asname else "jax"
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "jax":
-            taken += [f"{node.module}.{alias.name}" for alias in node.names]
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
             modules |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
     for node in ast.walk(tree):  # _core = cast("Any", _src_core)
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -37,7 +37,7 @@ def imports(tree: ast.Module) -> tuple[dict[str, str], list[str]]:
             source = _uncast(node.value)
             if isinstance(target, ast.Name) and isinstance(source, ast.Name) and source.id in modules:
                 modules[target.id] = modules[source.id]
-    return modules, taken
+    return modules, names
 
 
 def _uncast(node: ast.expr) -> ast.expr:
@@ -58,26 +58,26 @@ def chains(tree: ast.Module, modules: dict[str, str]) -> Iterator[str]:
 
 def missing(chain: str) -> str | None:
     """The part of `chain` that JAX does not have; attributes of functions and objects are not checked."""
-    found: Any = importlib.import_module("jax")
+    value: Any = importlib.import_module("jax")
     path = "jax"
     for name in chain.split(".")[1:]:
-        if not isinstance(found, types.ModuleType):
+        if not isinstance(value, types.ModuleType):
             return None
         path = f"{path}.{name}"
-        if not hasattr(found, name):
+        if not hasattr(value, name):
             try:
                 importlib.import_module(path)
             except ImportError:
                 return path
-        found = getattr(found, name)
+        value = getattr(value, name)
     return None
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_names_of_jax_are_there(path: Path) -> None:
     tree = ast.parse(path.read_text())
-    modules, taken = imports(tree)
-    assert [name for chain in (*taken, *chains(tree, modules)) if (name := missing(chain))] == []
+    modules, names = imports(tree)
+    assert [name for chain in (*names, *chains(tree, modules)) if (name := missing(chain))] == []
 
 
 def test_a_name_that_is_not_there_is_seen() -> None:
@@ -86,5 +86,5 @@ def test_a_name_that_is_not_there_is_seen() -> None:
     modules, _ = imports(tree)
     assert {missing(chain) for chain in chains(tree, modules)} == {None, "jax._src.core.nothing_so_called"}
     trees = [ast.parse(path.read_text()) for path in FILES]
-    found = {chain for tree in trees for chain in chains(tree, imports(tree)[0])}
-    assert {"jax.lax.pbroadcast", "jax.lax.ppermute"} <= found
+    used = {chain for tree in trees for chain in chains(tree, imports(tree)[0])}
+    assert {"jax.lax.pbroadcast", "jax.lax.ppermute"} <= used

@@ -84,8 +84,8 @@ def test_one_rank_neither_moves_nor_packs(platform: str, options: str, compiled:
     lowered = Lowered(schedule, schedule.phase("step"), {}, LaxBackend(platform, {"a": 1, "b": 1}))
 
     def step(arrays: Any) -> Any:
-        given = {name: flatten(jax.tree.map(lambda x: x[0], each))[1] for name, each in arrays.items()}
-        outputs, _ = lowered.run(given, {}, None)
+        structures = {name: flatten(jax.tree.map(lambda x: x[0], each))[1] for name, each in arrays.items()}
+        outputs, _ = lowered.run(structures, {}, None)
         return {name: _compat.as_varying(jnp.float32(0), ("a",)) + sum(map(jnp.sum, t.leaves))
                 for name, t in outputs.items()}  # fmt: skip
 
@@ -94,11 +94,11 @@ def test_one_rank_neither_moves_nor_packs(platform: str, options: str, compiled:
 
     mesh = jax.make_mesh((1, 1), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
     mapped = jax.shard_map(total, mesh=mesh, in_specs=P("a"), out_specs=P("a"))
-    found = set(primitives(jax.make_jaxpr(variadic.compiled_with(compiled, mapped))(arrays)))
+    names = set(primitives(jax.make_jaxpr(variadic.compiled_with(compiled, mapped))(arrays)))
     moved = {
-        name for name in found if name.startswith(("psum", "pmax", "all_", "ppermute", "reduce_scatter"))
+        name for name in names if name.startswith(("psum", "pmax", "all_", "ppermute", "reduce_scatter"))
     }
-    assert not moved and not {"concatenate", "dynamic_slice", "optimization_barrier"} & found, found
+    assert not moved and not {"concatenate", "dynamic_slice", "optimization_barrier"} & names, names
 
 
 @pytest.mark.parametrize(("kind", "op"), OPS)
@@ -107,16 +107,16 @@ def test_the_types_are_those_of_several_ranks(kind: Any, op: Any) -> None:
     move = ir.Collective(kind, "y.0", "x.0", ("a",), DType.F32, 16, Span(1, 1, 1, 2), op=op, root=root)
 
     def types(ranks: int) -> tuple[Any, Any]:
-        found: list[Any] = []
+        types_of: list[Any] = []
 
         def body(x: Any) -> Any:
-            found.append(_compat.varying_axes(LaxBackend("cpu", {"a": ranks}).move(x, move)))
+            types_of.append(_compat.varying_axes(LaxBackend("cpu", {"a": ranks}).move(x, move)))
             return x
 
         mesh = jax.make_mesh((ranks,), ("a",), axis_types=(AxisType.Auto,))
         jax.make_jaxpr(jax.shard_map(body, mesh=mesh, in_specs=P("a"), out_specs=P("a")))(
             jnp.zeros((4 * ranks, 2))
         )
-        return found[0]
+        return types_of[0]
 
     assert types(1) == types(2)

@@ -45,24 +45,24 @@ def numbers(program: ChunkProgram, dtype: str, size: int) -> np.ndarray[Any, Any
 def agree(trials: Sequence[Trial], ranks: int) -> None:
     """All `trials` in one compiled program, against the oracle: all that the collectives promise."""
 
-    def everything(*held: Any) -> tuple[Any, ...]:
+    def everything(*operands: Any) -> tuple[Any, ...]:
         team = programs.all_ranks(("a",), ranks)
-        made = [programs.run(t.program, x[0], team, t.op) for t, x in zip(trials, held, strict=True)]
-        return tuple(x[None] for x in made)
+        results = [programs.run(t.program, x[0], team, t.op) for t, x in zip(trials, operands, strict=True)]
+        return tuple(x[None] for x in results)
 
     mapped = _compat.shard_map(everything, mesh=mesh_of(a=ranks), in_specs=P("a"), out_specs=P("a"))
     for trial, got in zip(trials, jax.jit(mapped)(*(t.held for t in trials)), strict=True):
         program = trial.program
-        told = [program.root] if program.kind in ("reduce", "gather") else list(range(ranks))
-        right = np.stack(execute(program, list(trial.held), trial.op))[told]
-        ours = np.asarray(got)[told]
-        what = (trial.program.name, trial.program.kind, trial.op, ours.dtype, ours.shape)
-        assert ours.dtype == right.dtype, what
+        valid_ranks = [program.root] if program.kind in ("reduce", "gather") else list(range(ranks))
+        right = np.stack(execute(program, list(trial.held), trial.op))[valid_ranks]
+        ours = np.asarray(got)[valid_ranks]
+        label = (trial.program.name, trial.program.kind, trial.op, ours.dtype, ours.shape)
+        assert ours.dtype == right.dtype, label
         if trial.program.kind in REDUCING and ours.dtype.kind in "fV":  # any NaN will do
             lost = np.isnan(right.astype(np.float64))
-            assert (np.isnan(ours.astype(np.float64)) == lost).all(), (what, ours, right)
+            assert (np.isnan(ours.astype(np.float64)) == lost).all(), (label, ours, right)
             ours, right = np.where(lost, 0, ours), np.where(lost, 0, right)
-        assert ours.tobytes() == right.tobytes(), (what, ours, right)
+        assert ours.tobytes() == right.tobytes(), (label, ours, right)
 
 
 def all_programs(ranks: int) -> list[ChunkProgram]:
@@ -107,8 +107,10 @@ def test_other_types_and_operations():
 def test_sizes_that_are_hardly_there():
     programs_ = [registry.program(name, "all_reduce", 5) for name in ("ring", "double_tree", "torus")]
     agree([Trial(p, "sum", numbers(p, "int32", size)) for p in programs_ for size in (0, 1)], 5)
-    one = [registry.program(name, kind, 1) for kind in KINDS for name in registry.algorithms(kind)]
-    agree([Trial(p, "sum", numbers(p, "int32", 3)) for p in one], 1)
+    programs_of_one_rank = [
+        registry.program(name, kind, 1) for kind in KINDS for name in registry.algorithms(kind)
+    ]
+    agree([Trial(p, "sum", numbers(p, "int32", 3)) for p in programs_of_one_rank], 1)
 
 
 def test_slices():

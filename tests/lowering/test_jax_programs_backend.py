@@ -77,25 +77,25 @@ def test_collectives_within_groups_and_broadcasts_are_listed():
     )
 
 
-@pytest.mark.parametrize("own", ["ring", "native"])
+@pytest.mark.parametrize("inner", ["ring", "native"])
 @pytest.mark.parametrize("outer", ["native", "halving_doubling"])
-def test_levels_of_one_axis(own: str, outer: str):
+def test_levels_of_one_axis(inner: str, outer: str):
     spread = {"a": (ir.Spread("gpu", 3), ir.Spread("node", 2))}
     backend = LaxBackend("cpu", {"a": 6}, spread=spread)
-    how = over_levels(gpu=own, node=outer)
+    how = over_levels(gpu=inner, node=outer)
     x = np.random.default_rng(0).integers(-99, 99, (6, 12)).astype(np.float32)
     total, axes = x.sum(0), ("a",)
 
     def everything(x: Any) -> Any:
-        made = [
+        results = [
             backend.move(x[:11], collective("all_reduce", how, axes)),
             backend.move(x[:5], collective("all_reduce", how, axes, op="max")),
             backend.move(x, collective("reduce_scatter", how, axes)),
             backend.move(x[:2], collective("all_gather", how, axes)),
         ]
-        if own == outer == "native":
-            made.append(backend.move(x, collective("broadcast", how, axes, root=4)))
-        return jnp.concatenate([backend.varying(y, axes) for y in made])
+        if inner == outer == "native":
+            results.append(backend.move(x, collective("broadcast", how, axes, root=4)))
+        return jnp.concatenate([backend.varying(y, axes) for y in results])
 
     got = np.asarray(on_ranks({"a": 6}, backend, everything)(x))
     for rank, row in enumerate(got):
@@ -103,7 +103,7 @@ def test_levels_of_one_axis(own: str, outer: str):
         np.testing.assert_array_equal(row[11:16], x.max(0)[:5])
         np.testing.assert_array_equal(row[16:18], total[2 * rank : 2 * rank + 2])
         np.testing.assert_array_equal(row[18:30], x[:, :2].reshape(-1))
-        np.testing.assert_array_equal(row[30:], x[4] if own == outer == "native" else [])
+        np.testing.assert_array_equal(row[30:], x[4] if inner == outer == "native" else [])
 
 
 @pytest.mark.parametrize("how", [
@@ -161,12 +161,12 @@ def test_plans_give_bit_by_bit_what_the_oracle_gives(
         "x": random.normal(size=(2, 3, 7)).astype(np.float32),
         "h": random.normal(size=(2, 3, 13)).astype(np.float32),
     }
-    wanted, _ = Oracle(program.schedule).phase("step", {}, inputs)
+    expected, _ = Oracle(program.schedule).phase("step", {}, inputs)
     got, _ = UnderJax(program, {"node": 2, "gpu": 3}, {}).phase("step", {}, inputs)
-    for name, tree in wanted.items():
+    for name, tree in expected.items():
         ours, right = jax.tree.leaves(got[name]), jax.tree.leaves(tree)
-        for one, other in zip(ours, right, strict=True):
-            assert np.asarray(one).tobytes() == np.asarray(other).tobytes(), name
+        for actual, exact in zip(ours, right, strict=True):
+            assert np.asarray(actual).tobytes() == np.asarray(exact).tobytes(), name
 
 
 @pytest.mark.parametrize(
@@ -184,8 +184,8 @@ def test_a_swap_over_the_levels_of_an_axis(algorithm: Algorithm):
     backend = LaxBackend("cpu", {"a": 8}, spread=spread)
     op = collective("swap", algorithm, ("a",), op=None)
     x = np.random.default_rng(0).integers(-99, 99, (8, 24, 3)).astype(np.int32)
-    found = on_ranks({"a": 8}, backend, lambda x: backend.move(x, op))(x)
-    np.testing.assert_array_equal(found, x.reshape(8, 8, 9).swapaxes(0, 1).reshape(x.shape))
+    result = on_ranks({"a": 8}, backend, lambda x: backend.move(x, op))(x)
+    np.testing.assert_array_equal(result, x.reshape(8, 8, 9).swapaxes(0, 1).reshape(x.shape))
 
 
 @pytest.mark.parametrize("via", ["ring", "hierarchical(b = ring, a = native)", "binomial_tree"])
@@ -271,8 +271,8 @@ def test_a_part_of_an_axis_is_one_collective(op: str | None):
         {"a": 6}, backend, lambda x: backend.move(x, collective(kind, how, ("a",), op=op, root=4))
     )
     x = np.random.default_rng(0).integers(-99, 99, (6, 12)).astype(np.float32)
-    wanted = getattr(x, op)(0) if op else x[4]
-    np.testing.assert_array_equal(step(x), np.broadcast_to(wanted, x.shape))
+    expected = getattr(x, op)(0) if op else x[4]
+    np.testing.assert_array_equal(step(x), np.broadcast_to(expected, x.shape))
     text = step.lower(x).compile().as_text()
     counts = {name: text.count(f" {name}(") for name in ("all-reduce", "reduce-scatter", "all-gather")}
     inner = 1 if op == "sum" else 0  # a sum is scattered within nodes, and gathered there

@@ -24,18 +24,18 @@ def test_rounds_between_processes_agree_with_the_oracle(tmp_path: Path):
         )
         for index in range(2)
     ]
-    ends = [(one.communicate(timeout=240)[1], one.returncode) for one in started]
+    ends = [(process.communicate(timeout=240)[1], process.returncode) for process in started]
     assert [code for _, code in ends] == [0, 0], ends[0][0] + ends[1][0]
     program = commplan.loads(programs_processes.PLAN).compile(
         axes={"node": 2, "gpu": 2}, shapes={"x": programs_processes.like()}
     )
-    wanted, _ = Oracle(program.schedule).phase("step", {}, {"x": programs_processes.inputs()})
+    expected, _ = Oracle(program.schedule).phase("step", {}, {"x": programs_processes.inputs()})
     for index in range(2):
         part = np.load(tmp_path / f"{index}.npz")
         assert len(part.files) == 12
         for key in part.files:
             name, leaf = key.split()
             if name == "mine" and leaf == "f":  # the first additions of a native level are up to XLA
-                np.testing.assert_allclose(part[key], wanted[name][leaf], rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(part[key], expected[name][leaf], rtol=1e-5, atol=1e-5)
             else:
-                assert part[key].tobytes() == np.asarray(wanted[name][leaf]).tobytes(), key
+                assert part[key].tobytes() == np.asarray(expected[name][leaf]).tobytes(), key

@@ -69,8 +69,8 @@ def test_structures_from_paths_alone_keep_the_order_of_the_leaves():
 def test_a_list_of_twelve_leaves_is_built_again_in_its_order():
     """With its structure, and without as dicts, in an order that would put "10" before "2"."""
     paths, tree = pytree.flatten({"layers": list(range(12))})
-    known = pytree.build(paths, range(12), {paths: tree.structure})
-    assert known == {"layers": list(range(12))}
+    rebuilt = pytree.build(paths, range(12), {paths: tree.structure})
+    assert rebuilt == {"layers": list(range(12))}
     guessed = pytree.build(paths, range(12), {})
     assert guessed == {"layers": {str(i): i for i in range(12)}}
     assert jax.tree.leaves(guessed) == list(range(12))

@@ -56,7 +56,7 @@ def test_every_leaf_is_summed(options: dict[str, str]) -> None:
     text = jax.jit(traced).lower(grads).as_text()
     assert ("combiner_key" in text) is bool(options)
     assert variadic.is_enabled() is False
-    for name, found in zip(LEAVES, jax.jit(traced)(grads), strict=True):
+    for name, total in zip(LEAVES, jax.jit(traced)(grads), strict=True):
         np.testing.assert_array_equal(
-            np.asarray(found, np.float32), np.asarray(grads[name], np.float32).sum(0)
+            np.asarray(total, np.float32), np.asarray(grads[name], np.float32).sum(0)
         )

@@ -34,5 +34,7 @@ def test_the_readme_of_the_mpi_lowering_has_all_files() -> None:
     folder = FOLDER / "mpi"
     text = (folder / "README.md").read_text()
     files = [path.relative_to(folder).as_posix() for path in (*folder.glob("*.py"), *folder.glob("job/*.py"))]
-    left = {name for name in files if name.rpartition("/")[2] not in ("__init__.py", "typing_shim.py")}
-    assert {name for name in left if f"`{name}`" not in text} == set()
+    undocumented = {
+        name for name in files if name.rpartition("/")[2] not in ("__init__.py", "typing_shim.py")
+    }
+    assert {name for name in undocumented if f"`{name}`" not in text} == set()

@@ -30,8 +30,8 @@ def on_ranks(grid: Grid, value: ir.Value, tree: Any) -> list[Any]:
 
 def compare(name: str, grid: Grid, value: ir.Value, trees: list[Any], expected: Any, epsilon: Any) -> None:
     leaves = [tuple(leaf for _, leaf in flatten(tree)[0]) for tree in trees]
-    together = collect(grid, value, dict(zip(grid.ranks, leaves, strict=True)))
-    for ours, (path, theirs) in zip(together, flatten(expected)[0], strict=True):
+    collected = collect(grid, value, dict(zip(grid.ranks, leaves, strict=True)))
+    for ours, (path, theirs) in zip(collected, flatten(expected)[0], strict=True):
         assert ours.dtype == theirs.dtype, f"{name} {path}"
         same_leaf(
             f"{name} {path}", ours, theirs, np.ones(theirs.shape, bool), epsilon.get(ours.dtype.name, 0)
@@ -54,11 +54,11 @@ def test_it_agrees_with_the_oracle(block: int) -> None:
             arguments = {ref.rpartition(".")[0]: ref for ref in phase.inputs} | {
                 b.name: b.value for b in phase.takes
             }
-            given = {
+            arguments_of_ranks = {
                 each: on_ranks(grid, values[arguments[each]], tree)
                 for each, tree in inputs_of(schedule, name, ways.inputs).items()
             }
-            outputs, updates = run.phase(name, given, states)
+            outputs, updates = run.phase(name, arguments_of_ranks, states)
             expected_outputs, expected_states = answers[name]
             assert outputs.keys() == expected_outputs.keys()
             bound = {binding.name: values[binding.value] for binding in phase.outputs}

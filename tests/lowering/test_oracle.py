@@ -32,7 +32,7 @@ def schedule(
     axes: dict[str, int],
     entry: Sequence[ir.Value],
     ops: Sequence[ir.Op],
-    made: Sequence[ir.Value],
+    values: Sequence[ir.Value],
     outputs: dict[str, str],
     states: Sequence[ir.Value] = (),
     updates: dict[str, str] | None = None,
@@ -43,7 +43,7 @@ def schedule(
     phase = ir.Phase(
         "step", "step", SPAN, 1, tuple(ops), inputs, tuple(v.id for v in states),
         tuple(ir.Binding(name, ref) for name, ref in outputs.items()),
-        tuple(ir.Binding(name, ref) for name, ref in (updates or {}).items()), tuple(made), tuple(takes),
+        tuple(ir.Binding(name, ref) for name, ref in (updates or {}).items()), tuple(values), tuple(takes),
     )  # fmt: skip
     return ir.Schedule(
         "test", "", tuple(ir.Axis(name, AxisKind.REPLICA, size) for name, size in axes.items()), (),
@@ -87,8 +87,8 @@ def test_all_reduce_of_extremes(op: str):
     np.testing.assert_array_equal(run(plan, x=x)["y"], getattr(x, op)(0))
 
 
-@pytest.mark.parametrize(("root", "wanted"), [(0, (0, 0)), (1, (0, 1)), (2, (1, 0)), (5, (2, 1))])
-def test_broadcast_counts_its_root_row_major_first_named_major(root: int, wanted: tuple[int, int]):
+@pytest.mark.parametrize(("root", "expected"), [(0, (0, 0)), (1, (0, 1)), (2, (1, 0)), (5, (2, 1))])
+def test_broadcast_counts_its_root_row_major_first_named_major(root: int, expected: tuple[int, int]):
     plan = schedule(
         {"a": 2, "b": 3},
         [value("x.0", [leaf()], Placement(per=("a", "b")))],
@@ -97,7 +97,7 @@ def test_broadcast_counts_its_root_row_major_first_named_major(root: int, wanted
         {"y": "y.0"},
     )
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
-    assert run(plan, x=x)["y"] == x[wanted[1], wanted[0]]
+    assert run(plan, x=x)["y"] == x[expected[1], expected[0]]
 
 
 def tree_split(axis: str) -> tuple[list[ir.Leaf], list[ir.Leaf]]:
@@ -269,12 +269,12 @@ def test_bfloat16_without_ml_dtypes_is_held_in_float32(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     storage.cache_clear()
     try:
-        held = convert(np.array([1 + 3 * 2**-8], np.float32), DType.BF16)
-        total = combine("sum", held, held, DType.BF16)
+        stored = convert(np.array([1 + 3 * 2**-8], np.float32), DType.BF16)
+        total = combine("sum", stored, stored, DType.BF16)
     finally:
         storage.cache_clear()
-    assert held.dtype == np.float32
-    assert held[0] == 1 + 2**-6
+    assert stored.dtype == np.float32
+    assert stored[0] == 1 + 2**-6
     assert total[0] == 2 + 2**-5
 
 
@@ -311,12 +311,12 @@ def test_map_keeps_the_containers_that_were_given():
 def records(random: bool, per: tuple[str, ...]) -> ir.Schedule:
     loaded = value("x.1", [leaf(2, 3, dtype=DType.U8)], Placement(split=("data",)), "records")
     axes = {"member": 2, "data": 2}
-    made = value("y.1", [leaf(2)], Placement(per=per, split=("data",)), "records")
+    batch = value("y.1", [leaf(2)], Placement(per=per, split=("data",)), "records")
     return schedule(
         axes, [],
         [ir.Read("x.1", "images", (4,), "exactly_once", 1, SPAN, split=("data",)),
          ir.Map(("y.1",), "f", ("x.1",), SPAN, per=per, per_record=True, random=random)],
-        [loaded, made], {"y": "y.1"}, fns=[fn("f", random=random)], takes=[ir.Binding("x", "x.1", True)],
+        [loaded, batch], {"y": "y.1"}, fns=[fn("f", random=random)], takes=[ir.Binding("x", "x.1", True)],
     )  # fmt: skip
 
 

@@ -25,38 +25,38 @@ def entering(kind: Kind, ranks: int, size: int, numbers: np.random.Generator) ->
     return list(numbers.integers(-(2**31), 2**31, (ranks, length)).astype(np.int32))
 
 
-def leaving(kind: Kind, held: Sequence[Array], root: int, op: Op) -> list[Array | None]:
+def leaving(kind: Kind, operands: Sequence[Array], root: int, op: Op) -> list[Array | None]:
     """The expected final buffer of each rank; None if the postcondition is undefined there."""
-    ranks, fold = len(held), {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
-    total = fold.reduce(held, dtype=np.int32)
+    ranks, fold = len(operands), {"sum": np.add, "max": np.maximum, "min": np.minimum}[op]
+    total = fold.reduce(operands, dtype=np.int32)
     match kind:
         case "all_reduce":
             return [total] * ranks
         case "reduce_scatter":
             return list(total.reshape(ranks, -1))
         case "all_gather":
-            return [np.concatenate(held)] * ranks
+            return [np.concatenate(operands)] * ranks
         case "broadcast":
-            return [held[root]] * ranks
+            return [operands[root]] * ranks
         case "reduce":
             return [total if rank == root else None for rank in range(ranks)]
         case "scatter":
-            return list(held[root].reshape(ranks, -1))
+            return list(operands[root].reshape(ranks, -1))
         case "swap":
-            return list(np.stack(held).reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
+            return list(np.stack(operands).reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
         case "gather":
-            return [np.concatenate(held) if rank == root else None for rank in range(ranks)]
+            return [np.concatenate(operands) if rank == root else None for rank in range(ranks)]
 
 
 def check(program: ChunkProgram, size: int, op: Op) -> None:
-    held = entering(program.kind, program.ranks, size, np.random.default_rng([size, program.ranks]))
-    before = [each.copy() for each in held]
-    got = execute(program, held, op)
-    wanted = leaving(program.kind, held, program.root, op)
-    for rank, (ours, right) in enumerate(zip(got, wanted, strict=True)):
+    operands = entering(program.kind, program.ranks, size, np.random.default_rng([size, program.ranks]))
+    before = [each.copy() for each in operands]
+    got = execute(program, operands, op)
+    expected = leaving(program.kind, operands, program.root, op)
+    for rank, (ours, right) in enumerate(zip(got, expected, strict=True)):
         if right is not None:
             assert np.array_equal(ours, right), (program.name, program.kind, program.ranks, size, op, rank)
-    assert all(np.array_equal(*pair) for pair in zip(held, before, strict=True)), "the inputs are kept"
+    assert all(np.array_equal(*pair) for pair in zip(operands, before, strict=True)), "the inputs are kept"
 
 
 @pytest.mark.parametrize("kind", KINDS)

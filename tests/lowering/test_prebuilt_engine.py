@@ -59,8 +59,8 @@ def test_the_processor_has_all_that_was_assumed(
     cpuinfo = tmp_path / "cpuinfo"
     flags = sorted(LEVELS["x86-64-v3"])
     monkeypatch.setattr(prebuilt, "CPUINFO", cpuinfo)
-    for known, expected in ((flags, prebuilt.ENGINE), (flags[1:], None)):
-        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {' '.join(known)}\n")
+    for supported, expected in ((flags, prebuilt.ENGINE), (flags[1:], None)):
+        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: fpu {' '.join(supported)}\n")
         assert prebuilt.engine(HERE.mpi, include) == expected
 
 

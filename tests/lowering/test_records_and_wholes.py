@@ -47,15 +47,15 @@ def multiply(a: Any, b: Any) -> Any:
 
 
 def test_the_oracle() -> None:
-    for made in (program(), flipped()):
-        oracle = Oracle(made.schedule, {"mix": multiply})
+    for compiled in (program(), flipped()):
+        oracle = Oracle(compiled.schedule, {"mix": multiply})
         outputs, _ = oracle.phase("step", {}, {"x": ROWS, "scale": SCALE})
         np.testing.assert_array_equal(outputs["out"], ROWS * SCALE)
 
 
 def test_jax() -> None:
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    for made in (program(), flipped()):
-        run = made.bind(mesh, sources={"rows": list(ROWS)}, functions={"mix": multiply})
+    for compiled in (program(), flipped()):
+        run = compiled.bind(mesh, sources={"rows": list(ROWS)}, functions={"mix": multiply})
         outputs, _ = run.step(run.init(), x=ROWS, scale=SCALE)
         np.testing.assert_array_equal(outputs.out, ROWS * SCALE)

@@ -56,9 +56,9 @@ def test_a_mean_divides_by_the_true_number_of_ranks(dtype: str, ranks: int) -> N
 @pytest.mark.parametrize(("wire", "dtype"), [(DType.F16, np.float16), (DType.BF16, ml_dtypes.bfloat16)])
 def test_the_pull_of_elastic_averaging_is_rounded_once(wire: DType, dtype: Any) -> None:
     """On workers and on servers: f16 has no 1e-8, the product of these rates."""
-    own, center, rate = np.asarray([40000, 7], dtype), np.asarray([0, 7], dtype), np.asarray(1e-4, "f4")
-    wanted = [np.asarray(float(own[0]) * 1e-8, dtype), 0]
-    assert np.asarray(ops.pull(jnp.asarray(own), jnp.asarray(center), rate, rate)).tolist() == wanted
-    sent = pulled(own, center, rate, rate, wire)
-    assert sent.tolist() == wanted
-    assert center.tolist() == [wanted[0], 7]
+    member, center, rate = np.asarray([40000, 7], dtype), np.asarray([0, 7], dtype), np.asarray(1e-4, "f4")
+    expected = [np.asarray(float(member[0]) * 1e-8, dtype), 0]
+    assert np.asarray(ops.pull(jnp.asarray(member), jnp.asarray(center), rate, rate)).tolist() == expected
+    sent = pulled(member, center, rate, rate, wire)
+    assert sent.tolist() == expected
+    assert center.tolist() == [expected[0], 7]

@@ -45,8 +45,8 @@ def test_random_plans(block: int):
 
 def test_no_example_is_left_out():
     """The others have servers, which other tests run, too many ranks, or nothing that runs on devices."""
-    left = {path.stem for path in PLANS.glob("*.plan")} - {name for name, _ in EXAMPLES}
-    for name in sorted(left):
+    missing = {path.stem for path in PLANS.glob("*.plan")} - {name for name, _ in EXAMPLES}
+    for name in sorted(missing):
         plan = commplan.load(PLANS / f"{name}.plan")
         if any(axis.kind is AxisKind.SERVER or (axis.size or 1) > 8 for axis in plan.graph.axes):
             continue
@@ -77,8 +77,8 @@ def one_axis_of_two(patch: pytest.MonkeyPatch) -> None:
     right = lax_backend.LaxBackend._native_all_reduce
 
     def wrong(self: Any, x: Any, op: ir.Collective) -> Any:
-        made = right(self, x, replace(op, axes=op.axes[:1]))
-        return assume_same(made, op.axes)
+        result = right(self, x, replace(op, axes=op.axes[:1]))
+        return assume_same(result, op.axes)
 
     patch.setattr(lax_backend.LaxBackend, "_native_all_reduce", wrong)
 
@@ -92,8 +92,8 @@ def gathered_in_another_order(patch: pytest.MonkeyPatch) -> None:
     right = native.all_gather_same
 
     def wrong(x: Any, axes: tuple[str, ...]) -> Any:
-        made = right(x, axes)
-        return made.reshape(3, -1)[::-1].reshape(made.shape)
+        result = right(x, axes)
+        return result.reshape(3, -1)[::-1].reshape(result.shape)
 
     patch.setattr(native, "all_gather_same", wrong)
 
@@ -116,9 +116,9 @@ def narrow_accumulation(patch: pytest.MonkeyPatch) -> None:
 def _instead(patch: pytest.MonkeyPatch, kind: Any, how: Callable[[Any, Any], Any]) -> None:
     right = phase.Lowered._run
 
-    def wrong(self: Any, op: Any, env: Any, *rest: Any) -> None:
+    def wrong(self: Any, op: Any, env: Any, *arguments: Any) -> None:
         if not isinstance(op, kind):
-            right(self, op, env, *rest)
+            right(self, op, env, *arguments)
             return
         tree = env[op.operand]
         env[op.result] = tree.like([how(op, x) for x in tree.leaves])
@@ -137,7 +137,7 @@ def columns_shifted(patch: pytest.MonkeyPatch) -> None:
 
 def windows_shifted(patch: pytest.MonkeyPatch) -> None:
     right = programs._window
-    patch.setattr(programs, "_window", lambda held, start, length: right(held, start + 1, length))
+    patch.setattr(programs, "_window", lambda buffer, start, length: right(buffer, start + 1, length))
 
 
 def the_other_cut(patch: pytest.MonkeyPatch) -> None:
@@ -155,8 +155,8 @@ def not_stored(patch: pytest.MonkeyPatch) -> None:
     right = permutes.steps
 
     def wrong(program: Any, size: int) -> Any:
-        made = right(program, size)
-        return (made[0]._replace(stores=False), *made[1:])
+        result = right(program, size)
+        return (result[0]._replace(stores=False), *result[1:])
 
     patch.setattr(programs, "steps_of", wrong)
 

@@ -70,17 +70,17 @@ def ranks_of_the_group(patch: pytest.MonkeyPatch) -> None:
 
 def _rows(patch: pytest.MonkeyPatch, change: Callable[[Any], Any]) -> None:
     right = collectives.instructions
-    patch.setattr(collectives, "instructions", lambda *given: change(right(*given)))
+    patch.setattr(collectives, "instructions", lambda *arguments: change(right(*arguments)))
 
 
 def no_waits(patch: pytest.MonkeyPatch) -> None:
-    _rows(patch, lambda made: dataclasses.replace(made, waits=((),) * len(made.waits)))
+    _rows(patch, lambda listed: dataclasses.replace(listed, waits=((),) * len(listed.waits)))
 
 
 def offsets_shifted(patch: pytest.MonkeyPatch) -> None:
-    def shifted(made: Any) -> Any:
-        rows = [row._replace(src_offset=max(row.src_offset - 4, 0)) for row in made.code]
-        return dataclasses.replace(made, code=tuple(rows))
+    def shifted(listed: Any) -> Any:
+        rows = [row._replace(src_offset=max(row.src_offset - 4, 0)) for row in listed.code]
+        return dataclasses.replace(listed, code=tuple(rows))
 
     _rows(patch, shifted)
 
@@ -89,18 +89,18 @@ def ready_too_early(patch: pytest.MonkeyPatch) -> None:
     """Mark parts of a result as final when they are first written."""
     _rows(
         patch,
-        lambda made: dataclasses.replace(
-            made,
-            last=tuple(i for i, row in enumerate(made.code) if row.dst == 1 and row.kind == 2)[:1],
+        lambda listed: dataclasses.replace(
+            listed,
+            last=tuple(i for i, row in enumerate(listed.code) if row.dst == 1 and row.kind == 2)[:1],
             late=(),
         ),
     )
 
 
 def copied_for_summed(patch: pytest.MonkeyPatch) -> None:
-    def copied(made: Any) -> Any:
-        rows = [row._replace(kind=1) if row.kind == 2 else row for row in made.code]
-        return dataclasses.replace(made, code=tuple(rows))
+    def copied(listed: Any) -> Any:
+        rows = [row._replace(kind=1) if row.kind == 2 else row for row in listed.code]
+        return dataclasses.replace(listed, code=tuple(rows))
 
     _rows(patch, copied)
 

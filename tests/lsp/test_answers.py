@@ -71,8 +71,8 @@ def at(before: str, after: str = "") -> tuple[PlanDocument, int, int]:
     line."""
     assert PLAN.count(before) == 1, before
     end = PLAN.index(before) + len(before)
-    rest = PLAN[end:].partition("\n")[2]
-    text = f"{PLAN[:end]}{after}\n{rest}"
+    remainder = PLAN[end:].partition("\n")[2]
+    text = f"{PLAN[:end]}{after}\n{remainder}"
     line = text[:end].count("\n") + 1
     return PlanDocument(text, "p.plan"), line, end - text.rfind("\n", 0, end)
 
@@ -175,8 +175,8 @@ def test_every_word_is_documented():
 def hovered(before: str, stages: dict[int, list[str]] | None = None) -> str:
     end = PLAN.index(before) + len(before)
     line, column = PLAN[:end].count("\n") + 1, end - PLAN.rfind("\n", 0, end)
-    said = hover(PlanDocument(PLAN, "p.plan"), line, column, stages)
-    return said[0] if said else ""
+    answer = hover(PlanDocument(PLAN, "p.plan"), line, column, stages)
+    return answer[0] if answer else ""
 
 
 def test_hover_of_a_value_says_how_it_lies():

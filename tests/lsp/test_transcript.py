@@ -46,9 +46,9 @@ async def _session() -> None:
 
 async def _asked(client: Client) -> None:
     server = client.client
-    said = await server.text_document_hover_async(types.HoverParams(**client.place("output  x,|y")))
-    assert said and isinstance(said.contents, types.MarkupContent)
-    assert "y : f32[1024] same" in said.contents.value
+    answer = await server.text_document_hover_async(types.HoverParams(**client.place("output  x,|y")))
+    assert answer and isinstance(answer.contents, types.MarkupContent)
+    assert "y : f32[1024] same" in answer.contents.value
     declared = await server.text_document_definition_async(
         types.DefinitionParams(**client.place("over d|ata"))
     )
@@ -110,8 +110,8 @@ async def _repaired(client: Client) -> None:
 
 def test_a_refused_request_is_no_fault_in_the_log():
     def logged(error: Exception) -> bool:
-        found = (type(error), error, None)
-        return is_logged(logging.LogRecord("pygls", logging.ERROR, __file__, 1, "failed", None, found))
+        raised = (type(error), error, None)
+        return is_logged(logging.LogRecord("pygls", logging.ERROR, __file__, 1, "failed", None, raised))
 
     assert not logged(JsonRpcInvalidParams("CP1117"))
     assert logged(ValueError("a mistake of the server"))
@@ -133,16 +133,16 @@ def test_a_hover_shows_what_the_compiler_chose():
         async with connected(["--axis", "data=4"]) as client:
             await client.open(TEXT.replace("axis data = 4", "axis data = ?"))
             for _ in range(300):  # until the compiler has said it; no hover waits for it
-                said = await client.client.text_document_hover_async(
+                answer = await client.client.text_document_hover_async(
                     types.HoverParams(**client.place("y = re|duce"))
                 )
-                assert said and isinstance(said.contents, types.MarkupContent)
-                if "```text" in said.contents.value:
-                    return said.contents.value
+                assert answer and isinstance(answer.contents, types.MarkupContent)
+                if "```text" in answer.contents.value:
+                    return answer.contents.value
         raise AssertionError("nothing came of the compiler")
 
-    said = asyncio.run(session())
-    assert "all_reduce" in said and "over data" in said
+    answer = asyncio.run(session())
+    assert "all_reduce" in answer and "over data" in answer
 
 
 def test_bad_texts_end_nothing():
@@ -157,12 +157,12 @@ def test_bad_texts_end_nothing():
                 client.client.text_document_did_change(types.DidChangeTextDocumentParams(document, [event]))
                 client.text = text
                 assert await client.diagnostics()
-                asked: Any = {
+                request: Any = {
                     "text_document": types.TextDocumentIdentifier(URI),
                     "position": types.Position(0, 1),
                 }
-                await client.client.text_document_completion_async(types.CompletionParams(**asked))
-                await client.client.text_document_hover_async(types.HoverParams(**asked))
+                await client.client.text_document_completion_async(types.CompletionParams(**request))
+                await client.client.text_document_hover_async(types.HoverParams(**request))
                 await client.client.text_document_inlay_hint_async(
                     types.InlayHintParams(types.TextDocumentIdentifier(URI), whole)
                 )

@@ -53,8 +53,8 @@ def test_gathers_and_scatters_lie_under_products(scan: bool):
     def cut(kind: Any) -> Any:
         return placed(8 * LAYERS, kind.size // 8) if scan else placed(kind.size)
 
-    one = jax.tree.map(cut, like)
-    shards = one if scan else [one] * LAYERS
+    params = jax.tree.map(cut, like)
+    shards = params if scan else [params] * LAYERS
     compiled = jax.jit(lambda *args: train({}, *args)[1], donate_argnums=0).lower(
         shards, placed(8 * ROWS, WIDTH)
     )

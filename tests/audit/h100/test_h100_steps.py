@@ -51,8 +51,8 @@ def h100() -> Any:
 
 def layers(dtype: str) -> Tree:
     """The shapes of a stack of layers, 2048 wide."""
-    one = {"b": jax.ShapeDtypeStruct((WIDTH,), dtype), "w": jax.ShapeDtypeStruct((WIDTH, WIDTH), dtype)}
-    return {f"layer{i}": one for i in range(LAYERS)}
+    params = {"b": jax.ShapeDtypeStruct((WIDTH,), dtype), "w": jax.ShapeDtypeStruct((WIDTH, WIDTH), dtype)}
+    return {f"layer{i}": params for i in range(LAYERS)}
 
 
 def loss(params: Tree, x: Any) -> Any:
@@ -100,14 +100,14 @@ def inputs(mesh: Mesh, dtype: str, rows: int = ROWS) -> tuple[Tree, Any]:
 
 def by_bucket(step: CompiledStep, count: int) -> list[Sequence[CompiledCollective]]:
     """The collectives of each bucket: of every kind one, in the order of buckets."""
-    kinds = dict.fromkeys(found.kind for found in step.collectives)
-    each = [[found for found in step.collectives if found.kind == kind] for kind in kinds]
-    assert [len(found) for found in each] == [count] * len(each)
+    kinds = dict.fromkeys(collective.kind for collective in step.collectives)
+    each = [[collective for collective in step.collectives if collective.kind == kind] for kind in kinds]
+    assert [len(collective) for collective in each] == [count] * len(each)
     return list(zip(*each, strict=True))
 
 
 def hidden(step: CompiledStep) -> int:
-    return sum(len(step.hidden(found)) for found in step.collectives)
+    return sum(len(step.hidden(collective)) for collective in step.collectives)
 
 
 def assert_under_the_backward_pass(step: CompiledStep, buckets: int) -> None:
@@ -115,7 +115,7 @@ def assert_under_the_backward_pass(step: CompiledStep, buckets: int) -> None:
     groups = by_bucket(step, buckets)
     for group in groups[:-1]:
         assert step.before(group[0]) < len(step.products)
-        assert any(step.hidden(found) for found in group)
+        assert any(step.hidden(collective) for collective in group)
     starts = [step.before(group[0]) for group in groups]
     assert starts == sorted(set(starts))
 
@@ -148,14 +148,14 @@ def test_the_plans_collectives_and_no_others(h100: Any, name: str, dtype: str) -
     jit = run.jit if name == "two_level" else jax.jit
     step = audited(step_of(run, ", ".join(sizes)), {}, params, x, jit=jit)
 
-    wanted = expected(run.program.schedule, "step", mesh, "gpu")
-    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
-    assert sorted(found.kind for found in step.collectives) == sorted(kinds * LAYERS)
+    expected_ops = expected(run.program.schedule, "step", mesh, "gpu")
+    assert str(compare(expected_ops, step)) == f"{len(expected_ops)} collectives, as planned"
+    assert sorted(collective.kind for collective in step.collectives) == sorted(kinds * LAYERS)
     sent = "bf16" if name.endswith("wire") or dtype == "bfloat16" else "f32"
-    assert {found.dtypes for found in step.collectives} == {(sent,)}
+    assert {collective.dtypes for collective in step.collectives} == {(sent,)}
     assert_under_the_backward_pass(step, LAYERS)
     if len(kinds) < 3:  # two products a layer: of three collectives a bucket one is exposed
-        assert all(step.hidden(found) for found in step.collectives[: -len(kinds)])
+        assert all(step.hidden(collective) for collective in step.collectives[: -len(kinds)])
     assert [move for move in step.copies_of(WIDTH * WIDTH) if move.kind == "copy"] == []
 
 
@@ -168,8 +168,8 @@ def test_levels_of_neighbouring_buckets_are_busy_at_once(h100: Any) -> None:
     step = audited(step_of(run, "node, gpu"), {}, params, x, jit=run.jit)
     alone = audited(step_of(run, "node, gpu"), {}, params, x)  # one at a time, by XLA's own options
 
-    between = [found for found in step.collectives if found.kind == "all_reduce"]
-    inside = [found for found in step.collectives if found.kind != "all_reduce"]
+    between = [collective for collective in step.collectives if collective.kind == "all_reduce"]
+    inside = [collective for collective in step.collectives if collective.kind != "all_reduce"]
     assert sum(any(a.start < i.start < a.done for i in inside) for a in between) >= LAYERS - 2
     assert estimate(step, machine).exposed < 0.75 * estimate(alone, machine).exposed
 
@@ -219,13 +219,13 @@ def test_sharded_update(h100: Any) -> None:
     flat = jax.tree.map(lambda s: jax.ShapeDtypeStruct((s.size,), s.dtype), shapes)
     step = audited(train, {"adam": twins.placed(mesh, P("data"), flat)}, params, x, donate=(0, 1))
 
-    wanted = expected(run.program.schedule, "step", mesh, "gpu")
-    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
-    scatters = [found for found in step.collectives if found.kind == "reduce_scatter"]
-    gathers = [found for found in step.collectives if found.kind == "all_gather"]
+    expected_ops = expected(run.program.schedule, "step", mesh, "gpu")
+    assert str(compare(expected_ops, step)) == f"{len(expected_ops)} collectives, as planned"
+    scatters = [collective for collective in step.collectives if collective.kind == "reduce_scatter"]
+    gathers = [collective for collective in step.collectives if collective.kind == "all_gather"]
     assert step.collectives == (*scatters, *gathers)
     assert len(scatters) == len(gathers) == LAYERS
-    assert all(step.hidden(found) for found in scatters[:-1])
+    assert all(step.hidden(collective) for collective in scatters[:-1])
 
 
 def test_a_broadcast_is_xlas_own(h100: Any) -> None:
@@ -239,9 +239,9 @@ def test_a_broadcast_is_xlas_own(h100: Any) -> None:
 
     each = jax.tree.map(lambda s: jax.ShapeDtypeStruct((32, *s.shape), s.dtype), shapes)
     step = audited(start, twins.placed(mesh, P("data"), each), donate=0)
-    wanted = expected(run.program.schedule, "start", mesh, "gpu")
-    assert {(item.kind, item.dtype) for item in wanted} == {("broadcast", "bf16")}
-    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
+    expected_ops = expected(run.program.schedule, "start", mesh, "gpu")
+    assert {(item.kind, item.dtype) for item in expected_ops} == {("broadcast", "bf16")}
+    assert str(compare(expected_ops, step)) == f"{len(expected_ops)} collectives, as planned"
 
 
 def test_rounds_of_a_program_are_permutes_that_start_early(h100: Any) -> None:
@@ -262,15 +262,17 @@ each step {
     run = commplan.loads(text).compile(mesh, shapes={"grads": shapes}).bind(mesh)
     params, x = inputs(mesh, "bfloat16")
     step = audited(step_of(run, "node, gpu"), {}, params, x, donate=1)
-    wanted = expected(run.program.schedule, "step", mesh, "gpu")
-    report = compare(wanted, step)
+    expected_ops = expected(run.program.schedule, "step", mesh, "gpu")
+    report = compare(expected_ops, step)
     assert {difference.kind for difference in report.differences} <= {"moved"}, str(report)
-    permutes = [found for found in step.collectives if found.kind == "permute"]
-    buckets = [found for found in step.collectives if found.kind == "reduce_scatter"]
+    permutes = [collective for collective in step.collectives if collective.kind == "permute"]
+    buckets = [collective for collective in step.collectives if collective.kind == "reduce_scatter"]
     assert len(permutes) == 6 * len(buckets) > 0
-    assert {found.dtypes for found in permutes} == {("bf16",)}
-    assert all(found.done > found.start and not found.synchronous for found in permutes[:-6])
-    assert any(step.hidden(found) and not found.synchronous for found in permutes)
+    assert {collective.dtypes for collective in permutes} == {("bf16",)}
+    assert all(
+        collective.done > collective.start and not collective.synchronous for collective in permutes[:-6]
+    )
+    assert any(step.hidden(collective) and not collective.synchronous for collective in permutes)
 
 
 def scanned_loss(params: Tree, x: Any, tap: Callable[[Tree], Tree]) -> Any:
@@ -321,7 +323,7 @@ def test_a_tapped_scan_reduces_inside_the_loop(h100: Any) -> None:
         return state, twins.sgd(params, out.grads)
 
     late = audited(outside, {}, params, x)
-    assert all(not found.loops and not late.hidden(found) for found in late.collectives)
+    assert all(not collective.loops and not late.hidden(collective) for collective in late.collectives)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -351,7 +353,9 @@ def test_no_more_operations_than_by_hand(h100: Any, dtype: str) -> None:
     planned = audited(step_of(run, "data"), {}, params, x)
     twin = audited(mapped, params, x, donate=0)
 
-    assert [str(found) for found in planned.collectives] == [str(found) for found in twin.collectives]
+    assert [str(collective) for collective in planned.collectives] == [
+        str(collective) for collective in twin.collectives
+    ]
     assert planned.timeline() == twin.timeline()
     assert planned.ops == twin.ops
     assert planned.fused_ops == twin.fused_ops
@@ -381,10 +385,10 @@ def test_members_reduce_among_themselves(h100: Any) -> None:
         (4, 8 * ROWS, WIDTH), "float32", sharding=NamedSharding(mesh, P("member", "data"))
     )
     step = audited(train, {}, twins.placed(mesh, P("member"), each), x)
-    wanted = expected(run.program.schedule, "step", mesh, "gpu")
-    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
+    expected_ops = expected(run.program.schedule, "step", mesh, "gpu")
+    assert str(compare(expected_ops, step)) == f"{len(expected_ops)} collectives, as planned"
     members = tuple(tuple(range(8 * member, 8 * member + 8)) for member in range(4))
-    assert {found.groups for found in step.collectives} == {members}
+    assert {collective.groups for collective in step.collectives} == {members}
 
 
 def test_an_older_gpu_gets_the_same_collectives() -> None:
@@ -394,9 +398,9 @@ def test_an_older_gpu_gets_the_same_collectives() -> None:
         "data_parallel", mesh, {"params": shapes, "grads": shapes}, ("bucket = 25 MiB", "bucket = 10 MiB")
     )
     step = audited(step_of(run, "data"), {}, *inputs(mesh, "bfloat16"))
-    wanted = expected(run.program.schedule, "step", mesh, "gpu")
-    assert len(wanted) == 2 * LAYERS
-    assert str(compare(wanted, step)) == f"{len(wanted)} collectives, as planned"
+    expected_ops = expected(run.program.schedule, "step", mesh, "gpu")
+    assert len(expected_ops) == 2 * LAYERS
+    assert str(compare(expected_ops, step)) == f"{len(expected_ops)} collectives, as planned"
 
 
 def test_a_broadcast_within_groups_is_xlas_own(h100: Any) -> None:
@@ -410,8 +414,8 @@ def test_a_broadcast_within_groups_is_xlas_own(h100: Any) -> None:
     backend = LaxBackend("gpu", {"data": 32}, spread=spread)
     step = jax.shard_map(lambda x: backend.move(x, op), mesh=mesh, in_specs=P("data"), out_specs=P())
     x = jax.ShapeDtypeStruct((32 * 4096,), "float32", sharding=NamedSharding(mesh, P("data")))
-    own = audited(step, x, donate=())
-    assert [found.kind for found in own.collectives] == ["broadcast", "broadcast"]
-    between, within = (found.groups for found in own.collectives)
+    broadcasts = audited(step, x, donate=())
+    assert [collective.kind for collective in broadcasts.collectives] == ["broadcast", "broadcast"]
+    between, within = (collective.groups for collective in broadcasts.collectives)
     assert between[1] == (9, 1, 17, 25) and len(between) == 8
     assert within[1] == (9, 8, 10, 11, 12, 13, 14, 15) and len(within) == 4
