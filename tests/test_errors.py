@@ -35,8 +35,8 @@ def _example(page: str, heading: str) -> str:
 
 
 def test_what_is_raised_has_a_page_and_a_page_is_raised() -> None:
-    rooms = ("commplan", "dsl", "lowering", "runtime", "bench")
-    sources = {path.resolve() for room in rooms for path in (ROOT / room).rglob("*.py")}
+    folders = ("commplan", "dsl", "lowering", "runtime", "bench")
+    sources = {path.resolve() for room in folders for path in (ROOT / room).rglob("*.py")}
     raised = {code for path in sources for code in re.findall(r"\bCP\d{4}\b", path.read_text("utf-8"))}
     assert raised == set(CODES)
     assert errors.page("CP9999") is None
@@ -78,12 +78,12 @@ def test_pages_on_plans_show_a_wrong_plan_and_a_fixed_one(code: str) -> None:
 @_codes("CP12")
 def test_pages_on_warnings_show_one_and_how_it_goes(code: str) -> None:
     machine = ROOT / "examples" / "topologies" / "two_rack.toml"
-    known = {"CP1206": LintInputs(records={"images": 100})}
+    inputs = {"CP1206": LintInputs(records={"images": 100})}
     if code == "CP1204":
-        known[code] = LintInputs(topology=load_topology(machine), options={"backend": "mpi"})
+        inputs[code] = LintInputs(topology=load_topology(machine), options={"backend": "mpi"})
     for heading, expected in (("Wrong", [code]), ("Fixed", [])):
         analysis = analyse(_example(_page(code), heading), "example.plan")
-        warnings = lint(analysis, known.get(code, LintInputs()))
+        warnings = lint(analysis, inputs.get(code, LintInputs()))
         assert not analysis.diagnostics and [warning.code for warning in warnings] == expected
 
 

@@ -41,14 +41,14 @@ ELSEWHERE = {
 
 
 def test_no_other_module_opens_files_from_outside() -> None:
-    found: dict[tuple[str, str], str] = {}
+    opens: dict[tuple[str, str], str] = {}
     for name, path in modules().items():
         if name == "commplan.io" or "templates" in path.parts:
             continue
         for function, call in opening_calls(ast.parse(path.read_text())):
-            found[name, function] = f"{path}:{call.lineno}: {ast.unparse(call)[:80]}"
-    assert not found.keys() - ELSEWHERE.keys(), "\n".join(found[k] for k in found if k not in ELSEWHERE)
-    assert not ELSEWHERE.keys() - found.keys()
+            opens[name, function] = f"{path}:{call.lineno}: {ast.unparse(call)[:80]}"
+    assert not opens.keys() - ELSEWHERE.keys(), "\n".join(opens[k] for k in opens if k not in ELSEWHERE)
+    assert not ELSEWHERE.keys() - opens.keys()
 
 
 def opening_calls(tree: ast.AST, function: str = "") -> Iterator[tuple[str, ast.expr | ast.stmt]]:

@@ -68,15 +68,15 @@ def test_processes_of_a_cluster_have_all_their_gpus(monkeypatch: pytest.MonkeyPa
     names = {"COORDINATOR": "a:1", "PROCESSES": "4", "JOB_COMPLETION_INDEX": "0", "SLURM_GPUS_ON_NODE": "8"}
     for name, value in names.items():
         monkeypatch.setenv(name, value)
-    asked: list[object] = []
-    distributed = types.SimpleNamespace(initialize=lambda *_, **ids: asked.append(ids["local_device_ids"]))
+    calls: list[object] = []
+    distributed = types.SimpleNamespace(initialize=lambda *_, **ids: calls.append(ids["local_device_ids"]))
     jax = types.SimpleNamespace(
         distributed=distributed,
         local_device_count=lambda: 8, device_count=lambda: 32, process_index=lambda: 0,
     )  # fmt: skip
     for start in starts:
         exec(start, {"jax": jax, "os": os})
-    assert asked == [list(range(8))] * 2
+    assert calls == [list(range(8))] * 2
 
 
 def test_every_page_is_in_the_navigation_of_the_site():

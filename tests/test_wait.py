@@ -63,14 +63,14 @@ def late(waited: float) -> NoReturn:
 
 
 def test_what_comes_in_time_is_returned() -> None:
-    asked: list[float] = []
+    times: list[float] = []
 
     def attempt(seconds: float) -> str:
-        asked.append(seconds)
-        return "here" if len(asked) == 3 else ""
+        times.append(seconds)
+        return "here" if len(times) == 3 else ""
 
     assert until(attempt, Wait(60.0, late, slice_s=0.125)) == "here"
-    assert asked == [0.125] * 3
+    assert times == [0.125] * 3
 
 
 def test_past_the_bound_it_is_said_what_did_not_come() -> None:
@@ -119,7 +119,7 @@ def test_a_wait_for_nothing_in_particular_is_found() -> None:
 
 
 def test_no_wait_is_endless() -> None:
-    found = [
+    waits = [
         f"{path.relative_to(ROOT)}:{line} {name}"
         for room in ("commplan", "dsl", "lowering", "runtime")
         for path in sorted((ROOT / room).rglob("*.py"))
@@ -127,7 +127,7 @@ def test_no_wait_is_endless() -> None:
         for line, name in endless(path.read_text("utf-8"))
         if name not in ALLOWED.get(str(path.relative_to(ROOT)), ())
     ]
-    assert not found, "\n".join(["these wait without a bound: see commplan/wait.py", *found])
+    assert not waits, "\n".join(["these wait without a bound: see commplan/wait.py", *waits])
 
 
 def endless(source: str) -> Iterator[tuple[int, str]]:
@@ -135,8 +135,8 @@ def endless(source: str) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(source)):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
             continue
-        name, given = node.func.attr, bool(node.args or node.keywords)
+        name, has_arguments = node.func.attr, bool(node.args or node.keywords)
         if isinstance(node.func.value, ast.Name) and node.func.value.id == "message":
             continue  # matched already: it has come
-        if name in ENDLESS or (name in BOUNDED and not given):
+        if name in ENDLESS or (name in BOUNDED and not has_arguments):
             yield node.lineno, name

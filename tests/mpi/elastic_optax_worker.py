@@ -66,7 +66,7 @@ def trained(run: Any, optimizer: Any, worker: int) -> Any:
 def expected(period: int, mu: Any, *, at_once: bool) -> list[Any]:
     """Both workers' parameters by the equations."""
     both, center = [begin(0), begin(1)], begin(0)
-    moments = [{name: np.zeros_like(x) for name, x in one.items()} for one in both]
+    moments = [{name: np.zeros_like(x) for name, x in params.items()} for params in both]
     for number in range(STEPS):
         pulls: list[Any] = []
         for worker in range(2):
@@ -86,9 +86,9 @@ def expected(period: int, mu: Any, *, at_once: bool) -> list[Any]:
     return both
 
 
-def check(found: Any, wanted: Any) -> None:
-    for name, x in wanted.items():
-        np.testing.assert_allclose(np.asarray(found[name]), x, rtol=1e-6)
+def check(actual: Any, target: Any) -> None:
+    for name, x in target.items():
+        np.testing.assert_allclose(np.asarray(actual[name]), x, rtol=1e-6)
 
 
 def main() -> None:
@@ -107,8 +107,8 @@ def main() -> None:
     if RANK < 2:
         text = PLAN.format(server="", on="", period=2, mode="sync")
         run = commplan.loads(text).compile(workers, shapes={"params": begin(0)}).bind(workers)
-        found = trained(run, optax.sgd(float(ETA), momentum=float(MU)), RANK)
-        check(found, expected(2, MU, at_once=True)[RANK])
+        result = trained(run, optax.sgd(float(ETA), momentum=float(MU)), RANK)
+        check(result, expected(2, MU, at_once=True)[RANK])
     print("ok", flush=True)
 
 

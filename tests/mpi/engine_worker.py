@@ -74,16 +74,16 @@ def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
     if spec.kind in ("swap", "all_to_all"):
         return list(rows.reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
     whole = case.size * ranks if spec.kind in ("all_gather", "gather") else case.size
-    own = dataclasses.replace(spec, axes=spec.axes or tuple(channel.groups.sizes))
-    made = choice(own, channel.groups, whole, xs[0].dtype.itemsize)
-    if made is not None and case.dtype == "bfloat16":
-        wide = execute(made.program, [x.astype(np.float32) for x in xs], spec.op, DType.BF16)
+    whole_spec = dataclasses.replace(spec, axes=spec.axes or tuple(channel.groups.sizes))
+    program = choice(whole_spec, channel.groups, whole, xs[0].dtype.itemsize)
+    if program is not None and case.dtype == "bfloat16":
+        wide = execute(program.program, [x.astype(np.float32) for x in xs], spec.op, DType.BF16)
         return [np.asarray(x).astype(xs[0].dtype) for x in wide]
-    if made is not None:
-        return [np.asarray(x) for x in execute(made.program, xs, spec.op)]
+    if program is not None:
+        return [np.asarray(x) for x in execute(program.program, xs, spec.op)]
 
-    def how(one: Any, other: Any) -> Any:
-        return combine(spec.op, one, other, NAMES[case.dtype])
+    def how(first: Any, second: Any) -> Any:
+        return combine(spec.op, first, second, NAMES[case.dtype])
 
     if spec.kind in ("all_reduce", "reduce", "reduce_scatter"):
         if spec.op == "sum" and case.dtype.endswith(("16", "float32", "float64")):
@@ -191,16 +191,18 @@ def without_gaps(x: Any, case: Case) -> Any:
 
 def wrong(channel: Channel, cases: list[Case]) -> list[str]:
     """Run all of `cases` in one program, in order, and return the descriptions of wrong results."""
-    given = [jnp.asarray(operand(case, RANK)) for case in cases]
+    operands = [jnp.asarray(operand(case, RANK)) for case in cases]
 
     def run(xs: list[Any], token: Any) -> tuple[list[Any], Any]:
         ys: list[Any] = []
         for case, x in zip(cases, xs, strict=True):
             if case.cuts:
                 rows = (RANKS if case.spec.kind in CUT else 1, RANKS if case.spec.kind == "all_gather" else 1)
-                taken, given = (laid(case.cuts, case.gap, ways) for ways in rows)
-                assert channel.can_start_packed(case.spec, taken.size)
-                pending, token = channel.begin(apart(x, case, rows[0]), case.spec, taken, given, token)
+                operand_places, operands = (laid(case.cuts, case.gap, ways) for ways in rows)
+                assert channel.can_start_packed(case.spec, operand_places.size)
+                pending, token = channel.begin(
+                    apart(x, case, rows[0]), case.spec, operand_places, operands, token
+                )
                 parts, token = channel.end(pending, token)
                 y = joined(parts, rows[1])
             else:
@@ -208,8 +210,8 @@ def wrong(channel: Channel, cases: list[Case]) -> list[str]:
             ys.append(y)
         return ys, token
 
-    results, _ = jax.jit(run)(given, channel.token())
-    found: list[str] = []
+    results, _ = jax.jit(run)(operands, channel.token())
+    problems: list[str] = []
     for case, y in zip(cases, results, strict=True):
         group = channel.groups.along(case.spec.axes or tuple(channel.groups.sizes))
         place = group.index(RANK)
@@ -226,8 +228,8 @@ def wrong(channel: Channel, cases: list[Case]) -> list[str]:
             want = without_gaps(promised[place], case) if case.cuts else promised[place]
             right = y.shape == want.shape and np.asarray(y).tobytes() == want.tobytes()
         if not right:
-            found.append(f"rank {RANK}: {case}: {np.asarray(y)[:4]} is not {want[:4]}")
-    return found
+            problems.append(f"rank {RANK}: {case}: {np.asarray(y)[:4]} is not {want[:4]}")
+    return problems
 
 
 def grid() -> tuple[Channel, list[Case]]:
@@ -253,24 +255,24 @@ def grid() -> tuple[Channel, list[Case]]:
 
 def uncountable(channel: Channel) -> list[str]:
     """Errors in blocks that exceed the 32-bit counts of MPI's collectives."""
-    found: list[str] = []
+    problems: list[str] = []
     for kind in ("reduce_scatter", "all_gather", "scatter", "gather"):
         spec = Spec(kind, axes=("ranks",), root=RANKS - 1 if kind in ROOTED else 0)
         large, small = (choice(spec, channel.groups, size * RANKS, 1) for size in (2**31, 2**31 - 1))
         if large is None or large.program.name != "ring" or small is not None:
-            found.append(f"{kind}: {large}, {small}")
+            problems.append(f"{kind}: {large}, {small}")
     try:
         choice(Spec("all_to_all", axes=("ranks",)), channel.groups, 2**31 * RANKS, 1)
-        found.append("all_to_all")
+        problems.append("all_to_all")
     except CommplanError as error:
-        found += [] if error.diagnostics[0].code == "CP0831" else [str(error)]
-    return found
+        problems += [] if error.diagnostics[0].code == "CP0831" else [str(error)]
+    return problems
 
 
 def cases_of(part: str) -> tuple[Channel, list[Case]]:
     if part == "grid":
         return grid()
-    made = {
+    builders = {
         "call": lambda: by_algorithm((0, 1, 2, 37), (None, 20), "call"),
         "split": lambda: by_algorithm((1, 37), (None, 20), "split"),
         "rounds": lambda: by_algorithm((13,), (None,), "rounds"),
@@ -279,23 +281,25 @@ def cases_of(part: str) -> tuple[Channel, list[Case]]:
         "large": large,
         "together": together,
     }
-    return Channel(comm), list(made[part]())
+    return Channel(comm), list(builders[part]())
 
 
 def main() -> None:
-    found: list[str] = []
+    problems: list[str] = []
     many: dict[str, int] = {}
     channel = Channel(comm)
-    found += uncountable(channel)
+    problems += uncountable(channel)
     channel.close()
     for part in sys.argv[1:]:
         channel, cases = cases_of(part)
         many[part] = len(cases)
-        found += wrong(channel, cases)
+        problems += wrong(channel, cases)
         channel.close()
-    every: list[list[str]] | None = comm.gather(found)
+    every: list[list[str]] | None = comm.gather(problems)
     if RANK == 0:
-        print(json.dumps({"cases": many, "wrong": [one for each in every or [] for one in each][:20]}))
+        print(
+            json.dumps({"cases": many, "wrong": [problem for each in every or [] for problem in each][:20]})
+        )
 
 
 main()

@@ -28,21 +28,21 @@ def check(
     lead, rank = (comm.Get_size(),), comm.Get_rank()
 
     @jax.jit
-    def step(state: Any, given: Any) -> Any:
-        return run.step(state, **given)
+    def step(state: Any, arguments: Any) -> Any:
+        return run.step(state, **arguments)
 
     def own(tree: Any) -> Any:
         return {key: leaf[rank] for key, leaf in tree.items()}
 
     right = wanted({"all": comm.Get_size()}, 3, by, states)
     out, state = run.start(run.init(), params=own(drawn(0, lead)))
-    found = [out.weights]
+    history = [out.weights]
     for number in (1, 2, 3):
-        given = {"grads": own(drawn(number, lead))}
-        given |= {"n": counts(number, lead)[rank]} if "weight" in by else {}
-        out, state = step(state, given)
-        found.append(out.weights)
-    assert all(map(same, found, right)), (rank, axes, by, via, options)
+        arguments = {"grads": own(drawn(number, lead))}
+        arguments |= {"n": counts(number, lead)[rank]} if "weight" in by else {}
+        out, state = step(state, arguments)
+        history.append(out.weights)
+    assert all(map(same, history, right)), (rank, axes, by, via, options)
     if states == 2 and via == "via parameter_server":
         ranks = comm.Get_size()
         sizes = {key: leaf.size for key, leaf in state["moment"].items()}

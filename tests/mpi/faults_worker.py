@@ -60,15 +60,15 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def told(what: str, call: Callable[[], Any]) -> None:
+def told(label: str, call: Callable[[], Any]) -> None:
     began = time.monotonic()
     try:
         call()
-        said = "nothing"
+        message = "nothing"
     except Exception as error:  # noqa: BLE001  whatever it is, it is what is told
-        said = " ".join(str(error).split())
-    sys.stderr.write(f"{what} after {time.monotonic() - began:.1f} s\n")
-    print(f"{what}: {said}\n", end="", flush=True)
+        message = " ".join(str(error).split())
+    sys.stderr.write(f"{label} after {time.monotonic() - began:.1f} s\n")
+    print(f"{label}: {message}\n", end="", flush=True)
 
 
 def collectives() -> None:
@@ -127,7 +127,7 @@ def before_bind() -> None:
 
 def server_dies() -> None:
     def doomed() -> None:
-        while not all(comm.Iprobe(source=one, tag=DOOM) for one in range(RANK)):
+        while not all(comm.Iprobe(source=rank_of_worker, tag=DOOM) for rank_of_worker in range(RANK)):
             time.sleep(0.05)
         die()
 

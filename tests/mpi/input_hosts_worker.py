@@ -48,15 +48,15 @@ def grouped(run: Any, hosts: list[str], timeout: float = 60.0) -> dict[str, Any]
 
 
 def everything(hosts: list[str], words: dict[str, Any]) -> dict[str, Any]:
-    said: dict[str, Any] = {}
+    report: dict[str, Any] = {}
     for design in words["designs"]:
         run, decoded = host_processes.bound(design, HERE.size, HERE)
         options = grouped(run, hosts)
         items = host_processes.seen(run, 2, **options)
         carrier = options["group"].carrier if options else None
         moved = [carrier.sent, carrier.received] if carrier else [0, 0]
-        said[design] = {"items": items, "decoded": decoded, "moved": moved}
-    return said
+        report[design] = {"items": items, "decoded": decoded, "moved": moved}
+    return report
 
 
 def failing(hosts: list[str], words: dict[str, Any]) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def survived(hosts: list[str], words: dict[str, Any]) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
         return host_processes.np.asarray(record).reshape(2, 3), host_processes.np.int32(record[0])
 
-    given = {"design": words["design"], "on_failure": words["on_failure"], "members": HERE.size}
-    program = commplan.loads(SURVIVED.format(**given)).compile(HERE)
+    settings = {"design": words["design"], "on_failure": words["on_failure"], "members": HERE.size}
+    program = commplan.loads(SURVIVED.format(**settings)).compile(HERE)
     run = program.bind(HERE, sources={"images": host_processes.RECORDS}, functions={"decode": decode})
     labels: list[list[list[int]]] = []
     with run.batches(**grouped(run, hosts)) as batches:
@@ -98,11 +98,11 @@ def main() -> None:
     folder, hosts, words = Path(sys.argv[1]), sys.argv[2].split(","), json.loads(sys.argv[3])
     does = {"everything": everything, "failing": failing, "survived": survived}[words["what"]]
     try:
-        said = does(hosts, words)
+        report = does(hosts, words)
     except CommplanError as error:
         first = error.diagnostics[0]
-        said = {"code": first.code, "message": first.message, "notes": [note.text for note in first.notes]}
-    (folder / f"{HERE.rank}.json").write_text(json.dumps(said))
+        report = {"code": first.code, "message": first.message, "notes": [note.text for note in first.notes]}
+    (folder / f"{HERE.rank}.json").write_text(json.dumps(report))
 
 
 if __name__ == "__main__":

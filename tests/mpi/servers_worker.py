@@ -103,10 +103,10 @@ def bound(text: str, servers: int) -> tuple[Any, int]:
     return run, comm.Get_size() - servers
 
 
-def same(found: Any, expected: Tree) -> None:
+def same(actual: Any, expected: Tree) -> None:
     for name, x in expected.items():
-        assert np.asarray(found[name]).dtype == x.dtype, name
-        np.testing.assert_array_equal(np.asarray(found[name]), x, name)
+        assert np.asarray(actual[name]).dtype == x.dtype, name
+        np.testing.assert_array_equal(np.asarray(actual[name]), x, name)
 
 
 def exchange(servers: int, output: str) -> None:
@@ -143,19 +143,19 @@ def elastic(mode: str, servers: int, eta: str = "0.25", hints: str = "", late: b
     state = run.init()
     params = values(7, RANK)
     _, state = run.start(state, params=params)
-    own = comm_of_workers(run)
-    everyone: list[Tree] = own.allgather(params)
+    comm = comm_of_workers(run)
+    everyone: list[Tree] = comm.allgather(params)
     expected, total = dict(everyone[0]), {n: np.zeros(x.shape, np.float64) for n, x in TREE.items()}
     # In memory that all of them see sums lose terms, unless workers take turns.
     alone = mode == "hogwild" and not hints
     for _ in range(3):
         more = {"eta": np.float32(0.25)} if eta == "eta" else {}
         for _ in range(RANK if alone else 0):
-            own.Barrier()
+            comm.Barrier()
         out, state = run.step(state, params=params, **more)
         pull = jax.tree.map(np.asarray, out.pull)
         for _ in range(workers - RANK if alone else 0):
-            own.Barrier()
+            comm.Barrier()
         params = {n: params[n] - pull[n] for n in TREE}
         for n in TREE:
             total[n] += pull[n]
@@ -167,13 +167,13 @@ def elastic(mode: str, servers: int, eta: str = "0.25", hints: str = "", late: b
                 everyone[worker] = {n: mine[n] - force[n] for n in TREE}
                 if worker == RANK:
                     same(pull, force)
-    totals = own.allgather(total)
+    totals = comm.allgather(total)
     out, state = run.look(state)
     regions = run.context.machine.backend.service._regions or {}
     assert {state for offered in regions.values() for state in offered} == ({"center"} if alone else set())
     if alone or mode == "round_robin":
         same(out.center, expected)
-    first = own.bcast(values(7, RANK) if RANK == 0 else None)
+    first = comm.bcast(values(7, RANK) if RANK == 0 else None)
     for n, x in TREE.items():
         moved = first[n] + sum(t[n] for t in totals)
         atol = 1e-5 if x.itemsize > 2 else 1e-2

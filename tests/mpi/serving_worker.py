@@ -124,8 +124,8 @@ def pushing(folder: Path, first: str, count: str, victim: str = "", hints: str =
 
 
 def kill_when(folder: Path) -> None:
-    told = folder / "answered-0"
-    while not told.exists() or int(told.read_text() or 0) < 3:
+    marker = folder / "answered-0"
+    while not marker.exists() or int(marker.read_text() or 0) < 3:
         time.sleep(1e-4)
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -55,10 +55,10 @@ told("compiled", lambda: jax.block_until_ready(compiled(jnp.ones(4), token)))
 
 
 def test_every_rank_is_told_what_is_wrong():
-    said: dict[str, list[str]] = {}
+    answers: dict[str, list[str]] = {}
     for line in mpirun.run(2, MISTAKES).splitlines():
-        what, _, answer = line.partition(": ")
-        said.setdefault(what, []).append(answer)
+        case, _, answer = line.partition(": ")
+        answers.setdefault(case, []).append(answer)
     expected = {
         "sizes": "CP0831 data = 3 is 3 ranks, but the communicator has 2",
         "axis": "CP0831 there is no axis `rack`",
@@ -70,9 +70,9 @@ def test_every_rank_is_told_what_is_wrong():
         "closed": "CP0832 this channel is closed",
         "compiled": "the channel of this program is closed",
     }
-    for what, words in expected.items():
-        assert len(said[what]) == 2, said
-        assert all(words in answer for answer in said[what]), said[what]
+    for case, words in expected.items():
+        assert len(answers[case]) == 2, answers
+        assert all(words in answer for answer in answers[case]), answers[case]
 
 
 FALLBACK = """
@@ -107,10 +107,10 @@ if comm.Get_rank() == 0:
 
 def test_without_a_compiler_messages_go_one_by_one(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MPICXX", "/nowhere/mpicxx")
-    said = mpirun.run(2, FALLBACK)
-    assert "message by message" in said
-    assert "CP0830" in said
-    assert "`/nowhere/mpicxx` (from MPICXX) was not found" in said
+    output = mpirun.run(2, FALLBACK)
+    assert "message by message" in output
+    assert "CP0830" in output
+    assert "`/nowhere/mpicxx` (from MPICXX) was not found" in output
 
 
 def test_a_compiler_that_cannot_be_started_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -119,9 +119,9 @@ def test_a_compiler_that_cannot_be_started_is_none(monkeypatch: pytest.MonkeyPat
     words.chmod(0o755)
     monkeypatch.setenv("MPICXX", str(words))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    said = mpirun.run(2, FALLBACK)
-    assert "the MPI engine cannot be compiled" in said
-    assert str(words) in said
+    output = mpirun.run(2, FALLBACK)
+    assert "the MPI engine cannot be compiled" in output
+    assert str(words) in output
 
 
 def test_what_does_not_compile_is_told_with_the_compilers_words(
@@ -132,8 +132,8 @@ def test_what_does_not_compile_is_told_with_the_compilers_words(
     broken.chmod(0o755)
     monkeypatch.setenv("MPICXX", str(broken))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    said = mpirun.run(2, FALLBACK)
-    assert "does not compile: mpi.h: error: no such file" in said
+    output = mpirun.run(2, FALLBACK)
+    assert "does not compile: mpi.h: error: no such file" in output
     assert not list((tmp_path / "cache" / "commplan").glob("*.so"))
 
 
@@ -153,5 +153,5 @@ def test_of_ranks_that_start_together_one_compiles(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert mpirun.run(4, FALLBACK).strip() == "[[], [], [], []]"
     assert len(links.read_text().splitlines()) == 1
-    made = sorted(path.suffix for path in (tmp_path / "commplan").iterdir())
-    assert made == [".lock", ".so"]
+    suffixes = sorted(path.suffix for path in (tmp_path / "commplan").iterdir())
+    assert suffixes == [".lock", ".so"]

@@ -27,8 +27,8 @@ def test_a_program_is_a_text_a_file_or_a_module(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     (tmp_path / "program.py").write_text(REPORT)
     for program in (["-c", REPORT], [str(tmp_path / "program.py")], ["-m", "program"]):
-        said = done(interpreter.words(), *program, "a", "b")
-        assert said.stdout == f"['a', 'b'] {tmp_path} set True __main__\n", said.stderr
+        output = done(interpreter.words(), *program, "a", "b")
+        assert output.stdout == f"['a', 'b'] {tmp_path} set True __main__\n", output.stderr
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def test_variables_that_imports_read_are_never_those_of_the_server() -> None:
 
 def test_options_of_jax_and_the_folder_of_tests_are_those_of_the_client() -> None:
     text = "import sys, support.interpreter, jax; print(len(jax.devices()), jax.devices()[0].platform)"
-    said = [
+    runs = [
         done(interpreter.words(), "-c", text, JAX_NUM_CPU_DEVICES=count, PYTHONPATH=fork_server.TESTS)
         for count in ("3", "1")
     ]
-    assert [one.stdout for one in said] == ["3 cpu\n", "1 cpu\n"], said
+    assert [run.stdout for run in runs] == ["3 cpu\n", "1 cpu\n"], runs
 
 
 def test_without_jax_a_program_imports_it_with_its_own_settings() -> None:
@@ -74,10 +74,10 @@ def test_without_jax_a_program_imports_it_with_its_own_settings() -> None:
 
 
 def test_ranks_hash_as_they_like() -> None:
-    seen = {
+    hashes = {
         done(interpreter.words(), "-c", "print(hash('x'))", OMPI_COMM_WORLD_RANK=rank).stdout for rank in "01"
     }
-    assert len(seen) == 2
+    assert len(hashes) == 2
 
 
 @pytest.mark.parametrize(

@@ -40,19 +40,19 @@ def test_the_tag_of_a_communicator_is_independent_of_the_order() -> None:
     calls = [(use, axes) for use in ("native", "blocking") for axes in (("node",), ("gpu",), ("gpu", "node"))]
     tags: list[dict[Any, int]] = []
     for order in (calls, calls[::-1]):
-        made, comm = groups()
+        cached, comm = groups()
         for use, axes in order:
-            getattr(made, use)(axes)
+            getattr(cached, use)(axes)
         tags.append(dict(zip(order, comm.tags, strict=True)))
     assert tags[0] == tags[1]
     assert len(set(tags[0].values())) == len(calls)
 
 
 def test_no_communicator_is_created_while_tracing() -> None:
-    made, _ = groups()
-    existing = made.native(("node",))
-    made.seal()
-    assert made.native(("node",)) is existing
+    cached, _ = groups()
+    existing = cached.native(("node",))
+    cached.seal()
+    assert cached.native(("node",)) is existing
     with pytest.raises(CommplanError, match="no communicator of the ranks along gpu") as caught:
-        made.native(("gpu",))
+        cached.native(("gpu",))
     assert caught.value.diagnostics[0].code == "CP0831"

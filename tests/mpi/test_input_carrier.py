@@ -24,9 +24,9 @@ def played(
     words = {"batches": 5, "rows": 24, "last": 7, **words}
     command = mpirun.command(len(words["hosts"]), WORKER, folder, json.dumps(words))
     done = mpirun.started([command[0], *options, *command[1:]], timeout)
-    said = [json.loads(path.read_text()) for path in folder.glob("said-*.json")]
+    reports = [json.loads(path.read_text()) for path in folder.glob("said-*.json")]
     print(f"mpirun ended with {done.returncode}\n{done.stdout}\n{done.stderr}")  # shown if a test fails
-    return {one["process"]: one for one in said}, done
+    return {report["process"]: report for report in reports}, done
 
 
 @pytest.mark.parametrize(
@@ -45,57 +45,59 @@ def played(
     ),
 )
 def test_every_host_has_every_row(tmp_path: Path, design: str, readers: int | None, hosts: tuple[int, ...]):
-    said, done = played(tmp_path, {"design": design, "readers": readers, "hosts": hosts})
+    reports, done = played(tmp_path, {"design": design, "readers": readers, "hosts": hosts})
     assert done.returncode == 0, done.stderr
-    assert set(said) == set(range(len(hosts)))
-    for process, one in said.items():
+    assert set(reports) == set(range(len(hosts)))
+    for process, report in reports.items():
         leads = process == hosts.index(hosts[process])
-        assert (one["error"], one["wrong"]) == (None, [])
-        assert one["carried"] == (list(range(5)) if leads else [])
+        assert (report["error"], report["wrong"]) == (None, [])
+        assert report["carried"] == (list(range(5)) if leads else [])
 
 
 def test_a_host_without_the_engine_is_named_on_all(tmp_path: Path):
-    said, _ = played(tmp_path, {"design": "all_shared", "hosts": (0, 1, 2), "without_engine": [1]})
+    reports, _ = played(tmp_path, {"design": "all_shared", "hosts": (0, 1, 2), "without_engine": [1]})
     failure = "CP0830: the MPI engine cannot be compiled: no mpicxx was found"
-    assert said[1]["error"] == failure
+    assert reports[1]["error"] == failure
     for process in (0, 2):
-        assert said[process]["error"].startswith(failure.replace("the", "host 1 failed: the", 1) + "; line 7")
+        assert reports[process]["error"].startswith(
+            failure.replace("the", "host 1 failed: the", 1) + "; line 7"
+        )
 
 
 def test_hosts_at_different_speeds_wait_for_each_other_without_working(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1, 2), "pause": {"1": 0.5}}
-    said, done = played(tmp_path, words)
+    reports, done = played(tmp_path, words)
     assert done.returncode == 0, done.stderr
-    assert [one["wrong"] for one in said.values()] == [[], [], []]
+    assert [report["wrong"] for report in reports.values()] == [[], [], []]
     # Five pauses of half a second; a wait that spins would be all of it.
-    assert said[0]["cpu"] < said[1]["cpu"] + 1.0
+    assert reports[0]["cpu"] < reports[1]["cpu"] + 1.0
 
 
 def test_who_leaves_is_named(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1, 2), "leave": {"1": 2}}
-    said, _ = played(tmp_path, words)
-    told = (
+    reports, _ = played(tmp_path, words)
+    message = (
         "CP0935: host 1 left: its batches were closed before the epoch's end; line 7 waits for the parts of"
     )
-    assert said[0]["error"] == said[2]["error"] == f"{told} every host"
-    assert said[0]["carried"] == said[2]["carried"] == [0, 1]
+    assert reports[0]["error"] == reports[2]["error"] == f"{message} every host"
+    assert reports[0]["carried"] == reports[2]["carried"] == [0, 1]
 
 
 def test_who_is_silent_is_named(tmp_path: Path):
     """All other ranks name it, whichever detects it first, and so does the silent rank when it arrives."""
     words = {"design": "all_shared", "hosts": (0, 1, 2), "pause": {"1": 6.0}, "timeout": {"0": 1.0}}
-    said, _ = played(tmp_path, words)
-    assert set(said) == {0, 1, 2}
-    for one in said.values():
-        assert one["error"].startswith("CP0937: process 1 on host 1 was silent for 1 s; line 7"), one
+    reports, _ = played(tmp_path, words)
+    assert set(reports) == {0, 1, 2}
+    for report in reports.values():
+        assert report["error"].startswith("CP0937: process 1 on host 1 was silent for 1 s; line 7"), report
 
 
 def test_who_waits_for_another_one_in_turn_is_not_blamed(tmp_path: Path):
     """Rows come from host to host, and all give up at once."""
     words = {"design": "single_broadcast", "readers": 1, "hosts": (0, 1, 2, 3), "pause": {"0": 3.0}}
-    said, _ = played(tmp_path, {**words, "timeout": dict.fromkeys("123", 1.0)})
+    reports, _ = played(tmp_path, {**words, "timeout": dict.fromkeys("123", 1.0)})
     for process in (1, 2, 3):
-        assert said[process]["error"].startswith("CP0937: process 0 on host 0 was silent for 1 s; line 7")
+        assert reports[process]["error"].startswith("CP0937: process 0 on host 0 was silent for 1 s; line 7")
 
 
 def test_a_thread_that_carries_does_not_outlive_the_interpreter():
@@ -107,17 +109,17 @@ def test_a_thread_that_carries_does_not_outlive_the_interpreter():
 
 def test_continue_needs_an_mpi_that_goes_on(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1), "on_failure": "continue"}
-    said, _ = played(tmp_path, words)
-    assert {one["error"][:6] for one in said.values()} == {"CP0936"}
+    reports, _ = played(tmp_path, words)
+    assert {report["error"][:6] for report in reports.values()} == {"CP0936"}
 
 
 def test_a_death_is_told_to_all_others(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1, 2, 3), "die": {"2": 2}}
-    said, _ = played(tmp_path, words, *ULFM)
-    assert set(said) == {0, 1, 3}
-    told = "CP0935: process 2 (rank 2, host 2) of 4 died; line 7 waits for the parts of every host"
-    assert {one["error"] for one in said.values()} == {told}
-    assert {tuple(one["carried"]) for one in said.values()} == {(0, 1)}
+    reports, _ = played(tmp_path, words, *ULFM)
+    assert set(reports) == {0, 1, 3}
+    message = "CP0935: process 2 (rank 2, host 2) of 4 died; line 7 waits for the parts of every host"
+    assert {report["error"] for report in reports.values()} == {message}
+    assert {tuple(report["carried"]) for report in reports.values()} == {(0, 1)}
 
 
 @pytest.mark.parametrize(
@@ -137,36 +139,38 @@ def test_a_death_is_told_to_all_others(tmp_path: Path):
 )
 def test_the_others_go_on_when_a_host_dies(tmp_path: Path, design: str, readers: int | None, victim: int):
     words = {"design": design, "readers": readers, "hosts": (0, 1, 2, 3), "die": {str(victim): 2}}
-    said, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
-    assert set(said) == {0, 1, 2, 3} - {victim}
+    reports, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
+    assert set(reports) == {0, 1, 2, 3} - {victim}
     makers = range(4) if readers is None else range(readers)
-    for one in said.values():
-        assert (one["error"], one["wrong"], one["carried"]) == (None, [], list(range(5)))
-        assert bool(one["regrouped"]) == (victim in makers)
-        assert all(victim not in division for _, division in one["regrouped"])
+    for report in reports.values():
+        assert (report["error"], report["wrong"], report["carried"]) == (None, [], list(range(5)))
+        assert bool(report["regrouped"]) == (victim in makers)
+        assert all(victim not in division for _, division in report["regrouped"])
 
 
 def test_the_next_process_of_a_host_speaks_for_it(tmp_path: Path):
     """And when it dies too, the host is lost, and its parts are made elsewhere."""
     words = {"design": "all_shared", "hosts": (0, 1, 1, 2), "die": {"1": 2, "2": 4}, "batches": 6}
-    said, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
-    assert set(said) == {0, 3}
-    for one in said.values():
-        assert (one["error"], one["wrong"], one["carried"]) == (None, [], list(range(6)))
-        assert [number for number, _ in one["regrouped"]] == [4]
+    reports, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
+    assert set(reports) == {0, 3}
+    for report in reports.values():
+        assert (report["error"], report["wrong"], report["carried"]) == (None, [], list(range(6)))
+        assert [number for number, _ in report["regrouped"]] == [4]
 
 
 def test_a_process_that_cannot_find_out_who_is_left_says_so(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1, 2), "lose": {"1": 2}}
-    said, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
-    assert said[1]["carried"] == [0, 1]
-    assert said[1]["error"].startswith("CP0938: the thread that finds out who is left has ended: SystemExit")
-    for one in (said[0], said[2]):
-        assert one["error"].startswith("CP0938: host 1 failed: the thread that finds out who is left")
+    reports, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
+    assert reports[1]["carried"] == [0, 1]
+    assert reports[1]["error"].startswith(
+        "CP0938: the thread that finds out who is left has ended: SystemExit"
+    )
+    for report in (reports[0], reports[2]):
+        assert report["error"].startswith("CP0938: host 1 failed: the thread that finds out who is left")
 
 
 def test_one_host_may_be_all_that_is_left(tmp_path: Path):
     words = {"design": "all_shared", "hosts": (0, 1, 2), "die": {"0": 1, "2": 3}}
-    said, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
-    assert (said[1]["error"], said[1]["wrong"], said[1]["carried"]) == (None, [], list(range(5)))
-    assert said[1]["regrouped"][-1][1] == [1, 1, 1]
+    reports, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
+    assert (reports[1]["error"], reports[1]["wrong"], reports[1]["carried"]) == (None, [], list(range(5)))
+    assert reports[1]["regrouped"][-1][1] == [1, 1, 1]

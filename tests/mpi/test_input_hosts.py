@@ -27,33 +27,33 @@ def run(
     assert not well or done.returncode == 0, done.stderr
     runs = {run for path in folder.glob("runs-*") for run in path.read_text().split()}
     assert not [path for run in runs for path in SHARED.glob(f"commplan-*{run}*")], "nothing stays there"
-    found = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
-    assert well or found, done.stderr
-    return found
+    reports = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert well or reports, done.stderr
+    return reports
 
 
 @pytest.mark.parametrize("hosts", parameters(["a,b,a,b"], ["a,b,c,d"]))
 def test_every_design_gives_every_rank_the_same_bits(tmp_path: Path, hosts: str):
-    said = run(tmp_path, hosts, what="everything", designs=host_processes.DESIGNS)
-    assert set(said) == {0, 1, 2, 3}
+    reports = run(tmp_path, hosts, what="everything", designs=host_processes.DESIGNS)
+    assert set(reports) == {0, 1, 2, 3}
     once = sorted(host_processes.RECORDS[:, 0].tolist() * 2)
     for design, readers in zip(host_processes.DESIGNS, (4, 4, 2, 3), strict=True):
-        for one in said.values():
-            assert len(one[design]["items"]) == 6
-            assert one[design]["items"] == one["duplicate"]["items"], design
-        decoded = sorted(record for one in said.values() for record in one[design]["decoded"])
+        for report in reports.values():
+            assert len(report[design]["items"]) == 6
+            assert report[design]["items"] == report["duplicate"]["items"], design
+        decoded = sorted(record for report in reports.values() for record in report[design]["decoded"])
         assert decoded == sorted(once * 4 if design == "duplicate" else once), design
-        assert sum(bool(one[design]["decoded"]) for one in said.values()) == readers, design
+        assert sum(bool(report[design]["decoded"]) for report in reports.values()) == readers, design
         # Only the first rank of each host speaks.
         names = hosts.split(",")
         speaks = [names.index(name) == place and design != "duplicate" for place, name in enumerate(names)]
-        assert [sum(said[rank][design]["moved"]) > 0 for rank in range(4)] == speaks, design
+        assert [sum(reports[rank][design]["moved"]) > 0 for rank in range(4)] == speaks, design
 
 
 def test_an_error_on_one_host_reaches_all(tmp_path: Path):
-    said = run(tmp_path, "a,a,b", what="failing")
-    assert {one["code"] for one in said.values()} == {"CP0906"}, said
-    assert len({one["message"] for one in said.values()}) == 1
+    reports = run(tmp_path, "a,a,b", what="failing")
+    assert {report["code"] for report in reports.values()} == {"CP0906"}, reports
+    assert len({report["message"] for report in reports.values()}) == 1
 
 
 # With three readers on four processes a host makes nothing: it learns in another way who has which batch.
@@ -74,18 +74,18 @@ FEW = ("a whole host, one after another", "a reader, and a host without one")
 def test_every_record_is_visited_whoever_dies(tmp_path: Path, case: str):
     design, hosts, die = CASES[case]
     words = {"what": "survived", "design": design, "on_failure": "continue", "epochs": 2, "die": die}
-    said = run(tmp_path, hosts, *GOES_ON, well=False, **words)
-    assert set(said) == {rank for rank in range(4) if str(rank) not in die}
+    reports = run(tmp_path, hosts, *GOES_ON, well=False, **words)
+    assert set(reports) == {rank for rank in range(4) if str(rank) not in die}
     every = sorted(host_processes.RECORDS[:, 0].tolist())
-    first = next(iter(said.values()))
-    for one in said.values():
-        assert one.get("labels") == first["labels"], one
-        assert [sorted(chain.from_iterable(epoch)) for epoch in one["labels"]] == [every] * 2
+    first = next(iter(reports.values()))
+    for report in reports.values():
+        assert report.get("labels") == first["labels"], report
+        assert [sorted(chain.from_iterable(epoch)) for epoch in report["labels"]] == [every] * 2
 
 
 def test_a_death_ends_the_others_where_the_plan_says_so(tmp_path: Path):
     words = {"what": "survived", "design": "all_shared", "on_failure": "stop", "epochs": 3}
-    said = run(tmp_path, "a,b,b,c", *GOES_ON, well=False, die={"3": {"batch": 2}}, **words)
-    assert set(said) == {0, 1, 2}
-    assert {one["code"] for one in said.values()} <= {"CP0935", "CP0920"}, said
-    assert said[0]["message"].startswith("process 3 (rank 3, host 2) of 4 died; line 8 waits"), said[0]
+    reports = run(tmp_path, "a,b,b,c", *GOES_ON, well=False, die={"3": {"batch": 2}}, **words)
+    assert set(reports) == {0, 1, 2}
+    assert {report["code"] for report in reports.values()} <= {"CP0935", "CP0920"}, reports
+    assert reports[0]["message"].startswith("process 3 (rank 3, host 2) of 4 died; line 8 waits"), reports[0]

@@ -18,5 +18,5 @@ SCRIPT = Path(mpirun.__file__).with_name("under_mpi.py")
     ids=str,
 )
 def test_ranks_agree_with_the_oracle(ranks: int, least: int, count: int):
-    said = mpirun.run(ranks, SCRIPT, 4000 + ranks, count, least, "usual", "split", "call", "rounds")
-    assert said.splitlines()[-1] == f"{count} plans agree on up to {ranks} ranks"
+    output = mpirun.run(ranks, SCRIPT, 4000 + ranks, count, least, "usual", "split", "call", "rounds")
+    assert output.splitlines()[-1] == f"{count} plans agree on up to {ranks} ranks"

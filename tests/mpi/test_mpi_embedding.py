@@ -27,44 +27,46 @@ def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def on_devices() -> list[dict[str, Any]]:
     run, decoded = whole_run.bind(mesh_of(member=2, data=2))
     each = [whole_run.beginning(rank) for rank in range(RANKS)]
-    params = jax.tree.map(lambda *own: np.stack(own).reshape(2, 2, *own[0].shape), *each)
+    params = jax.tree.map(lambda *rows: np.stack(rows).reshape(2, 2, *rows[0].shape), *each)
     parts = whole_run.Parts(run)
-    found = whole_run.train(run, params, np.int32(5), parts.own)
+    results = whole_run.train(run, params, np.int32(5), parts.own)
     assert len(decoded) > 0
-    ranks = [{name: tree[rank] for name, tree in found.items() if name[0].isdigit()} for rank in range(RANKS)]
-    return [one | {"state of batches": found["state of batches"]} for one in ranks]
+    ranks = [
+        {name: tree[rank] for name, tree in results.items() if name[0].isdigit()} for rank in range(RANKS)
+    ]
+    return [record | {"state of batches": results["state of batches"]} for record in ranks]
 
 
 def test_every_phase_and_every_batch(on_ranks: list[dict[str, Any]], on_devices: list[dict[str, Any]]):
     for rank in range(RANKS):
         ours, theirs = on_ranks[rank], on_devices[rank]
         assert {name for name in ours if name[0].isdigit()} == {n for n in theirs if n[0].isdigit()}
-        for name, wanted in theirs.items():
+        for name, expected in theirs.items():
             if name == "state of batches":
-                assert ours[name] == wanted
+                assert ours[name] == expected
                 continue
             got = jax.tree.leaves(ours[name])
-            for one, other in zip(got, jax.tree.leaves(wanted), strict=True):
-                assert one.dtype == other.dtype
-                if np.issubdtype(one.dtype, np.floating):
-                    np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-5, err_msg=f"{rank} {name}")
+            for actual, exact in zip(got, jax.tree.leaves(expected), strict=True):
+                assert actual.dtype == exact.dtype
+                if np.issubdtype(actual.dtype, np.floating):
+                    np.testing.assert_allclose(actual, exact, rtol=2e-5, atol=1e-5, err_msg=f"{rank} {name}")
                 else:
-                    np.testing.assert_array_equal(one, other, err_msg=f"{rank} {name}")
+                    np.testing.assert_array_equal(actual, exact, err_msg=f"{rank} {name}")
 
 
 def test_ranks_lie_row_major_and_share_what_they_decode(on_ranks: list[dict[str, Any]]):
-    assert [found["place"] for found in on_ranks] == [
+    assert [results["place"] for results in on_ranks] == [
         {"member": member, "data": data} for member in range(2) for data in range(2)
     ]
     # Two epochs, each record decoded once on this host, by the four ranks together.
-    decoded = sorted(record for found in on_ranks for record in found["decoded"])
+    decoded = sorted(record for results in on_ranks for record in results["decoded"])
     padded = [6 * i % 256 for i in range(20)]
     assert sorted(set(decoded)) == sorted(padded)
-    assert all(len(found["decoded"]) == len(decoded) / RANKS for found in on_ranks)
+    assert all(len(results["decoded"]) == len(decoded) / RANKS for results in on_ranks)
 
 
 def test_random_functions_differ_between_members_alone(on_ranks: list[dict[str, Any]]):
-    noise = [found["1 noise"]["w"] - found["1 center"]["w"] for found in on_ranks]
+    noise = [results["1 noise"]["w"] - results["1 center"]["w"] for results in on_ranks]
     np.testing.assert_array_equal(noise[0], noise[1])
     np.testing.assert_array_equal(noise[2], noise[3])
     assert not np.array_equal(noise[0], noise[2])
@@ -74,17 +76,17 @@ def test_optax_and_taps(on_ranks: list[dict[str, Any]]):
     _, both, layers = whole_run.reduced(mesh_of(data=RANKS))
     x = np.linspace(-2, 2, 2 * RANKS * 4, dtype=np.float32).reshape(RANKS * 2, 4)
     _, updated, tapped = both({}, layers, x)
-    for found in on_ranks:
-        np.testing.assert_allclose(found["updated"], updated["w"], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(found["tapped"], tapped["w"], rtol=1e-5, atol=1e-6)
+    for results in on_ranks:
+        np.testing.assert_allclose(results["updated"], updated["w"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(results["tapped"], tapped["w"], rtol=1e-5, atol=1e-6)
     assert np.abs(tapped["w"]).max() > 1e-3
 
 
 def test_a_member_by_itself(on_ranks: list[dict[str, Any]]):
-    for rank, found in enumerate(on_ranks):
-        np.testing.assert_array_equal(found["member batch"], found["1 batch"])
+    for rank, results in enumerate(on_ranks):
+        np.testing.assert_array_equal(results["member batch"], results["1 batch"])
         # `start` broadcasts what replica 1 of each member began with.
-        np.testing.assert_array_equal(found["member params"], np.full((2, 6), rank // 2 * 2 + 1))
+        np.testing.assert_array_equal(results["member params"], np.full((2, 6), rank // 2 * 2 + 1))
 
 
 def test_operations_are_ordered_phase_after_phase():

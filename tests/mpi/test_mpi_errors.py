@@ -13,16 +13,16 @@ SCRIPT = Path(wrong_ranks.__file__)
 
 
 @pytest.fixture(scope="module")
-def said() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def answers() -> dict[str, list[str]]:
+    cases: dict[str, list[str]] = {}
     for line in mpirun.run(2, SCRIPT).splitlines():
-        what, _, answer = line.partition(": ")
-        found.setdefault(what, []).append(answer)
-    return found
+        case, _, answer = line.partition(": ")
+        cases.setdefault(case, []).append(answer)
+    return cases
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "words"),
+    ("case", "code", "words"),
     [
         ("a size that does not fit", "CP0840", "needs 6 ranks, but the communicator has 2"),
         ("an axis left over", "CP0840", "a multiple of 3 ranks, but the communicator has 2"),
@@ -44,31 +44,31 @@ def said() -> dict[str, list[str]]:
         ("two sides", "CP0843", "two groups"),
     ],
 )
-def test_every_rank_is_told(said: dict[str, list[str]], what: str, code: str, words: str):
-    assert len(said[what]) == 2
-    for answer in said[what]:
+def test_every_rank_is_told(answers: dict[str, list[str]], case: str, code: str, words: str):
+    assert len(answers[case]) == 2
+    for answer in answers[case]:
         assert answer.startswith(code), answer
         assert words in answer
 
 
-def test_one_name_of_two_machines_is_said(said: dict[str, list[str]]):
+def test_one_name_of_two_machines_is_said(answers: dict[str, list[str]]):
     warning = (
         f"2 machines have the host name `{socket.gethostname()}`: the topology places their ranks on one host"
     )
-    assert len(said["one host name"]) == 2
-    assert all(answer.startswith(warning) for answer in said["one host name"])
+    assert len(answers["one host name"]) == 2
+    assert all(answer.startswith(warning) for answer in answers["one host name"])
 
 
-def test_an_assumed_order_of_hosts_is_logged_once_by_rank_0(said: dict[str, list[str]]):
+def test_an_assumed_order_of_hosts_is_logged_once_by_rank_0(answers: dict[str, list[str]]):
     text = "topology `two` lists no hosts: they take its places in the order of their names, node2, node10"
-    assert said["hosts 0"] == [f"commplan: plan `p`: {text}"]
-    assert "hosts 1" not in said
-    assert said["assumed 0"] == said["assumed 1"] == [text], "the schedule records it on every rank"
+    assert answers["hosts 0"] == [f"commplan: plan `p`: {text}"]
+    assert "hosts 1" not in answers
+    assert answers["assumed 0"] == answers["assumed 1"] == [text], "the schedule records it on every rank"
 
 
 def test_who_alone_cannot_bind_tells_the_others():
-    said = dict(line.split(": ", 1) for line in mpirun.run(2, SCRIPT, "alone").splitlines())
-    for what, own in (
+    answers = dict(line.split(": ", 1) for line in mpirun.run(2, SCRIPT, "alone").splitlines())
+    for case, message in (
         ("size", "CP0840 the plan has 3 ranks, but the communicator has 2"),
         ("backend", "CP0841 program `p` was compiled for a mesh"),
         ("function", "CP0803 function `scale` is not bound"),
@@ -76,9 +76,9 @@ def test_who_alone_cannot_bind_tells_the_others():
         ("seed", "CP0803 the seed is '1'"),
         ("error", "ArithmeticError out of luck"),
     ):
-        assert said[f"{what} 1"].startswith(own)
-        assert said[f"{what} 0"] == f"CP0845 rank 1 cannot bind the program: {said[f'{what} 1']}"
-    assert said["nothing 0"] == said["nothing 1"] == "taken"
+        assert answers[f"{case} 1"].startswith(message)
+        assert answers[f"{case} 0"] == f"CP0845 rank 1 cannot bind the program: {answers[f'{case} 1']}"
+    assert answers["nothing 0"] == answers["nothing 1"] == "taken"
 
 
 def test_too_few_threads_are_named():
@@ -86,8 +86,8 @@ def test_too_few_threads_are_named():
         "import mpi4py; mpi4py.rc.thread_level = 'funneled'\n"
         f"import runpy, sys; sys.argv[1:] = ['threads']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     )
-    said = mpirun.run(1, code)
-    assert said.startswith("few threads: CP0844 MPI was initialized for MPI_THREAD_FUNNELED"), said
+    output = mpirun.run(1, code)
+    assert output.startswith("few threads: CP0844 MPI was initialized for MPI_THREAD_FUNNELED"), output
 
 
 def test_a_rank_that_fails_ends_them_all():

@@ -59,20 +59,20 @@ def test_a_value_is_reduced_once(on_ranks: dict[str, Any]) -> None:
 def test_leaves_of_every_type_are_moved(every: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     trees = [passed_values.leaves_of(rank) for rank in range(passed_values.RANKS)]
     pairs = [passed_values.pairs_of(tree) for tree in trees]
-    mine, blocks = (jax.tree.map(lambda *own: jnp.stack(own), *each) for each in (trees, pairs))
-    found = passed_values.moves(mesh_of(data=passed_values.RANKS), mine, blocks)
-    wanted = [passed_values.data(tree) for tree in trees]
+    mine, blocks = (jax.tree.map(lambda *leaves: jnp.stack(leaves), *each) for each in (trees, pairs))
+    moved = passed_values.moves(mesh_of(data=passed_values.RANKS), mine, blocks)
+    expected = [passed_values.data(tree) for tree in trees]
     for name, rank in {"first": 0, "whole": 0, "held": 1, "state": 1, "after": 1}.items():
-        assert found[name] == wanted[rank] == every[0][1][name] == every[1][1][name], name
-    zeros = jax.tree.map(lambda x: (x[0], np.zeros_like(x[1]).tolist()), wanted[0], is_leaf=_is_pair)
-    assert found["init"] == zeros == every[0][1]["init"]
+        assert moved[name] == expected[rank] == every[0][1][name] == every[1][1][name], name
+    zeros = jax.tree.map(lambda x: (x[0], np.zeros_like(x[1]).tolist()), expected[0], is_leaf=_is_pair)
+    assert moved["init"] == zeros == every[0][1]["init"]
     for name in ("next", "other"):
         for how in (name, f"{name}, jit"):
-            for rank, (_, own) in enumerate(every):
-                each = jax.tree.map(lambda x, r=rank: (x[0], x[1][r]), found[how], is_leaf=_is_pair)
-                assert own[how] == each, how
-    for rank, (_, own) in enumerate(every):
-        assert own["next"] == wanted[1 - rank]
+            for rank, (_, leaves) in enumerate(every):
+                each = jax.tree.map(lambda x, r=rank: (x[0], x[1][r]), moved[how], is_leaf=_is_pair)
+                assert leaves[how] == each, how
+    for rank, (_, leaves) in enumerate(every):
+        assert leaves["next"] == expected[1 - rank]
 
 
 def _is_pair(x: Any) -> bool:

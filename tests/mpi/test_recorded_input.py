@@ -67,11 +67,11 @@ def stuck(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 def test_who_waits_says_in_which_call_the_other_is(stuck: tuple[Path, str]):
-    _, said = stuck
-    assert "CP0921" in said
+    _, output = stuck
+    assert "CP0921" in output
     assert re.search(
         r"process 1 is in host function `decode`, on record \d+, for \d\.\d s; its Python: <string>:\d+ in",
-        said,
+        output,
     )
 
 

@@ -76,11 +76,11 @@ def test_each_collective_has_its_step_and_algorithm(place: Path):
     reduced = [group for group in run.collectives if group[0].phase == "step"]
     assert [group[0].step for group in reduced] == [step for step in range(1, 7) for _ in range(3)]
     assert all(len(group) == 4 for group in run.collectives)
-    known = {group[0].details for group in reduced if group[0].details is not None}
-    assert {(each.kind, each.algorithm, each.nbytes, each.axes) for each in known} == {
+    details = {group[0].details for group in reduced if group[0].details is not None}
+    assert {(each.kind, each.algorithm, each.nbytes, each.axes) for each in details} == {
         ("all_reduce", "ring", 4096, ("node", "data"))
     }
-    assert [each.opens for each in known].count("step") == 1
+    assert [each.opens for each in details].count("step") == 1
     late = [group for group in reduced if group[0].step == 5]
     assert {each.holder for each in late[0] if each.rank != 1} == {1}
     assert all(each.held > 0.3 for each in late[0] if each.rank != 1)
@@ -113,9 +113,9 @@ def test_a_plan_whose_lines_have_moved_is_refused(
     (tmp_path / "recorded.plan").write_text(PLAN.replace("at start", "# a remark\nat start"))
     words = ["--plan", tmp_path / "recorded.plan", "--shapes", place / "shapes.json", "--backend", "mpi"]
     assert main(["trace", "summarise", str(place), *map(str, words)]) == 1
-    said = capsys.readouterr().err
-    assert "CP1114" in said and "the run has communicated on line 10, where " in said
-    assert "give the plan as it was when it ran" in said
+    message = capsys.readouterr().err
+    assert "CP1114" in message and "the run has communicated on line 10, where " in message
+    assert "give the plan as it was when it ran" in message
 
 
 def test_the_page_shows_the_run(place: Path, tmp_path: Path):

@@ -66,8 +66,8 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Record], str
 
 
 def test_a_server_that_is_stopped_is_named_by_those_who_ask(stopped: tuple[list[Record], str]):
-    records, said = stopped
-    assert "rank 2 is stopped (SIGSTOP, or a debugger)" in said
+    records, output = stopped
+    assert "rank 2 is stopped (SIGSTOP, or a debugger)" in output
     lanes = [(record.rank, record.lane) for record in records]
     assert lanes == [(0, ""), (0, "requests"), (1, ""), (1, "requests"), (2, "server")]
     verdict = blame(records)

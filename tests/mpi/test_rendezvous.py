@@ -54,12 +54,12 @@ def test_who_does_not_come_is_named_on_all_others(where: str, how: str, options:
         "caught": r"\(process \d+ on .*\) is alive",
         "sleep": "has no process on the hosts of the other ranks: .*",
     }[how]
-    said = (
+    pattern = (
         rf"rank (\d) raised error\[CP0849\].*: rank 1 has not joined the call to {PURPOSES[where]}"
         rf" within \d+ s\n"
         rf" *note: rank 1 {process}\n"
     )
-    raised = sorted(re.findall(said, done.stdout))
+    raised = sorted(re.findall(pattern, done.stdout))
     # MPI continues a stopped process before it ends it, and sometimes it then prints its messages, too.
     assert [rank for rank in raised if rank != "1"] == ["0", "2"], done.stdout + done.stderr
     assert done.stdout.count(" raised ") == len(raised), done.stdout

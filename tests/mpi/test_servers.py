@@ -20,8 +20,8 @@ WORKER = Path(__file__).parent / "servers_worker.py"
     ],
 )
 def test_workers_get_what_numpy_says(ranks: int, cases: tuple[str, ...]):
-    said = mpirun.run(ranks, WORKER, *cases).splitlines()
-    assert sorted(said) == sorted(f"{case} ok" for case in cases for _ in range(ranks))
+    lines = mpirun.run(ranks, WORKER, *cases).splitlines()
+    assert sorted(lines) == sorted(f"{case} ok" for case in cases for _ in range(ranks))
 
 
 ABSENT = """

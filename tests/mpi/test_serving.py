@@ -32,18 +32,18 @@ def served(output: str) -> list[dict[str, Any]]:
 
 def test_a_recorded_run_is_replayed_to_the_same_bits(tmp_path: Path):
     mode = "async"
-    found = served(mpirun.run(4, SCRIPT, "averaging", tmp_path, mode, "record"))
-    assert found[0]["requests"] == {str(worker): 8 for worker in range(3)}
-    assert found[0]["updates"] == 3 * 6 * 3  # workers, steps and units
+    results = served(mpirun.run(4, SCRIPT, "averaging", tmp_path, mode, "record"))
+    assert results[0]["requests"] == {str(worker): 8 for worker in range(3)}
+    assert results[0]["updates"] == 3 * 6 * 3  # workers, steps and units
     mpirun.run(4, SCRIPT, "averaging", tmp_path, mode, "replay")
     first, again = (np.load(tmp_path / f"{mode}-{how}.npy") for how in ("record", "replay"))
     assert first.tobytes() == again.tobytes()
 
 
 def test_hogwild_adds_in_shared_memory(tmp_path: Path):
-    found = served(mpirun.run(3, SCRIPT, "averaging", tmp_path, "hogwild", "plain"))
-    assert found[0]["shared"] == 2 * 6
-    assert found[0]["updates"] == 0
+    results = served(mpirun.run(3, SCRIPT, "averaging", tmp_path, "hogwild", "plain"))
+    assert results[0]["shared"] == 2 * 6
+    assert results[0]["updates"] == 0
 
 
 def test_a_killed_server_loses_nothing_that_was_answered(tmp_path: Path):
@@ -52,21 +52,21 @@ def test_a_killed_server_loses_nothing_that_was_answered(tmp_path: Path):
     answered = [int((tmp_path / f"answered-{worker}").read_text()) for worker in range(2)]
     assert min(answered) >= 3
     output = mpirun.run(4, SCRIPT, "pushing", tmp_path, 2000, 1)
-    assert all(one["restored"] for one in served(output))
+    assert all(result["restored"] for result in served(output))
     # Every unit is at the last acknowledged update, or at a later one.
     near = [weights(steps) for steps in range(max(answered), max(answered) + 3)]
     begins = [np.load(tmp_path / f"begins-{worker}.npy") for worker in range(2)]
     np.testing.assert_array_equal(*begins)
     for start in range(0, 3000, 1000):
-        here = slice(start, start + 1000)
-        assert any(np.array_equal(begins[0][here], w[here]) for w in near), start
+        elements = slice(start, start + 1000)
+        assert any(np.array_equal(begins[0][elements], w[elements]) for w in near), start
 
 
 def test_the_others_go_on_without_a_dead_worker(tmp_path: Path):
     words = mpirun.command(4, SCRIPT, "dying", tmp_path, 1)
     done = mpirun.started([words[0], "--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1", *words[1:]])
     assert "async_mpi_finalize" not in done.stderr
-    assert [one["lost"] for one in served(done.stdout)] == [[1], [1]], done.stderr
+    assert [result["lost"] for result in served(done.stdout)] == [[1], [1]], done.stderr
     assert "worker 1 died after" in done.stderr
     w = weights(2)
     for step in range(2, 6):

@@ -63,19 +63,19 @@ EXITS = [("sys.exit(3)", 3, ""), ("sys.exit('out of luck')", 1, "out of luck")]
 
 
 @pytest.mark.parametrize(
-    ("fails", "status", "said", "code"),
+    ("fails", "status", "message", "code"),
     parameters(
         [(*RAISES, "input"), *((*fails, "collectives") for fails in EXITS)],
         [(*RAISES, "collectives"), *((*fails, "input") for fails in EXITS)],
     ),
 )
-def test_a_rank_that_fails_ends_all(fails: str, status: int, said: str, code: str):
+def test_a_rank_that_fails_ends_all(fails: str, status: int, message: str, code: str):
     """Without `-m mpi4py`."""
     hooks = "commplan.install_hooks()\n" if fails != RAISES[0] else ""
     program = {"collectives": COLLECTIVES, "input": INPUT}[code].replace("FAILS", fails)
     done = mpirun.start(2, program.replace("PLAN =", f"{hooks}PLAN =", 1))
     assert done.returncode == status, done.stderr
-    assert said in done.stderr
+    assert message in done.stderr
     assert "went on" not in done.stdout
 
 
@@ -83,8 +83,8 @@ def test_a_rank_that_fails_ends_all(fails: str, status: int, said: str, code: st
 def test_leaving_without_a_code_ends_nobody_else(leaves: str):
     code = COLLECTIVES.replace("FAILS", "pass")
     after = f"if MPI.COMM_WORLD.rank == 1: {leaves}\nimport time; time.sleep(1); print('at the end')\n"
-    said = mpirun.run(2, code + after)
-    assert said.count("went on") == 2 and said.count("at the end") == 1
+    output = mpirun.run(2, code + after)
+    assert output.count("went on") == 2 and output.count("at the end") == 1
 
 
 def test_what_is_caught_may_be_given_another_code():

@@ -42,25 +42,25 @@ def test_errors_of_others_stay_as_they_are() -> None:
 
 def test_the_reason_has_the_line_that_waited() -> None:
     span = Span(22, 5, 22, 9)
-    found = reason(RuntimeError(f"INTERNAL: {2 * AGAIN}{TEXT}"), [Span(1, 1, 1, 2), span], "a.plan")
-    assert found is not None
-    assert (found.code, found.span, found.file) == ("CP0834", span, "a.plan")
-    assert found.message == SAID.splitlines()[0]
-    assert [note.text for note in found.notes] == ["line 22 of a.plan waits for it", "a replay ends"]
+    shown = reason(RuntimeError(f"INTERNAL: {2 * AGAIN}{TEXT}"), [Span(1, 1, 1, 2), span], "a.plan")
+    assert shown is not None
+    assert (shown.code, shown.span, shown.file) == ("CP0834", span, "a.plan")
+    assert shown.message == SAID.splitlines()[0]
+    assert [note.text for note in shown.notes] == ["line 22 of a.plan waits for it", "a replay ends"]
 
 
 @pytest.mark.parametrize("file", ["a.plan", "", "line 3 of b waits for it; c\n.plan"])
 def test_a_waiting_line_is_recovered_from_the_text(file: str) -> None:
     text = waiting_line(22, file)
-    found = reason(RuntimeError(f"commplan: rank 2 has died; {text}"), [Span(3, 1, 3, 2), Span(22, 1, 22, 2)])
-    assert found is not None and found.span == Span(22, 1, 22, 2)
-    assert (found.message, [note.text for note in found.notes]) == ("rank 2 has died", [text])
+    shown = reason(RuntimeError(f"commplan: rank 2 has died; {text}"), [Span(3, 1, 3, 2), Span(22, 1, 22, 2)])
+    assert shown is not None and shown.span == Span(22, 1, 22, 2)
+    assert (shown.message, [note.text for note in shown.notes]) == ("rank 2 has died", [text])
 
 
 def test_labels_of_messages_depend_on_the_collective_and_not_on_files_or_records() -> None:
     spec = Spec("all_reduce", ("data",), algorithm=Algorithm("ring"), line=7, file="/a/line 8.plan")
     same = [spec, dataclasses.replace(spec, file="/b/x.plan"), dataclasses.replace(spec, opens="step")]
     assert len({_label(each, 100, np.dtype("float32")) for each in same}) == 1
-    others = [dataclasses.replace(spec, line=8), dataclasses.replace(spec, op="max"), spec]
-    assert len({_label(each, 100, np.dtype("float32")) for each in others}) == 3
+    variants = [dataclasses.replace(spec, line=8), dataclasses.replace(spec, op="max"), spec]
+    assert len({_label(each, 100, np.dtype("float32")) for each in variants}) == 3
     assert _label(spec, 101, np.dtype("float32")) != _label(spec, 100, np.dtype("float32"))

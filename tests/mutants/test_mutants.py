@@ -27,49 +27,51 @@ def test_mutants_are_refused_and_their_counterexamples_replay(first: int) -> Non
 
 @pytest.mark.parametrize("kind", MUTATIONS)
 def test_every_kind_of_mistake_is_made_and_found(kind: str) -> None:
-    rng, found = random.Random(kind), 0
-    while not found:
+    rng, count = random.Random(kind), 0
+    while not count:
         mutant = mutate(rng, some_program(rng, 8))
-        found = mutant.kind == kind and bool(prove_projection(mutant.projection))
+        count = mutant.kind == kind and bool(prove_projection(mutant.projection))
 
 
 def test_drafts_that_nobody_changed_are_the_programs() -> None:
     rng = random.Random(5)
     for _ in range(20):
-        made = some_program(rng, 12)
-        assert same_as_project(made)
-        assert prove_projection(Draft(made).projection()) == ()
-        assert correct(Draft(made).projection())
+        program = some_program(rng, 12)
+        assert same_as_project(program)
+        assert prove_projection(Draft(program).projection()) == ()
+        assert correct(Draft(program).projection())
 
 
 def test_what_is_still_a_program_is_refused_for_the_same_reason() -> None:
-    rng, seen = random.Random(7), set[str]()
-    while len(seen) < 4:
+    rng, failures = random.Random(7), set[str]()
+    while len(failures) < 4:
         mutant = mutate(rng, some_program(rng, 8))
         if mutant.program is not None:
-            (one, other) = (prove(mutant.program), prove_projection(mutant.projection))
-            assert [found.failure for found in one] == [found.failure for found in other]
-            assert all(replay(mutant.projection, found) for found in one)
-            seen |= {found.failure for found in one}
+            (by_program, by_projection) = (prove(mutant.program), prove_projection(mutant.projection))
+            assert [counterexample.failure for counterexample in by_program] == [
+                counterexample.failure for counterexample in by_projection
+            ]
+            assert all(replay(mutant.projection, counterexample) for counterexample in by_program)
+            failures |= {counterexample.failure for counterexample in by_program}
 
 
 def test_counterexamples_of_one_program_do_not_replay_on_another() -> None:
     """The replay is no rubber stamp: on a sound program nothing that is claimed happens."""
-    rng, seen = random.Random(11), set[str]()
+    rng, failures = random.Random(11), set[str]()
     sound = Draft(program("ring", "all_reduce", 5)).projection()
     for _ in range(150):
         mutant = mutate(rng, program("ring", "all_reduce", 5))
         for claim in prove_projection(mutant.projection):
             assert replay(mutant.projection, claim)
             assert not replay(sound, claim), claim
-            seen.add(claim.failure)
-    assert {"mismatch", "hang", "wrong", "double"} <= seen <= set(CODES)
+            failures.add(claim.failure)
+    assert {"mismatch", "hang", "wrong", "double"} <= failures <= set(CODES)
 
 
 def test_the_campaign_says_what_it_did(capsys: pytest.CaptureFixture[str]) -> None:
     assert mutants.main(["--count", "30", "--seed", "500", "--most", "8"]) == 0
-    said = capsys.readouterr().out
-    assert "30 of 30 rejected with a counter-example that replays" in said
+    output = capsys.readouterr().out
+    assert "30 of 30 rejected with a counter-example that replays" in output
     assert mutants.main(["--valid", "--most", "5"]) == 0
     assert "valid programs proved, 1 to 5 ranks" in capsys.readouterr().out
 

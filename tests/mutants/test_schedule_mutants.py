@@ -140,10 +140,12 @@ def test_known_edits_are_refused_with_a_counterexample(name: str) -> None:
     pytest.importorskip("commplan.verify.equivalence")
     pipeline, output, change = KNOWN[name]
     sound = known(pipeline)
-    found = verify(decode(encode(repaired(change(sound), "types", sound))))
-    assert found
-    said = " ".join(text for one in found for text in (one.message, *(note.text for note in one.notes)))
-    assert f"`{output}`" in said or not campaign.MEANING & {one.code for one in found}
+    problems = verify(decode(encode(repaired(change(sound), "types", sound))))
+    assert problems
+    messages = " ".join(
+        text for problem in problems for text in (problem.message, *(note.text for note in problem.notes))
+    )
+    assert f"`{output}`" in messages or not campaign.MEANING & {problem.code for problem in problems}
 
 
 def test_what_leaves_out_a_permitted_rounding_is_told_apart_from_what_adds_one() -> None:
@@ -194,12 +196,12 @@ def test_every_edit_can_be_read_back_and_never_breaks_the_verifier() -> None:
 def test_a_case_follows_from_its_number() -> None:
     first, second = (campaign.Campaign(3, 0.05) for _ in range(2))
     for number in (0, 7, 31):
-        one, other = first.mutant(number), second.mutant(number)
-        assert one is not None
-        assert other is not None
-        assert one.schedule == other.schedule
-        assert first.text(one) == second.text(other)
-        assert first.record(number, one) == second.record(number, other)
+        mutant, again = first.mutant(number), second.mutant(number)
+        assert mutant is not None
+        assert again is not None
+        assert mutant.schedule == again.schedule
+        assert first.text(mutant) == second.text(again)
+        assert first.record(number, mutant) == second.record(number, again)
 
 
 def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -212,8 +214,8 @@ def test_a_campaign_goes_on_where_it_stopped(tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert len(list(campaign.run_all(case, range(5), 1, state, "head"))) == 5
     state.write_text(state.read_text()[:-20])  # it was ended in the middle of a line
-    found = sorted(record.number for record in campaign.run_all(case, range(8), 1, state, "head"))
-    assert found == list(range(8))
+    numbers = sorted(record.number for record in campaign.run_all(case, range(8), 1, state, "head"))
+    assert numbers == list(range(8))
     assert sorted(done) == [0, 1, 2, 3, 4, 4, 5, 6, 7]
     with pytest.raises(SystemExit, match="another campaign"):
         list(campaign.run_all(case, range(8), 1, state, "other"))

@@ -36,28 +36,30 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def shipped() -> set[str]:
     """The contents of the packages: every module and every file that the command reads."""
-    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan").rglob("*.py")}
+    paths = {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan").rglob("*.py")}
     for room in ("dsl", "lowering", "runtime"):
         for path in (ROOT / room).rglob("*"):
             if path.suffix in (".py", ".lark", ".json"):
-                found.add("commplan/" + path.relative_to(ROOT).as_posix())
-    found |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan" / "pages").glob("*.md")}
+                paths.add("commplan/" + path.relative_to(ROOT).as_posix())
+    paths |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "commplan" / "pages").glob("*.md")}
     engine = ROOT / "lowering" / "mpi" / "engine"
-    found |= {f"commplan/{path.relative_to(ROOT).as_posix()}" for path in engine.glob("*.*")}
+    paths |= {f"commplan/{path.relative_to(ROOT).as_posix()}" for path in engine.glob("*.*")}
     templates = ROOT / "commplan" / "cli" / "templates"
-    found |= {path.relative_to(ROOT).as_posix() for path in templates.glob("*") if path.is_file()}
-    return {name for name in found if "__pycache__" not in name} | {"commplan/py.typed"}
+    paths |= {path.relative_to(ROOT).as_posix() for path in templates.glob("*") if path.is_file()}
+    return {name for name in paths if "__pycache__" not in name} | {"commplan/py.typed"}
 
 
 def test_the_wheel_holds_every_file_and_no_link(built: tuple[Path, Path]):
     with zipfile.ZipFile(built[0]) as wheel:
         names = {name for name in wheel.namelist() if name.startswith("commplan/")}
-        others = {name.split("/")[0] for name in wheel.namelist()} - {"commplan"}
-        links = [one.filename for one in wheel.infolist() if (one.external_attr >> 16) & 0o170000 == 0o120000]
+        folders = {name.split("/")[0] for name in wheel.namelist()} - {"commplan"}
+        links = [
+            info.filename for info in wheel.infolist() if (info.external_attr >> 16) & 0o170000 == 0o120000
+        ]
         tables = wheel.read("commplan/dsl/plan.tables.json")
     assert shipped() <= names
     assert not links
-    assert all(name.endswith(".dist-info") for name in others)
+    assert all(name.endswith(".dist-info") for name in folders)
     assert tables == (ROOT / "dsl" / "plan.tables.json").read_bytes()
 
 

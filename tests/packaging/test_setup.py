@@ -25,13 +25,13 @@ def checkout(tmp_path: Path) -> Path:
     return place
 
 
-def programs(folder: Path, *wanted: str) -> Path:
+def programs(folder: Path, *names: str) -> Path:
     """A folder with only these programs of the machine."""
     folder.mkdir()
-    for name in wanted:
-        found = shutil.which(name)
-        assert found, name
-        (folder / name).symlink_to(found)
+    for name in names:
+        path = shutil.which(name)
+        assert path, name
+        (folder / name).symlink_to(path)
     return folder
 
 

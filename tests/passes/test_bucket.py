@@ -19,12 +19,12 @@ LEAVES = tree(a=(2,), b=(3,), c=(4,), d=(5,))
 
 def packed(schedule: Schedule, phase: str = "step") -> list[list[tuple[str, int, int]]]:
     """The leaves in each buffer: (path, first element, elements)."""
-    found: list[list[tuple[str, int, int]]] = []
+    buckets: list[list[tuple[str, int, int]]] = []
     values = {v.id: v for v in (*schedule.entry, *schedule.phase(phase).values)}
     for op in schedule.phase(phase).ops:
         if isinstance(op, Pack):
-            found.append([(values[p.value].leaves[p.leaf].path, p.start, p.size) for p in op.parts])
-    return found
+            buckets.append([(values[p.value].leaves[p.leaf].path, p.start, p.size) for p in op.parts])
+    return buckets
 
 
 def collectives(ops: tuple[Op, ...]) -> list[Collective]:
@@ -59,13 +59,13 @@ def test_an_order_for_a_name_that_is_not_there() -> None:
 def test_the_stage_has_the_last_word_on_sizes() -> None:
     plan = reduce_plan("sum", hints=graph.Hints(bucket=20))
     schedule = compiled(plan, "bucket{max=1000}", grads=LEAVES)
-    assert [len(one) for one in packed(schedule)] == [1, 1, 2]
+    assert [len(bucket) for bucket in packed(schedule)] == [1, 1, 2]
     assert "the stage's limit is 20 B" in schedule.choices[0].why
 
 
 def test_a_large_leaf_travels_alone_and_whole() -> None:
-    given = tree(a=(1,), big=(16,), c=(1,), d=(1,))
-    schedule = compiled(reduce_plan("sum"), "bucket{max=16}", grads=given)
+    shapes = tree(a=(1,), big=(16,), c=(1,), d=(1,))
+    schedule = compiled(reduce_plan("sum"), "bucket{max=16}", grads=shapes)
     assert packed(schedule) == [[("d", 0, 1), ("c", 0, 1)], [("big", 0, 16)], [("a", 0, 1)]]
     why = schedule.choices[0].why
     assert "1 leaf larger than that has a separate bucket, whole" in why
@@ -74,8 +74,8 @@ def test_a_large_leaf_travels_alone_and_whole() -> None:
 
 def test_a_giant_leaf_is_cut_into_equal_runs() -> None:
     """More than four limits: pieces of at most two."""
-    given = tree(big=(17,), huge=(24,), whole=(16,))
-    schedule = compiled(reduce_plan("sum"), "bucket{max=16}", grads=given)
+    shapes = tree(big=(17,), huge=(24,), whole=(16,))
+    schedule = compiled(reduce_plan("sum"), "bucket{max=16}", grads=shapes)
     assert packed(schedule) == [
         [("whole", 0, 16)], [("huge", 0, 8)], [("huge", 8, 8)], [("huge", 16, 8)],
         [("big", 0, 6)], [("big", 6, 6)], [("big", 12, 5)],
@@ -87,9 +87,9 @@ def test_a_giant_leaf_is_cut_into_equal_runs() -> None:
 
 def test_rows_count_when_a_leaf_is_large() -> None:
     """Four rows of float32: 16 bytes a column, 64 bytes are four columns, 256 stay whole."""
-    given = tree(giant=(17, 4), large=(16, 4), small=(4, 4))
+    shapes = tree(giant=(17, 4), large=(16, 4), small=(4, 4))
     plan = sharded_plan(4)
-    schedule = compiled(plan, "bucket{max=64}", params=given, grads=given)
+    schedule = compiled(plan, "bucket{max=64}", params=shapes, grads=shapes)
     scatters = [packs for packs in packed(schedule) if packs[0][2] < 17][:4]
     assert scatters == [[("small", 0, 4)], [("large", 0, 16)], [("giant", 0, 6)], [("giant", 6, 6)]]
 
@@ -114,8 +114,8 @@ def test_an_empty_tree_needs_no_collective() -> None:
 
 
 def test_scatter_packs_rows_and_reduces_scalars() -> None:
-    given = tree(w=(3, 3), s=())
-    schedule = compiled(sharded_plan(4), "bucket", params=given, grads=given)
+    shapes = tree(w=(3, 3), s=())
+    schedule = compiled(sharded_plan(4), "bucket", params=shapes, grads=shapes)
     scatter, scalar, gather = collectives(schedule.phase("step").ops)
     assert (scatter.kind, scatter.nbytes, scalar.kind, gather.kind) == (
         "reduce_scatter", 48, "all_reduce", "all_gather",

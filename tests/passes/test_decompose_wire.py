@@ -55,8 +55,8 @@ def test_three_levels() -> None:
 def test_algorithms_of_levels() -> None:
     via = graph.Algorithm("hierarchical", (graph.Arg("native", "gpu"), graph.Arg("ring", "node")))
     schedule = compiled(reduce_plan("sum", via, node=2, gpu=2), "bucket,decompose", grads=GIVEN)
-    made = [op for op in step(schedule) if isinstance(op, Collective)]
-    assert [op.algorithm.name for op in made] == ["native", "ring", "native"]
+    ops = [op for op in step(schedule) if isinstance(op, Collective)]
+    assert [op.algorithm.name for op in ops] == ["native", "ring", "native"]
 
 
 def test_a_maximum_goes_level_by_level() -> None:
@@ -75,15 +75,15 @@ def test_a_broadcast_goes_from_outside_in(root: int, places: tuple[int, int]) ->
         outputs=("params.1",),
     )
     schedule = compiled(maker.plan(), "bucket,decompose", params=GIVEN)
-    found = [(op.axes, op.root) for op in step(schedule) if isinstance(op, Collective)]
-    assert found == [(("node",), places[0]), (("gpu",), places[1])]
+    broadcasts = [(op.axes, op.root) for op in step(schedule) if isinstance(op, Collective)]
+    assert broadcasts == [(("node",), places[0]), (("gpu",), places[1])]
 
 
 def test_a_hierarchy_of_one_level_is_its_algorithm() -> None:
     via = graph.Algorithm("hierarchical", (graph.Arg("ring", "data"),))
     schedule = compiled(reduce_plan("sum", via, data=4), "bucket,decompose", grads=GIVEN)
-    (made,) = [op for op in step(schedule) if isinstance(op, Collective)]
-    assert (made.kind, made.algorithm.name) == ("all_reduce", "ring")
+    (collective,) = [op for op in step(schedule) if isinstance(op, Collective)]
+    assert (collective.kind, collective.algorithm.name) == ("all_reduce", "ring")
 
 
 def test_decompose_packs_what_bucket_has_not() -> None:
@@ -109,8 +109,8 @@ def test_bf16_on_the_wire_is_added_in_f32() -> None:
     assert moves(schedule) == [("all_to_all", ("data",), 24), ("all_gather", ("data",), 6)]
     (total,) = [op for op in step(schedule) if isinstance(op, LocalSum)]
     assert total.ways == 4
-    left = [op.hints for op in step(schedule) if isinstance(op, Collective)]
-    assert left == [graph.Hints(bucket=1000)] * 2
+    remaining = [op.hints for op in step(schedule) if isinstance(op, Collective)]
+    assert remaining == [graph.Hints(bucket=1000)] * 2
     assert "a backend's own all_reduce of bf16 would add in bf16" in schedule.choices[-1].why
 
 
@@ -270,13 +270,13 @@ def test_a_buffer_between_collectives_is_padded_and_trimmed() -> None:
         ops[place] = msgspec.structs.replace(ops[place], hints=hinted("f16", "f32"))  # 3 elements, 2 ranks
         return ops, values
 
-    asked = msgspec.structs.replace(altered(before, narrow), origin=None)  # its plan does not ask for it
-    after = Pipeline.parse("wire").run(asked)
+    edited = msgspec.structs.replace(altered(before, narrow), origin=None)  # its plan does not ask for it
+    after = Pipeline.parse("wire").run(edited)
     assert [(kind, size) for kind, axes, size in moves(after) if axes == ("node",)] == [
         ("all_to_all", 8), ("all_gather", 4),
     ]  # fmt: skip
-    for name, wanted in answer(before, (2, 4)).items():
-        np.testing.assert_allclose(answer(after, (2, 4))[name], wanted, rtol=1e-3)
+    for name, expected in answer(before, (2, 4)).items():
+        np.testing.assert_allclose(answer(after, (2, 4))[name], expected, rtol=1e-3)
 
 
 def test_a_result_that_is_read_whole_is_trimmed() -> None:
@@ -285,13 +285,13 @@ def test_a_result_that_is_read_whole_is_trimmed() -> None:
     def read_whole(ops: list[Any], values: list[Any]) -> Any:
         place = next(i for i, op in enumerate(ops) if isinstance(op, Collective))
         result = ops[place].result
-        made = next(v for v in values if v.id == result)
+        output_value = next(v for v in values if v.id == result)
         ops[place] = msgspec.structs.replace(ops[place], result="whole.0")
         ops.insert(place + 1, Cast(result, "whole.0", DType.F32, HERE))
-        return ops, [*values, msgspec.structs.replace(made, id="whole.0")]
+        return ops, [*values, msgspec.structs.replace(output_value, id="whole.0")]
 
     sound = altered(before, read_whole)
     after = Pipeline.parse("decompose").run(sound)
     assert [kind for kind, _, _ in moves(after)] == ["reduce_scatter", "all_reduce", "all_gather"]
-    for name, wanted in answer(sound, (2, 4)).items():
-        np.testing.assert_array_equal(answer(after, (2, 4))[name], wanted)
+    for name, expected in answer(sound, (2, 4)).items():
+        np.testing.assert_array_equal(answer(after, (2, 4))[name], expected)

@@ -45,27 +45,27 @@ print(*(hashlib.sha256(written(backend)).hexdigest() for backend in ("jax", "mpi
 
 
 @pytest.fixture(scope="module")
-def here() -> dict[str, bytes]:
+def compiled_here() -> dict[str, bytes]:
     return {backend: written(backend) for backend in BACKENDS}
 
 
 @pytest.mark.parametrize("seed", parameters(["4711"], ["0", "1"]))
-def test_the_same_bytes_in_every_process(here: dict[str, bytes], seed: str) -> None:
-    found = subprocess.run(
+def test_the_same_bytes_in_every_process(compiled_here: dict[str, bytes], seed: str) -> None:
+    done = subprocess.run(
         [sys.executable, "-c", CODE, *map(str, Path(__file__).parents[:2])],
         env={**os.environ, "PYTHONHASHSEED": seed},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert found.stdout.split() == [hashlib.sha256(data).hexdigest() for data in here.values()]
+    assert done.stdout.split() == [hashlib.sha256(data).hexdigest() for data in compiled_here.values()]
 
 
 @pytest.mark.parametrize("times", parameters([1], [100]))
-def test_the_same_bytes_again_and_again(here: dict[str, bytes], times: int) -> None:
-    assert {written("jax") for _ in range(times)} == {here["jax"]}
+def test_the_same_bytes_again_and_again(compiled_here: dict[str, bytes], times: int) -> None:
+    assert {written("jax") for _ in range(times)} == {compiled_here["jax"]}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_65536_ranks_need_less_than_100_kb(here: dict[str, bytes], backend: str) -> None:
-    assert len(here[backend]) < 100_000
+def test_65536_ranks_need_less_than_100_kb(compiled_here: dict[str, bytes], backend: str) -> None:
+    assert len(compiled_here[backend]) < 100_000

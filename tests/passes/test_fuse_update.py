@@ -39,21 +39,21 @@ each step {
 
 
 def compiled(text: str, passes: str | None = SMALL, **shapes: Any) -> Schedule:
-    given = {"params": TREE, "grads": TREE} | shapes
+    all_shapes = {"params": TREE, "grads": TREE} | shapes
     backend = "mpi" if text == SHARDED else "jax"  # under JAX a step that is written out stays as it is
-    return commplan.loads(text).compile(shapes=given, passes=passes, backend=backend).schedule
+    return commplan.loads(text).compile(shapes=all_shapes, passes=passes, backend=backend).schedule
 
 
 def waits_for(schedule: Schedule, op: Map) -> list[str]:
     """The collectives that must be over before `op` can run."""
     makers = {ref: each for each in schedule.phase("step").ops for ref in results(each)}
-    todo, found = list(operands(op)), dict[str, Any]()
+    todo, ops = list(operands(op)), dict[str, Any]()
     while todo:
         each = makers.get(todo.pop())
-        if each is not None and results(each)[0] not in found:
-            found[results(each)[0]] = each
+        if each is not None and results(each)[0] not in ops:
+            ops[results(each)[0]] = each
             todo += operands(each)
-    return [each.kind for each in found.values() if isinstance(each, Collective)]
+    return [each.kind for each in ops.values() if isinstance(each, Collective)]
 
 
 def all_gathers(schedule: Schedule) -> list[Collective]:
@@ -67,8 +67,8 @@ def maps(schedule: Schedule) -> list[Map]:
 
 def test_a_piece_waits_for_its_own_bucket_alone() -> None:
     schedule = compiled(plan_text({"worker": 4}, OWNED))
-    found = [waits_for(schedule, op) for op in maps(schedule)]
-    assert sorted(found) == [["all_reduce"], ["reduce_scatter"], ["reduce_scatter"]]
+    awaited = [waits_for(schedule, op) for op in maps(schedule)]
+    assert sorted(awaited) == [["all_reduce"], ["reduce_scatter"], ["reduce_scatter"]]
     gathers = all_gathers(schedule)
     assert len(gathers) == 2
     (choice,) = (choice for choice in schedule.choices if choice.by == "fuse_update")
@@ -101,11 +101,11 @@ def test_updates_that_are_written_out_are_fused_too() -> None:
     def trained(passes: str | None) -> tuple[Any, Any]:
         oracle = Oracle(compiled(SHARDED, passes, opt=state), {"begin": begin, "update": update})
         params = drawn(0, ())
-        _, held = oracle.phase("start", oracle.init(), {"params": params})
+        _, states = oracle.phase("start", oracle.init(), {"params": params})
         for step in (1, 2, 3):
-            out, held = oracle.phase("step", held, {"params": params, "grads": drawn(step, (4,))})
+            out, states = oracle.phase("step", states, {"params": params, "grads": drawn(step, (4,))})
             params = out["params"]
-        return params, held["opt"]
+        return params, states["opt"]
 
     whole, before = trained("")
     calls.clear()
@@ -114,9 +114,9 @@ def test_updates_that_are_written_out_are_fused_too() -> None:
     assert after["count"] == before["count"] == 3
     assert same(after["mu"], before["mu"])
     assert same(after["nu"], before["nu"])
-    one, two, three = ({"scale": 1}, {"c": 1, "b": 2}, {"a": 4})
+    first, second, third = ({"scale": 1}, {"c": 1, "b": 2}, {"a": 4})
     nothing = dict.fromkeys(SHAPES, 0)
-    assert all(nothing | piece in calls for piece in (one, two, three))
+    assert all(nothing | piece in calls for piece in (first, second, third))
     assert len(calls) == 3 * 4 * 3  # pieces, ranks, steps
 
 
@@ -129,8 +129,8 @@ def test_a_tree_that_goes_with_no_gradient_keeps_the_update_whole() -> None:
 
 
 def test_under_jax_a_step_that_is_written_out_stays_as_it_is() -> None:
-    given = {"params": TREE, "grads": TREE, "opt": {"mu": TREE}}
-    schedule = commplan.loads(SHARDED).compile(shapes=given, passes=SMALL, backend="jax").schedule
+    all_shapes = {"params": TREE, "grads": TREE, "opt": {"mu": TREE}}
+    schedule = commplan.loads(SHARDED).compile(shapes=all_shapes, passes=SMALL, backend="jax").schedule
     assert len(maps(schedule)) == 1
 
 

@@ -200,8 +200,8 @@ each step {
 
 
 def test_a_large_schedule_is_shown_in_part(own_temporary: Path) -> None:
-    given = tree(**{f"layer{index:03}": (3,) for index in range(200)})
-    schedule = compiled(reduce_plan(), "bucket{max=12}", grads=given)
+    all_shapes = tree(**{f"layer{index:03}": (3,) for index in range(200)})
+    schedule = compiled(reduce_plan(), "bucket{max=12}", grads=all_shapes)
     with pytest.raises(CommplanError) as caught:
         Pipeline((Breaks(),)).run(schedule)
     notes = [note.text for note in caught.value.diagnostics[0].notes]
@@ -278,8 +278,8 @@ def test_a_reproducer_knows_the_machine(tmp_path: Path) -> None:
     schedule = compile_plan(reduce_plan(), GIVEN, topology=topology, backend="mpi", passes="")
     context = PassContext({}, topology, measured, (0, 2, 1, 3))
     path = write_reproducer(schedule, "bucket,select", context, "said so", tmp_path)
-    found, pipeline, again = reproducer.read_reproducer(path)
-    assert (found, str(pipeline)) == (schedule, "bucket,select")
+    schedule_read, pipeline, again = reproducer.read_reproducer(path)
+    assert (schedule_read, str(pipeline)) == (schedule, "bucket,select")
     assert (again.topology, again.calibration, again.places) == (topology, measured, (0, 2, 1, 3))
     assert again.costs is not None
     assert again.costs.measured

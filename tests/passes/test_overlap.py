@@ -21,8 +21,8 @@ def collectives(ops: tuple[Op, ...]) -> list[Collective]:
 
 def test_one_chain_through_all_collectives() -> None:
     schedule = compiled(reduce_plan("sum"), "bucket{max=16},overlap", grads=tree(a=(4,), b=(4,), c=(4,)))
-    made = collectives(step(schedule))
-    assert [op.after for op in made] == [(), (made[0].result,), (made[1].result,)]
+    ops = collectives(step(schedule))
+    assert [op.after for op in ops] == [(), (ops[0].result,), (ops[1].result,)]
 
 
 def test_the_chain_can_be_left_out() -> None:
@@ -61,8 +61,8 @@ def gathers() -> Schedule:
         graph.MapStage(("second.0",), "use", ("late.1",), HERE),
         outputs=("first.0", "second.0"),
     )
-    given = tree(w=(4,))
-    return compiled(maker.plan(), "bucket{coalesce=false},overlap", late=given, early=given)
+    all_shapes = tree(w=(4,))
+    return compiled(maker.plan(), "bucket{coalesce=false},overlap", late=all_shapes, early=all_shapes)
 
 
 def test_first_needed_first_sent() -> None:
@@ -75,8 +75,8 @@ def test_a_bucket_is_finished_before_the_next_begins() -> None:
     hints = graph.Hints(wire=DType.BF16, accumulate=DType.F32)
     plan = reduce_plan("sum", hints=hints, data=2)
     schedule = compiled(plan, "bucket{max=16},wire,overlap", grads=tree(a=(4,), b=(4,)))
-    found = [(op.kind, op.result.split("/")[1]) for op in collectives(step(schedule))]
-    assert found == [("all_to_all", "b0"), ("all_gather", "b0"), ("all_to_all", "b1"), ("all_gather", "b1")]
+    order = [(op.kind, op.result.split("/")[1]) for op in collectives(step(schedule))]
+    assert order == [("all_to_all", "b0"), ("all_gather", "b0"), ("all_to_all", "b1"), ("all_gather", "b1")]
 
 
 def test_the_chain_agrees_with_the_data() -> None:
@@ -96,9 +96,9 @@ def test_the_chain_agrees_with_the_data() -> None:
         outputs=("w.1",),
     )
     schedule = compiled(maker.plan(), None, w=tree(a=(4,)))
-    made = collectives(step(schedule))
-    assert [op.kind for op in made] == ["all_reduce", "all_gather"]
-    assert made[1].after == (made[0].result,)
+    ops = collectives(step(schedule))
+    assert [op.kind for op in ops] == ["all_reduce", "all_gather"]
+    assert ops[1].after == (ops[0].result,)
 
 
 def test_a_phase_without_collectives_is_left_alone() -> None:

@@ -20,7 +20,7 @@ from commplan.passes.pipeline.registry import PASSES
 def pipelines(draw: st.DrawFn) -> str:
     """Any subset of the passes in their order, with any options."""
     choices = [name + draw(st.sampled_from(OPTIONS.get(name, ("",)))) for name in PASSES]
-    return ",".join(one for one in choices if draw(st.booleans()))
+    return ",".join(choice for choice in choices if draw(st.booleans()))
 
 
 @settings(max_examples=60)

@@ -24,8 +24,8 @@ OWNED, WITHIN = "via parameter_server", "via parameter_server(within = rack)"
 
 
 def compiled(text: str, passes: str | None = None, backend: Any = None, **shapes: Any) -> Any:
-    given = {"params": TREE, "grads": TREE} | shapes
-    return commplan.loads(text).compile(shapes=given, passes=passes, backend=backend).schedule
+    all_shapes = {"params": TREE, "grads": TREE} | shapes
+    return commplan.loads(text).compile(shapes=all_shapes, passes=passes, backend=backend).schedule
 
 
 def refused(text: str, **shapes: Any) -> Any:
@@ -53,8 +53,8 @@ def test_it_means_what_the_equations_say(
     axes: dict[str, int], via: str, by: str, states: int, passes: str | None
 ) -> None:
     schedule = compiled(plan_text(axes, via, by=by, states=states), passes)
-    found, _ = oracle_run(schedule, axes, 3, by, states)
-    assert all(map(same, found, wanted(axes, 3, by, states)))
+    weights, _ = oracle_run(schedule, axes, 3, by, states)
+    assert all(map(same, weights, wanted(axes, 3, by, states)))
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_large_gradients_travel_in_two_halves(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(lower_exchange, "HALVES", 64)
     halved = compiled(text, backend="mpi")
     assert len(kinds(halved)) > len(kinds(compiled(text, backend="jax")))
-    found, _ = oracle_run(halved, axes, 3, "mean", 2)
-    assert all(map(same, found, wanted(axes, 3, "mean", 2)))
+    weights, _ = oracle_run(halved, axes, 3, "mean", 2)
+    assert all(map(same, weights, wanted(axes, 3, "mean", 2)))
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_halves_are_two_however_the_leaves_are(sizes: tuple[int, ...], parts: in
     assert {op.form for op in sums} == {"split" if parts == 2 else "call"}
     assert max(op.nbytes for op in sums) <= 3 * min(op.nbytes for op in sums)
     assert {op.form for op in ops if op.kind == "all_reduce"} == {"call"}  # of the weights of the mean
-    said = [choice.why for choice in schedule.choices if choice.by == "bucket"]
-    assert any("nearly in half" in why for why in said) == (parts == 2)
+    reasons = [choice.why for choice in schedule.choices if choice.by == "bucket"]
+    assert any("nearly in half" in why for why in reasons) == (parts == 2)
 
 
 @pytest.mark.parametrize("by", ["sum", "mean(weight = n)"])
@@ -124,8 +124,8 @@ def test_a_few_owners_update_piece_by_piece(
     monkeypatch.setattr(owner_shards, "LEAST", 16)
     text = plan_text(axes, f"via parameter_server({owners})", by=by, states=2)
     schedule = compiled(text, backend="mpi")
-    found, _ = oracle_run(schedule, axes, 3, by, 2)
-    assert all(map(same, found, wanted(axes, 3, by, 2)))
+    weights, _ = oracle_run(schedule, axes, 3, by, 2)
+    assert all(map(same, weights, wanted(axes, 3, by, 2)))
     assert not verify(schedule)
     ops = schedule.phase("step").ops
     assert sum(isinstance(op, Map) for op in ops) == pieces + 1  # and the scalars
@@ -150,8 +150,8 @@ def test_owners_keep_the_state_of_the_optimiser() -> None:
     assert entry["moment.0"].placement.split == ("worker",)
     assert entry["moment.0"].nbytes == 4 * (4 + 2 + 1 + 1)  # of 15 + 7 + 4 + 1 elements
     assert entry["weights.0"].placement.split == ()
-    kept = {value.id: value for value in whole.entry}["moment.0"]
-    assert kept.nbytes == 4 * (15 + 7 + 4 + 1)
+    moment = {value.id: value for value in whole.entry}["moment.0"]
+    assert moment.nbytes == 4 * (15 + 7 + 4 + 1)
     (zeros,) = (op for op in split.phase("start").ops if isinstance(op, Map))
     assert entry["moment.0"].leaves == {v.id: v for v in split.phase("start").values}[zeros.results[0]].leaves
 
@@ -159,12 +159,12 @@ def test_owners_keep_the_state_of_the_optimiser() -> None:
 def test_memory_of_a_rank_falls_by_what_owners_keep() -> None:
     big = {"w": {"shape": [100_000], "dtype": "f32"}}
     text = plan_text({"worker": 8}, OWNED)
-    one, all_ = (
+    one_owner, all_ = (
         {each.phase: each.nbytes for each in memory(compiled(plan, passes, params=big, grads=big))}
         for plan, passes in ((text, "place"), (plan_text({"worker": 8}), "place{how=replicated}"))
     )
-    assert all_["start"] - one["start"] >= 400_000 * 7 / 8
-    assert all_["step"] - one["step"] >= 400_000 * 7 / 8
+    assert all_["start"] - one_owner["start"] >= 400_000 * 7 / 8
+    assert all_["step"] - one_owner["step"] >= 400_000 * 7 / 8
 
 
 def test_phases_that_read_or_set_the_state_whole() -> None:
@@ -193,8 +193,8 @@ def test_racks_are_crossed_once() -> None:
             shapes={"params": big, "grads": big}, topology=machine, backend="mpi", passes=passes,
             mapping={"rack": "rack", "worker": "host"},
         )  # fmt: skip
-        found = predict(program.schedule, Predictor(machine, program.schedule.axes, backend="mpi"))
-        return dict(found.phases[1].nbytes)["rack"]
+        prediction = predict(program.schedule, Predictor(machine, program.schedule.axes, backend="mpi"))
+        return dict(prediction.phases[1].nbytes)["rack"]
 
     whole = 4 << 18
     assert crossed(WITHIN) == pytest.approx(whole, rel=0.001)  # half of it down, half up
@@ -203,18 +203,20 @@ def test_racks_are_crossed_once() -> None:
 
 
 def test_staleness_needs_a_server() -> None:
-    found = refused(plan_text({"worker": 4}, OWNED, "{ staleness = 2 }"))
-    assert found.code == "CP0728"
-    assert found.message == "`staleness = 2` needs a server: `weights` lives with the workers"
+    problems = refused(plan_text({"worker": 4}, OWNED, "{ staleness = 2 }"))
+    assert problems.code == "CP0728"
+    assert problems.message == "`staleness = 2` needs a server: `weights` lives with the workers"
     assert compiled(plan_text({"worker": 4}, OWNED, "{ staleness = 0 }"))
 
 
 def test_a_state_that_cannot_be_cut_is_refused_where_owners_are_asked_for() -> None:
     count: Any = {"shape": [], "dtype": "i32"}
     strange: Any = {"mu": TREE, "rows": {"shape": [5], "dtype": "f32"}, "count": count}
-    found = refused(plan_text({"worker": 4}, OWNED), moment=strange)
-    assert found.code == "CP0726"
-    assert found.message == "owners cannot keep leaf `rows` of `moment`, f32[5]: it needs a whole-tree view"
+    problems = refused(plan_text({"worker": 4}, OWNED), moment=strange)
+    assert problems.code == "CP0726"
+    assert (
+        problems.message == "owners cannot keep leaf `rows` of `moment`, f32[5]: it needs a whole-tree view"
+    )
     schedule = compiled(plan_text({"worker": 4}), moment=strange)
     (choice,) = (choice for choice in schedule.choices if choice.by == "place")
     assert "everyone updates everything" in choice.what
@@ -233,8 +235,8 @@ def test_explain_shows_what_else_there_was() -> None:
     schedule = compiled(plan_text({"worker": 4}))
     (choice,) = (choice for choice in schedule.choices if choice.by == "place")
     assert choice.what == "`weights`: each worker owns a part: 4 owners along worker"
-    others = ["one owner, who has everything", "all-reduce, and everyone updates everything"]
-    assert [one.what for one in choice.alternatives] == others
+    expected = ["one owner, who has everything", "all-reduce, and everyone updates everything"]
+    assert [alternative.what for alternative in choice.alternatives] == expected
 
 
 def test_only_gradients_travel_narrow() -> None:
@@ -261,5 +263,5 @@ def test_a_few_owners_hold_equal_parts_and_are_spread_over_racks() -> None:
 
 
 def test_a_few_owners_and_a_narrow_wire_do_not_go_together() -> None:
-    found = refused(plan_text({"worker": 4}, "via parameter_server(owners = 2)", "{ wire = bf16 }"))
-    assert found.code == "CP0757"
+    problems = refused(plan_text({"worker": 4}, "via parameter_server(owners = 2)", "{ wire = bf16 }"))
+    assert problems.code == "CP0757"

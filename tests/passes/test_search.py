@@ -70,8 +70,8 @@ def test_the_lower_the_latency_the_more_buckets() -> None:
 
 @pytest.mark.parametrize(("hints", "several"), [(graph.NO_HINTS, False), (BACKWARD, True)])
 def test_under_mpi_what_runs_beside_nothing_travels_in_one(hints: graph.Hints, several: bool) -> None:
-    made = collectives(compiled(many(40, 48 * KIB), machine(1e-3), "mpi", hints))
-    assert (len(made) > 1) is several
+    ops = collectives(compiled(many(40, 48 * KIB), machine(1e-3), "mpi", hints))
+    assert (len(ops) > 1) is several
 
 
 def test_buckets_and_levels_are_chosen_together() -> None:
@@ -86,13 +86,13 @@ def test_buckets_and_levels_are_chosen_together() -> None:
 
 def test_the_remark_says_what_else_was_tried_and_what_that_would_expose() -> None:
     schedule = compiled(many(64, 8 * MIB), NODES, "jax", graph.NO_HINTS, node=4, gpu=8)
-    told = remark(schedule)
-    assert told.what.startswith("hierarchical(gpu, node) in buckets of up to ")
-    assert "next to the assumed computation of" in told.why
-    assert "schedules tried, not all there are" in told.why
-    assert told.seconds == pytest.approx(exposed(schedule, NODES), rel=1e-3)
-    seconds = [other.seconds or 0.0 for other in told.alternatives]
-    assert seconds == sorted(seconds) and seconds[0] >= (told.seconds or 0.0) * (1 - search.NEAR)
+    choice = remark(schedule)
+    assert choice.what.startswith("hierarchical(gpu, node) in buckets of up to ")
+    assert "next to the assumed computation of" in choice.why
+    assert "schedules tried, not all there are" in choice.why
+    assert choice.seconds == pytest.approx(exposed(schedule, NODES), rel=1e-3)
+    seconds = [other.seconds or 0.0 for other in choice.alternatives]
+    assert seconds == sorted(seconds) and seconds[0] >= (choice.seconds or 0.0) * (1 - search.NEAR)
 
 
 def test_a_spent_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +104,9 @@ def test_a_spent_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_written_stays() -> None:
     leaves = many(16, MIB)
-    made = compiled(leaves, machine(), "jax", graph.Hints(bucket=2 * MIB), graph.Algorithm("native"))
-    assert len(collectives(made)) == 8
-    assert not [choice for choice in made.choices if choice.by == "search"]
+    schedule = compiled(leaves, machine(), "jax", graph.Hints(bucket=2 * MIB), graph.Algorithm("native"))
+    assert len(collectives(schedule)) == 8
+    assert not [choice for choice in schedule.choices if choice.by == "search"]
     passes = "bucket{max=4MiB},decompose,select"
     assert len(collectives(compiled(leaves, machine(), "jax", graph.NO_HINTS, pipeline=passes))) == 4
 
@@ -118,11 +118,13 @@ def test_choosing_is_the_same_again() -> None:
 
 def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
     """For the class of its sizes 32 KiB are faster, at its own size that is one message more."""
-    made = case(13)
-    topology = parse_topology(made.topology)
-    program = commplan.loads(made.text()).compile(shapes=made.shapes, topology=topology, backend="mpi")
+    generated = case(13)
+    topology = parse_topology(generated.topology)
+    program = commplan.loads(generated.text()).compile(
+        shapes=generated.shapes, topology=topology, backend="mpi"
+    )
     chosen = program.schedule
-    pinned = choices.exposed(made, made.text(0, option="chunk = 64 KiB"), topology)
+    pinned = choices.exposed(generated, generated.text(0, option="chunk = 64 KiB"), topology)
     assert exposed(chosen, topology) <= pinned * (1 + search.NEAR)
     assert "in messages of" in remark(chosen).what
     assert {op.hints.chunk for op in collectives(chosen)} != {None}
@@ -157,10 +159,11 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
     ],
 )
 def test_what_a_pin_brings_is_found_without_it(seed: int, stage: int, via: str, option: str) -> None:
-    made = case(seed)
-    topology = parse_topology(made.topology)
+    generated = case(seed)
+    topology = parse_topology(generated.topology)
     chosen, pinned = (
-        choices.exposed(made, text, topology) for text in (made.text(), made.text(stage, via, option))
+        choices.exposed(generated, text, topology)
+        for text in (generated.text(), generated.text(stage, via, option))
     )
     assert chosen <= pinned * (1 + search.NEAR)
 

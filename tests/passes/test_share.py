@@ -110,8 +110,8 @@ def test_widening_goes_behind_the_move() -> None:
     choice = schedule.choices[-1]
     assert choice.what == "`wide`: shared before `widen`"
     assert choice.why == "widen only widens: 16 B a step are moved, not 64 B"
-    kept = compiled(pipeline(outputs=("mine.0",), wide={"elementwise": True}), "share{widening=keep}")
-    assert chain(kept) == ["Read", "decode", "widen", "Share", "jitter"]
+    narrow = compiled(pipeline(outputs=("mine.0",), wide={"elementwise": True}), "share{widening=keep}")
+    assert chain(narrow) == ["Read", "decode", "widen", "Share", "jitter"]
 
 
 @pytest.mark.parametrize("flags", [{}, {"elementwise": True, "random": True}])

@@ -53,15 +53,15 @@ def test_what_waits_for_its_input_is_made_by_as_many_as_there_are_cores() -> Non
     choice = priced(schedule)
     assert "input measured 2026-11-21 on n0; no consumer measured" in choice.source
     assert "where nothing is shared" in choice.why
-    taken = next(row for row in choice.sharing if row.taken)
-    assert choice.seconds == taken.wall
-    assert taken.cut == "after `decode`"
+    chosen = next(row for row in choice.sharing if row.taken)
+    assert choice.seconds == chosen.wall
+    assert chosen.cut == "after `decode`"
     alone = next(row for row in choice.sharing if row.design == "duplicate")
     everybody = next(row for row in choice.sharing if row.design == "all_shared")
-    assert everybody.cpu == pytest.approx(1.1 * taken.cpu, rel=0.01)
-    assert 4.0 < alone.cpu / taken.cpu < 4.4  # four decoders on two cores take turns too
-    assert alone.limit == taken.limit
-    assert taken.distance == pytest.approx(taken.cpu / taken.limit, rel=1e-3)
+    assert everybody.cpu == pytest.approx(1.1 * chosen.cpu, rel=0.01)
+    assert 4.0 < alone.cpu / chosen.cpu < 4.4  # four decoders on two cores take turns too
+    assert alone.limit == chosen.limit
+    assert chosen.distance == pytest.approx(chosen.cpu / chosen.limit, rel=1e-3)
     assert {row.design for row in choice.sharing} == {
         "duplicate", "all_shared", "single_broadcast", "multi_broadcast",
     }  # fmt: skip
@@ -94,8 +94,8 @@ def test_what_the_plan_pins_stays_and_is_priced() -> None:
     assert (share.design, share.readers) == ("multi_broadcast", 2)
     choice = priced(schedule)
     assert choice.why.startswith("the plan says so; ")
-    (taken,) = [row for row in choice.sharing if row.taken]
-    assert (taken.design, taken.readers) == ("multi_broadcast", 2)
+    (chosen,) = [row for row in choice.sharing if row.taken]
+    assert (chosen.design, chosen.readers) == ("multi_broadcast", 2)
     assert len({row.design for row in choice.sharing}) == 4
 
 
@@ -133,9 +133,9 @@ def test_a_cache_is_proposed_if_it_shortens_the_step() -> None:
     assert "from the second epoch on with a cache, `map decode(..) { cache = SIZE }`" in why
     assert why.endswith("which takes 108 B a record")
     copied = FnCost("decode", 108 * COSTS.copy)
-    kept = msgspec.structs.replace(COSTS, source=(SourceCost("images", 0.0),), fn=(copied, *COSTS.fn[1:]))
+    costs = msgspec.structs.replace(COSTS, source=(SourceCost("images", 0.0),), fn=(copied, *COSTS.fn[1:]))
     fixed = "share{design=single_broadcast, readers=2}"
-    then = next(row for row in priced(built(ensemble_plan(), kept, fixed)).sharing if row.taken)
+    then = next(row for row in priced(built(ensemble_plan(), costs, fixed)).sharing if row.taken)
     assert f"; {timed(then.wall)} and {timed(then.cpu)} from the second epoch on" in why
 
 

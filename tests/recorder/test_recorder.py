@@ -89,8 +89,8 @@ def test_the_dead_hold_the_living():
 
 def test_who_was_stopped_when_the_job_ended_is_said_to_have_been():
     """The waiting rank has ended with the verdict; the record of the stopped one does not show its end."""
-    said = Event(9, VERDICT, "rank 1 is stopped (SIGSTOP, or a debugger)", 0, 0, 0)
-    events = (*run("line 6", 1, None, 1), said, Event(10, GONE, "exited with status 1", 0, 0, 0))
+    verdict_event = Event(9, VERDICT, "rank 1 is stopped (SIGSTOP, or a debugger)", 0, 0, 0)
+    events = (*run("line 6", 1, None, 1), verdict_event, Event(10, GONE, "exited with status 1", 0, 0, 0))
     verdict = blame([record(0, *events, process=gone()), record(1, process=gone())])
     reason = "it is stopped (SIGSTOP, or a debugger), according to the verdict of rank 0"
     assert verdict.holders == {1: reason}
@@ -292,8 +292,8 @@ def test_the_command_reads_what_is_there(place: Path, capsys: pytest.CaptureFixt
     for rank in range(2):
         Recording("5f0c", PLAN, rank, 2)
     assert main(["blame", "--format", "json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)["runs"]
-    assert found["plan"] == PLAN and len(found["ranks"]) == 2 and found["holders"] == []
+    (report,) = json.loads(capsys.readouterr().out)["runs"]
+    assert report["plan"] == PLAN and len(report["ranks"]) == 2 and report["holders"] == []
     assert main(["trace", "-o", str(place / "out.json")]) == 0
     assert ": 2 ranks, 0 events; open it at" in capsys.readouterr().err
     Recording("6f0c", PLAN, 0, 2)
@@ -352,8 +352,8 @@ def test_who_waits_for_a_batch_or_a_server_is_not_to_blame():
     (reason,) = blame([*first, waits, slow]).holders.values()
     assert ": it is in host function `f`, for " in reason and reason.endswith("; its Python: a.py:3 in f")
     stopped = makes._replace(process=gone())
-    others = [each._replace(process=gone()) if each.rank == 3 else each for each in first]
-    assert blame([*others, waits, stopped]).holders == {3: "it is dead"}
+    records = [each._replace(process=gone()) if each.rank == 3 else each for each in first]
+    assert blame([*records, waits, stopped]).holders == {3: "it is dead"}
 
 
 def test_ranks_that_wait_for_one_another_end_the_search():
@@ -412,10 +412,12 @@ def test_who_ended_well_is_not_dead(place: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_who_ended_with_a_verdict_is_not_to_blame(monkeypatch: pytest.MonkeyPatch):
     """Rank 1 is still in a run before that of the others, which have ended because of it."""
-    said = Event(4, VERDICT, "rank 1 does not answer", 0, 0, 0)
-    others = [record(rank, *run("line 6", 2, None, 6, runs=6), said, process=gone()) for rank in (0, 2)]
+    verdict_event = Event(4, VERDICT, "rank 1 does not answer", 0, 0, 0)
+    records = [
+        record(rank, *run("line 6", 2, None, 6, runs=6), verdict_event, process=gone()) for rank in (0, 2)
+    ]
     behind = record(1, *run("line 6", 1, None, 5, runs=5))
-    verdict = blame([*others, behind], lambda record: f"{record.path}:3 in f")
+    verdict = blame([*records, behind], lambda record: f"{record.path}:3 in f")
     assert verdict.holders == {1: "it is still in line 6, run 5; its Python: job.1.rec:3 in f"}
     assert [rank.state for rank in verdict.ranks] == ["ended", "alive", "ended"]
     states = {os.getpid(): "stopped"}
@@ -423,4 +425,4 @@ def test_who_ended_with_a_verdict_is_not_to_blame(monkeypatch: pytest.MonkeyPatc
         sys.modules["commplan.recorder.blame"], "process_state", lambda process: states.get(process, "dead")
     )
     lives = f"process {os.getpid()} on node lives, and kill -CONT {os.getpid()} lets it go on"
-    assert blame([*others, behind]).holders == {1: f"it is stopped: {lives}"}
+    assert blame([*records, behind]).holders == {1: f"it is stopped: {lives}"}

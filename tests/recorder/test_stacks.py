@@ -80,9 +80,9 @@ def started(request: pytest.FixtureRequest) -> Generator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("started", ["c"], indirect=True)
 def test_a_process_in_c_that_keeps_the_lock_is_asked(started: subprocess.Popen[str]):
     record = path_of("5f0c", 0)
-    main, *others = stacks(record)
-    while "match" not in main[0] or not others[0][0].endswith(" in rest"):  # it has yet to come there
-        main, *others = stacks(record)
+    main, *other_threads = stacks(record)
+    while "match" not in main[0] or not other_threads[0][0].endswith(" in rest"):  # it has yet to come there
+        main, *other_threads = stacks(record)
     assert [frame.rpartition(" in ")[2] for frame in main] == ["match", "backtrack", "<module>"]
     assert main_stack(record).startswith(main[1])
     (read,) = read_records([str(record)])  # later bytes are not part of it
@@ -93,9 +93,11 @@ def test_a_process_in_c_that_keeps_the_lock_is_asked(started: subprocess.Popen[s
 def test_who_is_stopped_or_another_process_is_not_asked(started: subprocess.Popen[str], place: Path):
     record = path_of("5f0c", 0)
     with subprocess.Popen(["sleep", "600"]) as other:
-        known = record.read_bytes()
+        content = record.read_bytes()
         copy = place / "copy.rec"  # of a process that has ended, whose number another one has now
-        copy.write_bytes(known.replace(started.pid.to_bytes(8, "little"), other.pid.to_bytes(8, "little"), 1))
+        copy.write_bytes(
+            content.replace(started.pid.to_bytes(8, "little"), other.pid.to_bytes(8, "little"), 1)
+        )
         assert stacks(copy) == [] and other.poll() is None
         other.kill()
     started.send_signal(signal.SIGSTOP)

@@ -36,14 +36,14 @@ def once(
     number: int,
     begin: float,
     end: float,
-    known: Details | None = None,
+    collective: Details | None = None,
     line: int = 7,
     wait: float | None = None,
 ) -> tuple[Event, ...]:
     name = f"line {line} of x.plan"
     begun = (
-        Event(begin, BEGIN, name, number, number, 64, known),
-        Event(end, END, name, number, number, 0, known),
+        Event(begin, BEGIN, name, number, number, 64, collective),
+        Event(end, END, name, number, number, 0, collective),
     )
     waited = Event(end + 0.5, WAITED, "", number, 0, int(wait * 1e9)) if wait is not None else None
     return (*begun, waited) if waited else begun
@@ -60,8 +60,8 @@ def two_hosts(seed: int, steps: int = 40, drift: float = 0.0) -> list[Record]:
                 clock = TRUE_OFFSETS[rank // 2] * (1 + drift * step)
                 end = max(begins) + chance.uniform(0.001, 0.003)
                 at, number = (begin - clock, end - clock), 2 * step - (line == 7)
-                own = once(number, *at, details(opens=opens), line)
-                events[rank] += [event._replace(runs=step) for event in own]
+                rank_events = once(number, *at, details(opens=opens), line)
+                events[rank] += [event._replace(runs=step) for event in rank_events]
             now = max(begins) + 0.01
     return [record(rank, *events[rank], host=rank // 2) for rank in range(4)]
 
@@ -92,8 +92,8 @@ def test_without_a_common_collective_hosts_are_not_compared() -> None:
 
 def test_between_clocks_that_cannot_be_compared_nobody_is_last() -> None:
     """A broadcast bounds clocks from one side alone."""
-    known = details("broadcast", root=3)
-    records = [record(rank, *once(1, 10 + rank, 15, known), host=rank // 2) for rank in range(4)]
+    collective = details("broadcast", root=3)
+    records = [record(rank, *once(1, 10 + rank, 15, collective), host=rank // 2) for rank in range(4)]
     assert [each.holder for each in read_run(records).slices] == [None] * 4
 
 
@@ -105,11 +105,11 @@ def test_processes_of_one_machine_have_its_clock() -> None:
 
 def holders(kind: str, root: int = 0, axes: str = "node,data") -> list[tuple[int | None, float]]:
     """The ranks that each of four ranks waits for; rank 2 is one second late and rank 3 two."""
-    known = details(kind, root, axes)
+    collective = details(kind, root, axes)
     late = (0.0, 0.0, 1.0, 2.0)
-    run = read_run([record(rank, *once(1, 10 + late[rank], 13, known)) for rank in range(4)])
-    found = {each.rank: (each.holder, each.waited_s) for each in run.slices}
-    return [found[rank] for rank in range(4)]
+    run = read_run([record(rank, *once(1, 10 + late[rank], 13, collective)) for rank in range(4)])
+    holder_of = {each.rank: (each.holder, each.waited_s) for each in run.slices}
+    return [holder_of[rank] for rank in range(4)]
 
 
 def test_who_came_last_holds_those_that_depend_on_it() -> None:
@@ -220,11 +220,11 @@ def test_what_runs_at_once_lies_on_tracks_of_its_own() -> None:
 
 
 def test_the_summary_counts_steps_waits_and_bandwidth() -> None:
-    found = summary(read_run(two_hosts(3), {("step", 7, "all_reduce"): [0.001]}))
-    (steps,) = found.steps
+    totals = summary(read_run(two_hosts(3), {("step", 7, "all_reduce"): [0.001]}))
+    (steps,) = totals.steps
     assert steps.phase == "step" and steps.count == 40
     assert 0.1 < steps.communicating < 0.7 and steps.waiting == steps.communicating and steps.hidden == 0
-    seven, nine = found.lines
+    seven, nine = totals.lines
     assert (seven.line, seven.count, nine.line, nine.count) == (7, 40, 9, 40)
     assert 0.001 < seven.transfer < 0.003 and seven.transfer <= seven.seconds <= seven.p95
     assert seven.bandwidth == pytest.approx(4096 / seven.transfer)
@@ -245,9 +245,9 @@ def test_what_passes_beside_other_work_is_hidden() -> None:
 
 def test_steps_go_on_where_a_ring_has_wrapped() -> None:
     records = [each._replace(events=each.events[61:], lost=61) for each in two_hosts(3)]
-    found = summary(read_run(records))
-    assert found.lost == 4 * 61 and found.steps[0].count == 40
-    assert found.lines[0].count + found.lines[1].count < 80
+    totals = summary(read_run(records))
+    assert totals.lost == 4 * 61 and totals.steps[0].count == 40
+    assert totals.lines[0].count + totals.lines[1].count < 80
 
 
 @pytest.fixture
@@ -281,9 +281,9 @@ def test_the_command_says_what_a_ring_has_lost(place: Path, capsys: pytest.Captu
     data_parallel(place, steps=2500)
     (place / next(path.name for path in place.iterdir() if path.name.endswith(".7.rec"))).unlink()
     assert main(["trace", "summarise", str(place)]) == 0
-    said = capsys.readouterr().err
-    assert "the first 12,656 of 70,000 events (18%) have been overwritten" in said
-    assert "no record of ranks 7" in said
+    message = capsys.readouterr().err
+    assert "the first 12,656 of 70,000 events (18%) have been overwritten" in message
+    assert "no record of ranks 7" in message
 
 
 def test_two_records_of_a_rank_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

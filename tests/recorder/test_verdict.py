@@ -30,8 +30,8 @@ def state(rank: int, names: str, *, waits: bool = False, idle: float = 20.0, lat
     )  # fmt: skip
 
 
-def verdict(*states: RankState, own: int | None = 0) -> Verdict:
-    return blame({each.rank: each for each in states}, own, PATIENCE)
+def verdict(*states: RankState, waiter: int | None = 0) -> Verdict:
+    return blame({each.rank: each for each in states}, waiter, PATIENCE)
 
 
 def text(*states: RankState) -> str:
@@ -72,9 +72,9 @@ def test_a_step_that_all_are_in_may_compute():
 def test_the_fewest_call_in_another_order():
     states = [state(rank, "abba" if rank == 1 else "abab", waits=True) for rank in ALL]
     assert verdict(*states).kind == "order" and list(verdict(*states).reasons) == [1]
-    said = text(*states)
-    assert said.startswith("the processes call their steps in another order: process 1 b as call 3,")
-    assert "processes 0, 2 a" in said and "note: process 1 waits in `a`" in said
+    message = text(*states)
+    assert message.startswith("the processes call their steps in another order: process 1 b as call 3,")
+    assert "processes 0, 2 a" in message and "note: process 1 waits in `a`" in message
 
 
 def test_two_ranks_in_different_orders_are_both_shown_and_neither_is_blamed():
@@ -187,7 +187,9 @@ class Job:
                 if head and not dies and all(each == head for each in heads) and len(set(runs.values())) == 1:
                     at |= {other: at[other] + 1 for other in group}
                     moves = True
-        return {rank: (own[: at[rank] + 1], at[rank] < len(own)) for rank, own in calls.items()}
+        return {
+            rank: (sequence[: at[rank] + 1], at[rank] < len(sequence)) for rank, sequence in calls.items()
+        }
 
     def records(self) -> list[Record]:
         axes, records = {"row": self.rows, "column": self.columns}, list[Record]()
@@ -195,14 +197,14 @@ class Job:
             events, counts = list[Event](), dict[int, int]()
             for number, step in enumerate(begun, 1):
                 counts[step.line] = counts.get(step.line, 0) + 1
-                known = Details("all_reduce", "ring", 64, "f32", 0, "", step.axes)
-                event = Event(number, BEGIN, f"line {step.line}", number, counts[step.line], 64, known)
+                collective = Details("all_reduce", "ring", 64, "f32", 0, "", step.axes)
+                event = Event(number, BEGIN, f"line {step.line}", number, counts[step.line], 64, collective)
                 events.append(event)
                 if number < len(begun) or not waits:
                     events.append(event._replace(seconds=number + 0.5, kind=END))
-            gone = rank == self.culprit and self.fault in ("dead", "inside")
+            is_gone = rank == self.culprit and self.fault in ("dead", "inside")
             record = Record(
-                f"job.{rank}.rec", "p", rank, len(self.run()), "node", machine(), -1 if gone else 1, 1.0,
+                f"job.{rank}.rec", "p", rank, len(self.run()), "node", machine(), -1 if is_gone else 1, 1.0,
                 failed=False, lost=0, events=tuple(events), axes=axes,
             )  # fmt: skip
             records.append(record)
@@ -243,6 +245,6 @@ def test_the_rank_with_other_calls_than_all_others_is_named(
     for rank in range(ranks):
         begun = other if rank == culprit else usual[: data.draw(st.integers(1, len(usual)))]
         states[rank] = RankState(rank, begun={"": len(begun)}, recent={"": (1, tuple(begun))})
-    found = blame(states)
-    if found.kind == "order":
-        assert set(found.reasons) <= {culprit}
+    judgement = blame(states)
+    if judgement.kind == "order":
+        assert set(judgement.reasons) <= {culprit}

@@ -34,14 +34,14 @@ def _found() -> tuple[Diagnostic, ...]:
 
 
 @pytest.mark.parametrize("style", ["human", "concise", "json", "github", "sarif"])
-def test_each_style(found: tuple[Diagnostic, ...], style: Style, snapshot: SnapshotAssertion) -> None:
-    assert render(found, {"training.plan": TEXT}, style) == snapshot
+def test_each_style(diagnostics: tuple[Diagnostic, ...], style: Style, snapshot: SnapshotAssertion) -> None:
+    assert render(diagnostics, {"training.plan": TEXT}, style) == snapshot
 
 
-def test_colour_changes_nothing_but_the_colour(found: tuple[Diagnostic, ...]) -> None:
-    plain = render(found, {"training.plan": TEXT}, "human")
-    coloured = render(found, {"training.plan": TEXT}, "human", color=True)
-    assert coloured.count("\x1b[1;31m") >= len(found)
+def test_colour_changes_nothing_but_the_colour(diagnostics: tuple[Diagnostic, ...]) -> None:
+    plain = render(diagnostics, {"training.plan": TEXT}, "human")
+    coloured = render(diagnostics, {"training.plan": TEXT}, "human", color=True)
+    assert coloured.count("\x1b[1;31m") >= len(diagnostics)
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).rstrip() == plain.rstrip()
 
 
@@ -56,8 +56,8 @@ def test_documents_are_documents_when_there_is_nothing_to_say() -> None:
 
 
 def _one(**fields: Any) -> Diagnostic:
-    known: dict[str, Any] = {"code": "CP0009", "message": "wrong", "file": "f.plan", **fields}
-    return Diagnostic(**known)
+    attributes: dict[str, Any] = {"code": "CP0009", "message": "wrong", "file": "f.plan", **fields}
+    return Diagnostic(**attributes)
 
 
 def _shown(text: str, *diagnostics: Diagnostic) -> list[str]:
@@ -149,16 +149,18 @@ def test_concise_is_one_line_each_whatever_the_message() -> None:
 
 
 def test_github_commands_are_escaped() -> None:
-    one = _one(message="50% of a,b:\nc", file="a,b:c.plan", span=Span(1, 2, 3, 4))
-    assert render((one,), {}, "github") == (
+    diagnostic = _one(message="50% of a,b:\nc", file="a,b:c.plan", span=Span(1, 2, 3, 4))
+    assert render((diagnostic,), {}, "github") == (
         "::error file=a%2Cb%3Ac.plan,line=1,endLine=3,title=CP0009::50%25 of a,b:%0Ac\n"
     )
 
 
 def test_sarif_names_rules_and_quotes_paths() -> None:
     fix = Fix("write it", Span(1, 1, 1, 2), "it")
-    one = _one(file="my plans/a.plan", span=Span(1, 1, 1, 2), fix=fix, notes=(Note("far", Span(2, 1, 2, 2)),))
-    run = json.loads(render((one, _one(code="CP9999", file="/abs/b.plan")), {}, "sarif"))["runs"][0]
+    diagnostic = _one(
+        file="my plans/a.plan", span=Span(1, 1, 1, 2), fix=fix, notes=(Note("far", Span(2, 1, 2, 2)),)
+    )
+    run = json.loads(render((diagnostic, _one(code="CP9999", file="/abs/b.plan")), {}, "sarif"))["runs"][0]
     rules = run["tool"]["driver"]["rules"]
     assert [rule["id"] for rule in rules] == ["CP0009", "CP9999"]
     assert rules[0]["shortDescription"]["text"] == "a statement is malformed"

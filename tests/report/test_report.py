@@ -65,12 +65,12 @@ def test_times_are_those_of_simulate(
     words = [EXAMPLES / "plans" / "ensemble_training.plan", "--shapes", shapes, "--format", "json"]
     main(["simulate", *map(str, words), "--topology", str(EXAMPLES / "topologies" / "h100_64.toml")])
     simulated = json.loads(capsys.readouterr().out)
-    for phase, known in zip(ensemble["phases"], simulated["phases"], strict=True):
-        assert phase["seconds"] == known["seconds"]
+    for phase, expected in zip(ensemble["phases"], simulated["phases"], strict=True):
+        assert phase["seconds"] == expected["seconds"]
         events = [event for lane in phase["lanes"] for event in lane["events"]]
-        assert len(events) + phase["untimed"] == len(known["ops"])
+        assert len(events) + phase["untimed"] == len(expected["ops"])
         assert sum(event["busy"] for event in events) == pytest.approx(
-            sum(op["seconds"] for op in known["ops"])
+            sum(op["seconds"] for op in expected["ops"])
         )
 
 
@@ -215,8 +215,8 @@ def test_records_are_shown_beside_the_prediction(tmp_path: Path) -> None:
     assert (first["line"], first["start"], first["last"]) == (16, 0, 3)
     assert first["waited"] == pytest.approx(0.013, abs=1e-6)
     predicted = next(phase for phase in content["phases"] if phase["name"] == "step")
-    known = [event["busy"] for lane in predicted["lanes"] for event in lane["events"] if event["algorithm"]]
-    assert [first["predicted"], second["predicted"]] == pytest.approx(known[:2])
+    busy = [event["busy"] for lane in predicted["lanes"] for event in lane["events"] if event["algorithm"]]
+    assert [first["predicted"], second["predicted"]] == pytest.approx(busy[:2])
     (gathered, scattered) = content["measured"]["lines"]
     assert (gathered["kind"], scattered["kind"]) == ("all_gather", "all_to_all")
     assert gathered["count"] == 6 and gathered["last"] == [[3, 6]]
@@ -297,11 +297,11 @@ def test_nothing_in_a_plan_becomes_markup(tmp_path: Path) -> None:
     (tmp_path / "evil").mkdir()
     page = evil(tmp_path / "evil")
     text = page.read_text(encoding="utf-8")
-    counted, known = Tags(), Tags()
+    counted, allowed = Tags(), Tags()
     counted.feed(text)
-    known.feed(plain)
-    assert counted.scripts == known.scripts and "alert(1)</script>" not in text and "<img" not in text
-    assert not counted.addresses and not known.addresses
+    allowed.feed(plain)
+    assert counted.scripts == allowed.scripts and "alert(1)</script>" not in text and "<img" not in text
+    assert not counted.addresses and not allowed.addresses
     assert document(page)["source"]["lines"][0][1].startswith("# </script>")
 
 

@@ -70,12 +70,12 @@ def test_hosts_and_ranks_make_a_topology() -> None:
 
 def test_links_are_measured_by_pairs_of_their_level() -> None:
     fabric = Made("a", "a", "b", "b")
-    found = calibrate(fabric, seconds=0.01, largest=64)
-    assert [level.name for level in found.levels] == ["process", "host"]
+    calibration = calibrate(fabric, seconds=0.01, largest=64)
+    assert [level.name for level in calibration.levels] == ["process", "host"]
     assert {tuple(pairs) for pairs, _ in fabric.pairs} >= {((0, 1), (2, 3)), ((0, 2), (1, 3)), ((0, 2),)}
-    assert found.overhead == pytest.approx(1e-6)
-    assert (found.gamma, max(nbytes for _, nbytes in fabric.pairs)) == (2e-10, fabric.longest)
-    assert found.hosts == fabric.hosts
+    assert calibration.overhead == pytest.approx(1e-6)
+    assert (calibration.gamma, max(nbytes for _, nbytes in fabric.pairs)) == (2e-10, fabric.longest)
+    assert calibration.hosts == fabric.hosts
 
 
 def test_what_adding_costs_is_measured_where_the_buffers_lie() -> None:
@@ -84,10 +84,10 @@ def test_what_adding_costs_is_measured_where_the_buffers_lie() -> None:
 
 def test_collectives_are_measured_in_all_ways_at_every_size() -> None:
     fabric = Made("a", "a", "b", "b")
-    found = calibrate(fabric, seconds=5, largest=64)
-    by_kind = {curve.kind for curve in found.curve_list}
+    calibration = calibrate(fabric, seconds=5, largest=64)
+    by_kind = {curve.kind for curve in calibration.curve_list}
     assert by_kind == {"all_reduce", "reduce_scatter", "all_gather", "broadcast"}
-    names = {curve.algorithm for curve in found.curve_list if curve.kind == "all_reduce"}
+    names = {curve.algorithm for curve in calibration.curve_list if curve.kind == "all_reduce"}
     assert {
         "native",
         "ring",
@@ -95,9 +95,9 @@ def test_collectives_are_measured_in_all_ways_at_every_size() -> None:
         "halving_doubling",
         "hierarchical(process = ring, host = ring)",
     } <= names
-    shapes = {curve.shape for curve in found.curve_list}
+    shapes = {curve.shape for curve in calibration.curve_list}
     assert shapes == {"host/process 0/0 0/1 1/2 1/3"}
-    native = next(c for c in found.curve_list if (c.kind, c.algorithm) == ("all_reduce", "native"))
+    native = next(c for c in calibration.curve_list if (c.kind, c.algorithm) == ("all_reduce", "native"))
     assert native.sizes == (4.0, 64.0)
     for op, axis, size in fabric.ops:
         assert op.axes == (axis.name,)
@@ -108,10 +108,10 @@ def test_a_given_topology_tells_the_levels() -> None:
     racks = Topology(
         "racks", (Level("host", 2, 1e-5, 1e8), Level("rack", 2, 1e-5, 1e8)), None, ("a", "b", "c", "d")
     )
-    found = calibrate(Made("a", "c", "b", "d"), racks, seconds=0.01, largest=4)
-    assert [level.name for level in found.levels] == ["host", "rack"]
+    calibration = calibrate(Made("a", "c", "b", "d"), racks, seconds=0.01, largest=4)
+    assert [level.name for level in calibration.levels] == ["host", "rack"]
     # Interleaved: no hierarchy by levels, as the ranks are not in their order.
-    assert not any("hierarchical" in curve.algorithm for curve in found.curve_list)
+    assert not any("hierarchical" in curve.algorithm for curve in calibration.curve_list)
 
 
 def test_one_rank_has_nothing_to_measure() -> None:
@@ -149,10 +149,10 @@ def test_devices_of_jax_are_measured(tmp_path: Path) -> None:
         [*words, *QUICK], capture_output=True, text=True, check=False, env=environment, timeout=240
     )
     assert done.returncode == 0, done.stderr
-    found = parse_calibration(file.read_text())
-    assert (found.backend, len(found.hosts)) == ("jax", 2)
-    assert [level.name for level in found.levels] == ["process"]
-    assert {curve.form for curve in found.curve_list} == {"rounds"}
+    calibration = parse_calibration(file.read_text())
+    assert (calibration.backend, len(calibration.hosts)) == ("jax", 2)
+    assert [level.name for level in calibration.levels] == ["process"]
+    assert {curve.form for curve in calibration.curve_list} == {"rounds"}
 
 
 def test_ranks_of_mpi_are_measured(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_ranks_of_mpi_are_measured(tmp_path: Path) -> None:
     machine = parse_topology(racks.read_text())
     assert (machine.name, machine.hosts) == ("racks", ("a", "b"))
     assert [level.name for level in machine.levels] == ["host"]
-    found = parse_calibration(file.read_text())
-    assert (found.backend, len(found.hosts)) == ("mpi", 2)
-    assert found.overhead > 0
-    assert {curve.form for curve in found.curve_list} == {"call"}
+    calibration = parse_calibration(file.read_text())
+    assert (calibration.backend, len(calibration.hosts)) == ("mpi", 2)
+    assert calibration.overhead > 0
+    assert {curve.form for curve in calibration.curve_list} == {"call"}

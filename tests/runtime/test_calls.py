@@ -44,18 +44,18 @@ def test_calls_are_recorded_with_their_lines_and_ends(calls: Calls, tmp_path: Pa
 
 
 def test_a_call_that_is_under_way_waits(calls: Calls):
-    seen: list[tuple[int, str]] = []
+    states: list[tuple[int, str]] = []
 
     def step(x: int) -> int:
         calls.observe()
-        seen.append((calls.waits, calls.finished()[0]))
+        states.append((calls.waits, calls.finished()[0]))
         return x
 
     for attribute in ("lower", "trace", "eval_shape", "clear_cache"):
         setattr(step, attribute, None)
     counted, _ = calls.counted(step, "train")
     assert [counted(1), counted(2)] == [1, 2]
-    assert seen == [(1, ""), (2, "`train`")]
+    assert states == [(1, ""), (2, "`train`")]
     calls.observe()
     assert calls.waits == 0
 

@@ -65,8 +65,8 @@ def fed(ahead: int, get: Records = RECORDS.__getitem__, prefetch: int = 2) -> An
     )
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(np.array_equal(one[name], other[name]) for name in one) and one.keys() == other.keys()
+def same(first: dict[str, Any], second: dict[str, Any]) -> bool:
+    return all(np.array_equal(first[name], second[name]) for name in first) and first.keys() == second.keys()
 
 
 @pytest.mark.parametrize("ahead", [2, 9])
@@ -74,8 +74,8 @@ def test_batches_and_places_are_those_without_it(ahead: int):
     with fed(0).batches() as plain, fed(ahead).batches() as early:
         assert early.state() == plain.state()
         for _ in range(2):
-            for one, other in zip(plain, early, strict=True):
-                assert same(one, other)
+            for first, second in zip(plain, early, strict=True):
+                assert same(first, second)
                 assert early.state() == plain.state()
 
 
@@ -90,17 +90,17 @@ def test_a_place_is_that_of_the_caller():
     assert state["step"] == 3 and len(first) == 3
     with fed(9).batches(state=state) as again, fed(0).batches(state=state) as plain:
         for _ in range(2):  # the rest of the epoch, and the next one
-            assert all(same(one, other) for one, other in zip(plain, again, strict=True))
+            assert all(same(before, after) for before, after in zip(plain, again, strict=True))
 
 
 def test_an_epoch_may_be_left_while_the_next_ones_batches_are_not_taken():
     with fed(9).batches() as early, fed(0).batches() as plain:
         iter(early), iter(plain)
-        wanted = [next(plain) for _ in range(4)]
+        expected = [next(plain) for _ in range(4)]
         got = [next(early) for _ in range(2)]
-        for one in early:  # continues from its position
-            got.append(one)
-        assert all(same(one, other) for one, other in zip(wanted, got, strict=False)) and len(got) == 6
+        for item in early:  # continues from its position
+            got.append(item)
+        assert all(same(item, other) for item, other in zip(expected, got, strict=False)) and len(got) == 6
         assert early.state()["epoch"] == 1
 
 

@@ -52,8 +52,8 @@ def dealt(racks: int, hosts: int, **more: int) -> dict[str, int]:
 
 
 def found_racks(network: Racks) -> list[set[str]]:
-    found = discover(network, "found")
-    return [{found.hosts[host] for host in rack} for rack in found.racks]
+    topology = discover(network, "found")
+    return [{topology.hosts[host] for host in rack} for rack in topology.racks]
 
 
 @pytest.mark.parametrize("count", range(2, 9))
@@ -82,30 +82,39 @@ def test_a_network_without_a_bottleneck_is_one_rack(rack_of: dict[str, int]) -> 
 
 
 def test_the_topology_lists_hosts_rack_by_rack() -> None:
-    found = discover(Racks(dealt(2, 2, node10=0, node9=1), ranks=2), "lab")
+    topology = discover(Racks(dealt(2, 2, node10=0, node9=1), ranks=2), "lab")
     names = ("node0", "node2", "node10", "node1", "node3", "node9")
-    assert found.topology.hosts == names
-    assert [(level.name, level.count) for level in found.topology.levels] == [
+    assert topology.topology.hosts == names
+    assert [(level.name, level.count) for level in topology.topology.levels] == [
         ("process", 2), ("host", 3), ("rack", 2),
     ]  # fmt: skip
-    assert parse_topology(topology_text(found.topology)).hosts == names
-    lines = found.lines()
+    assert parse_topology(topology_text(topology.topology)).hosts == names
+    lines = topology.lines()
     assert lines[1].split() == list(names)
     assert lines[2].split()[:2] == ["node0", "-"]
     assert "rack 1: node0, node2, node10" in lines
 
 
 def test_smaller_racks_are_filled_with_places_that_no_host_has() -> None:
-    found = discover(Racks(dealt(2, 3, node6=0), uplink=12e6), "lab")
-    assert found.topology.hosts == ("node0", "node2", "node4", "node6", "node1", "node3", "node5", "none-2-4")
+    topology = discover(Racks(dealt(2, 3, node6=0), uplink=12e6), "lab")
+    assert topology.topology.hosts == (
+        "node0",
+        "node2",
+        "node4",
+        "node6",
+        "node1",
+        "node3",
+        "node5",
+        "none-2-4",
+    )
 
 
 def test_many_hosts_are_not_all_measured_alone() -> None:
     network = Racks(dealt(4, 8))
-    found = discover(network, "lab")
-    assert np.isnan(found.alone).sum() > 500
-    assert not np.isnan(found.shared[np.triu_indices(32, 1)]).any()
-    assert len(found.lines()) < 10, "no table of a thousand pairs"
+    topology = discover(network, "lab")
+    assert np.isnan(topology.alone).sum() > 500
+    assert not np.isnan(topology.shared[np.triu_indices(32, 1)]).any()
+    assert len(topology.lines()) < 10, "no table of a thousand pairs"
 
 
 def test_one_slow_pair_makes_no_racks() -> None:

@@ -35,17 +35,17 @@ def trained(run: Any, axes: Mapping[str, int], steps: int, by: str = "mean") -> 
 
     @jax.jit
     @run.spmd(returns="weights", given=f"per {', '.join(axes)}")
-    def step(state: Any, given: Any) -> Any:
-        out, state = run.step(state, **given)
+    def step(state: Any, arguments: Any) -> Any:
+        out, state = run.step(state, **arguments)
         return state, out.weights
 
     out, state = run.start(run.init(), params=drawn(0, lead))
-    found = [out.weights]
+    history = [out.weights]
     for number in range(1, steps + 1):
-        given = {"grads": drawn(number, lead)} | ({"n": counts(number, lead)} if "weight" in by else {})
-        state, weights = step(state, given)
-        found.append(weights)
-    return found, state
+        arguments = {"grads": drawn(number, lead)} | ({"n": counts(number, lead)} if "weight" in by else {})
+        state, weights = step(state, arguments)
+        history.append(weights)
+    return history, state
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_the_weights_are_those_of_the_equations(
 ) -> None:
     """Sums of small whole numbers are exact in any order, and in bf16 on the way."""
     run = bound(axes, plan_text(axes, via, options, by, states))
-    found, _ = trained(run, axes, 3, by)
-    assert all(map(same, found, wanted(axes, 3, by, states)))
+    weights, _ = trained(run, axes, 3, by)
+    assert all(map(same, weights, wanted(axes, 3, by, states)))
 
 
 def test_owners_and_everyone_give_the_same_bits() -> None:
@@ -83,8 +83,8 @@ def test_each_device_keeps_its_part_of_the_moment() -> None:
     _, state = trained(run, axes, 1)
     for key, shape in SHAPES.items():
         leaf = state["moment"][key]
-        held = [piece.data.size for piece in leaf.addressable_shards]
-        assert held == [-(-int(np.prod(shape)) // 8)] * 8, key
+        sizes = [piece.data.size for piece in leaf.addressable_shards]
+        assert sizes == [-(-int(np.prod(shape)) // 8)] * 8, key
     assert all(leaf.addressable_shards[0].data.shape == leaf.shape for leaf in state["weights"].values())
 
 

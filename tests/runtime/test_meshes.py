@@ -139,8 +139,8 @@ def test_an_axis_that_the_plan_does_not_name(kinds: tuple[AxisType, AxisType]):
     """Leaves cut over `model` are reduced as they are: no bucket brings them together."""
     trainer = Trainer(mesh := jax.make_mesh((4, 2), ("data", "model"), kinds))
     assert "bucket{pinned=true}" in trainer.run.context.schedule.pipeline
-    own = {"w": NamedSharding(mesh, P(None, "model")), "b": NamedSharding(mesh, P("model"))}
-    weights, x = jax.device_put(params(), own), jax.device_put(batch(), NamedSharding(mesh, P("data")))
+    shardings = {"w": NamedSharding(mesh, P(None, "model")), "b": NamedSharding(mesh, P("model"))}
+    weights, x = jax.device_put(params(), shardings), jax.device_put(batch(), NamedSharding(mesh, P("data")))
     step = jax.jit(trainer.train)
     if kinds[1] is AUTO:
         text = step.lower(trainer.run.init(), weights, x).compile().as_text()
@@ -185,14 +185,14 @@ def test_shardings_of_jit_in_place_of_spmd(kind: AxisType):
     """The batch of a member is on its devices: phases take global arrays under a user's jit."""
     mesh = jax.make_mesh((8,), ("data",), (kind,))
     run = commplan.loads(TOTAL).compile(mesh).bind(mesh)
-    own, same = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
+    per_rank, same = NamedSharding(mesh, P("data")), NamedSharding(mesh, P())
 
-    @functools.partial(jax.jit, in_shardings=(None, own), out_shardings=same)
+    @functools.partial(jax.jit, in_shardings=(None, per_rank), out_shardings=same)
     def total(state: Any, x: Any) -> Any:
         out, _ = run.step(state, x=2 * x)
         return out.x
 
-    x = jax.device_put(jnp.arange(32.0).reshape(8, 4), own)
+    x = jax.device_put(jnp.arange(32.0).reshape(8, 4), per_rank)
     np.testing.assert_array_equal(total({}, x), 2 * x.sum(0))
 
 

@@ -114,10 +114,10 @@ class Training:
         noisy: list[Any] = []
         for _ in range(steps):
             batch = next(self.batches, None) or next(iter(self.batches))  # of the next epoch
-            self.state, self.scale, self.opt, made = self.step(
+            self.state, self.scale, self.opt, loss = self.step(
                 self.state, self.scale, self.opt, batch["batch"]
             )
-            noisy.append(np.asarray(made))
+            noisy.append(np.asarray(loss))
         return noisy
 
     def save(self) -> Any:
@@ -149,12 +149,12 @@ def test_a_run_goes_on_as_if_it_had_not_ended(tmp_path: Path):
         first = through.train(3)
         manager.save(3, args=through.save())
         manager.wait_until_finished()
-        rest = through.train(3)  # into the next epoch
+        continued = through.train(3)  # into the next epoch
         for workers in (8, 4, 2):
             again = Training(workers)
             again.train(1)
             again.restore(manager)
-            equal(again.train(3), rest)
+            equal(again.train(3), continued)
             equal((again.scale, again.opt), (through.scale, through.opt))
             assert type(again.opt) is type(through.opt)
             for name in ("weights", "moment"):
@@ -393,8 +393,8 @@ def test_arrays_that_are_others_than_the_record_says(folder: Folder):
     folder.save(layout.save(trained(run)))
     names = folder.place / "1" / "_METADATA"
     tree = json.loads(names.read_text())
-    gone = next(name for name in tree["tree_metadata"] if "state/" in name)
-    del tree["tree_metadata"][gone]
+    removed = next(name for name in tree["tree_metadata"] if "state/" in name)
+    del tree["tree_metadata"][removed]
     names.write_text(json.dumps(tree))
     code, text = folder.refused(layout.restore())
     assert (code, "expected: `state/" in text, "found: none" in text) == ("CP0873", True, True)
@@ -435,34 +435,40 @@ each step {
     trees: dict[str, Any] = {}
     for number, name in enumerate(("first", "second")):
         member = run.member(number)
-        own = NamedSharding(member.mesh, P())
-        trees[name] = jax.device_put({"w": np.full(4, number, np.float32), "n": np.int32(number)}, own)
+        sharding = NamedSharding(member.mesh, P())
+        trees[name] = jax.device_put({"w": np.full(4, number, np.float32), "n": np.int32(number)}, sharding)
     layout = commplan.orbax.Checkpoint(run, first="same", second="same")
     folder.save(layout.save(run.init(), **trees))
     again = folder.restore(layout.restore(**trees))
     for name, tree in trees.items():
         equal(again[name], tree)
-        for leaf, held in zip(jax.tree.leaves(again[name]), jax.tree.leaves(tree), strict=True):
-            assert leaf.sharding == held.sharding
+        for leaf, expected in zip(jax.tree.leaves(again[name]), jax.tree.leaves(tree), strict=True):
+            assert leaf.sharding == expected.sharding
 
 
 def test_states_of_integers_and_keys_are_kept(folder: Folder):
-    one = passed_values.leaves_of(1)
-    shapes = {"mine": one, "held": one, "pairs": passed_values.pairs_of(one)}
+    leaves = passed_values.leaves_of(1)
+    shapes = {"mine": leaves, "held": leaves, "pairs": passed_values.pairs_of(leaves)}
     run = bind(passed_values.MOVES, mesh_of(data=2), shapes)
-    mine = jax.tree.map(lambda x: jnp.stack([x, x]), one)
+    mine = jax.tree.map(lambda x: jnp.stack([x, x]), leaves)
     _, state = run.start(run.init(), mine=mine)
     layout = commplan.orbax.Checkpoint(run)
     folder.save(layout.save(state))
     again = folder.restore(layout.restore())["state"]
-    assert passed_values.data(again["held"]) == passed_values.data(one)
+    assert passed_values.data(again["held"]) == passed_values.data(leaves)
 
 
 def test_shardings_of_values():
     run = owned(SHARDED, mesh_of(worker=4))
     moment, weights = run.sharding("moment"), run.sharding("weights")
-    assert {name: own.spec for name, own in moment.items()} == {"w": P("worker"), "b": P("worker"), "s": P()}
-    assert jax.tree.all(jax.tree.map(lambda own, x: own == x.sharding, moment, run.init()["moment"]))
+    assert {name: sharding.spec for name, sharding in moment.items()} == {
+        "w": P("worker"),
+        "b": P("worker"),
+        "s": P(),
+    }
+    assert jax.tree.all(
+        jax.tree.map(lambda sharding, x: sharding == x.sharding, moment, run.init()["moment"])
+    )
     assert weights["w"] == NamedSharding(run.mesh, P())
     assert run.sharding("params")["w"].spec == P("worker")
     with pytest.raises(CommplanError) as error:

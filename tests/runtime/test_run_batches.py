@@ -114,8 +114,10 @@ def test_a_batch_says_which_of_its_rows_are_records():
         return state, jnp.sum(labels, where=mask)
 
     assert sums(run.init(), last["labels"], last.mask)[1].sum() == last["labels"][:5].sum()
-    (*_, own) = run.member(1).batches()
-    assert own.mask.tolist() == last.mask.tolist() and own.mask.sharding.mesh == run.member(1).mesh
+    (*_, last_item) = run.member(1).batches()
+    assert (
+        last_item.mask.tolist() == last.mask.tolist() and last_item.mask.sharding.mesh == run.member(1).mesh
+    )
 
 
 def test_a_batch_is_a_dictionary_and_a_pytree_of_its_arrays():
@@ -138,8 +140,8 @@ def test_every_record_comes_once_and_functions_are_applied():
     for item in items:
         for i, label in enumerate(item["labels"]):
             image = RECORDS[RECORDS[:, 0] == label][0].reshape(2, 3)
-            for one in (item["all"][i], item["own"][0, i], item["own"][1, i]):
-                assert any((one == other).all() for other in (image, image[::-1]))
+            for array in (item["all"][i], item["own"][0, i], item["own"][1, i]):
+                assert any((array == other).all() for other in (image, image[::-1]))
             noise = item["scaled"][:, i] * 255 - image
             assert noise.min() > -1e-3
             assert noise.max() < 8.1
@@ -147,8 +149,8 @@ def test_every_record_comes_once_and_functions_are_applied():
 
 def test_random_functions_differ_between_members_where_the_plan_says_so_and_between_epochs():
     items = epochs(bound(2), 2)
-    own = np.stack([item["own"] for item in items])
-    assert (own[:, 0] != own[:, 1]).any()
+    per_member = np.stack([item["own"] for item in items])
+    assert (per_member[:, 0] != per_member[:, 1]).any()
     assert (
         np.stack([i["scaled"] for i in items])[:, 0] != np.stack([i["scaled"] for i in items])[:, 1]
     ).any()
@@ -162,10 +164,10 @@ def test_random_functions_differ_between_members_where_the_plan_says_so_and_betw
 
 
 def test_batches_do_not_depend_on_the_number_of_ranks():
-    for one, other in zip(epochs(bound(1), 2), epochs(bound(4), 2), strict=True):
-        for name in one:
+    for single, several in zip(epochs(bound(1), 2), epochs(bound(4), 2), strict=True):
+        for name in single:
             if name != "n":
-                np.testing.assert_array_equal(one[name], other[name])
+                np.testing.assert_array_equal(single[name], several[name])
 
 
 def test_batches_go_on_where_they_were_saved():
@@ -173,12 +175,12 @@ def test_batches_go_on_where_they_were_saved():
     with run.batches() as batches:
         next(iter(batches))
         state = batches.state()
-        rest = [np.asarray(item["own"]) for item in batches]
+        continued = [np.asarray(item["own"]) for item in batches]
     assert all(type(number) is int for number in state.values())
     again = [item["own"] for item in epochs(run, state=state)]
     assert len(again) == 2
-    for one, other in zip(rest, again, strict=True):
-        np.testing.assert_array_equal(one, other)
+    for first, second in zip(continued, again, strict=True):
+        np.testing.assert_array_equal(first, second)
     assert batches.summary() is not None
 
 
@@ -215,11 +217,11 @@ def test_members_train_on_their_own_meshes():
         _, grads = step(member.init(), part, np.array([m, 3.0], np.float32))
         np.testing.assert_allclose(grads["w"], np.full(4, (m + 3) / 2))
         parts[m] = jax.tree.map(lambda x, g: x + g, part, grads)
-    joined = run.join("params", parts)
-    assert joined["w"].sharding.spec == P("member")
-    np.testing.assert_allclose(joined["w"], params["w"] + np.array([[1.5], [2.0]]))
-    out, _ = run.merge({}, params=joined)
-    np.testing.assert_allclose(out.total["w"], np.asarray(joined["w"]).sum(0))
+    joint = run.join("params", parts)
+    assert joint["w"].sharding.spec == P("member")
+    np.testing.assert_allclose(joint["w"], params["w"] + np.array([[1.5], [2.0]]))
+    out, _ = run.merge({}, params=joint)
+    np.testing.assert_allclose(out.total["w"], np.asarray(joint["w"]).sum(0))
 
 
 def test_members_take_scalar_leaves_and_leaves_that_another_axis_divides():
@@ -237,10 +239,10 @@ def test_members_take_scalar_leaves_and_leaves_that_another_axis_divides():
     parts = {m: run.member(m).take("opt", placed) for m in range(2)}
     assert parts[1]["m"].sharding.spec == P("data", "model") and parts[1]["count"].shape == ()
     np.testing.assert_array_equal(parts[1]["m"], values["m"][1])
-    joined = run.join("opt", parts)
-    assert {name: x.sharding for name, x in joined.items()} == {n: x.sharding for n, x in placed.items()}
+    opt = run.join("opt", parts)
+    assert {name: x.sharding for name, x in opt.items()} == {n: x.sharding for n, x in placed.items()}
     for name, x in values.items():
-        np.testing.assert_array_equal(joined[name], x)
+        np.testing.assert_array_equal(opt[name], x)
     code, text = refused(lambda: run.join("opt", {0: parts[0]}))
     assert (code, "no part of member 1" in text) == ("CP0818", True)
 

@@ -37,9 +37,9 @@ def first(members: int, data: int, size: int, monkeypatch: pytest.MonkeyPatch) -
     hosts: list[np.ndarray[Any, Any]] = []
     array = MeshInput.array
 
-    def watched(self: MeshInput, host: Any, *rest: Any) -> Any:
+    def watched(self: MeshInput, host: Any, *arguments: Any) -> Any:
         hosts.append(host)
-        return array(self, host, *rest)
+        return array(self, host, *arguments)
 
     monkeypatch.setattr(MeshInput, "array", watched)
     run = bind(
@@ -59,11 +59,11 @@ def first(members: int, data: int, size: int, monkeypatch: pytest.MonkeyPatch) -
 
 def pointers(x: Any) -> dict[tuple[int, ...], set[int]]:
     """Where devices have their shards, by the first row (and member) that they hold."""
-    found: dict[tuple[int, ...], set[int]] = {}
+    addresses: dict[tuple[int, ...], set[int]] = {}
     for shard in x.addressable_shards:
-        at = tuple(one.start or 0 for one in shard.index[: x.ndim - 1])
-        found.setdefault(at, set()).add(shard.data.unsafe_buffer_pointer())
-    return found
+        at = tuple(index.start or 0 for index in shard.index[: x.ndim - 1])
+        addresses.setdefault(at, set()).add(shard.data.unsafe_buffer_pointer())
+    return addresses
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_every_device_sees_the_memory_of_the_host(
 ):
     item, hosts = first(members, data, size, monkeypatch)
     each = 8 // data
-    same, own = pointers(item["same"]), pointers(item["own"])
+    same, per_member = pointers(item["same"]), pointers(item["own"])
     assert sorted(same) == [(shard * each,) for shard in range(data)]
-    for (row,), seen in same.items():
-        assert seen == {hosts["same"][row:].ctypes.data}
-    assert len(own) == members * data
-    for (member, row), seen in own.items():
-        assert seen == {hosts["own"][member, row:].ctypes.data}
+    for (row,), addresses in same.items():
+        assert addresses == {hosts["same"][row:].ctypes.data}
+    assert len(per_member) == members * data
+    for (member, row), addresses in per_member.items():
+        assert addresses == {hosts["own"][member, row:].ctypes.data}
 
 
 def test_what_does_not_start_aligned_is_copied_once_for_all_devices(monkeypatch: pytest.MonkeyPatch):
@@ -97,8 +97,8 @@ def test_a_batch_that_is_donated_or_held_keeps_its_content(monkeypatch: pytest.M
     item, hosts = first(2, 1, 64, monkeypatch)
     before = hosts["same"].copy()
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
-    made = step(item["same"])
-    np.testing.assert_array_equal(made, before + 1)
+    result = step(item["same"])
+    np.testing.assert_array_equal(result, before + 1)
     np.testing.assert_array_equal(hosts["same"], before)
 
 
@@ -111,10 +111,10 @@ def test_slots_that_devices_see_are_not_overwritten_by_other_processes(tmp_path:
         )
         for i in range(2)
     ]
-    errors = [one.communicate(timeout=240)[1] for one in started]
-    assert [one.returncode for one in started] == [0, 0], "\n".join(errors)
+    errors = [process.communicate(timeout=240)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], "\n".join(errors)
     for i in range(2):
-        said = json.loads((tmp_path / f"{i}.json").read_text())
-        assert said["batches"] == 3 * alias_processes.RECORDS // alias_processes.BATCH
-        assert said["shared"] > said["batches"] // 2, said  # the memory that all processes map
-        assert said["torn"] == []
+        report = json.loads((tmp_path / f"{i}.json").read_text())
+        assert report["batches"] == 3 * alias_processes.RECORDS // alias_processes.BATCH
+        assert report["shared"] > report["batches"] // 2, report  # the memory that all processes map
+        assert report["torn"] == []

@@ -22,10 +22,10 @@ def test_peers_stand_in_the_order_of_what_they_hold():
         (key, b"host-a", 0, "t2"),
         (key, b"host-b", 1, "t3"),
     ]
-    seen = dict(enumerate(hellos))
-    assert peers_of(0, seen) == Peers("t2", 2, (0, 1, 1), (2, 3, 0), (0, 1, 2))
-    assert peers_of(2, seen) == Peers("t2", 0, (0, 1, 1), (2, 3, 0), (0, 1, 2))
-    assert peers_of(1, seen) is None
+    messages = dict(enumerate(hellos))
+    assert peers_of(0, messages) == Peers("t2", 2, (0, 1, 1), (2, 3, 0), (0, 1, 2))
+    assert peers_of(2, messages) == Peers("t2", 0, (0, 1, 1), (2, 3, 0), (0, 1, 2))
+    assert peers_of(1, messages) is None
 
 
 class Machine:

@@ -91,10 +91,10 @@ class Program:
                 state, stepped = self.jitted(state, begun, item["x"])
                 _, again = self.alone(state, begun, item["raw"])
         other, mine = (each.take("params", begun) for each in (self.run.member(0), self.member))
-        held = self.member.take("seen", state["seen"])
-        with run.batches(member=1) as own:
-            item = next(own)
-        _, trained = self.own({"seen": held, "#calls": self.member.init()["#calls"]}, mine, item["x"])
+        part = self.member.take("seen", state["seen"])
+        with run.batches(member=1) as member_batches:
+            item = next(member_batches)
+        _, trained = self.own({"seen": part, "#calls": self.member.init()["#calls"]}, mine, item["x"])
         run.join("params", {0: other, 1: trained})
         return stepped, again, trained
 
@@ -105,7 +105,7 @@ def program(request: pytest.FixtureRequest) -> Program:
 
 
 @pytest.fixture(scope="module")
-def wanted(program: Program) -> list[Any]:
+def expected(program: Program) -> list[Any]:
     return jax.tree.leaves(program.all(host=False))
 
 
@@ -120,28 +120,28 @@ def contexts() -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", [name for name, _ in contexts()])
-def test_a_run_works_under_any_mesh(program: Program, wanted: list[Any], name: str) -> None:
+def test_a_run_works_under_any_mesh(program: Program, expected: list[Any], name: str) -> None:
     with jax.set_mesh(dict(contexts())[name]):
-        found = jax.tree.leaves(program.all(host=False))
+        leaves = jax.tree.leaves(program.all(host=False))
         lowered = program.own.lower(program.member.init(), TREE, jax.ShapeDtypeStruct((8, 4), jnp.float32))
-    for one, other in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    for actual, exact in zip(leaves, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(actual), np.asarray(exact))
     assert "all_reduce" in lowered.as_text()
 
 
-def test_under_an_abstract_mesh(program: Program, wanted: list[Any]) -> None:
+def test_under_an_abstract_mesh(program: Program, expected: list[Any]) -> None:
     with jax.sharding.use_abstract_mesh(AbstractMesh((4,), ("z",), (AxisType.Explicit,))):
-        found = jax.tree.leaves(program.all(host=False))
-    np.testing.assert_array_equal(np.asarray(found[0]), np.asarray(wanted[0]))
+        leaves = jax.tree.leaves(program.all(host=False))
+    np.testing.assert_array_equal(np.asarray(leaves[0]), np.asarray(expected[0]))
 
 
 def test_a_jit_of_the_programs_own_is_told_how_to_set_the_mesh(program: Program) -> None:
-    own, x = program.member, np.ones((8, 4), np.float32)
+    member, x = program.member, np.ones((8, 4), np.float32)
 
     def step(state: Any, x: Any) -> Any:
         return state, x
 
-    call = jax.jit(own.spmd(x="split data")(step))
+    call = jax.jit(member.spmd(x="split data")(step))
     with jax.set_mesh(mesh_of(AxisType.Auto)):
         code, text = refused(lambda: call({}, x))
     assert code == "CP0828"
@@ -150,8 +150,8 @@ def test_a_jit_of_the_programs_own_is_told_how_to_set_the_mesh(program: Program)
 
 
 @pytest.mark.parametrize("host", [True, False], ids=["from the host", "from devices"])
-def test_transfers_are_explicit(program: Program, wanted: list[Any], host: bool) -> None:
-    del wanted  # all is compiled: transfers of constants during compilation are not transfers of a step
+def test_transfers_are_explicit(program: Program, expected: list[Any], host: bool) -> None:
+    del expected  # all is compiled: transfers of constants during compilation are not transfers of a step
     with contextlib.ExitStack() as stack:
         for guard in (
             jax.transfer_guard_host_to_device,
@@ -165,17 +165,17 @@ def test_transfers_are_explicit(program: Program, wanted: list[Any], host: bool)
 def test_arrays_on_devices_are_passed_on_without_a_look_at_their_shardings(
     program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, made = program.run, list[Any]()
+    run, shardings = program.run, list[Any]()
 
     def named(*args: Any) -> NamedSharding:
-        made.append(args)
+        shardings.append(args)
         return NamedSharding(*args)
 
     monkeypatch.setattr("commplan.runtime.context.NamedSharding", named)
     host = {"w": np.ones((2, 2, 4), np.float32), "b": np.zeros((2, 2), np.float32)}
     placement = run.context.schedule.named["params"].placement
     placed = run.context.placed(host, placement)
-    assert len(made) == 2
+    assert len(shardings) == 2
     again = run.context.placed(placed, placement)
-    assert len(made) == 2
+    assert len(shardings) == 2
     assert again["w"] is placed["w"]

@@ -218,21 +218,24 @@ def test_layers_of_a_model_differ_share_weights_and_close_over_some():
     def embedded(embed: Any, tokens: Any) -> Any:
         return {"x": embed[tokens], "tokens": tokens}
 
-    def head(embed: Any, given: Tree) -> Any:
-        scores = jax.nn.log_softmax(given["x"] @ embed.T)
-        return -jnp.take_along_axis(scores, given["tokens"][..., None], -1).mean()
+    def head(embed: Any, activations: Tree) -> Any:
+        scores = jax.nn.log_softmax(activations["x"] @ embed.T)
+        return -jnp.take_along_axis(scores, activations["tokens"][..., None], -1).mean()
 
     def layer(shift: Any) -> Callable[[Tree, Tree], Tree]:
-        def body(weights: Tree, given: Tree) -> Tree:
-            return {**given, "x": given["x"] + jnp.tanh(given["x"] @ weights["w"] * weights["scale"] + shift)}
+        def body(weights: Tree, activations: Tree) -> Tree:
+            return {
+                **activations,
+                "x": activations["x"] + jnp.tanh(activations["x"] @ weights["w"] * weights["scale"] + shift),
+            }
 
         return jax.checkpoint(body)
 
     def plain(params: Tree, tokens: Any) -> Any:
-        given, body = embedded(params["embed"], tokens), layer(params["shared"]["shift"])
+        activations, body = embedded(params["embed"], tokens), layer(params["shared"]["shift"])
         for weights in params["blocks"]:
-            given = body(weights, given)
-        return head(params["embed"], given)
+            activations = body(weights, activations)
+        return head(params["embed"], activations)
 
     def sharded(shards: Tree, tokens: Any) -> Any:
         shift = run.layer(lambda weights: weights["shift"], shards["shared"])
@@ -252,8 +255,8 @@ def test_a_scanned_body_closes_over_what_is_differentiated():
             return (run.scan_layers(lambda w, y: block(w, y) * shift, shards, x) ** 2).mean()
 
         cuts = run.shards(layers, stacked=True)
-        shards, own = jax.grad(loss, (0, 1))(cuts, run.varying(shift))
-        return state, shards, jax.lax.pmean(own, "data")
+        shards, shift_gradient = jax.grad(loss, (0, 1))(cuts, run.varying(shift))
+        return state, shards, jax.lax.pmean(shift_gradient, "data")
 
     def plain(layers: Tree, shift: Any) -> Any:
         x = batches()[0]
@@ -352,8 +355,8 @@ def test_no_more_collectives_and_memory_than_by_hand():
             return state, optax.apply_updates(shards, updates), opt
 
         shards = [{"w": jnp.zeros(256 * 256), "b": jnp.zeros(256)} for _ in range(6)]
-        given = {}, shards, ADAM.init(shards), jnp.zeros((64, 256))
-        result = jax.jit(step, donate_argnums=(1, 2)).lower(*given).compile()
+        arguments = {}, shards, ADAM.init(shards), jnp.zeros((64, 256))
+        result = jax.jit(step, donate_argnums=(1, 2)).lower(*arguments).compile()
         kinds = ("all-gather", "reduce-scatter", "all-reduce")
         counts = [len(re.findall(rf" {kind}\(", result.as_text() or "")) for kind in kinds]
         return counts, result.memory_analysis().temp_size_in_bytes

@@ -81,8 +81,8 @@ def test_a_step_trains_like_one_device_per_member():
     assert params["w"].sharding.spec == P("member")
     np.testing.assert_array_equal(state["seen"], [4, 4])
     for m in range(2):
-        for key, one in alone[m].items():
-            np.testing.assert_allclose(np.asarray(params[key])[m], one, atol=1e-5)
+        for key, leaf in alone[m].items():
+            np.testing.assert_allclose(np.asarray(params[key])[m], leaf, atol=1e-5)
 
 
 def test_the_results_may_be_fewer_than_the_arguments():
@@ -270,9 +270,9 @@ def test_results_are_named_by_argument_or_by_value():
         return state, params, opt + 1, jnp.int32(3), x
 
     x = np.zeros((2, 2, 3), np.float32)
-    _, _, opt, one, same = train(state, params, np.zeros(2), x)
+    _, _, opt, scale, same = train(state, params, np.zeros(2), x)
     assert opt.sharding.spec == P("member")
-    assert one.shape == (2, 2)  # as the plan's input `one`: per member, data
+    assert scale.shape == (2, 2)  # as the plan's input `one`: per member, data
     assert same.sharding.spec == P("member", "data")
 
 
@@ -424,15 +424,15 @@ def test_a_member_of_one_device_has_nothing_to_vary_over():
     plan = "plan p\nensemble member = 2\nfn twice(tree) -> tree on device\ninput grads : tree per member\n"
     plan += "each step {\n    grads = map twice(grads)\n    output grads\n}\n"
     twice = {"twice": lambda tree: jax.tree.map(lambda x: 2 * x, tree)}
-    own = bind(plan, mesh_of(member=2), {"grads": TREE}, functions=twice).member(1)
+    member_run = bind(plan, mesh_of(member=2), {"grads": TREE}, functions=twice).member(1)
 
-    @own.jit
-    @own.spmd(params="same", x="same")
+    @member_run.jit
+    @member_run.spmd(params="same", x="same")
     def step(state: Any, params: Any, x: Any) -> Any:
-        grads = jax.grad(loss)(own.varying(params), x)
-        return state, own.step(state, grads=grads)[0].grads
+        grads = jax.grad(loss)(member_run.varying(params), x)
+        return state, member_run.step(state, grads=grads)[0].grads
 
     params = {"w": jnp.ones((3, 2)), "b": jnp.zeros(2)}
     x = jnp.ones((4, 3))
-    _, found = step({}, params, x)
-    jax.tree.map(np.testing.assert_allclose, found, twice["twice"](jax.grad(loss)(params, x)))
+    _, outputs = step({}, params, x)
+    jax.tree.map(np.testing.assert_allclose, outputs, twice["twice"](jax.grad(loss)(params, x)))

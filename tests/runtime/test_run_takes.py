@@ -38,22 +38,22 @@ def test_the_weights_of_a_mean_come_with_the_batches() -> None:
     @run.spmd(x="x", n="n", returns="grads")
     def step(state: Any, x: Any, n: Any) -> Any:
         valid = (jnp.arange(x.shape[0]) < n)[:, None]
-        own = jnp.where(valid, x, 0).sum(0) / jnp.maximum(n, 1)
-        out, state = run.step(state, grads={"w": own}, n=n)
+        mean = jnp.where(valid, x, 0).sum(0) / jnp.maximum(n, 1)
+        out, state = run.step(state, grads={"w": mean}, n=n)
         return state, out.grads
 
     counts: list[list[int]] = []
-    seen: list[Any] = []
+    items: list[Any] = []
     with run.batches() as batches:
         for item in batches:
             assert sorted(item) == ["n", "x"]
             counts.append(np.asarray(item["n"]).tolist())
             rows = np.asarray(item["x"])[: sum(counts[-1])] if len(counts) == 2 else np.asarray(item["x"])
-            seen.append(rows)
+            items.append(rows)
             _, grads = step(run.init(), item["x"], item["n"])
             np.testing.assert_allclose(np.asarray(grads["w"]), rows.mean(0), rtol=1e-6)
     assert counts == [[2, 2, 2, 2], [2, 1, 0, 0]]
-    assert sorted(map(tuple, np.concatenate(seen))) == sorted(map(tuple, RECORDS))
+    assert sorted(map(tuple, np.concatenate(items))) == sorted(map(tuple, RECORDS))
 
 
 def test_a_phase_says_that_it_takes_them() -> None:

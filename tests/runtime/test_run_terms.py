@@ -60,7 +60,7 @@ def identity(function: Any) -> Any:
         lambda x: np.float64(x.shape[0]),
         lambda x: jnp.ones(x.shape[0]).sum(),
         lambda x: jax.jit(lambda: jnp.arange(x.shape[0]).sum() - 2.0)(),
-        lambda x: jax.vmap(lambda one: one)(jnp.ones(x.shape[0])).sum(),
+        lambda x: jax.vmap(lambda element: element)(jnp.ones(x.shape[0])).sum(),
         lambda x: jnp.ones_like(x[:, 0]).sum(),
     ],
     ids=["jnp", "int", "float", "numpy", "float64", "ones", "inner jit", "vmap", "ones_like"],
@@ -84,8 +84,8 @@ def test_a_constant_within_a_derivative_and_a_loop(run: Any) -> None:
         looped, _ = jax.lax.scan(body, jnp.float32(0), None, length=2)
         return state, jax.grad(loss)(1.0), looped
 
-    found = run.spmd(x="split data", returns=("same", "same"))(step)({}, np.ones((8, 3), np.float32))
-    assert found[1:] == (8, 16)
+    results = run.spmd(x="split data", returns=("same", "same"))(step)({}, np.ones((8, 3), np.float32))
+    assert results[1:] == (8, 16)
 
 
 @pytest.mark.parametrize(

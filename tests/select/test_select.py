@@ -68,8 +68,8 @@ def chosen(
     size: int = 1024,
     passes: str = CHOOSING,
 ) -> Schedule:
-    given = {name.rpartition(".")[0]: tree(w=(size,)) for name in plan.inputs}
-    bare = compile_plan(plan, given, topology=topology, backend=backend, passes="bucket{max=1GiB}")
+    shapes = {name.rpartition(".")[0]: tree(w=(size,)) for name in plan.inputs}
+    bare = compile_plan(plan, shapes, topology=topology, backend=backend, passes="bucket{max=1GiB}")
     return Pipeline.parse(passes).run(bare, context(topology, costs))
 
 
@@ -78,8 +78,8 @@ def collectives(schedule: Schedule) -> list[Collective]:
 
 
 def only(schedule: Schedule) -> Collective:
-    (one,) = collectives(schedule)
-    return one
+    (collective,) = collectives(schedule)
+    return collective
 
 
 def choice(schedule: Schedule, by: str) -> Choice:
@@ -89,9 +89,9 @@ def choice(schedule: Schedule, by: str) -> Choice:
 def test_the_fastest_is_taken_and_the_others_are_kept() -> None:
     schedule = chosen(reduce_plan("sum", data=4), by_name(ring=2.0, halving_doubling=1.0, native=3.0))
     assert str(only(schedule).algorithm) == "halving_doubling"
-    told = choice(schedule, "select")
-    assert (told.seconds, told.source) == (1.0, "told")
-    assert [(other.what, other.seconds) for other in told.alternatives][:3] == [
+    remark = choice(schedule, "select")
+    assert (remark.seconds, remark.source) == (1.0, "told")
+    assert [(other.what, other.seconds) for other in remark.alternatives][:3] == [
         ("ring", 2.0), ("native", 3.0), ("recursive_doubling", 9.0),
     ]  # fmt: skip
 
@@ -112,8 +112,8 @@ def test_what_is_pinned_stays() -> None:
     plan = reduce_plan("sum", graph.Algorithm("chain"), data=4)
     schedule = chosen(plan, by_name(ring=1.0, chain=5.0))
     assert only(schedule).algorithm.name == "chain"
-    told = choice(schedule, "select")
-    assert (told.why, told.seconds, told.alternatives[0].what) == ("the plan writes it so", 5.0, "ring")
+    remark = choice(schedule, "select")
+    assert (remark.why, remark.seconds, remark.alternatives[0].what) == ("the plan writes it so", 5.0, "ring")
 
 
 def test_messages_are_cut_where_that_is_faster() -> None:
@@ -166,13 +166,13 @@ def test_under_jax_axes_on_levels_are_collectives_of_their_own() -> None:
         return 9.0 if len(work.axes) == 2 else 1.0
 
     schedule = chosen(reduce_plan("sum", node=8, gpu=8), Told(seconds), NODES, backend="jax")
-    found = [(op.kind, op.axes, op.algorithm.name) for op in collectives(schedule)]
-    assert found == [
+    ops = [(op.kind, op.axes, op.algorithm.name) for op in collectives(schedule)]
+    assert ops == [
         ("reduce_scatter", ("gpu",), "native"), ("all_reduce", ("node",), "native"),
         ("all_gather", ("gpu",), "native"),
     ]  # fmt: skip
-    told = choice(schedule, "decompose")
-    assert (told.seconds, told.alternatives[0].seconds) == (3.0, 9.0)
+    remark = choice(schedule, "decompose")
+    assert (remark.seconds, remark.alternatives[0].seconds) == (3.0, 9.0)
 
 
 @pytest.mark.parametrize(("flat", "parts"), [(3.01, 1), (3.1, 3)])
@@ -226,15 +226,15 @@ def test_rounds_that_are_operations_cost_what_the_topology_says(round_: float, l
 def test_without_costs(backend: Any) -> None:
     """JAX's own always; under MPI by the table, and whatever is chosen the program is proved."""
     plan = reduce_plan("sum", data=4)
-    found: dict[int, tuple[str, str | None]] = {}
+    chosen_by: dict[int, tuple[str, str | None]] = {}
     for size in (16, 32 * 1024, 1024**2):
         op = only(chosen(plan, None, backend=backend, size=size))
-        found[size] = (op.algorithm.name, op.form)
+        chosen_by[size] = (op.algorithm.name, op.form)
     if backend == "jax":
-        assert set(found.values()) == {("native", None)}
+        assert set(chosen_by.values()) == {("native", None)}
     else:
-        assert found[16] == ("native", "call")
-        assert found[1024**2][0] != "native"
+        assert chosen_by[16] == ("native", "call")
+        assert chosen_by[1024**2][0] != "native"
 
 
 def test_levels_that_the_plan_writes_without_costs() -> None:
@@ -252,8 +252,8 @@ def test_levels_too_large_for_programs_stay_as_they_are_written() -> None:
 
 def test_levels_that_are_left_to_the_library_are_carried_out_one_by_one() -> None:
     two = graph.Algorithm("hierarchical", (graph.Arg("native", "gpu"), graph.Arg("ring", "node")))
-    made = collectives(chosen(reduce_plan("sum", two, node=4, gpu=4), by_name(ring=1.0), NODES))
-    assert [(op.kind, op.algorithm.name) for op in made] == [
+    ops = collectives(chosen(reduce_plan("sum", two, node=4, gpu=4), by_name(ring=1.0), NODES))
+    assert [(op.kind, op.algorithm.name) for op in ops] == [
         ("reduce_scatter", "native"), ("all_reduce", "ring"), ("all_gather", "native"),
     ]  # fmt: skip
 
@@ -261,15 +261,15 @@ def test_levels_that_are_left_to_the_library_are_carried_out_one_by_one() -> Non
 def test_levels_on_a_narrow_wire_are_carried_out_one_by_one() -> None:
     two = graph.Algorithm("hierarchical", (graph.Arg("gpu"), graph.Arg("node")))
     hints = graph.Hints(wire=DType.BF16, accumulate=DType.F32)
-    made = collectives(chosen(reduce_plan("sum", two, hints, node=4, gpu=4), by_name(), NODES))
-    assert {op.kind for op in made} == {"all_to_all", "all_gather"}
-    assert all(op.dtype is DType.BF16 for op in made)
+    ops = collectives(chosen(reduce_plan("sum", two, hints, node=4, gpu=4), by_name(), NODES))
+    assert {op.kind for op in ops} == {"all_to_all", "all_gather"}
+    assert all(op.dtype is DType.BF16 for op in ops)
 
 
 def test_one_axis_on_a_narrow_wire_stays_flat() -> None:
     hints = graph.Hints(wire=DType.BF16, accumulate=DType.F32)
-    made = collectives(chosen(reduce_plan("sum", hints=hints, data=8), by_name(hierarchical=1.0)))
-    assert [op.kind for op in made] == ["all_to_all", "all_gather"]
+    ops = collectives(chosen(reduce_plan("sum", hints=hints, data=8), by_name(hierarchical=1.0)))
+    assert [op.kind for op in ops] == ["all_to_all", "all_gather"]
 
 
 def test_collectives_that_overlap_are_started_and_finished_apart() -> None:
@@ -282,11 +282,11 @@ def test_collectives_that_overlap_are_started_and_finished_apart() -> None:
 
 def test_collectives_decided_alike_make_one_choice() -> None:
     plan = reduce_plan("sum", data=4)
-    given = {"grads": tree(a=(1000,), b=(1000,), c=(500,))}
-    bare = compile_plan(plan, given, topology=RACKS, backend="mpi", passes="bucket{max=4000}")
+    shapes = {"grads": tree(a=(1000,), b=(1000,), c=(500,))}
+    bare = compile_plan(plan, shapes, topology=RACKS, backend="mpi", passes="bucket{max=4000}")
     schedule = Pipeline.parse(CHOOSING).run(bare, context(RACKS, by_name(ring=1.0)))
-    told = [choice for choice in schedule.choices if choice.by == "select"]
-    assert [choice.what for choice in told] == ["ring for 3 x all_reduce of up to 3.91 KiB over data"]
+    remarks = [choice for choice in schedule.choices if choice.by == "select"]
+    assert [choice.what for choice in remarks] == ["ring for 3 x all_reduce of up to 3.91 KiB over data"]
 
 
 def test_a_broadcast_keeps_its_root() -> None:

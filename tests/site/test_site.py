@@ -84,7 +84,9 @@ def test_every_page_opens_at_the_widths_of_phones_and_desks(address: str, tab: B
         for width in WIDTHS:
             tab.open(f"{address}{name}", width, 900, dark=width == 390)
             assert tab.errors == [], (name, width)
-            assert all(asked.startswith((address, "data:", "blob:")) for asked in tab.requests), name
+            assert all(address_of.startswith((address, "data:", "blob:")) for address_of in tab.requests), (
+                name
+            )
             assert tab.run("document.documentElement.scrollWidth") <= width, (name, width)
 
 

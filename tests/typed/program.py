@@ -18,8 +18,8 @@ PLAN = Path(__file__).with_name("linear.plan")
 def main(mesh: jax.sharding.Mesh, params: dict[str, jax.Array]) -> float:
     """The mean of a loss that is 3 everywhere, of every fourth step."""
     plan: commplan.Plan[plans.Linear] = commplan.load(PLAN)
-    one = {name: leaf[0] for name, leaf in params.items()}
-    run = plan.compile(mesh, shapes=dict.fromkeys(("params", "grads", "center"), one)).bind(mesh)
+    member_params = {name: leaf[0] for name, leaf in params.items()}
+    run = plan.compile(mesh, shapes=dict.fromkeys(("params", "grads", "center"), member_params)).bind(mesh)
     out, state = run.start(run.init(), params=params)
     center = jax.device_put(out.center, run.sharding("center"))
 
@@ -33,8 +33,8 @@ def main(mesh: jax.sharding.Mesh, params: dict[str, jax.Array]) -> float:
 
     state, mean = train(state, params, jax.numpy.full(mesh.shape["data"], 3.0))
     _, state = run.every[16](state, params=params)
-    held, _ = run.evaluate({"center": center})
-    assert list(held) == ["center"] and "center" in held and len(held) == 1
+    evaluated, _ = run.evaluate({"center": center})
+    assert list(evaluated) == ["center"] and "center" in evaluated and len(evaluated) == 1
     return float(mean)
 
 

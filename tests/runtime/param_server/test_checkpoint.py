@@ -52,27 +52,27 @@ def job(folder: Path, text: str = TEXT) -> Job:
     return Job(compiled(folder, text, shapes), {"step": step, "zeros": lambda tree: tree})
 
 
-def keeping(made: Job, folder: Path) -> list[ServerCheckpoint]:
+def keeping(server_job: Job, folder: Path) -> list[ServerCheckpoint]:
     """Every server checkpoints its states in `folder`, and resumes from the contents."""
-    found: list[ServerCheckpoint] = []
-    for server, driver in enumerate(made.drivers):
+    checkpoints: list[ServerCheckpoint] = []
+    for server, driver in enumerate(server_job.drivers):
         keep = ServerCheckpoint(folder, driver.store, server)
         if keep.existed and keep.load([("weights", "moment")]):
             driver.restore()
         driver.checkpoint = keep
-        found.append(keep)
-    return found
+        checkpoints.append(keep)
+    return checkpoints
 
 
-def starting(made: Job) -> Any:
+def starting(server_job: Job) -> Any:
     moment = {"count": np.int32(0), "mu": values(1)}
-    yield made.site("put", "start", "weights"), {"weights": values(0), "params": values(0)}
-    yield made.site("put", "start", "moment"), {"moment": moment}
+    yield server_job.site("put", "start", "weights"), {"weights": values(0), "params": values(0)}
+    yield server_job.site("put", "start", "moment"), {"moment": moment}
 
 
-def stepping(made: Job, worker: int, first: int, count: int, done: list[int]) -> Any:
+def stepping(server_job: Job, worker: int, first: int, count: int, done: list[int]) -> Any:
     for number in range(first, first + count):
-        yield made.site("exchange", "step"), {"grads": values(100 + 10 * worker + number)}
+        yield server_job.site("exchange", "step"), {"grads": values(100 + 10 * worker + number)}
         done.append(number)
 
 
@@ -111,9 +111,9 @@ def test_a_state_without_leaves_is_kept_with_the_weights(tmp_path: Path, steps: 
         shapes = {"params": SHAPE, "grads": SHAPE, "weights": SHAPE, "moment": {}}
         return Job(compiled(tmp_path, TEXT, shapes), {"step": plain, "zeros": lambda _: {}})
 
-    def setting(one: Job) -> Any:
-        yield one.site("put", "start", "weights"), {"weights": values(0), "params": values(0)}
-        yield one.site("put", "start", "moment"), {"moment": {}}
+    def setting(server_job: Job) -> Any:
+        yield server_job.site("put", "start", "weights"), {"weights": values(0), "params": values(0)}
+        yield server_job.site("put", "start", "moment"), {"moment": {}}
 
     first = made()
     keeps = keeping(first, tmp_path / "kept")
@@ -144,15 +144,15 @@ def test_what_was_answered_is_kept_whenever_a_server_is_killed(tmp_path: Path, m
     least = max(len(each) for each in done)  # no worker has an answer before the update
     w, m = second.held("weights")[0][0], second.held("moment")[0][0]
     for driver in second.drivers:
-        for kept in driver.store.cells["weights", 0].units.values():
-            unit = kept.unit
+        for stored in driver.store.cells["weights", 0].units.values():
+            unit = stored.unit
             if unit.part:
                 continue
-            here = slice(unit.start, unit.start + unit.size)
-            assert least <= kept.updates <= 3
-            expected = reference(kept.updates)
-            np.testing.assert_array_equal(w[here], expected[0][here])
-            np.testing.assert_array_equal(m[here], expected[1][here])
+            elements = slice(unit.start, unit.start + unit.size)
+            assert least <= stored.updates <= 3
+            expected = reference(stored.updates)
+            np.testing.assert_array_equal(w[elements], expected[0][elements])
+            np.testing.assert_array_equal(m[elements], expected[1][elements])
 
 
 def test_weights_and_what_is_beside_them_go_back_together(tmp_path: Path):
@@ -164,10 +164,10 @@ def test_weights_and_what_is_beside_them_go_back_together(tmp_path: Path):
     first.run({w: stepping(first, w, 0, 2, done) for w in range(2)}, leave=False)
     for keep, driver in zip(keeps, first.drivers, strict=True):
         cell = driver.store.cells["moment", 0]
-        for kept in cell.units.values():
-            kept.slots = [np.full_like(slot, 77) for slot in kept.slots if slot is not None]
-            kept.version, kept.updates = kept.version + 1, kept.updates + 1
-            keep.save(cell, kept)
+        for stored in cell.units.values():
+            stored.slots = [np.full_like(slot, 77) for slot in stored.slots if slot is not None]
+            stored.version, stored.updates = stored.version + 1, stored.updates + 1
+            keep.save(cell, stored)
         keep.close()
     second = job(tmp_path)
     keeping(second, tmp_path / "kept")
@@ -188,10 +188,12 @@ def test_a_half_written_place_is_not_believed(tmp_path: Path):
         data[newest + 64 + 5] ^= 1
         keep.path.write_bytes(data)
     second = job(tmp_path)
-    found = [ServerCheckpoint(tmp_path / "kept", driver.store, i) for i, driver in enumerate(second.drivers)]
-    for keep, driver in zip(found, second.drivers, strict=True):
+    checkpoints = [
+        ServerCheckpoint(tmp_path / "kept", driver.store, i) for i, driver in enumerate(second.drivers)
+    ]
+    for keep, driver in zip(checkpoints, second.drivers, strict=True):
         keep.load([("weights", "moment")])
-        updates = [kept.updates for kept in driver.store.cells["weights", 0].units.values()]
+        updates = [stored.updates for stored in driver.store.cells["weights", 0].units.values()]
         assert updates[0] == 0
         assert set(updates[1:]) == {1}
 
@@ -200,17 +202,17 @@ def test_what_is_answered_before_it_is_kept_is_refused(tmp_path: Path):
     """With `staleness` a worker is answered before another one's term has arrived, and no file holds that
     term."""
     for staleness in (0, 2):
-        made = job(tmp_path, TEXT.replace("chunk = 1 KiB", f"chunk = 1 KiB, staleness = {staleness}"))
-        site = made.site("exchange", "step")
-        made.run({w: starting(made) for w in range(2)}, leave=False)
-        made.ask(1, site, {"grads": values(1)})
+        server_job = job(tmp_path, TEXT.replace("chunk = 1 KiB", f"chunk = 1 KiB, staleness = {staleness}"))
+        site = server_job.site("exchange", "step")
+        server_job.run({w: starting(server_job) for w in range(2)}, leave=False)
+        server_job.ask(1, site, {"grads": values(1)})
         for server in range(2):
-            while made.wires[1, server]:
-                made.deliver(1, server)
-        assert (made.answered(1, site) is not None) == bool(staleness)
+            while server_job.wires[1, server]:
+                server_job.deliver(1, server)
+        assert (server_job.answered(1, site) is not None) == bool(staleness)
     check_prompt(job(tmp_path).sites, "")
     with pytest.raises(CommplanError, match="remove `staleness`") as error:
-        check_prompt(made.sites, "")
+        check_prompt(server_job.sites, "")
     assert error.value.diagnostics[0].code == "CP0980"
     assert error.value.diagnostics[0].span == site.span
 
@@ -250,20 +252,22 @@ def test_names_of_states_may_take_more_than_a_page(tmp_path: Path):
     def kept(folder: Path) -> list[ServerCheckpoint]:
         start = {"count": np.int32(0), "mu": SHAPE}
         shapes = {"params": SHAPE, "grads": SHAPE, long: SHAPE, "moment": start}
-        made = Job(compiled(tmp_path, text, shapes), {"step": step, "zeros": lambda tree: tree})
-        return [ServerCheckpoint(folder, driver.store, number) for number, driver in enumerate(made.drivers)]
+        server_job = Job(compiled(tmp_path, text, shapes), {"step": step, "zeros": lambda tree: tree})
+        return [
+            ServerCheckpoint(folder, driver.store, number) for number, driver in enumerate(server_job.drivers)
+        ]
 
     for keep in kept(tmp_path / "kept"):
         assert not keep.existed
-        for cell, one in keep.store:
-            one.slots = [np.zeros(one.unit.size, dtype.numpy_name) for dtype in one.dtypes]
-            one.scalars = [np.zeros((), dtype.numpy_name) for dtype in one.scalar_dtypes]
-            one.version = 1
-            keep.save(cell, one)
+        for cell, stored in keep.store:
+            stored.slots = [np.zeros(stored.unit.size, dtype.numpy_name) for dtype in stored.dtypes]
+            stored.scalars = [np.zeros((), dtype.numpy_name) for dtype in stored.scalar_dtypes]
+            stored.version = 1
+            keep.save(cell, stored)
         keep.close()
     for keep in kept(tmp_path / "kept"):
         assert keep.existed and keep.load()
-        assert all(one.version == 1 for _, one in keep.store)
+        assert all(stored.version == 1 for _, stored in keep.store)
         keep.close()
     with pytest.raises(CommplanError, match=r"CP0973(.|\n)*it contains moment, weights_of"):
         keeping(job(tmp_path), tmp_path / "kept")
@@ -271,8 +275,8 @@ def test_names_of_states_may_take_more_than_a_page(tmp_path: Path):
 
 def test_a_run_that_begins_beside_another_is_refused(tmp_path: Path):
     """Before it reads anything, even if the first has not created its file yet."""
-    kept = tmp_path / "kept"
-    kept.mkdir()
+    folder = tmp_path / "kept"
+    folder.mkdir()
     holding = (
         "import fcntl, os, sys\n"
         "lock = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
@@ -280,36 +284,36 @@ def test_a_run_that_begins_beside_another_is_refused(tmp_path: Path):
         "print('held', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    command = [sys.executable, "-c", holding, str(kept / "server-0.lock")]
+    command = [sys.executable, "-c", holding, str(folder / "server-0.lock")]
     store = job(tmp_path).drivers[0].store
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
         with pytest.raises(CommplanError, match=r"CP0974.*in use by another run"):
-            ServerCheckpoint(kept, store, 0)
-        assert [path.name for path in kept.iterdir()] == ["server-0.lock"]
+            ServerCheckpoint(folder, store, 0)
+        assert [path.name for path in folder.iterdir()] == ["server-0.lock"]
         other.communicate()
-    (kept / "server-0.new").write_bytes(b"left by a run that was killed")
-    keep = ServerCheckpoint(kept, store, 0)
+    (folder / "server-0.new").write_bytes(b"left by a run that was killed")
+    keep = ServerCheckpoint(folder, store, 0)
     assert not keep.existed
-    assert {path.name for path in kept.iterdir()} == {"server-0.lock", "server-0.state"}
+    assert {path.name for path in folder.iterdir()} == {"server-0.lock", "server-0.state"}
     keep.close()
-    again = ServerCheckpoint(kept, store, 0)
+    again = ServerCheckpoint(folder, store, 0)
     assert again.existed
     again.close()
 
 
 @pytest.mark.parametrize("suffix", [".state", ".new", ".lock"])
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path, suffix: str):
-    kept, target = tmp_path / "kept", tmp_path / "target"
-    kept.mkdir()
+    link, target = tmp_path / "kept", tmp_path / "target"
+    link.mkdir()
     target.write_text("of somebody else")
-    (kept / "server-0.state").with_suffix(suffix).symlink_to(target)
+    (link / "server-0.state").with_suffix(suffix).symlink_to(target)
     store = job(tmp_path).drivers[0].store
     if suffix == ".new":  # of a run that was killed
-        ServerCheckpoint(kept, store, 0).close()
+        ServerCheckpoint(link, store, 0).close()
     else:
         with pytest.raises(CommplanError, match=r"CP0974.*it is a symbolic link"):
-            ServerCheckpoint(kept, store, 0)
+            ServerCheckpoint(link, store, 0)
     assert target.read_text() == "of somebody else"
 
 

@@ -76,8 +76,8 @@ def tree(seed: int, scale: float = 1.0) -> dict[str, Array]:
     return {name: np.float32(scale * rng.standard_normal(shape)) for name, shape in shapes.items()}
 
 
-def flat(found: dict[str, Array]) -> Array:
-    return np.concatenate([np.asarray(found[name]).reshape(-1) for name in sorted(found)])
+def flat(arrays: dict[str, Array]) -> Array:
+    return np.concatenate([np.asarray(arrays[name]).reshape(-1) for name in sorted(arrays)])
 
 
 def gradient(worker: int, step: int) -> dict[str, Array]:
@@ -88,14 +88,14 @@ def sgd(w: Any, g: Any) -> Any:
     return jax.tree.map(lambda w, g: w - 0.5 * g, w, g)
 
 
-def exchanging(job: Job, worker: int, seen: list[Array], steps: int = STEPS, **more: Any) -> Any:
+def exchanging(job: Job, worker: int, received: list[Array], steps: int = STEPS, **more: Any) -> Any:
     for site in job.sites.all:
         if site.phase == "start":
             yield site, {"params": tree(0), "weights": tree(0), **more}
     for step in range(steps):
         site = job.site("exchange", "step")
         answer = yield site, {"grads": gradient(worker, step), "n": np.int32(worker + step), **more}
-        seen.append(answer[0])
+        received.append(answer[0])
 
 
 @pytest.mark.parametrize("op", ["sum", "mean"])
@@ -105,14 +105,14 @@ def test_exchange_is_the_function_of_the_sum_in_rank_order(tmp_path: Path, op: s
     finals: list[bytes] = []
     for seed in range(3):
         job = Job(program, {"sgd": sgd})
-        seen: dict[int, list[Array]] = {worker: [] for worker in range(3)}
-        job.run({worker: exchanging(job, worker, seen[worker]) for worker in seen}, seed)
+        received: dict[int, list[Array]] = {worker: [] for worker in range(3)}
+        job.run({worker: exchanging(job, worker, received[worker]) for worker in received}, seed)
         w = flat(tree(0))
         for step in range(STEPS):
             g = flat(gradient(0, step)) + flat(gradient(1, step)) + flat(gradient(2, step))
             w = w - np.float32(0.5) * (g / np.float32(3) if op == "mean" else g)
-            for worker in seen:
-                np.testing.assert_allclose(seen[worker][step], w, rtol=1e-6, atol=1e-6)
+            for worker in received:
+                np.testing.assert_allclose(received[worker][step], w, rtol=1e-6, atol=1e-6)
         assert all(driver.over for driver in job.drivers)
         finals.append(job.held("weights")[0][0].tobytes())
     assert len(set(finals)) == 1
@@ -123,25 +123,25 @@ def test_weighted_mean_is_that_of_the_records(tmp_path: Path):
     text = text.replace("input grads", "input n : i32 per worker\ninput grads")
     program = compiled(tmp_path, text, {"params": tree(0), "grads": tree(0)})
     job = Job(program, {"sgd": sgd})
-    seen: dict[int, list[Array]] = {worker: [] for worker in range(3)}
-    job.run({worker: exchanging(job, worker, seen[worker]) for worker in seen}, 1)
+    received: dict[int, list[Array]] = {worker: [] for worker in range(3)}
+    job.run({worker: exchanging(job, worker, received[worker]) for worker in received}, 1)
     w = flat(tree(0))
     for step in range(STEPS):
         weights = [np.float32(worker + step) for worker in range(3)]
         total = sum(n * flat(gradient(worker, step)) for worker, n in enumerate(weights))
         w = w - np.float32(0.5) * total / sum(weights)
-        np.testing.assert_allclose(seen[0][step], w, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(received[0][step], w, rtol=1e-5, atol=1e-6)
     assert not job.drivers[0].scalars and not job.drivers[1].pending_units
 
 
 def test_a_state_is_set_before_it_is_asked_for(tmp_path: Path):
     program = compiled(tmp_path, ELASTIC.replace("MODE", "async"), {"params": tree(0)})
     job = Job(program, {})
-    others = {worker: averaging(job, worker, []) for worker in (1, 2)}
+    workers = {worker: averaging(job, worker, []) for worker in (1, 2)}
     with pytest.raises(
         AssertionError, match="wait for ever"
     ):  # for the put of worker 0, which may still come
-        job.run(others)
+        job.run(workers)
     with pytest.raises(CommplanError, match=r"CP0978.*worker 0 asks for `center`, which is not set"):
         job.run({0: averaging(job, 0, [])})
 
@@ -173,22 +173,22 @@ def test_a_weighted_mean_of_16_bits_is_made_in_float32(tmp_path: Path, dtype: An
         yield job.site("exchange", "step"), {"grads": grads, "n": np.int32(100_000)}
 
     job.run({rank: worker() for rank in range(3)}, 2)
-    for held in job.held("weights")[0]:
-        np.testing.assert_allclose(held.astype(np.float32), 60000, rtol=2**-8)
+    for array in job.held("weights")[0]:
+        np.testing.assert_allclose(array.astype(np.float32), 60000, rtol=2**-8)
 
 
 def test_terms_sent_in_bfloat16_are_added_in_float32(tmp_path: Path):
     text = EXCHANGE.replace("OP", "sum").replace("HINTS", ", wire = bf16, accumulate = f32")
     program = compiled(tmp_path, text, {"params": tree(0), "grads": tree(0)})
     job = Job(program, {"sgd": lambda w, g: w + g})
-    seen: dict[int, list[Array]] = {worker: [] for worker in range(3)}
-    job.run({worker: exchanging(job, worker, seen[worker], 1) for worker in seen}, 2)
+    received: dict[int, list[Array]] = {worker: [] for worker in range(3)}
+    job.run({worker: exchanging(job, worker, received[worker], 1) for worker in received}, 2)
     narrow = [flat(gradient(worker, 0)).astype(ml_dtypes.bfloat16) for worker in range(3)]
     total = (narrow[0].astype(np.float32) + narrow[1].astype(np.float32)) + narrow[2].astype(np.float32)
     w = flat(tree(0)) + total
     np.testing.assert_array_equal(job.held("weights")[0][0], w)
-    assert seen[1][0].dtype == ml_dtypes.bfloat16
-    np.testing.assert_array_equal(seen[1][0], w.astype(ml_dtypes.bfloat16))
+    assert received[1][0].dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(received[1][0], w.astype(ml_dtypes.bfloat16))
 
 
 OPTIMISERS = {
@@ -211,22 +211,22 @@ def test_optimisers_on_chunks_do_what_they_do_on_trees(tmp_path: Path, name: str
     start = optimiser.init(tree(0))
     program = compiled(tmp_path, TWO, {"params": tree(0), "opt": start, "grads": tree(0)})
     job = Job(program, {"step": step})
-    seen: dict[int, list[Array]] = {worker: [] for worker in range(3)}
+    received: dict[int, list[Array]] = {worker: [] for worker in range(3)}
     got: list[list[Array]] = []
 
     def worker_program(worker: int) -> Any:
-        yield from exchanging(job, worker, seen[worker], opt=start, moment=start)
+        yield from exchanging(job, worker, received[worker], opt=start, moment=start)
         if worker == 2:
             got.append((yield job.site("get", "look", "moment"), {}))
 
-    job.run({worker: worker_program(worker) for worker in seen}, 3)
+    job.run({worker: worker_program(worker) for worker in received}, 3)
     w: Any = tree(0)
     m: Any = start
     for number in range(STEPS):
         grads = [gradient(worker, number) for worker in range(3)]
         mean = jax.tree.map(lambda a, b, c: (a + b + c) / np.float32(3), *grads)
         w, m = step(w, m, mean)
-        np.testing.assert_allclose(seen[0][number], flat(w), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(received[0][number], flat(w), rtol=1e-5, atol=1e-6)
     nodes: list[Any] = jax.tree.leaves(m, is_leaf=lambda node: isinstance(node, dict))
     copies = [node for node in nodes if isinstance(node, dict)]
     counts = [np.asarray(leaf) for leaf in jax.tree.leaves(m) if np.asarray(leaf).dtype == np.int32]
@@ -246,10 +246,10 @@ def starting(job: Job) -> Any:
     yield job.site("put", "start"), {"center": tree(0)}
 
 
-def averaging(job: Job, worker: int, seen: list[Array]) -> Any:
+def averaging(job: Job, worker: int, received: list[Array]) -> Any:
     for step in range(STEPS):
         answer = yield job.site("elastic", "step"), {"params": weights(worker, step)}
-        seen.append(answer[0])
+        received.append(answer[0])
 
 
 def expected(order: list[tuple[int, int]]) -> tuple[Array, dict[tuple[int, int], Array]]:
@@ -267,13 +267,13 @@ def test_round_robin_serves_in_rank_order(tmp_path: Path):
     center, pulls = expected([(worker, step) for step in range(STEPS) for worker in range(3)])
     for seed in range(3):
         job = Job(program, {})
-        seen: dict[int, list[Array]] = {worker: [] for worker in range(3)}
-        job.run({worker: starting(job) for worker in seen}, seed, leave=False)
+        received: dict[int, list[Array]] = {worker: [] for worker in range(3)}
+        job.run({worker: starting(job) for worker in received}, seed, leave=False)
         job.order.clear()
-        job.run({worker: averaging(job, worker, seen[worker]) for worker in seen}, seed)
+        job.run({worker: averaging(job, worker, received[worker]) for worker in received}, seed)
         np.testing.assert_array_equal(job.held("center")[0][0], center)
         for (worker, step), pull in pulls.items():
-            np.testing.assert_array_equal(seen[worker][step], pull)
+            np.testing.assert_array_equal(received[worker][step], pull)
 
 
 @pytest.mark.parametrize("mode", ["async", "hogwild"])
@@ -281,10 +281,10 @@ def test_without_turns_each_unit_follows_the_order_in_which_it_was_asked(tmp_pat
     program = compiled(tmp_path, ELASTIC.replace("MODE", mode), {"params": tree(0)})
     for seed in range(3):
         job = Job(program, {})
-        seen: dict[int, list[Array]] = {worker: [] for worker in range(3)}
-        job.run({worker: starting(job) for worker in seen}, seed, leave=False)
+        received: dict[int, list[Array]] = {worker: [] for worker in range(3)}
+        job.run({worker: starting(job) for worker in received}, seed, leave=False)
         job.order.clear()
-        job.run({worker: averaging(job, worker, seen[worker]) for worker in seen}, seed)
+        job.run({worker: averaging(job, worker, received[worker]) for worker in received}, seed)
         site = job.site("elastic", "step")
         tag_of = {chunk.unit: chunk.tag for buffer in site.up for chunk in buffer.chunks}
         first: dict[int, int] = {}
@@ -302,7 +302,7 @@ def test_without_turns_each_unit_follows_the_order_in_which_it_was_asked(tmp_pat
                 order = [worker for _, worker, tag in job.order if tag == tag_of[unit.number]]
             done = [(worker, order[:i].count(worker)) for i, worker in enumerate(order)]
             center, pulls = expected(done)
-            here = slice(unit.start, unit.start + unit.size)
-            np.testing.assert_array_equal(job.held("center")[0][0][here], center[here])
+            elements = slice(unit.start, unit.start + unit.size)
+            np.testing.assert_array_equal(job.held("center")[0][0][elements], center[elements])
             for (worker, step), pull in pulls.items():
-                np.testing.assert_array_equal(seen[worker][step][here], pull[here])
+                np.testing.assert_array_equal(received[worker][step][elements], pull[elements])

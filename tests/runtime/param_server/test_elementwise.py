@@ -72,9 +72,9 @@ ALONE: list[Update] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "said"), BEYOND, ids=[said for _, said in BEYOND])
-def test_what_looks_beyond_the_element_is_named(function: Update, said: str):
-    assert said in told(function)
+@pytest.mark.parametrize(("function", "message"), BEYOND, ids=[said for _, said in BEYOND])
+def test_what_looks_beyond_the_element_is_named(function: Update, message: str):
+    assert message in told(function)
 
 
 def test_what_goes_element_by_element_is_taken():

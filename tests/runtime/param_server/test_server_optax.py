@@ -32,9 +32,9 @@ def test_elementwise_optimisers_are_taken(optimizer: Any) -> None:
     gradients = {"a": jnp.full((2, 2), 0.5), "b": jnp.arange(3.0)}
     state = commplan.optax.init(optimizer)(weights)
     new, after = update(weights, state, gradients)
-    changes, wanted = optimizer.update(gradients, state, weights)
+    changes, expected = optimizer.update(gradients, state, weights)
     assert jax.tree.all(jax.tree.map(np.array_equal, new, optax.apply_updates(weights, changes)))
-    assert jax.tree.all(jax.tree.map(np.array_equal, after, wanted))
+    assert jax.tree.all(jax.tree.map(np.array_equal, after, expected))
 
 
 @pytest.mark.parametrize(
@@ -96,9 +96,11 @@ def test_adam_by_owners_is_adam() -> None:
         gradients = jax.tree.map(lambda x: x.mean(0), drawn(number, (8,)))
         changes, state = optimizer.update(gradients, state, weights)
         weights = optax.apply_updates(weights, changes)
-    found, moment = trained(SMALL)
+    trained_weights, moment = trained(SMALL)
     for key in SHAPES:
-        np.testing.assert_allclose(np.asarray(found[key]), np.asarray(weights[key]), rtol=2e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            np.asarray(trained_weights[key]), np.asarray(weights[key]), rtol=2e-6, atol=1e-6
+        )
     assert type(moment) is type(state)
     assert int(moment[0].count) == 3
     assert moment[0].mu["a"].addressable_shards[0].data.shape == (2,)  # of 15 elements
