@@ -55,8 +55,8 @@ def bound(mesh: Any, **compiling: Any) -> Any:
     return commplan.loads(PLAN, "audited.plan").compile(mesh, {"grads": shapes()}, **compiling).bind(mesh)
 
 
-def stepped(run: Any, mesh: Any, *, varying: bool = True, own: bool = False, calls: int = 1) -> Any:
-    """A training step. `varying`: whether gradients differ between ranks; `own`: whether it has another
+def stepped(run: Any, mesh: Any, *, varying: bool = True, extra: bool = False, calls: int = 1) -> Any:
+    """A training step. `varying`: whether gradients differ between ranks; `extra`: whether it has another
     collective."""
 
     @jax.jit
@@ -67,7 +67,7 @@ def stepped(run: Any, mesh: Any, *, varying: bool = True, own: bool = False, cal
             out, state = run.step(state, grads=run.varying(grads))
             grads = out.grads
         new = jax.tree.map(lambda w, g: w - 0.1 * g, params, grads)
-        if own:
+        if extra:
             total = lax.pmax(value, "data")
             new = jax.tree.map(lambda w: w + total, new)
         return state, new
@@ -80,7 +80,7 @@ def planned(mesh: Any) -> Any:
 
 
 def own_sum(mesh: Any) -> Any:
-    return stepped(bound(mesh), mesh, own=True)
+    return stepped(bound(mesh), mesh, extra=True)
 
 
 def by_autodiff(mesh: Any) -> Any:

@@ -58,7 +58,7 @@ def test_a_step_that_is_not_jitted(mesh: Any) -> None:
 
 
 def test_what_the_steps_own_code_asks_for_is_named(mesh: Any) -> None:
-    report = audited(mesh, own=True)
+    report = audited(mesh, extra=True)
     (difference,) = report.differences
     assert (difference.cause, difference.is_additional) == ("own", True)
     where = f"{HERE}:{line_of('lax.pmax')}"

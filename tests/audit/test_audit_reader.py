@@ -135,5 +135,5 @@ def test_iota_groups_are_a_reshaped_transpose(order: list[int], dims: list[int],
     size = math.prod(dims)
     rows, width = (1, size) if flat else (dims[0], size // dims[0])
     text = f"[{rows},{width}]<=[{','.join(map(str, dims))}]T({','.join(map(str, order))})"
-    wanted = np.arange(size).reshape(dims).transpose(order).reshape(rows, width)
-    assert read_groups(text, size) == tuple(map(tuple, wanted.tolist()))
+    groups = np.arange(size).reshape(dims).transpose(order).reshape(rows, width)
+    assert read_groups(text, size) == tuple(map(tuple, groups.tolist()))

@@ -31,7 +31,7 @@ LAYER["b"] = jax.ShapeDtypeStruct((WIDE,), "float32")
 
 
 @pytest.mark.parametrize(
-    ("via", "taps", "said"),
+    ("via", "taps", "message"),
     [
         ("native", 1, "3 collectives as planned"),
         ("hierarchical(gpu, node)", 1, "9 collectives as planned"),
@@ -39,7 +39,7 @@ LAYER["b"] = jax.ShapeDtypeStruct((WIDE,), "float32")
     ],
 )
 def test_a_tap_has_collectives_of_its_own(
-    via: str, taps: int, said: str, monkeypatch: pytest.MonkeyPatch
+    via: str, taps: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LaxBackend, "asynchronous", True)
     monkeypatch.setattr(LaxBackend, "variadic", False)
@@ -51,8 +51,8 @@ def test_a_tap_has_collectives_of_its_own(
 
     def loss(layer: Any, x: Any) -> Any:
         for _ in range(taps):
-            own = run.tap(layer)
-            x = jnp.tanh(x @ own["v"] @ own["w"] + own["b"])
+            tapped = run.tap(layer)
+            x = jnp.tanh(x @ tapped["v"] @ tapped["w"] + tapped["b"])
         return lax.square(x).mean()
 
     @run.spmd(params="params", x="split node, gpu", returns=("params",))
@@ -62,4 +62,4 @@ def test_a_tap_has_collectives_of_its_own(
     x = jax.ShapeDtypeStruct((16, WIDE), "float32")
     traced = aot.compile_step(step, {}, LAYER, x).traced  # XLA for CPUs makes one all-reduce of several
     report = str(audit(program.schedule, StepText(traced, traced, "gpu")))
-    assert report.startswith(f"plan tapped: {said}\n"), report
+    assert report.startswith(f"plan tapped: {message}\n"), report

@@ -42,14 +42,21 @@ def pair(
 ) -> tuple[Schedule, CompiledStep, CompiledStep]:
     name: str = request.param
     if name == "two_level":
-        made = of_32_devices(name, tmp_path_factory.mktemp(name))
+        twin = of_32_devices(name, tmp_path_factory.mktemp(name))
     else:
-        made = twins.PAIRS[name](jax.devices())
-    return made.schedule, audit_text(made.planned), audit_text(made.by_hand)
+        twin = twins.PAIRS[name](jax.devices())
+    return twin.schedule, audit_text(twin.planned), audit_text(twin.by_hand)
 
 
-def plain(found: CompiledCollective) -> tuple[object, ...]:
-    return found.kind, found.op, found.inputs, found.outputs, found.groups, found.loops
+def plain(collective: CompiledCollective) -> tuple[object, ...]:
+    return (
+        collective.kind,
+        collective.op,
+        collective.inputs,
+        collective.outputs,
+        collective.groups,
+        collective.loops,
+    )
 
 
 def test_the_same_collectives_in_the_same_order(pair: tuple[Schedule, CompiledStep, CompiledStep]) -> None:
@@ -61,19 +68,19 @@ def test_the_same_collectives_in_the_same_order(pair: tuple[Schedule, CompiledSt
 def test_they_are_those_of_the_schedule(pair: tuple[Schedule, CompiledStep, CompiledStep]) -> None:
     schedule, planned, by_hand = pair
     sizes = {axis.name: axis.size for axis in schedule.axes}
-    wanted = expected(schedule, "step", Mesh(sizes))
-    assert str(compare(wanted, planned)) == f"{len(wanted)} collectives, as planned"
-    assert compare(wanted, by_hand).ok
-    assert [item.nbytes for item in wanted] == [found.nbytes for found in planned.collectives]
+    expected_ops = expected(schedule, "step", Mesh(sizes))
+    assert str(compare(expected_ops, planned)) == f"{len(expected_ops)} collectives, as planned"
+    assert compare(expected_ops, by_hand).ok
+    assert [item.nbytes for item in expected_ops] == [collective.nbytes for collective in planned.collectives]
 
 
 def test_each_names_its_plan_line(pair: tuple[Schedule, CompiledStep, CompiledStep]) -> None:
     schedule, planned, by_hand = pair
-    wanted = expected(schedule, "step", Mesh({axis.name: axis.size for axis in schedule.axes}))
-    for found, item in zip(planned.collectives, wanted, strict=True):
-        assert f"/commplan/step/line{item.span.line}/" in found.op_name
-    assert compare(wanted, planned, scope="commplan/step").ok
-    assert not compare(wanted, by_hand, scope="commplan/step").found
+    expected_ops = expected(schedule, "step", Mesh({axis.name: axis.size for axis in schedule.axes}))
+    for collective, item in zip(planned.collectives, expected_ops, strict=True):
+        assert f"/commplan/step/line{item.span.line}/" in collective.op_name
+    assert compare(expected_ops, planned, scope="commplan/step").ok
+    assert not compare(expected_ops, by_hand, scope="commplan/step").found
 
 
 def test_no_more_operations(pair: tuple[Schedule, CompiledStep, CompiledStep]) -> None:
@@ -85,7 +92,7 @@ def test_no_more_operations(pair: tuple[Schedule, CompiledStep, CompiledStep]) -
 
 def test_no_more_copies_of_the_buckets(pair: tuple[Schedule, CompiledStep, CompiledStep]) -> None:
     _, planned, by_hand = pair
-    smallest = min(found.nbytes for found in planned.collectives)
+    smallest = min(collective.nbytes for collective in planned.collectives)
     written = [sorted(move.nbytes for move in step.copies_of(smallest)) for step in (planned, by_hand)]
     assert written[0] == written[1]
     assert not [move for move in planned.copies_of(smallest) if move.kind == "copy"]
@@ -99,12 +106,12 @@ class Mesh:
 def test_without_the_dependency_the_buckets_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """The chain preserves the buckets: without it XLA:CPU combines them to one all-reduce."""
     monkeypatch.setattr(twins, "after", lambda x, previous, axis: x)
-    made = twins.data_parallel(jax.devices())
-    wanted = expected(made.schedule, "step", Mesh({"data": 8}))
-    report = compare(wanted, audit_text(made.by_hand))
+    twin = twins.data_parallel(jax.devices())
+    expected_ops = expected(twin.schedule, "step", Mesh({"data": 8}))
+    report = compare(expected_ops, audit_text(twin.by_hand))
     assert [difference.kind for difference in report.differences] == ["merged"]
     assert str(report).startswith("merged: 4 collectives became 1: all_reduce(sum) f32[")
-    assert compare(wanted, audit_text(made.planned)).ok
+    assert compare(expected_ops, audit_text(twin.planned)).ok
 
 
 def test_a_hierarchy_without_buckets_pads_the_leaf() -> None:
@@ -119,13 +126,13 @@ def test_a_hierarchy_without_buckets_pads_the_leaf() -> None:
 
     mapped = jax.shard_map(body, mesh=mesh, in_specs=P(("node", "gpu")), out_specs=P())
     step = audit_text(twins.hlo(mapped, jax.ShapeDtypeStruct((8,), "float32")))
-    wanted = expected(run.program.schedule, "step", Mesh({"node": 2, "gpu": 4}))
-    assert [(item.kind, item.count, len(item.groups)) for item in wanted] == [
+    expected_ops = expected(run.program.schedule, "step", Mesh({"node": 2, "gpu": 4}))
+    assert [(item.kind, item.count, len(item.groups)) for item in expected_ops] == [
         ("reduce_scatter", 36, 2),
         ("all_reduce", 9, 4),
         ("all_gather", 9, 2),
     ]
-    assert str(compare(wanted, step)) == "3 collectives, as planned"
+    assert str(compare(expected_ops, step)) == "3 collectives, as planned"
 
 
 def test_a_broadcast_moves_bits() -> None:
@@ -138,6 +145,9 @@ def test_a_broadcast_moves_bits() -> None:
 
     each = jax.tree.map(lambda s: jax.ShapeDtypeStruct((8, *s.shape), s.dtype), shapes)
     step = audit_text(twins.hlo(start, twins.placed(mesh, P("data"), each)))
-    wanted = expected(run.program.schedule, "start", Mesh({"data": 8}))
-    assert {(item.kind, item.dtype) for item in wanted} == {("all_reduce", "u32"), ("all_reduce", "u16")}
-    assert str(compare(wanted, step)) == "10 collectives, as planned, joined into 2"
+    expected_ops = expected(run.program.schedule, "start", Mesh({"data": 8}))
+    assert {(item.kind, item.dtype) for item in expected_ops} == {
+        ("all_reduce", "u32"),
+        ("all_reduce", "u16"),
+    }
+    assert str(compare(expected_ops, step)) == "10 collectives, as planned, joined into 2"

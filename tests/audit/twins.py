@@ -59,7 +59,7 @@ PLAIN_GATHERS = ((0, 1, 2), (3, 4, 5))
 def leaves_like(shapes: Tree) -> Tree:
     """A tree of `((dims), dtype)` as `jax.ShapeDtypeStruct`s."""
     return jax.tree.map(
-        lambda one: jax.ShapeDtypeStruct(one[0], one[1]), shapes, is_leaf=lambda x: isinstance(x, tuple)
+        lambda shape: jax.ShapeDtypeStruct(shape[0], shape[1]), shapes, is_leaf=lambda x: isinstance(x, tuple)
     )
 
 
@@ -265,15 +265,15 @@ def sharded_update(devices: Any) -> Pair:
                 shards[i] = shard / 8
         pieces = jax.tree.map(shard_of, params)
         pieces, moment = momentum(pieces, jax.tree.unflatten(tree, shards), moment)
-        own, out = jax.tree.leaves(pieces), list(leaves)
+        local, out = jax.tree.leaves(pieces), list(leaves)
         for chosen in PLAIN_GATHERS:
-            shard = after(pack(own, chosen), previous, "data")
+            shard = after(pack(local, chosen), previous, "data")
             previous = lax.all_gather(shard, "data", tiled=True, to="invarying")
             table, at = previous.reshape(8, -1), 0
             for i in chosen:
-                part = table[:, at : at + own[i].size].reshape(-1)
+                part = table[:, at : at + local[i].size].reshape(-1)
                 out[i] = part[: leaves[i].size].reshape(leaves[i].shape)
-                at += own[i].size
+                at += local[i].size
         return moment, jax.tree.unflatten(tree, out)
 
     sharded, batch = P("data"), P("data")

@@ -38,9 +38,9 @@ def test_a_part_runs_small_in_a_process_of_its_own(tmp_path: Path, capsys: Captu
     assert gpu.main(["--parts", "mock", "--rounds", "1", "--out", str(out)]) == 0
     text = capsys.readouterr().out
     assert "no GPU: everything runs small on CPU devices" in text and "this needs a GPU" in text
-    found = json.loads(out.read_text())
-    assert found["machine"]["small"] and set(found) == {"machine", "mock"}
-    assert not any("unfinished" in result for result in found.values())
+    report = json.loads(out.read_text())
+    assert report["machine"]["small"] and set(report) == {"machine", "mock"}
+    assert not any("unfinished" in result for result in report.values())
 
 
 def test_a_part_that_fails_is_reported_and_the_others_run(
@@ -61,30 +61,30 @@ def test_the_file_has_every_finding_as_soon_as_it_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "gpu.json"
-    seen: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
 
-    def measured(part: str, *rest: Any) -> dict[str, Any]:
+    def measured(part: str, *arguments: Any) -> dict[str, Any]:
         if part == "tax":
-            rest[-1]({"lines": ["first"], "tax": 0.5, "unfinished": True})
-            seen.append(json.loads(out.read_text()))
+            arguments[-1]({"lines": ["first"], "tax": 0.5, "unfinished": True})
+            states.append(json.loads(out.read_text()))
             raise KeyboardInterrupt
         return {"lines": [part]}
 
     monkeypatch.setattr(gpu, "measured", measured)
     with pytest.raises(KeyboardInterrupt):
         gpu.main(["--parts", "smoke,tax", "--out", str(out)])
-    assert seen == [json.loads(out.read_text())]
-    assert seen[0]["smoke"] == {"lines": ["smoke"]}
-    assert seen[0]["tax"] == {"lines": ["first"], "tax": 0.5, "unfinished": True}
+    assert states == [json.loads(out.read_text())]
+    assert states[0]["smoke"] == {"lines": ["smoke"]}
+    assert states[0]["tax"] == {"lines": ["first"], "tax": 0.5, "unfinished": True}
     assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]
 
 
 def test_lines_are_printed_once_and_interim_ones_at_the_end(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    def measured(part: str, *rest: Any) -> dict[str, Any]:
-        rest[-1]({"lines": ["1 of 2"], "interim": True, "unfinished": True})
-        rest[-1]({"lines": ["a"], "unfinished": True})
+    def measured(part: str, *arguments: Any) -> dict[str, Any]:
+        arguments[-1]({"lines": ["1 of 2"], "interim": True, "unfinished": True})
+        arguments[-1]({"lines": ["a"], "unfinished": True})
         return {"lines": ["a", "a", "b"]}
 
     monkeypatch.setattr(gpu, "measured", measured)

@@ -64,18 +64,18 @@ def test_libraries_train_with_a_plan(devices: Any) -> None:
 
 def test_arrays_that_a_later_call_took_are_not_waited_for() -> None:
     step = jax.jit(lambda x: x + 1, donate_argnums=0)
-    held = [jnp.zeros(8)]
-    taken: list[Any] = []
+    arrays = [jnp.zeros(8)]
+    donated: list[Any] = []
 
     def call() -> Any:
-        taken.append(held[0])
-        held[0] = step(held[0])
-        return {"x": held[0], "number": 3}
+        donated.append(arrays[0])
+        arrays[0] = step(arrays[0])
+        return {"x": arrays[0], "number": 3}
 
     times = in_turns({"step": call}, rounds=2, repeat=3)
-    assert all(x.is_deleted() for x in taken) and len(taken) == 7
-    assert len(times["step"]) == 2 and float(held[0][0]) == 7
-    wait([taken[0], held[0], "text"])
+    assert all(x.is_deleted() for x in donated) and len(donated) == 7
+    assert len(times["step"]) == 2 and float(arrays[0][0]) == 7
+    wait([donated[0], arrays[0], "text"])
 
 
 def test_calls_are_repeated_alike_in_the_small_mode() -> None:
@@ -88,10 +88,10 @@ def test_calls_are_repeated_alike_in_the_small_mode() -> None:
 
 
 def test_progress_is_reported_after_every_call_and_round() -> None:
-    seen: list[dict[str, int]] = []
+    states: list[dict[str, int]] = []
     calls = {"a": lambda: jnp.zeros(1), "b": lambda: jnp.ones(1)}
-    in_turns(calls, 2, progress=lambda times: seen.append({n: len(each) for n, each in times.items()}))
-    assert seen == [{"a": 0}, {"a": 0, "b": 0}, {"a": 1, "b": 1}, {"a": 2, "b": 2}]
+    in_turns(calls, 2, progress=lambda times: states.append({n: len(each) for n, each in times.items()}))
+    assert states == [{"a": 0}, {"a": 0, "b": 0}, {"a": 1, "b": 1}, {"a": 2, "b": 2}]
 
 
 # --- steps ---
@@ -100,17 +100,17 @@ def test_progress_is_reported_after_every_call_and_round() -> None:
 def test_the_tax_on_two_devices_is_reported_round_by_round(devices: Any) -> None:
     devices(2)
     reports: list[Result] = []
-    found = findings_of(tax.measure, reports)
-    assert found["apart"] < 0.01 and set(found["exposed"]) == {tax.ALONE, tax.PLANNED}
+    findings = findings_of(tax.measure, reports)
+    assert findings["apart"] < 0.01 and set(findings["exposed"]) == {tax.ALONE, tax.PLANNED}
     assert [report["lines"] for report in reports[:3]] == [[f"{n} step(s) compiled"] for n in (1, 2, 3)]
     assert all(report["interim"] for report in reports[:-1]) and "tax" in reports[-2]
 
 
 def test_packing_is_measured_in_three_ways_on_random_numbers() -> None:
-    found = small("packing")
+    findings = small("packing")
     buckets = {f"{name}, {way}" for name in ("default", "25 MiB") for way in ("packed", "as they are")}
-    assert set(found["ways"]["bfloat16"]["traffic"]) == {"mean alone", *buckets}
-    assert set(found["ways"]["float32"]["traffic"]) == {"mean alone", *buckets, "bf16 wire, packed"}
+    assert set(findings["ways"]["bfloat16"]["traffic"]) == {"mean alone", *buckets}
+    assert set(findings["ways"]["float32"]["traffic"]) == {"mean alone", *buckets, "bf16 wire, packed"}
     numbers = np.asarray(unconnected.random_tree(jax.ShapeDtypeStruct((4096,), "float32")))
     assert len(np.unique(numbers)) > 4000 and 0.018 < numbers.std() < 0.022
 
@@ -135,9 +135,12 @@ def test_arrays_as_they_are_are_not_packed() -> None:
 
 @pytest.mark.campaign
 def test_the_estimate_stands_beside_the_time() -> None:
-    found = small("estimate")
-    assert all(step["estimate"] > 0 and step["seconds"] for step in found["steps"].values())
-    assert set(found["steps"]) == {"transformer", "ResNet-50"} and found["steps"]["transformer"]["tflops"] > 0
+    findings = small("estimate")
+    assert all(step["estimate"] > 0 and step["seconds"] for step in findings["steps"].values())
+    assert (
+        set(findings["steps"]) == {"transformer", "ResNet-50"}
+        and findings["steps"]["transformer"]["tflops"] > 0
+    )
 
 
 @pytest.mark.campaign
@@ -234,9 +237,9 @@ genuine = rows.NumberedRows.__getitem__
 
 
 def test_every_byte_on_the_device_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = small("content")["content"]
-    assert set(found) == {"0", "1", "2"}
-    for counts in found.values():
+    findings = small("content")["content"]
+    assert set(findings) == {"0", "1", "2"}
+    for counts in findings.values():
         assert counts["rows"] == 2 * 160 and counts["wrong"] == counts["later"] == counts["missing"] == 0
     monkeypatch.setattr(rows.NumberedRows, "__getitem__", flipped)
     with pytest.raises(AssertionError, match="not those of the records"):
@@ -245,9 +248,9 @@ def test_every_byte_on_the_device_is_compared(monkeypatch: pytest.MonkeyPatch) -
 
 def test_fed_bytes_are_compared_with_those_of_the_host(devices: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     devices(1)
-    found = small("feeding")
-    assert set(found) >= {"bus", "rates", "step_s", "nbytes"} and found["wrong_copies"] == 0
-    assert all(rate["wrong"] == 0 and rate["rows"] > 0 for rate in found["rates"].values())
+    findings = small("feeding")
+    assert set(findings) >= {"bus", "rates", "step_s", "nbytes"} and findings["wrong_copies"] == 0
+    assert all(rate["wrong"] == 0 and rate["rows"] > 0 for rate in findings["rates"].values())
     monkeypatch.setattr(feeding, "_bus", lambda *_: ({"pinned": 1e9}, 0))
     monkeypatch.setattr(feeding, "_step", lambda *_: jax.jit(lambda x: x.sum()))
     monkeypatch.setattr(feeding.Records, "__getitem__", lambda self, n: self._rows[n % len(self._rows)] ^ 1)
@@ -275,8 +278,8 @@ def test_members_need_photographs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_members_are_measured_on_a_device() -> None:
     if ensemble.missing(*ensemble.PICTURES):
         pytest.skip("the ensemble's records are made of photographs that scikit-learn and scikit-image have")
-    found = findings_of(lambda scale, findings: ensemble.of_members(scale, (1,), findings))
-    assert {name for name, cell in found["cells"].items() if cell["rate"]} == {"all_shared 1", "plain 1"}
+    results = findings_of(lambda scale, findings: ensemble.of_members(scale, (1,), findings))
+    assert {name for name, cell in results["cells"].items() if cell["rate"]} == {"all_shared 1", "plain 1"}
 
 
 def test_a_result_is_a_line_of_its_own() -> None:

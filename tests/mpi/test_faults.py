@@ -27,56 +27,58 @@ def played(ranks: int, case: str) -> tuple[dict[str, list[str]], subprocess.Comp
     """The error messages of the survivors, by their waits."""
     command = mpirun.command(ranks, WORKER, case)
     done = mpirun.started([command[0], *ULFM, *command[1:]])
-    said: dict[str, list[str]] = {}
+    answers: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
-        what, colon, rest = line.partition(": ")
+        outcome, colon, remainder = line.partition(": ")
         if colon:
-            said.setdefault(what, []).append(rest)
-    return said, done
+            answers.setdefault(outcome, []).append(remainder)
+    return answers, done
 
 
 def test_every_survivor_of_a_collective_is_told_who_died_and_where():
     """This includes ranks that wait for live ranks that wait for the dead one."""
-    said, done = played(4, "collectives")
-    for what in ("native call", "native split", "ring call", "ring split"):
-        assert len(said[what]) == 3, done.stderr
-        assert all("rank 2 has died; line 7 of x.plan" in each for each in said[what]), said[what]
-    assert len(said["plan"]) == 3
-    told = "reduces.plan:6:5: error[CP0834]: rank 2 has died note: line 6 of reduces.plan waits for it"
-    assert said["plan"] == [told] * 3, said
-    assert all("an earlier operation failed: rank 2 has died" in each for each in said["again"]), said
+    answers, done = played(4, "collectives")
+    for case in ("native call", "native split", "ring call", "ring split"):
+        assert len(answers[case]) == 3, done.stderr
+        assert all("rank 2 has died; line 7 of x.plan" in each for each in answers[case]), answers[case]
+    assert len(answers["plan"]) == 3
+    message = "reduces.plan:6:5: error[CP0834]: rank 2 has died note: line 6 of reduces.plan waits for it"
+    assert answers["plan"] == [message] * 3, answers
+    assert all("an earlier operation failed: rank 2 has died" in each for each in answers["again"]), answers
 
 
 def test_a_rank_that_died_before_a_program_is_bound_is_named():
-    said, done = played(4, "before_bind")
-    assert len(said["bind"]) == len(said["compile"]) == 3, done.stderr
-    for each in (*said["bind"], *said["compile"]):
-        assert "error[CP0834]: rank 2 of 4 has died" in each, said
+    answers, done = played(4, "before_bind")
+    assert len(answers["bind"]) == len(answers["compile"]) == 3, done.stderr
+    for each in (*answers["bind"], *answers["compile"]):
+        assert "error[CP0834]: rank 2 of 4 has died" in each, answers
 
 
 def test_workers_of_a_dead_server_are_told_which():
-    said, done = played(3, "server_dies")
-    told = "asks.plan:11:5: error[CP0834]: server `master` (rank 2) has died note: line 11 of asks.plan waits"
-    assert len(said["worker"]) == len(said["again"]) == 2, done.stderr
-    assert all(told in each for each in (*said["worker"], *said["again"])), said
+    answers, done = played(3, "server_dies")
+    message = (
+        "asks.plan:11:5: error[CP0834]: server `master` (rank 2) has died note: line 11 of asks.plan waits"
+    )
+    assert len(answers["worker"]) == len(answers["again"]) == 2, done.stderr
+    assert all(message in each for each in (*answers["worker"], *answers["again"])), answers
 
 
 def test_a_state_that_is_set_again_waits_with_the_patience_of_its_server():
     """The server bounds this wait by half an hour."""
-    said, done = played(3, "put_waits")
-    assert said["put 0"] == said["put 1"] == ["nothing", "nothing"], done.stderr
+    answers, done = played(3, "put_waits")
+    assert answers["put 0"] == answers["put 1"] == ["nothing", "nothing"], done.stderr
 
 
 def test_a_dead_worker_does_not_stop_the_others():
-    said, done = played(4, "worker_dies")
-    assert said["worker"] == ["nothing", "nothing"], done.stderr
-    assert said["served"] == ["lost (1,), broken off {}"]
+    answers, done = played(4, "worker_dies")
+    assert answers["worker"] == ["nothing", "nothing"], done.stderr
+    assert answers["served"] == ["lost (1,), broken off {}"]
 
 
 def test_a_server_learns_why_a_worker_ends():
-    said, done = played(3, "worker_raises")
-    assert said["worker"] == ["nothing"], done.stderr
-    assert said["served"] == ["lost (), broken off {1: 'ValueError: out of luck'}"]
+    answers, done = played(3, "worker_raises")
+    assert answers["worker"] == ["nothing"], done.stderr
+    assert answers["served"] == ["lost (), broken off {1: 'ValueError: out of luck'}"]
 
 
 @pytest.mark.parametrize(("culprit", "via"), parameters([(0, "sync")], [(1, "async"), (2, "async")]))

@@ -34,7 +34,7 @@ def trained(run: Any, axes: Mapping[str, int], steps: int, by: str = "mean") -> 
     lead = tuple(axes.values())
 
     @jax.jit
-    @run.spmd(returns="weights", given=f"per {', '.join(axes)}")
+    @run.spmd(returns="weights", arguments=f"per {', '.join(axes)}")
     def step(state: Any, arguments: Any) -> Any:
         out, state = run.step(state, **arguments)
         return state, out.weights

@@ -127,8 +127,8 @@ def test_a_process_that_sleeps_is_named_with_what_it_does_and_interrupted(tmp_pa
 def test_a_killed_process_is_named(culprit: int, tmp_path: Path):
     """By the others, or by the sidecar if JAX aborts them first, as it does without its coordinator."""
     ends = fault("kill", culprit, tmp_path)
-    said = [head for own in heads(ends).values() for head in own]
-    assert said and all(re.match(rf"process {culprit} (has died|\(.*\) was killed)", head) for head in said)
+    lines = [head for heads_of_process in heads(ends).values() for head in heads_of_process]
+    assert lines and all(re.match(rf"process {culprit} (has died|\(.*\) was killed)", head) for head in lines)
     text = "".join(end.text for end in ends.values())
     assert re.search(r"line 7 of <plan>, in `train`( failed| waits for it|, run 7)", text), text
     assert all(ends[index].status in (EXIT_STATUS, -signal.SIGABRT) for index in {0, 1, 2} - {culprit})
@@ -155,11 +155,11 @@ def test_an_exception_is_said_on_all(tmp_path: Path):
 @pytest.mark.parametrize("kind", parameters(["skip"], ["order"]))
 def test_another_order_of_steps_is_said_with_both(kind: str, tmp_path: Path):
     ends = fault(kind, 1, tmp_path)
-    said = [head for own in heads(ends).values() for head in own]
+    lines = [head for heads_of_process in heads(ends).values() for head in heads_of_process]
     order = (
         "the processes call their steps in another order: process 1 `look` as call 13, processes 0, 2 `train`"
     )
-    assert set(said) == {order}
+    assert set(lines) == {order}
     assert all(end.status in (EXIT_STATUS, -signal.SIGABRT) for end in ends.values())
 
 

@@ -39,7 +39,7 @@ def compile_case(case: Case, backend: Literal["jax", "mpi"] | None = None) -> An
 def lay_out(leaf: Array, judge: Judge, value: ir.Value, axes: Sequence[str]) -> tuple[Array, Array]:
     """A leaf over all ranks (see `meaning`) in the global layout, and a mask without padding.
 
-    `own`: the axes with a leading dimension, in plan order.
+    `axes`: the axes with a leading dimension, in plan order.
     """
     rank_dims = len(judge.sizes)
     index = tuple(slice(None) if name in axes else 0 for name in judge.axes)

@@ -67,8 +67,8 @@ class Packed:
     """The collective `number` on arrays inside its buffers: their bytes, and rows of `Run`s."""
 
     number: int
-    taken: Array
-    given: Array
+    sources: Array
+    targets: Array
     last: frozenset[int]
     late: Array
 
@@ -76,9 +76,9 @@ class Packed:
 class Comm:
     """As much of a communicator as a channel asks of it."""
 
-    def __init__(self, rank: int, size: int, made: dict[int, tuple[int, ...]], handle: int = 0) -> None:
+    def __init__(self, rank: int, size: int, groups: dict[int, tuple[int, ...]], handle: int = 0) -> None:
         self.tags: list[int] = []
-        self.rank, self.size, self.made, self.handle = rank, size, made, handle
+        self.rank, self.size, self.groups, self.handle = rank, size, groups, handle
 
     def Dup(self) -> Comm:  # noqa: N802
         return self
@@ -97,9 +97,9 @@ class Comm:
 
     def Create_group(self, ranks: tuple[int, ...], tag: int) -> Comm:  # noqa: N802
         self.tags.append(tag)
-        handle = len(self.made) + 1
-        self.made[handle] = ranks
-        return Comm(ranks.index(self.rank), len(ranks), self.made, handle)
+        handle = len(self.groups) + 1
+        self.groups[handle] = ranks
+        return Comm(ranks.index(self.rank), len(ranks), self.groups, handle)
 
     def allgather(self, value: Any) -> list[Any]:
         return [value] * self.size
@@ -116,14 +116,14 @@ def _read(address: int, count: int, dtype: Any) -> Array:
 
 
 class Library:
-    """The engine's C functions, as a rank's channel calls them; numbers are places in `known`."""
+    """The engine's C functions, as a rank's channel calls them; numbers are places in `programs`."""
 
-    def __init__(self, made: Mapping[int, tuple[int, ...]]) -> None:
-        self.made, self.known = made, list[List | Native | Packed]()
+    def __init__(self, groups: Mapping[int, tuple[int, ...]]) -> None:
+        self.groups, self.programs = groups, list[List | Native | Packed]()
 
     def _number(self, program: List | Native | Packed) -> int:
-        self.known.append(program)
-        return len(self.known) - 1
+        self.programs.append(program)
+        return len(self.programs) - 1
 
     def commplan_channel_open(self, comm: int, threads: int) -> int:
         del comm, threads
@@ -165,7 +165,7 @@ class Library:
         del channel, where
         kind, comm, count, root, dtype, op = _read(settings, 6, np.int64).tolist()
         nbytes = count * _itemsize(_DTYPES[dtype])
-        return self._number(Native(KINDS[kind], self.made[comm], nbytes, root, _DTYPES[dtype], _OPS[op]))
+        return self._number(Native(KINDS[kind], self.groups[comm], nbytes, root, _DTYPES[dtype], _OPS[op]))
 
     def commplan_describe(self, number: int, details: bytes) -> None: ...
 
@@ -196,12 +196,12 @@ def _unset(count: int, state: str, dtype: str) -> Array:
 class _Part:
     """One rank's part of a collective: its buffers, in elements of `dtype`, and its progress."""
 
-    what: List | Native
+    program: List | Native
     dtype: str
     buffers: tuple[Array, Array, Array]
     early: Array
     last: frozenset[int]
-    left: Array
+    waits: Array
 
     def span(self, place: int, offset: int, nbytes: int) -> Array:
         size = _itemsize(self.dtype)
@@ -248,7 +248,7 @@ class World:
         parts: list[_Part] = []
         for rank, (eqn, xs) in enumerate(requests):
             parts.append(self._part(rank, eqn, xs))
-        natives = [part for part in parts if isinstance(part.what, Native)]
+        natives = [part for part in parts if isinstance(part.program, Native)]
         if natives:
             if len(natives) != len(parts):
                 raise AssertionError("some ranks take MPI's own collective and others a list")
@@ -261,18 +261,18 @@ class World:
         ]
 
     def _part(self, rank: int, eqn: Any, xs: Values) -> _Part:
-        programs = self.libraries[rank].known
+        programs = self.libraries[rank].programs
         program, dtype = programs[eqn.params["program"]], eqn.invars[0].aval.dtype.name
         arrays = [lift(x).reshape(-1) for x in xs[:-1]]
         size, last = _itemsize(dtype), frozenset[int]()
         results = eqn.params["results"]
         if isinstance(program, Packed):
             last, zero = program.last, terms.constant(0, dtype)
-            operand = np.full(int(program.taken[0]) // size, zero, object)
-            for offset, array, start, nbytes in program.taken[1:].reshape(-1, 4).tolist():
+            operand = np.full(int(program.sources[0]) // size, zero, object)
+            for offset, array, start, nbytes in program.sources[1:].reshape(-1, 4).tolist():
                 part = arrays[array][start // size : (start + nbytes) // size]
                 operand[offset // size : (offset + nbytes) // size] = part
-            out, program = int(program.given[0]) // size, programs[program.number]
+            out, program = int(program.targets[0]) // size, programs[program.number]
         else:
             (operand,), out = arrays, int(np.prod(results[0][0], dtype=int))
         if isinstance(program, Packed):
@@ -285,18 +285,18 @@ class World:
         return _Part(program, dtype, buffers, unset(out, f"early{self.count}"), last, waits)
 
     def _results(self, rank: int, part: _Part, eqn: Any) -> Values:
-        program = self.libraries[rank].known[eqn.params["program"]]
+        program = self.libraries[rank].programs[eqn.params["program"]]
         results = eqn.params["results"]
         if not isinstance(program, Packed):
             return [part.buffers[lists.OUTPUT].reshape(results[0][0])]
         size = _itemsize(part.dtype)
         for offset, nbytes in program.late.tolist():
             part.early[offset // size : (offset + nbytes) // size] = part.span(lists.OUTPUT, offset, nbytes)
-        whole = part.buffers[lists.OUTPUT] if isinstance(part.what, Native) else part.early
+        whole = part.buffers[lists.OUTPUT] if isinstance(part.program, Native) else part.early
         count = len(eqn.outvars) - 1 - (eqn.primitive.name == "commplan_start")
         shapes = [shape for shape, _ in results[:count]]
         arrays = [_unset(int(np.prod(shape, dtype=int)), "ungiven", part.dtype) for shape in shapes]
-        for offset, array, start, nbytes in program.given[1:].reshape(-1, 4).tolist():
+        for offset, array, start, nbytes in program.targets[1:].reshape(-1, 4).tolist():
             arrays[array][start // size : (start + nbytes) // size] = whole[
                 offset // size : (offset + nbytes) // size
             ]
@@ -305,19 +305,19 @@ class World:
     def _lists(self, parts: list[_Part]) -> None:
         arrived: dict[tuple[int, int, int], Array] = {}
         ready = [
-            (rank, i) for rank, part in enumerate(parts) for i in np.flatnonzero(part.left == 0).tolist()
+            (rank, i) for rank, part in enumerate(parts) for i in np.flatnonzero(part.waits == 0).tolist()
         ]
         blocked: dict[tuple[int, int, int], tuple[int, int]] = {}
-        remaining = sum(len(part.left) for part in parts)
+        remaining = sum(len(part.waits) for part in parts)
         while ready:
             at = self.chance.randrange(len(ready))
             ready[at], ready[-1] = ready[-1], ready[at]
             rank, i = ready.pop()
             part = parts[rank]
-            assert isinstance(part.what, List)
-            opcode, peer, message, src, src_offset, dst, dst_offset, nbytes = part.what.code[i].tolist()
+            assert isinstance(part.program, List)
+            opcode, peer, message, src, src_offset, dst, dst_offset, nbytes = part.program.code[i].tolist()
             if opcode in (lists.RECEIVE, lists.RECEIVE_REDUCE):
-                key = (part.what.peers[peer], rank, message)
+                key = (part.program.peers[peer], rank, message)
                 if key not in arrived:
                     blocked[key] = (rank, i)
                     continue
@@ -325,10 +325,10 @@ class World:
                 if len(came) * _itemsize(part.dtype) != nbytes:
                     raise AssertionError(f"message {key} has {len(came)} elements, not {nbytes} bytes")
                 if opcode == lists.RECEIVE_REDUCE:
-                    came = _combined(part.what, [part.span(src, src_offset, nbytes), came], part.dtype)
+                    came = _combined(part.program, [part.span(src, src_offset, nbytes), came], part.dtype)
                 part.span(dst, dst_offset, nbytes)[:] = came
             elif opcode == lists.SEND:
-                key = (rank, part.what.peers[peer], message)
+                key = (rank, part.program.peers[peer], message)
                 if key in arrived:
                     raise AssertionError(f"two messages {key}")
                 arrived[key] = part.span(src, src_offset, nbytes).copy()
@@ -344,9 +344,9 @@ class World:
                 part.early[dst_offset // size : (dst_offset + nbytes) // size] = part.span(
                     dst, dst_offset, nbytes
                 )
-            for later in part.what.after[i]:
-                part.left[later] -= 1
-                if part.left[later] == 0:
+            for later in part.program.after[i]:
+                part.waits[later] -= 1
+                if part.waits[later] == 0:
                     ready.append((rank, later))
         if remaining or arrived:
             raise AssertionError(
@@ -365,12 +365,12 @@ def _combined(how: List | Native, arrays: Sequence[Array], dtype: str) -> Array:
 def _native(parts: list[_Part]) -> None:
     """MPI's own collectives, in groups."""
     for rank, part in enumerate(parts):
-        how = part.what
+        how = part.program
         assert isinstance(how, Native)
         if how.ranks[0] != rank:
             continue
         group = [parts[i] for i in how.ranks]
-        if any(each.what != how for each in group):
+        if any(each.program != how for each in group):
             raise AssertionError(f"ranks {how.ranks} call MPI each in another way")
         ways, count = len(group), how.nbytes // _itemsize(part.dtype)
         xs = [each.buffers[lists.INPUT] for each in group]

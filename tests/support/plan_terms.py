@@ -99,7 +99,7 @@ def oracle_on_terms() -> Generator[None]:
 
 
 class InTerms:
-    """A compiled case, its inputs as unknowns, and the expected results, `wanted`, phase by phase."""
+    """A compiled case, its inputs as unknowns, and the expected results, phase by phase."""
 
     def __init__(self, case: Case, backend: Any = None) -> None:
         terms.forget()

@@ -99,7 +99,7 @@ def exact() -> Generator[None]:
 
 
 def number(*words: Any) -> float:
-    """A number in [1, 2) that depends on `what`."""
+    """A number in [1, 2) that depends on `words`."""
     return 1 + zlib.crc32(repr(words).encode()) / 2**32
 
 

@@ -33,7 +33,7 @@ def mesh() -> Any:
     return mesh_on(TARGET, {"data": 8})
 
 
-def audited(mesh: Any, passes: str | None = None, *, taps: bool = False) -> Audit:
+def audited(mesh: Any, passes: str | None = None, *, extra: bool = False) -> Audit:
     """The audit of a step of four layers in buckets of a layer, where XLA may combine a gibibyte."""
     plan = commplan.loads(steps.PLAN.replace("8 KiB", "20 MiB"), "audited.plan")
     shapes = {"grads": steps.shapes(WIDTH)}
@@ -43,7 +43,7 @@ def audited(mesh: Any, passes: str | None = None, *, taps: bool = False) -> Audi
     def train(state: Any, params: Any, x: Any) -> Any:
         value, grads = jax.value_and_grad(steps.loss)(run.varying(params), x)
         out, state = run.step(state, grads=grads)
-        total = lax.psum(value, "data") if taps else 0.1
+        total = lax.psum(value, "data") if extra else 0.1
         return state, jax.tree.map(lambda w, g: w - total * g, params, out.grads)
 
     step = jax.jit(train, compiler_options=LARGEST)
@@ -68,7 +68,7 @@ def test_buckets_that_nothing_holds_apart_are(mesh: Any) -> None:
 
 
 def test_a_sum_of_the_steps_own_is_combined_with_one_and_named(mesh: Any) -> None:
-    (difference,) = audited(mesh, taps=True).differences
+    (difference,) = audited(mesh, extra=True).differences
     assert (difference.cause, difference.is_additional) == ("combined", True)
     assert "1 collective of line 8 with the step's own `psum` at" in difference.reason
     assert "test_h100_audit.py:" in difference.reason

@@ -20,7 +20,7 @@ DATA4 = "axis data = 4"
 
 
 def batches(program: Schedule, source: object, phase: str = "step", **more: Any) -> PhaseBatches:
-    """Batches of `made` with the functions of `input_plans` and one source for all its loads."""
+    """Batches of `program` with the functions of `input_plans` and one source for all its loads."""
     functions = {**FUNCTIONS, **more.pop("functions", {})}
     names = {s.name for s in program.sources}
     return PhaseBatches(program, phase, dict.fromkeys(names, source), functions, **more)

@@ -47,7 +47,7 @@ def members(
     states: Sequence[dict[str, int] | None] | None = None,
     **more: Any,
 ) -> Generator[list[ClockedBatches | PhaseBatches]]:
-    """The batches of all members of `made`, in one process."""
+    """The batches of all members of `program`, in one process."""
     clocks = ClockedPhase(clock_plan(program, "step"), {"images": source}, {**FUNCTIONS, **(functions or {})})
     count = program.axis("member").size
     with ExitStack() as stack:

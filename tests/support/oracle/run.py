@@ -227,8 +227,8 @@ def by_record(
 def needed(
     sequence: Iterable[ir.Op], targets: Iterable[str], available: Iterable[str]
 ) -> list[tuple[int, ir.Op]]:
-    """The ops that `wanted` depends on, with their indices; without the producers of the values in
-    `known`."""
+    """The ops that `targets` depends on, with their indices; without the producers of the values in
+    `available`."""
     available = set(available)
     missing = set(targets) - available
     chosen: list[tuple[int, ir.Op]] = []
