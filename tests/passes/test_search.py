@@ -153,6 +153,7 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
         pytest.param(190, 0, "", "bucket = 1 MiB", id="sizes behind a slower one"),
         pytest.param(208, 0, "", "bucket = 1 MiB", id="leaves of a scatter have all rows"),
         pytest.param(618, 0, "hierarchical(gpu, node)", "", id="message sizes for a slower algorithm"),
+        pytest.param(1230, 0, "ring", "", id="a program that is not among the fastest alone"),
         pytest.param(988, 1, "native", "", id="sizes of shared buckets for separate ones"),
         pytest.param(1083, 0, "hierarchical(gpu, node)", "", id="another order of levels for each of two"),
         pytest.param(1130, 0, "native", "", id="algorithms of two stages exchanged"),

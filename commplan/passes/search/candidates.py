@@ -126,6 +126,12 @@ def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
     return list(dict.fromkeys([*result, NATIVE]))
 
 
+def programs(unit: Unit, chooser: Chooser) -> Sequence[Algorithm]:
+    """All algorithms without levels, to try with the best size."""
+    op = unit.collective
+    return options.flat(op.kind, chooser.schedule.size(op.axes)) if unit.chooses else ()
+
+
 def with_one_level_changed(unit: Unit, algorithm: Algorithm, chooser: Chooser) -> list[Algorithm]:
     """The hierarchies that differ from `algorithm`, whose levels are open, in how one level is done.
 

@@ -5,7 +5,8 @@ Units are searched one by one, the one with the most bytes first:
 - each bucket size with the algorithms that are fastest alone;
 - each algorithm with the best size;
 - all sizes with the fastest algorithm of each kind;
-- with the fastest algorithm of each kind, sizes near the best, and message sizes.
+- with the fastest algorithm of each kind, sizes near the best, and message sizes;
+- with the best size, all programs.
 
 This repeats until no single alternative is better, or the budget is spent. Then the search restarts from the
 best table in which all units have the same algorithm, or two of them others than before, and with separate
@@ -31,6 +32,7 @@ from commplan.passes.search.candidates import (
     around,
     bucket_sizes,
     message_sizes,
+    programs,
     with_one_level_changed,
 )
 from commplan.passes.search.remarks import Searched, remark
@@ -259,6 +261,8 @@ class _Search:
         while best() != last and not self.trials.is_spent:
             last = best()
             refine(last)
+            for algorithm in dict.fromkeys((*ways, *programs(unit, self.chooser))):
+                attempt(replace(best(), algorithm=algorithm))
             for chunk in message_sizes(unit, best(), self.chooser):
                 attempt(replace(best(), chunk=chunk))
         self.table[unit.key] = best()
