@@ -11,8 +11,7 @@ Units are searched one by one, the one with the most bytes first:
 This repeats until no single alternative is better, or the budget is spent. Then the search restarts from the
 best table in which all units have the same algorithm, or two of them others than before, and with separate
 buckets for stages that may share them. Among equally fast tables the one with the fewest collectives is
-taken.
-The budget is a number of schedules, not of seconds, so every process of a job makes the same schedule.
+taken. The budget is a number of schedules, not of seconds, so every process of a job makes the same schedule.
 """
 
 from __future__ import annotations
