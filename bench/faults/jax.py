@@ -145,7 +145,7 @@ def right(fault: Fault, text: str) -> bool:
     if fault.kind in ("plan", "flag"):
         subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
         heads = re.findall(r"error\[CP0845\]: (.*)", text)
-        return bool(heads) and all(f"{subject}: process {fault.culprit} another" in head for head in heads)
+        return bool(heads) and all(f"{subject}: process {fault.culprit} differs" in head for head in heads)
     if fault.kind == "shape":
         heads = re.findall(r"error\[CP0854\]: (.*)", text)
         return bool(heads) and all(f"process {fault.culprit} calls `train` with" in head for head in heads)

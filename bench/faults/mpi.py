@@ -120,8 +120,11 @@ def right(fault: Fault, text: str) -> bool:
         return "this run is not recorded" in text and text.count("has made all steps") == RANKS
     if fault.kind in ("plan", "flag"):
         subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
-        heads = re.findall(r"error\[CP0845\]: (.*)", text)
-        return bool(heads) and all(f"{subject}: rank {fault.culprit} another one" in head for head in heads)
+        heads, expected = (
+            re.findall(r"error\[CP0845\]: (.*)", text),
+            f"{subject}: rank {fault.culprit} differs",
+        )
+        return bool(heads) and all(expected in head for head in heads)
     if fault.kind == "raise":  # the job ends with it, before anybody waits
         named = f"MPI_ABORT was invoked on rank {fault.culprit} " in text
         return named and "loss is not finite" in text and not blamed(text)

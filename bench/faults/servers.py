@@ -144,8 +144,11 @@ def right(fault: Fault, text: str) -> bool:
     others = set(range(WORKERS)) - {fault.culprit}
     if fault.kind in ("plan", "flag"):
         subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
-        heads = re.findall(r"error\[CP0845\]: (.*)", text)
-        return bool(heads) and all(f"{subject}: rank {fault.culprit} another one" in head for head in heads)
+        heads, expected = (
+            re.findall(r"error\[CP0845\]: (.*)", text),
+            f"{subject}: rank {fault.culprit} differs",
+        )
+        return bool(heads) and all(expected in head for head in heads)
     server, sync = fault.culprit == SERVER, fault.via == "sync"
     named = set(re.findall(r"\(rank (\d)\) (?:has died|gave up)", text))
     named |= set(re.findall(r"rank (\d) (?:is stopped|has died|has not come|does not answer)", text))

@@ -7,13 +7,18 @@ import random
 import re
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support.campaign import parameters
 
+import commplan
 from bench.faults import __main__ as campaign
-from bench.faults import cluster, input, mpi, process, servers
+from bench.faults import cluster, input, jax, mpi, process, servers
 from bench.faults.campaign import Fault, Outcome, fault_of, in_time, resumed, table
+from commplan.diagnostics import CommplanError
+from commplan.hang_limits import UNWATCHED
+from commplan.runtime.machines.machine import BindReport, BindRequest, agree
 
 
 def test_all_places_are_drawn_in_proportion_to_their_kinds():
@@ -50,6 +55,22 @@ def test_outcomes_are_resumed_and_counted(tmp_path: Path):
 STOPPED = (
     "error[CP0834]: rank {rank} is stopped (SIGSTOP, or a debugger)\nnote: line {line} of {plan} waits for it"
 )
+
+
+@pytest.mark.parametrize("place", [mpi, jax, servers])
+def test_the_message_of_programs_that_differ_is_expected(place: ModuleType):
+    def exchange(report: BindReport) -> dict[int, BindReport]:
+        flags = ("", mpi.FLAG, "")
+        return {n: BindReport({**report.alike, "XLA_FLAGS": text}) for n, text in enumerate(flags)}
+
+    plan = mpi.plan_of(Fault("mpi", "flag", 1, 0, 8, ""), culprit=False)
+    program = commplan.loads(plan).compile({"data": 3}, backend="mpi")
+    request = BindRequest(program.schedule, program.digest, 0, lambda: None, UNWATCHED, 1.0)
+    with pytest.raises(CommplanError) as caught:
+        agree("process" if place is jax else "rank", request, exchange)
+    for culprit in range(3):
+        fault = Fault(place.__name__, "flag", culprit, 0, 8, "")
+        assert place.right(fault, str(caught.value)) is (culprit == 1)
 
 
 @pytest.mark.parametrize(("rank", "line", "right"), [(1, 7, True), (2, 7, False), (1, 11, False)])
