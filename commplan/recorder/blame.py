@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import groupby
 from typing import NamedTuple, get_args
 
-from commplan.ir.axes import coordinates
-from commplan.ir.axes import group as ranks_along
+from commplan.ir.axes import coordinates, group
 from commplan.recorder import verdict
 from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Call, Event, Record, machine
 from commplan.recorder.processes import process_state
@@ -299,9 +298,13 @@ def _members(rank: Rank, event: Event, recorded: Sequence[int]) -> Sequence[int]
     """The ranks of a collective that have recorded their collectives."""
     if event.details is None or not rank.axes:
         return recorded
-    axes = [axis for axis in event.details.axes if axis in rank.axes]
-    along = ranks_along(coordinates(rank.rank, rank.axes, rank.axes), axes, rank.axes)
+    along = ranks_along(rank, [axis for axis in event.details.axes if axis in rank.axes])
     return [number for number in recorded if number in along]
+
+
+def ranks_along(rank: Rank, axes: Sequence[str]) -> Sequence[int]:
+    """The ranks that lie along `axes` of the record with `rank`."""
+    return group(coordinates(rank.rank, rank.axes, rank.axes), axes, rank.axes)
 
 
 def _owed(activity: Activity, event: Event) -> str:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import os
 import struct
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from commplan.hang_limits import HangLimits
 from commplan.recorder.file import LIVE, Recording
 
-_NUMBERS = struct.Struct("<10q")
-_LATE, _LIMITS, _SERVED = LIVE + 32, LIVE + 40, LIVE + 56
+_NUMBERS = struct.Struct("<13q")
+_LATE, _LIMITS, _SERVED, _COMPARISON = LIVE + 32, LIVE + 40, LIVE + 56, LIVE + 80
 _VERDICT, _TEXT = LIVE + 128, LIVE + 144
 _LONGEST = 3952 - 3  # bytes of a verdict and the line that waited, each with a zero byte
 _SERVED_S = 1.0  # a server that has not reported for so long is busy
@@ -37,6 +39,8 @@ class Live(NamedTuple):
         served: When a server last reported its state; 0 if it is no server.
         flags: Whether workers wait for others, and whether the server has a timeout for that.
         ends: Whether a verdict ends operations, see `on_hang` of `Program.bind`.
+        compares: Since when the rank waits for others to compare a step; 0 if it does not wait.
+        comparison, group: See `comparing`; kept until the next comparison.
     """
 
     moved: int = 0
@@ -49,11 +53,19 @@ class Live(NamedTuple):
     served: int = 0
     flags: int = 0
     ends: int = 0
+    compares: int = 0
+    comparison: int = 0
+    group: int = 0
 
     @property
     def serves(self) -> bool:
         """Whether the process is a server that is not busy."""
         return time.monotonic_ns() - self.served < _SERVED_S * 1e9
+
+    @property
+    def is_comparing(self) -> bool:
+        """Whether the rank waits for others to compare a step, and for no operation."""
+        return self.compares > 0 and not self.waits
 
     @property
     def is_patient(self) -> bool:
@@ -84,6 +96,25 @@ def put_served(recording: Recording, *, waits: bool, patient: bool, moved: bool)
     if moved or not struct.unpack_from("<q", recording.memory, _SERVED)[0]:
         struct.pack_into("<3q", recording.memory, LIVE, now, 0, now)
     struct.pack_into("<2q", recording.memory, _SERVED, now, waits * _WAITS + patient * _PATIENT)
+
+
+@contextmanager
+def comparing(recording: Recording | None, comparison: int, group: int) -> Generator[None]:
+    """Report that this rank waits for others to compare a step, while the block runs.
+
+    Args:
+        comparison: The number of the comparison among those of the same ranks.
+        group: The axes of the record along which these ranks lie: bit 0 for its first axis.
+    """
+    if recording is None:
+        yield
+        return
+    struct.pack_into("<2q", recording.memory, _COMPARISON + 8, comparison, group)
+    struct.pack_into("<q", recording.memory, _COMPARISON, time.monotonic_ns())
+    try:
+        yield
+    finally:
+        struct.pack_into("<q", recording.memory, _COMPARISON, 0)
 
 
 def write_verdict(descriptor: int, text: str, line: str, effective_s: float, *, abandoned: bool) -> None:

@@ -13,13 +13,14 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Protocol
 
 from commplan import io
 from commplan.diagnostics import CommplanError
 from commplan.recorder import file, live
-from commplan.recorder.blame import ANSWER, Rank, ranks_of, states_of
+from commplan.recorder.blame import ANSWER, Rank, ranks_along, ranks_of, states_of
 from commplan.recorder.file import BEGIN, Record
 from commplan.recorder.live import Live
 from commplan.recorder.processes import identity, process_state, silence
@@ -27,9 +28,11 @@ from commplan.recorder.stacks import main_stack
 from commplan.recorder.verdict import (
     FIRST,
     Condition,
+    Need,
     Patience,
     RankState,
     Verdict,
+    Wait,
     blame,
     described,
     usual_s,
@@ -44,6 +47,7 @@ _STACK_S = 1.5  # for a process to answer with its stack
 _SETTLE_S = 0.2  # in which all ranks receive a verdict, before it applies
 _LOST_S = 30.0  # for the sidecar of another host to be heard
 _LEFT = "left"  # a sequence that a rank begins when it leaves
+_COMPARISON, _SEQUENCE = "the comparison of a step", "comparison {}"  # a wait; its sequence for a group
 _HELD = "it holds the interpreter's lock"
 _CONDITIONS: Mapping[str, Condition] = {
     "dead": "dead",
@@ -208,12 +212,18 @@ class Job:
     # The decision.
 
     def _alarmed(self, bound: float, now: float) -> list[OpenRecord]:
-        """The records of ranks that wait for longer than the bound, or for two seconds after a death."""
-        soon = [each for each in self.records if _waited_s(each.live, now) > min(_GRACE_S, bound)]
-        late = [each for each in soon if _waited_s(each.live, now) > bound]
-        if soon and not late and any(each.process.seconds for each in self.records):
-            return soon
-        return late
+        """The records of ranks that wait for longer than the bound.
+
+        Two seconds suffice after a death, and for a comparison if a rank has ended its program.
+        """
+        has_died = any(each.process.seconds for each in self.records)
+        has_ended = any(each.live.left for each in self.records)
+        soon = min(_GRACE_S, bound)
+        return [
+            each
+            for each in self.records
+            if _waited_s(each.live, now) > (soon if has_died or (has_ended and each.live.compares) else bound)
+        ]
 
     def _all_records(self) -> dict[OpenRecord, Record]:
         records: dict[OpenRecord, Record] = {}
@@ -237,7 +247,7 @@ class Job:
         self, state: RankState, rank: Rank, records: Sequence[OpenRecord], now: float
     ) -> RankState:
         lives, process = [each.live for each in records], records[0].process
-        idle_s = now - max(each.moved for each in lives) * 1e-9
+        idle_s = now - max(max(each.moved, each.compares) for each in lives) * 1e-9
         server = next((each for each in lives if each.served), None)
         waits = state.waits if any(each.waits for each in lives) else ()
         begun = dict(state.begun)
@@ -266,6 +276,9 @@ class Job:
         )
         if _has_stack(state) and idle_s > _CONFIRM_S:
             process.ask_stack()
+        for each in (each for each in lives if each.comparison):
+            begun[_SEQUENCE.format(each.group)] = each.comparison
+            state = state._replace(waits=(*state.waits, *_comparison(rank, each, now)))
         return state
 
     def _silent(self) -> dict[int, RankState]:
@@ -284,17 +297,21 @@ class Job:
         if not waiting:
             self._part([each for each in alarmed if each in records], records, states, bound, now)
             return
-        source = min(waiting, key=lambda each: max(each.live.waits, each.live.moved))
-        waiter, ends = source.rank, bool(source.live.ends)
-        usual = _usual_s(records[source], source.live.waits, bound)
-        late_s = max(usual, max(each.live.busy_ns for each in self.records) * 1e-9)
+        source = _source(waiting, states)
+        waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
+        if not compares:  # a rank that compares a step may still execute an earlier one
+            states = {rank: _without_comparison(state) for rank, state in states.items()}
+        usual = bound if compares else _usual_s(records[source], source.live.waits, bound)
+        busy_s = max(each.live.busy_ns for each in self.records) * 1e-9
+        late_s = inf if compares else max(usual, busy_s)
         verdict = blame(states, waiter, Patience(bound, late_s, bound))
         is_known = len(states) >= records[source].ranks
-        is_over = any(states[rank].condition == "ended" for rank in verdict.reasons)  # the engine reports it
+        has_ended = any(states[rank].condition == "ended" for rank in verdict.reasons)
+        is_over = has_ended and not compares  # the engine reports it
         is_still = min((states[rank].idle_s for rank in verdict.waiting), default=0.0) >= bound
         if is_over or verdict.kind == "none" or not (is_known or verdict.kind == "down"):
             return
-        if verdict.kind in ("stalled", "behind", "circle") and not is_still:
+        if verdict.kind in ("stalled", "behind", "circle") and (compares or not is_still):
             return
         if not self._is_confirmed(verdict, now):
             return
@@ -308,7 +325,8 @@ class Job:
         if verdict.kind == "busy":
             is_excused = any(states[rank].is_excused for rank in verdict.reasons)
             if states[waiter].idle_s >= usual and not is_excused:
-                limit = f"\nnote: it ends after {late_s:.0f} s: {_EXCUSE}" if ends else ""
+                excuse = _TIMEOUT if compares else f"it ends after {late_s:.0f} s: {_EXCUSE}" if ends else ""
+                limit = f"\nnote: {excuse}" if excuse else ""
                 self._print(f"{text}\nnote: {line} waits for it{limit}", source, verdict)
                 self._again = now + min(_LONGEST_S, max(_CONFIRM_S, late_s - states[waiter].idle_s))
             return
@@ -337,10 +355,11 @@ class Job:
 
     def _print(self, text: str, source: OpenRecord, verdict: Verdict) -> None:
         """Print `text` once for each wait, on the first rank that waits."""
-        wait = source.live.waits
-        if self._noticed != wait and source.rank == min(verdict.waiting):
+        wait = source.live.waits or source.live.compares
+        first = next((each for each in self.records if each.rank == min(verdict.waiting)), None)
+        if self._noticed != wait and first is not None:
             self._noticed = wait
-            source.process.say(f"commplan: {text}\n")
+            first.process.say(f"commplan: {text}\n")
 
     def _part(
         self,
@@ -392,6 +411,7 @@ class Job:
                 live.write_verdict(each.descriptor, text, line, now + _SETTLE_S, abandoned=abandoned)
 
 
+_TIMEOUT = "run.jit(step, timeout=SECONDS) bounds the wait"
 _EXCUSE = "put longer work into `with run.late():`, or bind(.., busy_s=SECONDS) waits longer"
 
 
@@ -400,9 +420,32 @@ def _has_stack(state: RankState) -> bool:
     return state.condition == "alive" and not state.waits
 
 
+def _comparison(rank: Rank, state: Live, now: float) -> tuple[Wait, ...]:
+    """The wait of a rank for others to compare a step, if it waits for them."""
+    if not state.compares:
+        return ()
+    axes = [axis for place, axis in enumerate(rank.axes) if state.group >> place & 1]
+    sequence, number = _SEQUENCE.format(state.group), state.comparison
+    needs = tuple(Need(other, sequence, number) for other in ranks_along(rank, axes))
+    return (Wait(_COMPARISON, now - state.compares * 1e-9, needs, "come to it"),)
+
+
+def _source(waiting: Sequence[OpenRecord], states: Mapping[int, RankState]) -> OpenRecord:
+    """The rank whose wait is evaluated: the oldest collective, or a comparison that cannot end."""
+    oldest = sorted(waiting, key=lambda each: max(each.live.waits or each.live.compares, each.live.moved))
+    comparison = next((each for each in oldest if each.live.is_comparing), None)
+    if comparison is not None and blame(states, comparison.rank).kind == "down":
+        return comparison
+    return next((each for each in oldest if not each.live.is_comparing), oldest[0])
+
+
+def _without_comparison(state: RankState) -> RankState:
+    return state._replace(waits=tuple(wait for wait in state.waits if wait.where != _COMPARISON))
+
+
 def _waited_s(state: Live, now: float) -> float:
     """Seconds for which a rank has waited without progress; 0 if it does not wait or is not watched."""
-    since = state.parting or (max(state.waits, state.moved) if state.waits else 0)
+    since = state.parting or (max(state.waits, state.moved) if state.waits else state.compares)
     return now - since * 1e-9 if since and state.bound_ns else 0.0
 
 

@@ -115,15 +115,16 @@ class Channel:
         self._channel: int | None = None
         self._numbers: dict[Any, int] = {}
         self.resources: Resources | None = None
+        self.recording: Recording | None = None
         if self._library is not None:
             channel: int = self._library.commplan_channel_open(self.groups.comm.py2f(), 1)
-            ranks, recording = self.groups.comm.Get_size(), None
+            ranks = self.groups.comm.Get_size()
             if watched is not None and self.groups.concurrent and ranks > 1:
-                recording = self.groups.meet(
+                self.recording = self.groups.meet(
                     watchdog.start, self._library, channel, watched, self.groups.comm, self.groups.rank,
                     self.groups.sizes,
                 )  # fmt: skip
-            forget = functools.partial(_forget, self._numbers, recording)
+            forget = functools.partial(_forget, self._numbers, self.recording)
             self._channel = channel
             self.resources = Resources(self._library, channel, self.groups, forget)
             weakref.finalize(self, self.resources.drop).atexit = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import os
 import socket
 import time
 import warnings
@@ -21,7 +20,6 @@ from jax import Array
 from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
-from commplan.hang_limits import HangLimits
 from commplan.ir import schedule as ir
 from commplan.ir.types import Placement
 from commplan.lowering.jax.check import Layout
@@ -30,7 +28,6 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.service import requests_of
 from commplan.protocol.build_sites import sites
-from commplan.recorder.file import machine as machine_name
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES
 from commplan.runtime.machines.communicator import check_communicator, check_size
@@ -40,7 +37,6 @@ from commplan.runtime.machines.ranks_input import RanksInput
 from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import alike, watch
 from commplan.runtime.observe.calls import Calls
-from commplan.runtime.observe.peers import Peer
 from commplan.runtime.param_server.server_rank import ServerRank
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
@@ -56,7 +52,6 @@ class Ranks:
     Attributes:
         mesh: The communicator to which the user bound the program.
         comm: A duplicate of it without servers, for messages outside compiled phases.
-        processes: The processes of its ranks.
         gathers: The number of exchanges of each set of ranks.
         joints: The joint calls of each set of ranks.
     """
@@ -65,7 +60,6 @@ class Ranks:
     comm: Any
     backend: MpiBackend
     file: str = ""
-    processes: Mapping[int, Peer] = dataclasses.field(default_factory=dict[int, Peer])
     gathers: Counter[tuple[int, ...]] = dataclasses.field(default_factory=Counter[tuple[int, ...]])
     joints: dict[tuple[int, ...], RankCalls] = dataclasses.field(default_factory=dict[Any, Any])
 
@@ -118,8 +112,9 @@ class Ranks:
     def joint(self) -> RankCalls:
         ranks = self.participants()
         if ranks not in self.joints:
-            processes = [self.processes[rank] for rank in ranks]
-            self.joints[ranks] = RankCalls(self.comm, processes, self.backend.channel.is_busy)
+            channel, sizes = self.backend.channel, self.backend.sizes
+            group = sum(1 << place for place, axis in enumerate(channel.groups.sizes) if axis in sizes)
+            self.joints[ranks] = RankCalls(self.comm, ranks, channel, group)
         return self.joints[ranks]
 
     def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
@@ -284,7 +279,7 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(duplicate.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
         backend = backend_of(schedule, duplicate, ServerLink(roles), meet=meet, limits=limits)
-        return _worker(comm, duplicate, backend, schedule.file, limits, meet)
+        return _worker(comm, duplicate, backend, schedule.file)
     rank = int(duplicate.Get_rank())
     server = rank - roles.workers
     part = meet(duplicate.Split, int(server >= 0), rank)
@@ -293,22 +288,17 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
         workers = meet.among(range(roles.workers))
         link = ServerLink(roles, duplicate, requests)
         backend = backend_of(schedule, part, link, meet=workers, limits=limits)
-        return _worker(comm, part, backend, schedule.file, limits, workers)
+        return _worker(comm, part, backend, schedule.file)
     expect_serving(duplicate, roles)
     name = server_names(schedule)[server]
     this_server = ServerRank(duplicate, roles, server, name, requests and requests.watch)
     return ServerMachine(comm, this_server, schedule.file)
 
 
-def _worker(
-    comm: Any, workers: Any, backend: MpiBackend, file: str, limits: HangLimits, meet: Rendezvous
-) -> Ranks:
-    rank = int(workers.Get_rank())
-    process = Peer(rank, "", 0, "", os.getpid(), socket.gethostname(), machine_name(), limits)
-    processes: list[Peer] = meet(workers.allgather, process)
+def _worker(comm: Any, workers: Any, backend: MpiBackend, file: str) -> Ranks:
     if backend.channel.resources is not None:
         backend.channel.resources.communicators.append(workers)
-    return Ranks(comm, workers, backend, file, dict(enumerate(processes)))
+    return Ranks(comm, workers, backend, file)
 
 
 @contextlib.contextmanager

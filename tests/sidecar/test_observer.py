@@ -199,6 +199,73 @@ def test_on_hang_report_does_not_end_ranks_that_wait_for_the_dead_at_their_end(c
     assert ranks.verdict(0) == "" and ranks.processes[0].said.count("rank 1 has died, and all others") == 1
 
 
+def comparing(ranks: Ranks, waiting: Sequence[int]) -> Ranks:
+    """All ranks have made comparison 3, and `waiting` wait in comparison 4 of all ranks."""
+    for rank, recording in ranks.recordings.items():
+        is_waiting, now = rank in waiting, time.monotonic_ns()
+        began(recording, LINE, ends=True)
+        put(recording, comparison=3 + is_waiting, group=1, compares=now * is_waiting)
+    return ranks
+
+
+def test_a_comparison_ends_soon_if_a_rank_has_ended_its_program(conditions: dict[int, str]):
+    ranks = comparing(Ranks(3, range(3)), [0, 1])
+    put(ranks.recordings[2], left=1)
+    ranks.look(1.0)
+    assert ranks.verdict(0) == ""
+    ranks.look(BOUND_S + 0.1)
+    assert ranks.verdict(0) == ranks.verdict(2) == "the program has ended on rank 2\nnote: ranks 0, 1 wait"
+
+
+def test_a_comparison_ends_if_a_rank_is_stopped_and_not_if_it_is_late(conditions: dict[int, str]):
+    ranks = comparing(Ranks(3, range(3)), [0, 1])
+    ranks.look(3.0)
+    ranks.look(1000 * BUSY_S)
+    text = ranks.processes[0].said
+    assert text.count("rank 2 has not come within 3.") == 1 and ranks.verdict(0) == ""
+    assert "note: its Python: train.py:102 in load" in text
+    assert "note: the comparison of a step waits for it\nnote: run.jit(step, timeout=SECONDS) " in text
+    conditions[102] = "stopped"
+    ranks.look(2000 * BUSY_S)
+    assert ranks.verdict(0).startswith("rank 2 is stopped")
+
+
+def test_a_rank_that_has_compared_or_waits_in_a_collective_does_not_end_a_comparison(
+    conditions: dict[int, str],
+):
+    ranks = comparing(Ranks(3, range(3)), [0])
+    began(ranks.recordings[1], LINE, runs=6, ends=True)
+    put(ranks.recordings[1], comparison=4, left=1)
+    began(ranks.recordings[2], LINE, runs=6)
+    ranks.look(BUSY_S - 5)
+    assert ranks.verdict(0) == ""
+    assert "rank 0 has not come within" in ranks.processes[2].said  # it may execute an earlier step
+
+
+def test_a_comparison_does_not_keep_a_rank_in_a_collective_from_its_verdict(conditions: dict[int, str]):
+    ranks = comparing(Ranks(4, range(4)), [0])
+    put(ranks.recordings[0], comparison=1, group=0)  # of this rank alone, for the moment
+    put(ranks.recordings[3], comparison=4, left=1)
+    began(ranks.recordings[1], LINE, runs=6)
+    began(ranks.recordings[3], LINE, runs=6, ends=True)
+    conditions[102] = "stopped"
+    ranks.look(BOUND_S + 1)
+    assert ranks.verdict(1).startswith("rank 2 is stopped")
+
+
+def test_a_comparison_waits_for_the_ranks_along_its_axes(conditions: dict[int, str]):
+    ranks = Ranks(2, [])
+    for rank in range(4):
+        recording = ranks.recordings[rank] = Recording("job", "x", rank, 4, {"row": 2, "column": 2})
+        live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
+        ranks.processes[rank] = FakeProcess(100 + rank)
+        ranks.job.add(recording.path, ranks.processes[rank])
+        put(recording, left=int(rank in (1, 2)))
+    put(ranks.recordings[0], comparison=1, group=0b10, compares=time.monotonic_ns())
+    ranks.look(3.0)
+    assert ranks.verdict(0).startswith("the program has ended on rank 1\nnote: rank 0 waits")
+
+
 def test_ranks_at_their_end_wait_for_the_living_and_not_for_the_dead(conditions: dict[int, str]):
     ranks = Ranks(3, range(3))
     for rank in range(3):
