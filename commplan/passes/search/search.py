@@ -46,10 +46,8 @@ CLOSE = 1.25  # times the best: sizes are refined with the fastest algorithm of 
 REVISITED = 1.5  # times the best: slower choices are not tried again after other units have moved
 ORDERS = 2  # of levels, the fastest: in each of them single levels are changed
 PROMISING = 1.25  # times the best: a slower table is not searched from
-PAIRED, KINDS = (
-    3,
-    6,
-)  # the largest units, and the fastest kinds of algorithms of each, that are tried in pairs
+PAIRED = 3  # units, the largest, of which two are changed at once
+KINDS = 6  # of algorithms, and of sizes, that are tried for each of the two
 
 
 def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> tuple[Choices, list[Choice]]:
@@ -167,11 +165,12 @@ class _Search:
             yield {key: each[name] for key, each in leaders.items() if name in each}
 
     def _pairs(self) -> Iterator[dict[StageKey, StageChoice]]:
-        """The fastest choices of two large units, by the kind of algorithm of each."""
-        leaders = [(unit.key, self._leaders(unit, _kind)) for unit in self.units if unit.chooses]
-        for (first, ones), (second, others) in itertools.combinations(leaders[:PAIRED], 2):
-            for one, other in itertools.product([*ones.values()][:KINDS], [*others.values()][:KINDS]):
-                yield {first: one, second: other}
+        """The fastest choices of two large units, of each kind of algorithm, and of each size."""
+        for kind in (_kind, _size):
+            leaders = [(unit.key, [*self._leaders(unit, kind).values()][:KINDS]) for unit in self.units]
+            for (first, ones), (second, others) in itertools.combinations(leaders[:PAIRED], 2):
+                for one, other in itertools.product(ones, others):
+                    yield {first: one, second: other}
 
     def _leaders(self, unit: Unit, kind: Callable[[StageChoice], str]) -> dict[str, StageChoice]:
         """The fastest choice of each kind that was tried for `unit`, the fastest kind first."""
@@ -302,6 +301,11 @@ class _Search:
 def _name(choice: StageChoice) -> str:
     """The name of its algorithm: `hierarchical` for any order of levels, "" for the fastest of each."""
     return choice.algorithm.name if choice.algorithm is not None else ""
+
+
+def _size(choice: StageChoice) -> str:
+    """The size of its buckets."""
+    return str(choice.bucket)
 
 
 def _kind(choice: StageChoice) -> str:
