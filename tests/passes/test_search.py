@@ -163,6 +163,7 @@ def test_sizes_of_messages_are_chosen_with_the_rest() -> None:
             id="halving and doubling on one level",
             marks=pytest.mark.campaign,
         ),
+        pytest.param(233, 0, "", "bucket = 1 MiB", id="sizes that split leaves, behind slow ones"),
         pytest.param(988, 1, "native", "", id="sizes of shared buckets for separate ones"),
         pytest.param(1083, 0, "hierarchical(gpu, node)", "", id="another order of levels for each of two"),
         pytest.param(1130, 0, "native", "", id="algorithms of two stages exchanged"),

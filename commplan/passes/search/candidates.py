@@ -40,6 +40,20 @@ def bucket_sizes(unit: Unit) -> Sequence[int | None]:
     return distinct(unit, sizes)
 
 
+def by_whether_they_split(unit: Unit, sizes: Sequence[int | None]) -> list[list[int | None]]:
+    """`sizes` of which no leaf is split, and the smaller ones that split leaves."""
+    least = _least_whole(unit) if unit.leaves else 0
+    return [
+        [size for size in sizes if size is None or size >= least],
+        [size for size in sizes if size is not None and size < least],
+    ]
+
+
+def _least_whole(unit: Unit) -> int:
+    """The least size of buckets that splits no leaf."""
+    return -(-max(unit.leaves) // WHOLE)
+
+
 def around(unit: Unit, choice: StageChoice) -> list[int]:
     """Sizes of buckets that are a little larger or smaller than the one of `choice`.
 
@@ -74,7 +88,7 @@ def distinct(unit: Unit, sizes: Iterable[int]) -> list[int]:
     """Sizes that pack few leaves differently, each as small as it may be, the largest first."""
     if not 0 < len(unit.leaves) <= FEW:
         return sorted(set(sizes), reverse=True)
-    least = max(least_bucket(unit), -(-max(unit.leaves) // WHOLE))  # smaller ones split leaves
+    least = max(least_bucket(unit), _least_whole(unit))
     result = set[int]()
     for size in sizes:
         shared = [sum(bucket) for bucket in filled(unit.leaves, size) if len(bucket) > 1]

@@ -30,6 +30,7 @@ from commplan.passes.search.candidates import (
     algorithms,
     around,
     bucket_sizes,
+    by_whether_they_split,
     message_sizes,
     programs,
     with_one_level_changed,
@@ -212,12 +213,14 @@ class _Search:
             return list(dict.fromkeys(each for each in algorithms if each is not None))
 
         def attempt_sizes(choice: StageChoice) -> None:
-            larger = fastest = math.inf
-            for size in sizes:
-                result = attempt(replace(choice, bucket=size))
-                if result is None or result.seconds > max(larger, HOPELESS * fastest):
-                    return
-                larger, fastest = result.seconds, min(fastest, result.seconds)
+            fastest = math.inf
+            for similar in by_whether_they_split(unit, sizes):
+                larger = math.inf
+                for size in similar:
+                    result = attempt(replace(choice, bucket=size))
+                    if result is None or result.seconds > max(larger, HOPELESS * fastest):
+                        break
+                    larger, fastest = result.seconds, min(fastest, result.seconds)
 
         def refine(choice: StageChoice) -> None:
             """Try sizes of buckets near the best with the algorithm of `choice`, until none is better."""
