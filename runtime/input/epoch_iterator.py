@@ -186,8 +186,8 @@ class EpochIterator(Iterator[HostBatch]):
     def _refuse_forked(self) -> NoReturn:
         fail(
             "CP0916", f"the batches of phase `{self._phase}` belong to process {self._process}",
-            "this one was forked from it, without its threads: make batches here, anew",
+            "this process was forked from it and has none of its threads: create new batches here",
         )  # fmt: skip
 
     def _refuse_closed(self) -> NoReturn:
-        fail("CP0916", f"the batches of phase `{self._phase}` were closed", "make them anew")
+        fail("CP0916", f"the batches of phase `{self._phase}` were closed", "create new ones")

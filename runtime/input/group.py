@@ -90,8 +90,8 @@ def group(
     if len(set(places)) > 1 and carrier is None:
         fail(
             "CP0924",
-            f"a group on {len(set(places))} hosts has nothing that carries rows between them",
-            "expected: a carrier, which `run.batches` makes over the mesh or the communicator",
+            f"a group on {len(set(places))} hosts has no carrier of rows between them",
+            "expected: a carrier, such as `run.batches` creates over the mesh or the communicator",
         )
     if readers is not None and not 1 <= readers <= count:
         fail("CP0924", f"{readers} of {count} processes cannot be readers", f"expected: 1 to {count}")

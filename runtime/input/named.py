@@ -27,6 +27,6 @@ def refuse_mask() -> NoReturn:
     """Raise CP0911."""
     fail(
         "CP0911",
-        "the loads of this batch differ in rows, so that no mask is that of all of them",
+        "the loads of this batch have different rows, so no mask applies to all of them",
         "count each in the plan: `x, n = load ..` and `output n`; its first n rows are records",
     )

@@ -47,7 +47,7 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
             fail(
                 "CP0903",
                 f"an epoch of `{read.source}` has no batch: {orders[read.result].length} records do not fill "
-                f"a batch of {read.batch[0]}, and `tail drop` drops what does not",
+                f"a batch of {read.batch[0]}, and `tail drop` discards incomplete batches",
                 span=read.span,
                 file=file,
             )
@@ -72,7 +72,7 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
                 f"({orders[read.result].length} records, {read.visit}, tail {read.tail})"
                 for read in reads
             ),
-            "let the shorter go round with `visit at_least_once`, or put the loads in phases of their own",
+            "repeat the shorter one with `visit at_least_once`, or put the loads in separate phases",
             span=reads[-1].span,
             file=file,
         )
@@ -99,10 +99,10 @@ def restored(
     phase = program.phase
     keys = ("epoch", "step", "order")
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        actual, fix = f"found a {type(state).__name__}", "pass what `.state()` of batches returned"
-        fail("CP0910", "this is no state of batches", actual, fix, span=phase.span)
+        actual, fix = f"found a {type(state).__name__}", "pass the result of `.state()` of batches"
+        fail("CP0910", "this is not a state of batches", actual, fix, span=phase.span)
     if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
-        fail("CP0910", "this is no state of batches", f"found: {dict(state)}", span=phase.span)
+        fail("CP0910", "this is not a state of batches", f"found: {dict(state)}", span=phase.span)
     if state["order"] != order or state["step"] >= steps:
         reads = [
             f"`{read.source}`: {order.length} records, batch {order.batch}, {order.visit}, "

@@ -75,9 +75,9 @@ class Pass:
 
     def _text(self) -> str:
         loop = f"take them once, `batches = {self.call}`, and write `for item in batches:` for each epoch"
-        meant = "if that is meant, name the place: `state=first`, with `first = batches.state()` of new ones"
+        intended = "if intended, pass the position: `state=first`, from `first = batches.state()` of new ones"
         message = f"{self.subject} begin at the same place again: the same order and the same random draws"
-        notes = (Note(loop), Note(meant))
+        notes = (Note(loop), Note(intended))
         return str(Diagnostic("CP0949", message, notes=notes, severity=Severity.WARNING))
 
 

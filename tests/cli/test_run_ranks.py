@@ -123,7 +123,7 @@ def test_people_read_one_table(words: list[str]) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("plan ranks on 2 ranks") == 1
     assert "user s" in done.stdout and "waited for peers s" in done.stdout
-    assert "ready when asked for" in done.stdout
+    assert "batches ready at a request" in done.stdout
 
 
 def test_what_is_wrong_everywhere_is_said_once(words: list[str]) -> None:

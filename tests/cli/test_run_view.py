@@ -89,8 +89,8 @@ def test_remarks_name_the_emptiest_queue_and_the_slowest_member() -> None:
         ),
     ]
     assert remarks(ranks) == [
-        "ready when asked for: 0.50 of 2 batches on average, at least 0; 3 slots of shared memory",
-        "worked on by 2 threads; replaced after their death: 1 worker process",
+        "batches ready at a request: 0.50 of 2 on average, at least 0; 3 slots of shared memory",
+        "worked on by 2 threads; replaced after they ended: 1 worker process",
         "11 record ids checked against the contract",
         "the slowest member is 3: 16 records behind, waited for 0.500 s",
     ]
@@ -105,7 +105,7 @@ input of phase step of plan tested, rank 0: 1 batch, waited 0.500 s for them
 line  stage                        records  bytes  CPU s  waited s  skipped
    3  load [images]                  8,192   64 B  0.500     0.250        1
    4  share pixels via all_shared        0    0 B  0.000     0.000        0
-ready when asked for: 2.00 of 2 batches on average, at least 2; 3 slots of shared memory"""
+batches ready at a request: 2.00 of 2 on average, at least 2; 3 slots of shared memory"""
     )
 
 
@@ -113,7 +113,7 @@ def test_a_summary_without_a_queue_says_nothing_of_batches_made_ahead() -> None:
     meter = metered()
     meter.slowed(1, 32, 0.25)
     text = str(meter.summary())
-    assert "ready when asked for" not in text
+    assert "batches ready at a request" not in text
     assert text.endswith("the slowest member is 1: 32 records behind, waited for 0.250 s")
 
 

@@ -163,10 +163,10 @@ def test_a_process_that_cannot_find_out_who_is_left_says_so(tmp_path: Path):
     reports, _ = played(tmp_path, {**words, "on_failure": "continue"}, *ULFM)
     assert reports[1]["carried"] == [0, 1]
     assert reports[1]["error"].startswith(
-        "CP0938: the thread that finds out who is left has ended: SystemExit"
+        "CP0938: the thread that determines the remaining processes has ended: SystemExit"
     )
     for report in (reports[0], reports[2]):
-        assert report["error"].startswith("CP0938: host 1 failed: the thread that finds out who is left")
+        assert report["error"].startswith("CP0938: host 1 failed: the thread that determines the remaining")
 
 
 def test_one_host_may_be_all_that_is_left(tmp_path: Path):

@@ -125,7 +125,7 @@ def test_a_batch_is_a_dictionary_and_a_pytree_of_its_arrays():
     assert isinstance(item, dict) and jax.tree.structure(dict(item)).num_leaves == len(item)
     doubled = jax.tree.map(lambda leaf: leaf * 2, item)
     assert (doubled["labels"] == 2 * item["labels"]).all()
-    with pytest.raises(AttributeError, match=r"pass `item.mask` as an argument"):
+    with pytest.raises(AttributeError, match=r"pass `item.mask` as a separate argument"):
         _ = doubled.mask
     assert copy.deepcopy(item).keys() == item.keys()
     with pytest.raises(KeyError) as error:

@@ -265,7 +265,7 @@ def _wiring(
         function = function_digest(functions[op.fn])
     except UnknownError as error:
         fail(
-            "CP0957", f"the cache cannot tell `{op.fn}` from a changed one: {error}",
+            "CP0957", f"the cache cannot detect changes of `{op.fn}`: {error}",
             f"give the function a `key` that changes whenever its results do: `{op.fn}.key = \"1\"`",
             span=op.span, file=program.schedule.file,
         )  # fmt: skip
@@ -291,7 +291,7 @@ def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) 
     except UnknownError as error:
         why = str(error)
     return fail(
-        "CP0957", f"the cache cannot tell the source `{read.source}` from a changed one: {why}",
+        "CP0957", f"the cache cannot detect changes of source `{read.source}`: {why}",
         "give the source an attribute `key`, a str or an int that changes whenever its records do",
         span=read.span, file=program.schedule.file,
     )  # fmt: skip

@@ -183,7 +183,7 @@ class Table:
             self._mark(record, _checksum(record, values) if self.is_file else 0)
         except OSError as error:
             self._is_full = True
-            LOG.warning("a cache of records keeps no more of them: %s", error.strerror)
+            LOG.warning("the cache of records stores no further records: %s", error.strerror)
 
     def _mark(self, record: int, checksum: int) -> None:
         word = _WORD.pack(self._generation, checksum)
@@ -253,7 +253,7 @@ def in_memory(shape: Shape) -> Table:
         except OSError as error:
             os.close(descriptor)
             nbytes = shape.offsets[0]
-            fail("CP0923", f"{nbytes} bytes of memory for a cache cannot be had: {error.strerror}")
+            fail("CP0923", f"{nbytes} bytes of memory for a cache cannot be allocated: {error.strerror}")
         return Table(descriptor, shape, _FIRST, is_file=False)
 
 
@@ -313,7 +313,7 @@ def _prepare(descriptor: int, shape: Shape, refuse: Any) -> None:
     """Prepare the file for `shape`, and keep rows of an equal table. No other process has the file open."""
     head = os.pread(descriptor, len(_MAGIC), 0)
     if head and head != _MAGIC:
-        refuse("is a file of something else", "give the path of a file that does not exist")
+        refuse("is not a cache file", "give the path of a file that does not exist")
     facts = _facts(descriptor)
     generation = facts["generation"] if facts is not None else 0
     is_same = facts is not None and {**facts, "boot": _boot()} == shape.facts(generation)

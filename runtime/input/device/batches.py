@@ -219,9 +219,8 @@ def refuse_group(schedule: ir.Schedule, phase: str) -> NoReturn:
     """Raise CP0927."""
     fail(
         "CP0927",
-        f"a group was given for phase `{phase}`, which shares nothing: each process would read everything",
-        "an ensemble shares what is the same for its members; records of variable length, and what differs"
-        " between members, do not travel",
+        f"group= is set for phase `{phase}`, which shares nothing: each process would read all records",
+        "an ensemble shares values that are equal for its members, except records of variable length",
         "write `share VALUE over MEMBER` in the plan, or leave out group=",
         span=schedule.phase(phase).span,
         file=schedule.file,

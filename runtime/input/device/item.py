@@ -41,8 +41,8 @@ class Item(NamedArrays[Any]):
         mask = getattr(self, "_mask", None)
         if mask is None:
             raise AttributeError(
-                "this batch went through JAX, which keeps its arrays and not its mask:"
-                " pass `item.mask` as an argument of its own"
+                "this batch passed through JAX, which keeps its arrays and drops its mask:"
+                " pass `item.mask` as a separate argument"
             )
         return mask()
 

@@ -13,8 +13,8 @@ from commplan.runtime.input.sources.content_keys import source_digest, source_ke
 
 
 def facts_of(
-    plan: ClockPlan, content: UnitProgram, sources: Mapping[str, Source], given: Mapping[str, object],
-    functions: Mapping[str, Callable[..., Any]],
+    plan: ClockPlan, content: UnitProgram, sources: Mapping[str, Source],
+    passed_sources: Mapping[str, object], functions: Mapping[str, Callable[..., Any]],
 ) -> dict[str, str]:  # fmt: skip
     """Describe everything that determines the units of a feed, without the members' private work.
 
@@ -22,7 +22,7 @@ def facts_of(
         plan: the schedules of the members.
         content: the program of the units.
         sources: the sources by name.
-        given: the sources as passed by the user, which may have an attribute `key`.
+        passed_sources: the sources as passed by the user, which may have an attribute `key`.
         functions: the functions by name.
 
     Returns:
@@ -35,7 +35,7 @@ def facts_of(
         "the unit": f"{content.rows} records",
     }
     for name in sorted({read.source for flow in content.program.flows for read in flow.reads}):
-        key = source_key(name, given.get(name))
+        key = source_key(name, passed_sources.get(name))
         facts[f"source `{name}`"] = f"{len(sources[name])} records" + (f", key {key}" if key else "")
     for name in sorted(fn.name for fn in schedule.fns if fn.name in content.called):
         facts[f"function `{name}`"] = f"source {source_digest(functions[name])}"

@@ -69,7 +69,7 @@ class Feed(RingMember):
         if units is None:
             fail(
                 "CP0930",
-                f"the members of `{plan.clock}` have nothing in common in phase `{plan.phase}`",
+                f"the members of `{plan.clock}` share no value in phase `{plan.phase}`",
                 "a feed shares what is the same for all members and has a size: not bytes, and nothing that"
                 " is shared `via duplicate`",
                 span=phase.span,
@@ -138,7 +138,7 @@ class Feed(RingMember):
     ) -> None:  # fmt: skip
         """Join the ring as a member. The caller holds the ring's lock."""
         program, each, unit = self._program, self._each, self._ring.header.get("unit")
-        self._wanted = handed_out(program)
+        self._outputs = handed_out(program)
         mine = orders(program, bound)
         steps = epoch_steps(program, mine)
         place = restored(program, mine, state, steps, fingerprint(program, mine))
@@ -149,7 +149,7 @@ class Feed(RingMember):
             is_one_unit(program, each) and steps == self._epoch
         )  # then batches and units have the same numbers
         layout = self._units.layout
-        self._one_unit = OneUnit(program, mine, layout, steps, self._wanted) if is_one else None
+        self._one_unit = OneUnit(program, mine, layout, steps, self._outputs) if is_one else None
         self._ready: Batch | None = None  # the next batch, until the caller receives it
         self._records_each = each * unit
 
@@ -166,17 +166,17 @@ class Feed(RingMember):
             return (begun, step) if step < steps else (begun + 1, 0)
         return -(-next_unit // epoch), 0
 
-    def _hold(self, place: int, kept: int) -> int | None:
-        """Hold units from `kept` on: the others do not wait while this member reads earlier units itself.
+    def _hold(self, place: int, first_kept: int) -> int | None:
+        """Hold units from `first_kept` on: the others do not wait while this member reads earlier ones.
 
         No units are kept for a member that is more than an epoch behind; if it has its own epochs, for a
         member that is behind at all.
         """
-        if kept - place > (0 if self._has_own_epochs else self._epoch):
+        if first_kept - place > (0 if self._has_own_epochs else self._epoch):
             self._cursor.stand_alone(place)
             return None
-        self._hold_from(kept, kept - place)
-        return kept
+        self._hold_from(first_kept, first_kept - place)
+        return first_kept
 
     # --- taking ---
 
@@ -234,7 +234,7 @@ class Feed(RingMember):
         host_batch = self._made_at(place)
         self._note(place)  # records of earlier batches
         self._contract.add(host_batch)
-        values = ((name, host_batch.values[ref], per) for name, ref, per in self._wanted)
+        values = ((name, host_batch.values[ref], per) for name, ref, per in self._outputs)
         batch = Batch((name, array[0] if per else array) for name, array, per in values)
         mask = host_batch.mask and host_batch.mask.rows.reshape(-1)  # the member dimension has size 1
         return batch.place(*divmod(place, self._steps), mask)

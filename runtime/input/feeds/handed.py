@@ -86,9 +86,9 @@ class OneUnit:
 
     def __init__(
         self, program: HostProgram, orders: Mapping[Ref, Order], layout: SlotLayout, steps: int,
-        wanted: Sequence[tuple[str, Ref, bool]],
+        outputs: Sequence[tuple[str, Ref, bool]],
     ) -> None:  # fmt: skip
-        self._program, self._orders, self._layout, self._wanted = program, orders, layout, wanted
+        self._program, self._orders, self._layout, self._outputs = program, orders, layout, outputs
         self._last_step = steps - 1
         self._full, self._last = (
             self._table(0),
@@ -96,24 +96,24 @@ class OneUnit:
         )  # only the last batch may have fewer rows
         self._seeds = {read.result: read.seed for flow in program.flows for read in flow.reads}
         self._ids: dict[int, bytes] = {}  # the bytes with record numbers of each batch, by step
-        rooms = [layout.arrays[identity(read)] for flow in program.flows for read in flow.reads]
-        self._from = min(room.offset for room in rooms)
-        self._upto = max(room.offset + room.shape[1] * room.dtype.itemsize for room in rooms)
+        arrays = [layout.arrays[identity(read)] for flow in program.flows for read in flow.reads]
+        self._from = min(room.offset for room in arrays)
+        self._upto = max(room.offset + room.shape[1] * room.dtype.itemsize for room in arrays)
 
     def _table(self, step: int) -> _Table:
-        rooms, counts = self._layout.arrays, dict[Ref | None, int]()
+        layouts, counts = self._layout.arrays, dict[Ref | None, int]()
         arrays: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
         loads: list[_Load] = []
         rows = [self._orders[flow.reads[0].result].rows(step) for flow in self._program.flows]
         for place, flow in enumerate(self._program.flows):
             for read in flow.reads:
                 counted = counts[read.count] = self._orders[read.result].counted(step)
-                loads.append(_Load(read.result, rooms[identity(read)].offset, rows[place], counted))
-        for name, ref, _ in self._wanted:
+                loads.append(_Load(read.result, layouts[identity(read)].offset, rows[place], counted))
+        for name, ref, _ in self._outputs:
             if ref not in counts:
-                room = rooms[ref]
+                room = layouts[ref]
                 arrays.append((name, (rows[room.flow], *room.shape[2:]), room.dtype, room.offset))
-        numbers = {name: np.asarray(counts[ref], np.int32) for name, ref, _ in self._wanted if ref in counts}
+        numbers = {name: np.asarray(counts[ref], np.int32) for name, ref, _ in self._outputs if ref in counts}
         for number in numbers.values():
             number.flags.writeable = False
         mask = None

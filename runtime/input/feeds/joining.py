@@ -62,8 +62,8 @@ def attached(
             thread blocks the join.
     """
     title = f"feed {name!r}"
-    if (left := _opened(title)) is not None:
-        left.leave_forgotten()
+    if (forgotten := _opened(title)) is not None:
+        forgotten.leave_forgotten()
     with _coming(title), meeting.meeting():
         attachment = _opened(title)
         if attachment is not None:

@@ -22,27 +22,27 @@ def units_of(plan: ClockPlan, member: int, batch: int | None, unit: int) -> int:
     Raises:
         CommplanError: CP0931 if the batch is not a multiple of the unit.
     """
-    own = plan.rates.batches[member] if batch is None else batch
-    if not hasattr(own, "__index__") or own < 1 or own % unit:
+    records = plan.rates.batches[member] if batch is None else batch
+    if not hasattr(records, "__index__") or records < 1 or records % unit:
         fail(
             "CP0931",
-            f"a batch of {own!r} records is no multiple of the feed's unit of {unit}",
+            f"a batch of {records!r} records is no multiple of the feed's unit of {unit}",
             f"such as batch={2 * unit}; a smaller batch in the plan makes a smaller unit",
             file=plan.schedule.file,
         )
-    return own // unit
+    return records // unit
 
 
 def of_member(plan: ClockPlan, member: int, each: int) -> Schedule:
     """Return the schedule of a member whose batches consist of `each` units."""
     schedule = plan.member(member)
-    given = {op.result: op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)}
+    reads = {op.result: op for op in plan.schedule.phase(plan.phase).ops if isinstance(op, Read)}
 
     def rebatched(op: Op) -> Op:
         if not isinstance(op, Read):
             return op
-        own = given.get(op.result) or given[op.result.removesuffix(OWN)]
-        unit = rates(batches(own, plan.clock, plan.schedule)).unit
+        read = reads.get(op.result) or reads[op.result.removesuffix(OWN)]
+        unit = rates(batches(read, plan.clock, plan.schedule)).unit
         return msgspec.structs.replace(op, batch=(unit * each,))
 
     phases = tuple(

@@ -89,13 +89,13 @@ def _status(name: str, ring: Ring) -> FeedStatus:
 
 def _member(ring: Ring, member: int) -> MemberStatus:
     record, unit = ring.cursors[member], ring.header.get("unit")
-    lasted, wanted = max(1e-9, _seconds_since(record.get("since"))), record.get("wanted")
-    waited = record.get("waited_ns") / 1e9 + (_seconds_since(record.get("waits_since")) if wanted else 0.0)
+    lasted, awaited = max(1e-9, _seconds_since(record.get("since"))), record.get("wanted")
+    waited = record.get("waited_ns") / 1e9 + (_seconds_since(record.get("waits_since")) if awaited else 0.0)
     position = record.get("position")
     return MemberStatus(
         member, ring.pid_of(member), record.get("batch"), position // ring.header.get("epoch"),
         position * unit, record.get("records"), record.get("records") / lasted, waited,
-        blocked_by(ring, wanted - 1) if wanted else "", record.get("alone"), record.get("state") == HOLDS,
+        blocked_by(ring, awaited - 1) if awaited else "", record.get("alone"), record.get("state") == HOLDS,
     )  # fmt: skip
 
 

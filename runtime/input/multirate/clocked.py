@@ -72,14 +72,14 @@ class ClockedPhase:
 
     Attributes:
         plan: the schedules of the members.
-        given: the sources as passed by the user, by name.
+        passed_sources: the sources as passed by the user, by name.
         functions: the functions by name.
         sources: the sources of the phase by name.
         epoch: the number of units of an epoch.
     """
 
     plan: ClockPlan
-    given: Mapping[str, object]
+    passed_sources: Mapping[str, object]
     functions: Mapping[str, Callable[..., Any]]
     sources: Mapping[str, files.Source] = field(init=False)
     epoch: int = field(init=False)  # number of units
@@ -89,7 +89,7 @@ class ClockedPhase:
 
     def __post_init__(self) -> None:
         reads = [op.source for op in self.plan.schedule.phase(self.plan.phase).ops if isinstance(op, Read)]
-        self.sources = files.bound(self.plan.schedule, self.given, list(dict.fromkeys(reads)))
+        self.sources = files.bound(self.plan.schedule, self.passed_sources, list(dict.fromkeys(reads)))
         self.epoch = self.plan.epoch(self.sources)
 
     @property
@@ -127,8 +127,7 @@ class ClockedPhase:
                     fail(
                         "CP0948",
                         f"member {member} of `{self.plan.clock}` has batches of `{self.plan.phase}` already",
-                        "a member goes through its records once at a time: go on with those, or close them"
-                        " first",
+                        "a member has one iterator at a time: continue with those batches, or close them",
                         file=self.plan.schedule.file,
                     )
                 yield attachment, self._options.timeout
@@ -155,8 +154,8 @@ class ClockedPhase:
         if workers is not None:
             calls.in_worker, calls.ask_worker = workers.call_in, workers.ask_stack
         peers = options.ask(position)
-        course = EpochCursor(0, 0, self.epoch)
-        record = batch_record(program, course, None if peers is None else peers.group)
+        cursor = EpochCursor(0, 0, self.epoch)
+        record = batch_record(program, cursor, None if peers is None else peers.group)
         name = f"{plan.schedule.plan}-{plan.phase}"
         if peers is None:
             ring, carriage = self._own_ring(content, position), None
@@ -165,7 +164,7 @@ class ClockedPhase:
         else:
             group, count = peers.group, plan.schedule.axis(plan.clock).size
             met = meet(
-                group, program, course, content.order, slots=self.slots,
+                group, program, cursor, content.order, slots=self.slots,
                 members=Members(member, peers.start, count),
             )  # fmt: skip
             ring, ring_units = met.ring, units_of(content, met.layout, workers)
@@ -282,7 +281,7 @@ def member_batches(
         return ClockedBatches(clocks, member, units, local=local, state=state, options=options)
     options = options or SharingOptions()
     return PhaseBatches(
-        plan.member(member, alone=True), plan.phase, clocks.given, clocks.functions,
+        plan.member(member, alone=True), plan.phase, clocks.passed_sources, clocks.functions,
         local={**(local or {}), plan.clock: (member,)}, state=state, workers=options.workers,
         timeout=options.timeout,
     )  # fmt: skip

@@ -138,22 +138,22 @@ class RingMember(EpochIterator):
         """
         ring, place = self._ring, self._position(self._place)
         ring.begin_at(place)
-        kept = place if ring.is_kept(place) else ring.header.get("next")
-        self._from: int | None = self._hold(place, kept)
+        first_kept = place if ring.is_kept(place) else ring.header.get("next")
+        self._from: int | None = self._hold(place, first_kept)
 
-    def _hold(self, place: int, kept: int) -> int | None:
+    def _hold(self, place: int, first_kept: int) -> int | None:
         """Make the other members wait for this member.
 
         Args:
             place: the next unit of this member.
-            kept: the first unit that is still in the ring.
+            first_kept: the first unit that is still in the ring.
 
         Returns:
             The first unit that the member takes from the ring. It reads earlier units itself. None if it
             reads all units itself.
         """
-        self._hold_from(place, kept - place)
-        return kept
+        self._hold_from(place, first_kept - place)
+        return first_kept
 
     def _hold_from(self, unit: int, behind: int) -> None:
         """Hold units from `unit` on. The member first reads `behind` units itself."""
@@ -215,9 +215,9 @@ class RingMember(EpochIterator):
         if (place + 1) % self._steps:
             return
         if self._from is not None:
-            taken = self._units_at(*divmod(place, self._steps))
+            units = self._units_at(*divmod(place, self._steps))
             self._cursor.pass_over(
-                range(taken.stop, self._position(place + 1))
+                range(units.stop, self._position(place + 1))
             )  # only other members take these units
         self._words[_IDLE_SINCE] = time.monotonic_ns()
 
@@ -236,13 +236,13 @@ class RingMember(EpochIterator):
         begun, self._ahead = self._ahead, None
         if begun is None or begun.place != place:
             begun = self._begun(place)
-        asked = time.perf_counter()
+        begin = time.perf_counter()
         for task in begun.tasks:
             outcome(task)
         batch = begun.builder.finish()
         self._meter.batches += 1
         self._meter.ready += begun.is_ready
-        self._meter.wait_s += (time.perf_counter() - asked) * bool(begun.tasks)
+        self._meter.wait_s += (time.perf_counter() - begin) * bool(begun.tasks)
         return batch
 
     def _begin_ahead(self, place: int) -> None:

@@ -81,8 +81,8 @@ class ClockPlan:
             place: the index of the member, which determines its batch size.
             alone: whether the member reads all of its records itself.
         """
-        own = self.schedule.phase(self.phase)
-        base = own if alone or self.shared is None else self.shared
+        member_phase = self.schedule.phase(self.phase)
+        base = member_phase if alone or self.shared is None else self.shared
         ops = tuple(
             msgspec.structs.replace(op, batch=(batches(op, self.clock, self.schedule)[place],))
             if isinstance(op, Read)
@@ -168,7 +168,7 @@ def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
     phase = schedule.phase(name)
     clock = taken_apart(schedule, phase)
     if clock is None:
-        raise ValueError(f"the members of phase {name!r} have nothing in common")
+        raise ValueError(f"the members of phase {name!r} share no value")
     reads = [op for op in phase.ops if isinstance(op, Read)]
     prefetch = max((op.hints.prefetch for op in phase.ops if isinstance(op, Read | Map) if op.hints.prefetch),
                    default=PREFETCH)  # fmt: skip
@@ -177,13 +177,13 @@ def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
         if cost.units != costs[0].units:
             fail(
                 "CP0945",
-                f"the loads of phase `{name}` run by different clocks",
+                f"the loads of phase `{name}` have different clocks",
                 *(
                     f"line {r.span.line}: `{r.source}` gives the members of `{clock}`"
                     f" {list(batches(r, clock, schedule))} records a step"
                     for r in (reads[0], read)
                 ),
-                "keep the batch sizes of both in proportion, or put the loads in phases of their own",
+                "keep the batch sizes of both in proportion, or put the loads in separate phases",
                 span=read.span,
                 file=schedule.file,
             )
@@ -248,17 +248,17 @@ def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
         ends_here = [ref for ref in moved if ref in results(op)]
         ops += [Share(ref, names[ref], (clock,), "all_shared", op.span) for ref in ends_here]
     values = {value.id: value for value in phase.values}
-    own = tuple(msgspec.structs.replace(values[ref], id=names[ref]) for ref in moved)
-    return msgspec.structs.replace(phase, ops=tuple(ops), values=(*phase.values, *own))
+    renamed = tuple(msgspec.structs.replace(values[ref], id=names[ref]) for ref in moved)
+    return msgspec.structs.replace(phase, ops=tuple(ops), values=(*phase.values, *renamed))
 
 
 def _alike(schedule: Schedule, phase: Phase) -> set[Ref]:
     """The loaded values that are equal for all members, record by record."""
     fns = {fn.name: fn for fn in schedule.fns}
-    known: set[Ref] = set()
+    equal: set[Ref] = set()
     for op in phase.ops:
         if isinstance(op, Read) and not op.per:
-            known.add(op.result)
+            equal.add(op.result)
         elif isinstance(op, Map) and fns[op.fn].where == "host" and not op.random and not op.per:
-            known.update(op.results if known.issuperset(op.operands) else ())
-    return known
+            equal.update(op.results if equal.issuperset(op.operands) else ())
+    return equal

@@ -28,10 +28,10 @@ def fill(state: FlowState, units: Sequence[Mapping[Ref, Array]], each: int) -> d
     runs = _runs(state.rows, each)
     for read in flow.reads:
         flags = [unit.get(f"{read.result}?") for unit in units]
-        for own, unit, theirs in runs:
+        for rows, unit, unit_rows in runs:
             valid = flags[unit]
             if valid is not None:
-                state.valid[:, own] &= valid[0, theirs].astype(bool)
+                state.valid[:, rows] &= valid[0, unit_rows].astype(bool)
     moved = {ref: _join(runs, [unit[ref] for unit in units]) for ref in flow.moved}
     for read in flow.reads:
         if all(identity(read) in unit for unit in units):
@@ -59,9 +59,9 @@ def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slic
 def _join(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) -> Array:
     """Join rows of units: [1, rows, ...]. There is no copy if all rows are in one unit."""
     if len(runs) == 1:
-        (_, unit, theirs), *_ = runs
-        return read_only(parts[unit][theirs])[None]
-    joined = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
-    for own, unit, theirs in runs:
-        joined[own] = parts[unit][theirs]
-    return joined[None]
+        (_, unit, unit_rows), *_ = runs
+        return read_only(parts[unit][unit_rows])[None]
+    result = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
+    for rows, unit, unit_rows in runs:
+        result[rows] = parts[unit][unit_rows]
+    return result[None]

@@ -210,13 +210,13 @@ def remarks(summaries: Sequence[Remarked]) -> list[str]:
         least = min(queues, key=lambda queue: queue.mean)
         shared = f"; {least.slots} slots of shared memory" if least.slots else ""
         sentences.append(
-            f"ready when asked for: {least.mean:.2f} of {least.depth} batches on average, "
+            f"batches ready at a request: {least.mean:.2f} of {least.depth} on average, "
             f"at least {min(queue.least for queue in queues)}{shared}"
         )
     if workers := ", ".join(dict.fromkeys(summary.workers for summary in summaries if summary.workers)):
         died = sum(summary.restarts for summary in summaries)
         worse = (
-            f"; replaced after their death: {died} worker process{'es' if died > 1 else ''}" if died else ""
+            f"; replaced after they ended: {died} worker process{'es' if died > 1 else ''}" if died else ""
         )
         sentences.append(f"worked on by {workers}{worse}")
     if checked := sum(summary.checked for summary in summaries):

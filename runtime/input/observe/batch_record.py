@@ -188,7 +188,7 @@ def _look() -> None:
                 record.look()
             except Exception as error:  # noqa: BLE001  the checks of other records go on
                 _watched.discard(record)
-                LOG.warning("the record of the input says no more of waits: %s", text_of(error))
+                LOG.warning("waits of the input are no longer recorded: %s", text_of(error))
 
 
 def _of_user(frames: list[str]) -> list[str]:

@@ -101,7 +101,7 @@ class OverdueCalls:
         notes = [Note(f"its Python: {call.stack}")] if call.stack else []
         if call.worker and process_state(call.worker) == "alive":
             self.ask_worker(call.worker)
-            notes.append(Note("what its Python does stands above"))
+            notes.append(Note("its Python stack is printed above"))
         notes.append(Note("run.batches(timeout=SECONDS) waits longer"))
         raise CommplanError(
             Diagnostic("CP0926", self._described(call, waited), call.op.span, tuple(notes), file=self.file)

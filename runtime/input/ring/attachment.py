@@ -161,7 +161,7 @@ class Attachment:
                     slots.close()
                 except CommplanError as error:
                     title, reason = self.ring.memory.title, error.diagnostics[0].message
-                    LOG.warning("arrays that are kept of %s may change: %s", title, reason)
+                    LOG.warning("arrays of %s that the program still holds may change: %s", title, reason)
                 self.leave(member)
 
     def _look_after(self) -> None:

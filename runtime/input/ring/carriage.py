@@ -94,7 +94,7 @@ class Carriage:
         bell = memory.bell("made")
         with contextlib.suppress(ClosedError):
             while not memory.is_stopped:
-                seen = bell.value
+                value = bell.value
                 fence()
                 unit = record.get("position")
                 if self.elect():
@@ -109,7 +109,7 @@ class Carriage:
                     self._ask(number, unit)
                 if self.failure is not None:
                     return
-                futex.wait(bell, seen, LOOK_S)
+                futex.wait(bell, value, LOOK_S)
 
     def _try(self, unit: int) -> bool:
         try:

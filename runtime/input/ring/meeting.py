@@ -170,12 +170,12 @@ def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
     again would release its locks. No other thread of this process opens or closes rings during the visit.
     """
     with OPENING:
-        own = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
-        memory = own or opened(candidate, title)
+        present = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
+        memory = present or opened(candidate, title)
         try:
             yield memory
         finally:
-            if memory is not None and memory is not own:
+            if memory is not None and memory is not present:
                 memory.close()
 
 
@@ -189,7 +189,7 @@ def found(name: str | None = None, kind: str = "feed") -> Iterator[Found]:
     Yields:
         Each file once. Files of other users are skipped.
     """
-    seen: set[tuple[int, int]] = set()
+    keys: set[tuple[int, int]] = set()
     for entry in list(os.scandir("/proc")):
         if not entry.name.isdigit():
             continue
@@ -203,8 +203,8 @@ def found(name: str | None = None, kind: str = "feed") -> Iterator[Found]:
                         continue
                     status = Path(file.path).stat()
                     key = (status.st_dev, status.st_ino)
-                    if status.st_uid == os.getuid() and key not in seen:
-                        seen.add(key)
+                    if status.st_uid == os.getuid() and key not in keys:
+                        keys.add(key)
                         yield Found(link[2], key, file.path)
 
 
@@ -278,7 +278,7 @@ def _locked(suffix: str = "") -> tuple[int, Path] | None:
             fail(
                 "CP0928",
                 f"no folder can be made in {str(base.parent)!r}: {error.strerror}",
-                "programs that join a feed or a group meet there for a moment",
+                "programs that join a feed or a group exchange addresses there",
             )
         try:
             descriptor = io.open_folder(path)

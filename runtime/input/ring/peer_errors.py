@@ -43,7 +43,7 @@ class PeerErrors:
         name, doing = f"process {process} of {self.group.count}", self.doing(process)
         notes = [f"process {process} is {doing}"] if doing else []
         if state in ("alive", "dead"):  # the kernel may still be releasing the locks of a dead process
-            self.fail("CP0921", f"{name} lives, but was silent for {seconds:g} s", *notes)
+            self.fail("CP0921", f"{name} is alive, but was silent for {seconds:g} s", *notes)
         self.fail("CP0921", f"{name} is {state}, and was silent for {seconds:g} s", *notes)
 
     def warn(self, process: int, waited: float, task: str, pid: int) -> None:

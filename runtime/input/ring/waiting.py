@@ -106,7 +106,7 @@ class MemberWaiter:
             "CP0947",
             f"{self._title} waited {waited:.0f} s for {blocked_by(self.attachment.ring, unit)}{remark}",
             self._room,
-            "end what does not go on, or close its batches",
+            "end the process that does not continue, or close its batches",
             span=self.span,
             file=self.file,
         )
@@ -173,8 +173,8 @@ def awaited(attachment: Attachment, processes: Sequence[int]) -> int:
     waits = [(cursor.get("waits_since"), cursor.get("wanted")) for cursor in cursors]
     unit = min((wait for wait in waits if wait[1]), default=(0, 0))[1] - 1
     makers, takers = ring.awaited(unit) if unit >= 0 else ([], [])
-    others = (place for place in (*takers, *makers) if place != ring.place)
-    return next((processes[place] for place in others if place < len(processes)), -1)
+    blockers = (place for place in (*takers, *makers) if place != ring.place)
+    return next((processes[place] for place in blockers if place < len(processes)), -1)
 
 
 def blocked_by(ring: Ring, unit: int) -> str:

@@ -109,8 +109,8 @@ class Arena:
             except OSError as error:
                 fail(
                     "CP0923",
-                    f"{nbytes} bytes of shared memory for a batch cannot be had: {error.strerror}",
-                    "make the batch or `prefetch` smaller, let go of batches sooner, or use threads",
+                    f"{nbytes} bytes of shared memory for a batch cannot be allocated: {error.strerror}",
+                    "make the batch or `prefetch` smaller, release batches sooner, or use threads",
                 )
             address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
             region = _Region(address, nbytes, self.nbytes, memory)

@@ -190,8 +190,8 @@ class Slots:
                 self._loans[number] = loan
                 fail(
                     "CP0923",
-                    f"{self.nbytes} bytes for a batch that is still shown cannot be had: {error.strerror}",
-                    "let go of batches sooner, or make them smaller",
+                    f"{self.nbytes} bytes for a batch in use cannot be allocated: {error.strerror}",
+                    "release batches sooner, or make them smaller",
                 )
             self._owners[number % self.count] = self._fresh(number % self.count)
         self.returned(number)

@@ -28,7 +28,7 @@ def source_key(name: str, source: object) -> str:
             fail(
                 "CP0902",
                 f"the attribute `{attribute}` of source `{name}` cannot be read: {text_of(error)}",
-                "it is a str or an int that tells the content of the source, or is not there",
+                "expected: a str or an int that identifies the content of the source, or no such attribute",
             )
         if isinstance(key, str | int | bytes) and not isinstance(key, bool):
             return str(key)[:200]

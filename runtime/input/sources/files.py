@@ -44,11 +44,7 @@ def opened(source: object, is_bytes: bool) -> Source | None:
     if is_bytes and _is_path(source):
         path = os.fspath(cast("str | os.PathLike[str]", source))
         if not os.path.isdir(path):  # noqa: PTH112  pathlib raises OSError for long text
-            fail(
-                "CP0901",
-                f"a {type(source).__name__} is taken for the path of a folder, and {_missing(path)}",
-                _TEXT,
-            )
+            fail("CP0901", f"a {type(source).__name__} names a folder, and {_missing(path)}", _TEXT)
         return folder(path)
     if is_bytes and items and all(_is_path(item) for item in items):
         if isinstance(items[0], str) and not os.path.exists(items[0]):  # noqa: PTH110
@@ -88,14 +84,14 @@ def _bound(schedule: Schedule, name: str, sources: Mapping[str, object]) -> Sour
         refuse(first.code, f"source `{name}`: {first.message}", *(n.text for n in first.notes))
     if source is None:
         kind = type(sources[name]).__name__
-        problem = f"source `{name}` is of type {kind}, which does not give records by number"
+        problem = f"source `{name}` is of type {kind}, which does not return records by index"
         refuse("CP0902", problem, *_instead(sources[name]))
     try:
         length = len(source)
     except Exception as error:  # noqa: BLE001  user code, or an invalid length
         refuse("CP0902", f"source `{name}` has no length: {type(error).__name__}: {error}")
     if length >= sys.maxsize:
-        refuse("CP0902", f"source `{name}` has no end", "leave its `.repeat()` out: the plan has epochs")
+        refuse("CP0902", f"source `{name}` has no end", "remove its `.repeat()`: the plan has epochs")
     if length == 0:
         refuse("CP0903", f"source `{name}` is empty", "an epoch needs at least one record")
     return source
@@ -112,7 +108,7 @@ def _instead(value: object) -> tuple[str, ...]:
             return (
                 f"it is a mapping with the keys {keys}: give its records as a list, `list(records.values())`",
             )
-        return (f"it is a mapping of {keys or 'nothing'}: give one of its values", "splits are sources each")
+        return (f"it is a mapping of {keys or 'nothing'}: give one of its values", "each split is a source")
     if isinstance(value, bytes):
         return ("these are the bytes of one record: give a list of records, such as `[data]`",)
     if isinstance(value, str):

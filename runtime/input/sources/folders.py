@@ -59,7 +59,7 @@ def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
     if isinstance(files, str | bytes | os.PathLike):
         fail(
             "CP0901",
-            f"paths are given as a list, and {files!r} is one",
+            f"expected a list of paths, found the path {files!r}",
             f"write `commplan.paths([{files!r}])`",
         )
     return Files(files)
@@ -162,7 +162,7 @@ def _checked(classes: Sequence[str], recursive: bool) -> list[str]:
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         fail("CP0956", f"classes lists {listed(twice)} more than once", "each class has one number")
     if not recursive:
-        fail("CP0956", "classes are sub-folders, which were not asked for", "give recursive=True as well")
+        fail("CP0956", "classes are sub-folders, and recursive is False", "pass recursive=True as well")
     return names
 
 

@@ -75,9 +75,9 @@ def account(operands: Sequence[Sequence[Record]], cpu: Cpu) -> Cpu:
     left_s = cpu.both_s
     for column in chained:
         left_s -= column.cpu_s
-        own = account(column.operands, _part(cpu, column.cpu_s))
+        cost = account(column.operands, _part(cpu, column.cpu_s))
         column.stage.meter.add(
-            column.stage.key, cpu_s=own.both_s, system_s=own.system_s, records=column.done,
+            column.stage.key, cpu_s=cost.both_s, system_s=cost.system_s, records=column.done,
             nbytes=column.nbytes, skipped=column.skipped,
         )  # fmt: skip
     return _part(cpu, left_s) if chained else cpu

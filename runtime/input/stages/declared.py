@@ -25,9 +25,9 @@ def declared(program: HostProgram, meter: Meter) -> dict[Ref, bool]:
             if isinstance(op, Share):
                 meter.line(key, f"share {key.rpartition('.')[0]} via {op.design}", op.span)
                 continue
-            own = op.hints.on_error
+            on_error = op.hints.on_error
             may = alike and members.issuperset(program.per(key))
-            if own == "skip" and not may:
+            if on_error == "skip" and not may:
                 fail(
                     "CP0914",
                     "a record cannot be skipped where members differ: the others have it already",
@@ -36,5 +36,5 @@ def declared(program: HostProgram, meter: Meter) -> dict[Ref, bool]:
                     file=program.schedule.file,
                 )
             meter.line(key, f"load {op.source}" if isinstance(op, Read) else f"map {op.fn}", op.span)
-            skips[key] = (own == "skip" or (own is None and skipping)) and may
+            skips[key] = (on_error == "skip" or (on_error is None and skipping)) and may
     return skips

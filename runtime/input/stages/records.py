@@ -110,12 +110,13 @@ class Stage:
         for row in np.flatnonzero(valid).tolist():
             record = records[row]
             try:
-                given = [fetched.pop(record)] if record in fetched else [column[row] for column in operands]
+                is_fetched = record in fetched
+                arguments = [fetched.pop(record)] if is_fetched else [column[row] for column in operands]
             except SkippedError:
                 valid[row] = False
                 continue
             try:
-                out = self.one(place, record, given)
+                out = self.one(place, record, arguments)
             except CommplanError:
                 if not self.skip:
                     raise
@@ -155,21 +156,21 @@ class Stage:
             The records by index, and the error if fetching failed. In that case there are no records, and the
             caller fetches them one by one, which finds the record that failed.
         """
-        wanted = (
+        usable_records = (
             [record for record, usable in zip(records, valid, strict=True) if usable] if self.many else []
         )
-        if self.many is None or len(wanted) < 2:
+        if self.many is None or len(usable_records) < 2:
             return {}, ""
         try:
             if self.begins is not None:
                 self.begins(-1)
-            fetched = self.many(wanted)
+            fetched = self.many(usable_records)
             count = len(fetched)
         except Exception as error:  # noqa: BLE001  raised again by the failing record
             return {}, f"{type(error).__name__}: {_said(error)}"
-        if count != len(wanted):
-            return {}, f"it gave {count} records for {len(wanted)} indices"
-        return dict(zip(wanted, fetched, strict=True)), ""
+        if count != len(usable_records):
+            return {}, f"it returned {count} records for {len(usable_records)} indices"
+        return dict(zip(usable_records, fetched, strict=True)), ""
 
     def _warn(self, failure: str) -> None:
         """Warn of a source whose records can be fetched one by one, but not several at once."""

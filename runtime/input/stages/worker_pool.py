@@ -76,8 +76,8 @@ _OF_MPI = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "MPI_LOCAL", "HYDRA_")  # a worker
 
 def environment() -> dict[str, str]:
     """The environment of a worker: one thread per library, tuned malloc, no accelerator, no rank of a job."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)}
-    return {**_MALLOC, **kept, **dict.fromkeys(_THREADS, "1"), "JAX_PLATFORMS": "cpu"}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(_OF_MPI)}
+    return {**_MALLOC, **variables, **dict.fromkeys(_THREADS, "1"), "JAX_PLATFORMS": "cpu"}
 
 
 class EndedError(Exception):
@@ -260,7 +260,7 @@ class Workers:
         memory = 0 if offset is None else 1
         offset = self._arena.find(array) if offset is None else offset
         if offset is None:
-            raise RuntimeError("a batch lies in memory that worker processes do not know")
+            raise RuntimeError("a batch is in memory that is not shared with worker processes")
         return Cells(memory, offset, array.shape, array.strides, array.dtype)
 
     def _book(self, done: _worker.Done, state: FlowState, before: bool, low: int, high: int) -> None:
@@ -293,7 +293,7 @@ class Workers:
         ]
         fate = worker.fate()
         if fate.endswith("SIGKILL"):
-            notes.append("the system ends processes so when memory is short")
+            notes.append("the system ends processes in this way if memory is short")
         message = f"worker process {worker.process.pid} {fate} while {doing}{which}"
         return CommplanError(
             Diagnostic(
@@ -401,7 +401,7 @@ class Workers:
             fail("CP0954", f"a worker process {fate} before it was ready", "its own message stands above")
         if problem is not None:
             self._drop(worker)
-            lines = problem.told.strip().splitlines() or ["it did not say why"]
+            lines = problem.traceback.strip().splitlines() or ["it reported no reason"]
             if problem.diagnostics:
                 raise CommplanError(*problem.diagnostics)
             fail("CP0954", f"a worker process cannot be made ready: {lines[-1]}", *lines[-5:-1])
@@ -420,12 +420,12 @@ def _raise(failure: _worker.Failure) -> None:
     cause: BaseException | None = None
     if failure.cause:
         cause = cast("BaseException", pickle.loads(failure.cause))
-        cause.add_note(f"in a worker process:\n{failure.told}")
-    elif failure.told:
-        cause = RuntimeError(failure.told)
+        cause.add_note(f"in a worker process:\n{failure.traceback}")
+    elif failure.traceback:
+        cause = RuntimeError(failure.traceback)
     if failure.diagnostics:
         raise CommplanError(*failure.diagnostics) from cause
-    raise cause or RuntimeError("a worker process failed and did not say why")
+    raise cause or RuntimeError("a worker process failed and reported no reason")
 
 
 def _program() -> tuple[str, str] | None:
@@ -482,9 +482,9 @@ def _unpicklable(
                 problems.append(
                     Diagnostic(
                         "CP0952",
-                        f"{kind} `{name}` cannot go to worker processes: {error}",
+                        f"{kind} `{name}` cannot be sent to worker processes: {error}",
                         spans.get(name),
-                        (Note(f"it is a {type(value).__name__}; what stands at the top of a module can go"),),
+                        (Note(f"it is a {type(value).__name__}; only top-level definitions can be sent"),),
                         file=program.schedule.file,
                     )
                 )
@@ -495,6 +495,6 @@ def _refuse_nesting() -> None:
     if _worker.inside:
         fail(
             "CP0954",
-            "a worker process that imports the program came to where it starts workers itself",
+            "a worker process that imports the program reached the call that starts workers",
             'put what the program does when it is run below `if __name__ == "__main__":`',
         )

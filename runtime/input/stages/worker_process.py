@@ -86,11 +86,11 @@ class Job(NamedTuple):
 
 class Failure(NamedTuple):
     """An error of a worker. cause: the pickled exception, empty if it cannot be pickled.
-    told: the text of its traceback."""
+    traceback: its text."""
 
     diagnostics: tuple[Diagnostic, ...]
     cause: bytes
-    told: str
+    traceback: str
 
 
 class Done(NamedTuple):
@@ -143,7 +143,7 @@ class WorkerLoop:
         self._memories: dict[int, mmap.mmap] = {}
         if setup.slots >= 0:
             self._memories[1] = mmap.mmap(setup.slots, os.fstat(setup.slots).st_size)
-        self._seen = _process_cpu()
+        self._last_cpu = _process_cpu()
 
     def do(self, job: Job) -> Done:
         self.tally.spent.clear()
@@ -158,10 +158,10 @@ class WorkerLoop:
         except BaseException as error:  # noqa: BLE001  sent to the parent process
             failure = _traceback_of(error)
         PROGRESS.pack_into(self.progress, 0, -1, -1)
-        seen, self._seen = self._seen, _process_cpu()
+        before, self._last_cpu = self._last_cpu, _process_cpu()
         return Done(
             state.valid[:, job.low : job.high].tobytes(), list(self.tally.spent),
-            self._seen[0] - seen[0], self._seen[1] - seen[1], failure,
+            self._last_cpu[0] - before[0], self._last_cpu[1] - before[1], failure,
         )  # fmt: skip
 
     def _state(self, job: Job) -> FlowState:
@@ -171,8 +171,8 @@ class WorkerLoop:
             records[key] = np.zeros(job.rows, np.int64)
             records[key][job.low : job.high] = ids
         valid = np.zeros((len(self.program.variants(flow.per)), job.rows), bool)
-        given = np.frombuffer(job.valid, bool).reshape(len(valid), job.high - job.low)
-        valid[:, job.low : job.high] = given
+        block = np.frombuffer(job.valid, bool).reshape(len(valid), job.high - job.low)
+        valid[:, job.low : job.high] = block
         return FlowState(flow, np.arange(job.rows), records, {}, self._arrays(job.arrays), valid)
 
     def _arrays(self, cells: dict[Ref, Cells]) -> dict[Ref, Any]:

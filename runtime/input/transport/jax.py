@@ -130,9 +130,9 @@ class JaxCarrier:
         at = 0
         runs = [self.division.part_range(host) for host in _makers(self.division)]
         most = max(high - low for low, high in runs)
-        for parcel in parcels:
-            copies, rows, row_nbytes = parcel.cells.shape
-            now = max(parcel.bounds[high] - parcel.bounds[low] for low, high in runs)
+        for slices in parcels:
+            copies, rows, row_nbytes = slices.cells.shape
+            now = max(slices.bounds[high] - slices.bounds[low] for low, high in runs)
             # In a batch of any length, a run of `most` parts has at most this many rows.
             longest = min(rows, max(now, -(-most * rows // self.division.parts)))
             boxes.append(_Box(at, copies, longest, row_nbytes))
@@ -145,9 +145,9 @@ class JaxCarrier:
 
     def _pack(self, parcels: Sequence[RowSlices], compiled: _Compiled) -> None:
         low, high = self.division.part_range(self.host)
-        for parcel, box in zip(parcels, compiled.boxes, strict=True):
-            first, last = parcel.bounds[low], parcel.bounds[high]
-            box.of(compiled.package)[:, : last - first] = parcel.cells[:, first:last]
+        for slices, box in zip(parcels, compiled.boxes, strict=True):
+            first, last = slices.bounds[low], slices.bounds[high]
+            box.of(compiled.package)[:, : last - first] = slices.cells[:, first:last]
 
     def _run(self, compiled: _Compiled) -> Words:
         """[makers, words]: the packages that this host has received.
@@ -167,9 +167,9 @@ class JaxCarrier:
                 continue
             low, high = self.division.part_range(host)
             package = received[place].view(np.uint8)
-            for parcel, box in zip(parcels, compiled.boxes, strict=True):
-                first, last = parcel.bounds[low], parcel.bounds[high]
-                parcel.cells[:, first:last] = box.of(package)[:, : last - first]
+            for slices, box in zip(parcels, compiled.boxes, strict=True):
+                first, last = slices.bounds[low], slices.bounds[high]
+                slices.cells[:, first:last] = box.of(package)[:, : last - first]
 
     def _done(self, work: Callable[[], Words], count: int) -> Words:
         """The result of `work`, which runs in another thread so that this one can stop waiting.
@@ -185,7 +185,7 @@ class JaxCarrier:
         def late(_: float) -> NoReturn:
             self.blame.fail(
                 "CP0941",
-                f"a host was silent for {self.timeout:g} s: batch {count} of what hosts share did not come",
+                f"a host was silent for {self.timeout:g} s: batch {count} of the shared input did not arrive",
                 "all processes must take the same batches, in the same order",
                 "what JAX has launched cannot be called back: end this process, and start again from the last"
                 " saved state",
@@ -202,9 +202,9 @@ class JaxCarrier:
         first = str(error).strip().splitlines() or [type(error).__name__]
         self.blame.fail(
             "CP0940",
-            f"batch {count} of what all hosts share did not come: another host died, or cannot be reached",
+            f"batch {count} of the shared input did not arrive: another host died, or cannot be reached",
             f"JAX says: {first[0][:300]}",
-            "start again from the last saved state",
+            "restart from the last saved state",
         )
 
 
@@ -235,36 +235,37 @@ def _program(
     hosts, makers = _hosts(division), len(_makers(division))
 
     def body(mine: Array) -> Array:
-        own = mine.reshape(-1)
+        package = mine.reshape(-1)
         if division.design == "multi_broadcast":
             received: list[Array] = []
             for move in division.moves():
-                after = order.tie(own, received[-1], AXIS, on_cpu=True) if received else own
+                after = order.tie(package, received[-1], AXIS, on_cpu=True) if received else package
                 received.append(_spread(move, hosts, after))
             return jnp.stack(received)[None]
-        held = own  # with several makers, the first move gathers their packages
+        gathered = package  # with several makers, the first move gathers their packages
         for move in division.moves():
-            held = _gathered(move, hosts, held) if move.kind == "all_gather" else _spread(move, hosts, held)
-        return held.reshape(1, makers, words)
+            transfer = _gathered if move.kind == "all_gather" else _spread
+            gathered = transfer(move, hosts, gathered)
+        return gathered.reshape(1, makers, words)
 
     spec = PartitionSpec(AXIS)
     run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec))
     return NamedSharding(mesh, spec), run
 
 
-def _gathered(move: HostTransfer, hosts: Sequence[int], own: Array) -> Array:
+def _gathered(move: HostTransfer, hosts: Sequence[int], words: Array) -> Array:
     """From [words] on each host of the move to [words of all of them], in order; undefined on other hosts."""
     if move.hosts == tuple(hosts):
-        return lax.all_gather(own, AXIS, tiled=True)
+        return lax.all_gather(words, AXIS, tiled=True)
     ranks = len(move.hosts)
-    program = program_named("ring", "all_gather", ranks, 0, own.nbytes * ranks, None)
-    return programs.run(program, own, _team(move, hosts))
+    program = program_named("ring", "all_gather", ranks, 0, words.nbytes * ranks, None)
+    return programs.run(program, words, _team(move, hosts))
 
 
-def _spread(move: HostTransfer, hosts: Sequence[int], held: Array) -> Array:
+def _spread(move: HostTransfer, hosts: Sequence[int], words: Array) -> Array:
     """The value of a broadcast's root, on all hosts of the move; the other hosts keep theirs."""
-    program = chain(len(move.hosts), move.root, held.nbytes)
-    return programs.run(program, held, _team(move, hosts))
+    program = chain(len(move.hosts), move.root, words.nbytes)
+    return programs.run(program, words, _team(move, hosts))
 
 
 def chain(ranks: int, root: int, nbytes: int) -> ChunkProgram:

@@ -81,7 +81,7 @@ class MpiCarrier:
             comm.Free()
             self._fail(
                 "CP0936",
-                "`on_failure = continue` needs an MPI that outlives its dead, and this one is none",
+                "`on_failure = continue` needs an MPI that survives a death, and this one does not",
                 "start it with: mpirun --with-ft ulfm --mca async_mpi_finalize 1 ... (Open MPI 5)",
             )
         comm.Set_errhandler(MPI.ERRORS_RETURN)
@@ -135,7 +135,7 @@ class MpiCarrier:
         """Carry out `moves` on parcels in one contiguous memory."""
         if not moves:
             return
-        addresses = [parcel.cells.ctypes.data for parcel in parcels]
+        addresses = [slices.cells.ctypes.data for slices in parcels]
         base = min(addresses)
         forms = tuple(map(_form, parcels, (address - base for address in addresses)))
         host = self.division.hosts[self._process]
@@ -226,14 +226,16 @@ class MpiCarrier:
         hosts = tuple(team.speakers)
         numbers = np.zeros((1, len(hosts), 1), np.int64)
         numbers[0, hosts.index(self.division.hosts[self._process])] = number
-        parcel = RowSlices(numbers.view(np.uint8), tuple(range(len(hosts) + 1)))
+        slices = RowSlices(numbers.view(np.uint8), tuple(range(len(hosts) + 1)))
         move = HostTransfer("all_gather", hosts, tuple((place,) for place in range(len(hosts))))
-        self._run(team, (move,), (parcel,))
+        self._run(team, (move,), (slices,))
         return dict(zip(hosts, numbers.ravel().tolist(), strict=True))
 
     def _await_survivors(self, survivors: Survivors, team: Team) -> None:
         def late(_: float) -> NoReturn:
-            self._fail("CP0937", f"those who are left did not find each other within {self._timeout:g} s")
+            self._fail(
+                "CP0937", f"the remaining processes did not find each other within {self._timeout:g} s"
+            )
 
         def look(_: float) -> None:
             self._go_on()
@@ -250,7 +252,7 @@ class MpiCarrier:
             self._refused(str(failure))
         if failure is not None:
             why = f"{type(failure).__name__}: {failure}"
-            self._fail("CP0938", f"the thread that finds out who is left has ended: {why}")
+            self._fail("CP0938", f"the thread that determines the remaining processes has ended: {why}")
 
     def _waits(self, waited: float, rank: int) -> None:
         """Check the other hosts during a wait. rank: of the team, the peer of the first unfinished
@@ -258,14 +260,16 @@ class MpiCarrier:
         self._look(waited)
         team = self._speaking
         host = next((host for host, other in team.ranks.items() if other == rank), -1)
-        given_up = {other: match for other, word in team.gone().items() if (match := _GIVEN_UP.match(word))}
+        given_up = {
+            other: match for other, word in team.reports().items() if (match := _GIVEN_UP.match(word))
+        }
         if waited < self._timeout and not given_up:
             if self._lasting.due(waited):
                 text = "process %d on host %d has waited %.0f s for %s; line %d waits for its part"
                 mine = self.division.hosts[self._process]
                 LOG.warning(text, self._process, mine, waited, self._named(host), self._blame.span.line)
             return
-        if not team.told:
+        if not team.has_reported:
             first = next(iter(given_up.values()), None)
             self._gave_up = time.monotonic(), self._timeout if first is None else float(first[2])
             team.tell(f"? {host} {self._gave_up[1]:g}")
@@ -290,13 +294,13 @@ class MpiCarrier:
             raise _SilencedError
         if survivors is None and (dead := team.dead()):
             self._died(team, dead)
-        gone = {host: word for host, word in team.gone().items() if not _GIVEN_UP.match(word)}
-        if not gone or waited < _LAST_WORDS_S:
+        reports = {host: word for host, word in team.reports().items() if not _GIVEN_UP.match(word)}
+        if not reports or waited < _LAST_WORDS_S:
             return
-        for host, cause in gone.items():
+        for host, cause in reports.items():
             if not cause:
                 self._fail("CP0935", f"host {host} left: its batches were closed before the epoch's end")
-        host, self._cause = next(iter(gone.items()))
+        host, self._cause = next(iter(reports.items()))
         code, _, message = self._cause.partition(" ")
         self._fail(code, message, f"host {host} says so")
 
@@ -339,6 +343,6 @@ def _moves(division: Division, processes: tuple[int, ...]) -> tuple[HostTransfer
     return division.moves(processes)
 
 
-def _form(parcel: RowSlices, at: int) -> Form:
-    copies, rows, row_nbytes = parcel.cells.shape
-    return Form(copies, rows, row_nbytes, parcel.bounds, at)
+def _form(slices: RowSlices, at: int) -> Form:
+    copies, rows, row_nbytes = slices.cells.shape
+    return Form(copies, rows, row_nbytes, slices.bounds, at)

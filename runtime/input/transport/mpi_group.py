@@ -68,9 +68,9 @@ class Team:
         self._runner: Runner | None = None
         self._transfers: dict[tuple[tuple[HostTransfer, ...], tuple[Form, ...]], Transfers] = {}
         self._me = int(comm.Get_rank())
-        self._gone: dict[int, str] = {}
+        self._reports: dict[int, str] = {}
         self._farewells: list[Any] = []
-        self.told = False  # this host has sent its last message
+        self.has_reported = False  # this host has sent its last message
         self._mail: dict[int, tuple[Any, Any]] = {}  # the pending last message of each other speaker
         for host in self.others if self.speaks else ():
             word = np.zeros(_WORD, np.uint8)
@@ -148,18 +148,18 @@ class Team:
 
     # --- the end ---
 
-    def gone(self) -> dict[int, str]:
+    def reports(self) -> dict[int, str]:
         """The hosts that have left, each with the failure that it reported; empty after a normal end."""
         for host, (request, word) in list(self._mail.items()):
             if request.Test():
                 del self._mail[host]
-                self._gone[host] = word.tobytes().rstrip(b"\0").decode(errors="replace")
-        return self._gone
+                self._reports[host] = word.tobytes().rstrip(b"\0").decode(errors="replace")
+        return self._reports
 
     def tell(self, last: str) -> None:
         """Send the last message of this host to all others. Only the first one is sent."""
-        if self.speaks and not self.told:
-            self.told = True
+        if self.speaks and not self.has_reported:
+            self.has_reported = True
             word = np.frombuffer(last.encode()[:_WORD].ljust(1, b"\0"), np.uint8)
             for host in self.others:
                 self._farewells.append(self.comm.Issend([word, MPI.BYTE], self.ranks[host], _LEFT))
@@ -182,7 +182,7 @@ class Team:
     def ended(self) -> bool:
         """Whether all other speakers have left and have received this host's last message."""
         self._farewells = [request for request in self._farewells if not _ended(request)]
-        return not self._farewells and len(self.gone()) == len(self.others)
+        return not self._farewells and len(self.reports()) == len(self.others)
 
 
 def free_closed() -> None:

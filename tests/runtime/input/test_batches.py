@@ -350,9 +350,9 @@ def test_clocks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"epoch": 0}, "no state"),
-        ({"epoch": -1, "step": 0, "order": 0}, "no state"),
-        ({"epoch": 0, "step": True, "order": 0}, "no state"),
+        ({"epoch": 0}, "not a state"),
+        ({"epoch": -1, "step": 0, "order": 0}, "not a state"),
+        ({"epoch": 0, "step": True, "order": 0}, "not a state"),
         ({"epoch": 0, "step": 0, "order": 1}, "another order"),
     ],
 )

@@ -336,7 +336,7 @@ def refused(tmp_path: Path, match: str) -> None:
 def test_files_of_something_else_are_left_alone(tmp_path: Path) -> None:
     rows = tmp_path / "rows"
     rows.write_text("a thesis")
-    refused(tmp_path, "is a file of something else")
+    refused(tmp_path, "is not a cache file")
     assert rows.read_text() == "a thesis"
     rows.rename(tmp_path / "thesis")
     rows.symlink_to(tmp_path / "thesis")
@@ -397,7 +397,7 @@ def test_what_has_no_digest_needs_a_key(tmp_path: Path) -> None:
         epochs({**functions, "decode": decode}, 1)
     assert error.value.diagnostics[0].code == "CP0957"
     source = Locked()
-    with pytest.raises(CommplanError, match="cannot tell the source `numbers`"):
+    with pytest.raises(CommplanError, match="cannot detect changes of source `numbers`"):
         epochs(functions, 1, source=source)
     source.key = "numbers to forty"  # pyright: ignore[reportAttributeAccessIssue]
     assert epochs(functions, 1, source=source) == [(uncached()[0], RECORDS)]

@@ -117,7 +117,7 @@ def test_a_leader_that_carries_nothing_is_named(hosts: Hosts) -> None:
     processes = hosts.told([0, 0, 1], design="all_shared", records=400, by_caller=True, each=slow)
     problem = next(x for x in processes[1] if "code" in x)
     assert problem["code"] == "CP0921"
-    assert "process 0 of 3 lives, but was silent for 1 s" in problem["message"]
+    assert "process 0 of 3 is alive, but was silent for 1 s" in problem["message"]
 
 
 def test_groups_on_several_hosts_need_a_carrier() -> None:

@@ -96,5 +96,5 @@ def test_a_worker_process_is_told_apart(how: str, capfd: pytest.CaptureFixture[s
     if how == "stop":
         assert message.endswith("is stopped") and ": worker process " in message
         return
-    assert ", in worker process " in message and "what its Python does stands above" in notes
+    assert ", in worker process " in message and "its Python stack is printed above" in notes
     assert "in holding" in capfd.readouterr().err

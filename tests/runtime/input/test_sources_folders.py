@@ -79,7 +79,7 @@ def test_a_list_of_classes_fixes_their_numbers(tmp_path: Path) -> None:
         (["cat", "dog", "cat"], True, "`cat` more than once"),
         ("cat", True, "a list of names was expected"),
         ([], True, "a list of names was expected"),
-        (["cat", "dog"], False, "give recursive=True"),
+        (["cat", "dog"], False, "pass recursive=True"),
     ],
 )
 def test_classes_that_a_folder_cannot_have(tmp_path: Path, classes: Any, recursive: bool, words: str) -> None:

@@ -106,7 +106,7 @@ def test_what_is_random_in_a_pipeline_is_the_same_in_every_epoch() -> None:
     [
         (lambda: pipeline().to_iter_dataset(), "CP0902", "before `.to_iter_dataset()`"),
         (lambda: pipeline().to_iter_dataset().batch(4), "CP0902", "without `.batch(..)`"),
-        (lambda: pipeline().repeat(), "CP0902", "leave its `.repeat()` out"),
+        (lambda: pipeline().repeat(), "CP0902", "remove its `.repeat()`"),
         (lambda: maps().range(40).filter(lambda n: n % 2 == 0), "CP0905", "takes a record out"),
         (lambda: pipeline().batch(4), "CP0905", "i64"),
     ],

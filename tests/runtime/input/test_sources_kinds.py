@@ -394,7 +394,7 @@ def test_rows_forget_what_all_columns_had() -> None:
     assert rows.one(2)[1] == 2 and pairs.fetched == [1, 2, 3, 2], "both columns had it"
     for index in range(100):
         rows.one(index)
-    assert len(rows._kept()) <= 64, "what is never asked for again is let go"
+    assert len(rows._cache()) <= 64, "what is never asked for again is let go"
 
 
 @pytest.mark.parametrize(
@@ -412,7 +412,7 @@ def test_rows_forget_what_all_columns_had() -> None:
         (
             "bytes",
             b"abc",
-            "is of type bytes, which does not give records by number\n  note: these are the bytes",
+            "is of type bytes, which does not return records by index\n  note: these are the bytes",
         ),
         ("i32", "abc", "a str names a folder, whose files are `bytes`"),
         (

@@ -48,13 +48,13 @@ def test_a_host_that_dies_is_an_error_on_the_others(tmp_path: Path):
     codes, said, errors = run("lost", 3, tmp_path)
     assert codes[1] == 9
     assert [(one["code"], one["line"]) for one in (said[0], said[2])] == [("CP0940", 7)] * 2, errors
-    assert all(one["message"].startswith("batch 9 of what all hosts share") for one in (said[0], said[2]))
+    assert all(one["message"].startswith("batch 9 of the shared input") for one in (said[0], said[2]))
 
 
 def test_a_silent_host_is_an_error_after_the_timeout(tmp_path: Path):
     _, said, errors = run("silent", 2, tmp_path)
     assert said[0]["code"] == "CP0941", errors
-    assert said[0]["message"].endswith("batch 9 of what hosts share did not come")
+    assert said[0]["message"].endswith("batch 9 of the shared input did not arrive")
 
 
 def test_a_carrier_that_was_stopped_carries_nothing():

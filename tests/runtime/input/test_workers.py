@@ -240,8 +240,8 @@ def test_what_cannot_travel_is_named() -> None:
             workers="processes",
         )
     assert [d.code for d in error.value.diagnostics] == ["CP0952", "CP0952"]
-    assert "source `images` cannot go to worker processes" in error.value.diagnostics[0].message
-    assert "host function `decode` cannot go to worker processes" in error.value.diagnostics[1].message
+    assert "source `images` cannot be sent to worker processes" in error.value.diagnostics[0].message
+    assert "host function `decode` cannot be sent to worker processes" in error.value.diagnostics[1].message
     assert [d.span and d.span.line for d in error.value.diagnostics] == [14, 15]
 
 
