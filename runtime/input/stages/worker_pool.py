@@ -371,8 +371,8 @@ class Workers:
                 ours.close()
                 fail("CP0954", f"a worker process cannot be started: {error.strerror}")
         with self._lock:
-            taken = {worker.number for worker in self._living}
-            number = next(n for n in range(len(taken) + 1) if n not in taken)
+            numbers = {worker.number for worker in self._living}
+            number = next(n for n in range(len(numbers) + 1) if n not in numbers)
             worker = _Process(number, process, ours)
             self._living.add(worker)
             stopped = self._stopped
