@@ -43,7 +43,7 @@ class RankCalls(JointCalls):
     def __init__(self, comm: Any, ranks: tuple[int, ...], channel: Channel, group: int) -> None:
         super().__init__()
         self._comm, self._channel, self._group = comm, channel, group
-        self._others = [rank for rank in ranks if rank != comm.Get_rank()]
+        self._other_ranks = [rank for rank in ranks if rank != comm.Get_rank()]
         self._tag = highest_tag() - 1 - group  # Distinct from those of other ranks that share `comm`.
         self._comparisons = 0
         self._verdict: Diagnostic | None = None
@@ -75,11 +75,11 @@ class RankCalls(JointCalls):
             return
         answers, self._answers = self._answers, {}
         if (diagnostic := self.disagreement(dict(answers))) is not None:  # The listener may still add one.
-            self._send("verdict", diagnostic, self._others)
+            self._send("verdict", diagnostic, self._other_ranks)
             time.sleep(SETTLE_S / 2)  # The others print the error before this rank ends.
             raise _common(diagnostic)
         self._asked_at = now
-        self._send("ask", None, self._others)
+        self._send("ask", None, self._other_ranks)
 
     def answer(self) -> None:
         """Handle the messages that have arrived."""

@@ -169,9 +169,9 @@ class _Search:
         """The fastest choices of two large units, of each kind of algorithm, and of each size."""
         for kind in (_kind, _size):
             leaders = [(unit.key, [*self._leaders(unit, kind).values()][:KINDS]) for unit in self.units]
-            for (first, ones), (second, others) in itertools.combinations(leaders[:PAIRED], 2):
-                for one, other in itertools.product(ones, others):
-                    yield {first: one, second: other}
+            for (first, choices), (second, other_choices) in itertools.combinations(leaders[:PAIRED], 2):
+                for choice, other in itertools.product(choices, other_choices):
+                    yield {first: choice, second: other}
 
     def _leaders(self, unit: Unit, kind: Callable[[StageChoice], str]) -> dict[str, StageChoice]:
         """The fastest choice of each kind that was tried for `unit`, the fastest kind first."""
