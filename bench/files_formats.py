@@ -28,7 +28,7 @@ from commplan.cli import main
 from commplan.cli.jax_side import source_at
 from commplan.cost.calibration import Calibration, Curve, MeasuredLevel, load_calibration, write_calibration
 from commplan.ir.serialization.text import print_saved
-from commplan.lowering.audit.profile import latency_profile
+from commplan.lowering.gpu.profile import latency_profile
 from commplan.lowering.mpi import prebuilt
 from commplan.passes.pipeline import reproducer
 from commplan.passes.pipeline.manager import Reproducer

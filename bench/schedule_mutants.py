@@ -28,6 +28,7 @@ from commplan.verify import load_schedule, verify
 from commplan.verify import structural as schedule_rules
 from tests.support import schedule_bases
 from tests.support.schedule_bases import Base
+from tests.support.schedule_fields import joint_edit
 from tests.support.schedule_judge import Judge, Verdict
 from tests.support.schedule_mutation import NAMES, Edit, edits, head_edits, op_edits, phase_edits
 from tests.support.schedule_repair import Repair, repaired
@@ -48,7 +49,7 @@ REQUIRED = (
     *(f"algorithm {name}" for name in (*NAMES, "hierarchical")),
     *(f"design {name}" for name in typing.get_args(Design)),
 )
-BESIDE = ("bindings and values of a phase", "outputs and updates", "axes, functions, entry")
+BESIDE = ("bindings and values of a phase", "outputs and updates", "axes, functions, entry", "several fields")
 
 
 def labels(base: Base, op: ir.Op) -> list[str]:
@@ -210,16 +211,7 @@ class Campaign:
 
 
 # Most of these change nothing, or the form alone.
-SELDOM = (
-    "lane",
-    "hints",
-    "after",
-    "form",
-    "pinned",
-    "dropped",
-    "nbytes",
-    "dtype",
-)  # most of these change nothing, or the form alone
+SELDOM = ("lane", "hints", "after", "form", "pinned", "dropped", "nbytes", "dtype")
 
 
 def drawn(rng: random.Random, edits: Sequence[Edit]) -> Edit:
@@ -233,6 +225,8 @@ def drawn(rng: random.Random, edits: Sequence[Edit]) -> Edit:
 def _beside(schedule: ir.Schedule, label: str, rng: random.Random) -> list[Edit]:
     if label == BESIDE[2]:
         return list(head_edits(schedule))
+    if label == BESIDE[3]:
+        return [edit for edit in (joint_edit(schedule, rng) for _ in range(4)) if edit is not None]
     edits = list(phase_edits(schedule, rng.randrange(len(schedule.phases))))
     bound = ("phase outputs", "phase updates")
     return [edit for edit in edits if (edit.kind in bound) == (label == BESIDE[1])]

@@ -19,7 +19,7 @@ Columns: megabytes of temporary memory and of arguments (weights and state); the
 of arguments, the shards' gradient, activations and the two largest layers gathered one after the other;
 collectives in the text of the compiled step (a loop's body once), instructions. Activations are the temporary
 memory of the loss and its gradient on one device, without a stored gradient. For H100 also milliseconds of
-the step and of its waits for communication, as `commplan.lowering.audit.estimate` estimates them for 600
+the step and of its waits for communication, as `commplan.lowering.gpu.estimate` estimates them for 600
 Tflop/s, 2.5 TB/s of memory and a bus bandwidth of 300 GB/s. It does not know loop counts and cannot read
 GSPMD's groups: those steps have no estimate.
 """
@@ -39,7 +39,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from commplan.lowering.audit import Machine, audit_text, estimate, target
+from commplan.lowering.audit import Machine, audit_text, target
+from commplan.lowering.gpu.estimate import estimate
 from commplan.lowering.jax.aot import devices
 
 RANKS = 8

@@ -7,8 +7,8 @@ Nothing runs, and no GPU is needed: steps are compiled ahead of time, in the env
 makes. XLA alone also gets the best of its options: twelve combinations of a combine threshold and a limit of
 concurrent collectives. Columns: collectives; instructions; megabytes that one rank sends; memory in addition
 to arguments; milliseconds of the step, and of its waits for communication, as
-`commplan.lowering.audit.estimate` estimates them for a target's rates; and milliseconds of waiting that no
-order of the instructions could hide (`commplan.lowering.audit.bound`). FOLDER keeps compiled steps: they are
+`commplan.lowering.gpu.estimate` estimates them for a target's rates; and milliseconds of waiting that no
+order of the instructions could hide (`commplan.lowering.gpu.bound`). FOLDER keeps compiled steps: they are
 not compiled again, only estimated. `--summary` prints a line for each model and target: XLA alone, the best
 of its options, and the plan.
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from commplan.lowering.audit import Machine, audit_text, estimate, least_exposed
+from commplan.lowering.audit import Machine, audit_text, least_exposed
+from commplan.lowering.gpu.estimate import estimate
 
 HEAD = ("collectives", "instructions", "MB", "memory MB", "step ms", "waiting ms", "at least")
 

@@ -17,7 +17,7 @@ from bench.compiled import ways
 from bench.compiled.models import MODELS
 from bench.compiled.rows import Row, row
 from commplan.lowering.audit import target
-from commplan.lowering.audit.targets import Target
+from commplan.lowering.gpu.targets import Target
 from commplan.lowering.jax.aot import devices
 
 MIB = 1 << 20

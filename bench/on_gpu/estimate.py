@@ -17,8 +17,9 @@ from bench.on_gpu.findings import Findings
 from bench.on_gpu.scale import Scale
 from bench.on_gpu.timing import in_turns, median, spread
 from bench.on_gpu.unconnected import nbytes, random_tree
-from commplan.lowering.audit import audit_text, estimate, target
-from commplan.lowering.audit.targets import rates_of_kind
+from commplan.lowering.audit import audit_text, target
+from commplan.lowering.gpu.estimate import estimate
+from commplan.lowering.gpu.targets import rates_of_kind
 
 Model = Transformer | ResNet50
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -13,6 +15,7 @@ from support.campaign import parameters
 from support.random_case import make_case
 from support.random_machine import make_machine
 from support.random_stages import Spec
+from support.schedule_fields import joint_edit
 from support.schedule_judge import Judge
 from support.schedule_mutation import in_phase, op_edits, rewired, with_op
 from support.schedule_repair import repaired
@@ -191,6 +194,23 @@ def test_every_edit_can_be_read_back_and_never_breaks_the_verifier() -> None:
                     continue
                 count += 1
     assert count > 100
+
+
+def test_edits_of_several_fields_are_refused_or_change_nothing() -> None:
+    sound, kinds = known("bucket"), Counter[str]()
+    judge = Judge(sound, ())
+    for seed in range(150):
+        edit = joint_edit(sound, random.Random(seed))
+        if edit is None or edit.make() == sound:
+            continue
+        kinds[edit.kind] += 1
+        try:
+            broken = decode(encode(edit.make()))
+        except CommplanError:
+            continue
+        assert verify(broken) or judge.compare(broken).level == "same", edit.what
+    assert min(kinds.values()) > 10
+    assert set(kinds) == {"renamed", "compensated", "values exchanged", "replaced everywhere"}
 
 
 def test_a_case_follows_from_its_number() -> None:
