@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
-import msgspec
 import numpy as np
 
 from commplan.diagnostics import fail
@@ -19,7 +18,7 @@ from commplan.hang_limits import HangLimits
 from commplan.lowering.audit import CompiledCollective
 from commplan.mesh_kind import is_communicator
 from commplan.runtime.machines import coordinator
-from commplan.runtime.machines.gather import Notice, gathered, refuse_absence
+from commplan.runtime.machines.gather import Absence, Notice, gathered_values
 from commplan.runtime.machines.machine import Machine
 from commplan.runtime.machines.mesh import MeshMachine, processes_of
 from commplan.runtime.observe import watchdog
@@ -60,13 +59,11 @@ def machine_of(mesh: Any, comm: Any, name: str, limits: HangLimits, timeout_s: f
         limits.watchdog_s or timeout_s, f"process {jax.process_index()} waits in `guard.jit` of `{name}`"
     )
 
+    fix = "every process calls guard.jit for the same steps in the same order"
+    absence = Absence(f"guard `{name}`", fix)
+
     def exchange(mine: Any) -> Mapping[int, Any]:
-        answers, error = gathered("guard", msgspec.json.encode(mine).decode(), processes, timeout_s, notice)
-        if error:
-            fix = "every process calls guard.jit for the same steps in the same order"
-            refuse_absence(processes, f"guard `{name}`", timeout_s, error, fix, "")
-        kind = cast("Any", type(mine))
-        return {number: msgspec.json.decode(text, type=kind) for number, text in answers.items()}
+        return gathered_values("guard", mine, processes, timeout_s, absence, notice)
 
     index = int(jax.process_index())
     calls = watchdog.start(index, coordinator.address(), exchange, limits, "")

@@ -6,7 +6,6 @@ with `check_vma=False`, have no such types. There the arrays and tracers themsel
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,22 +15,17 @@ from commplan.lowering.jax._lineage import TracedReduction, lineage
 from commplan.lowering.jax.check import refuse_reduced
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.pytree import flatten
+from commplan.runtime.context.identity import ByIdentity
 
 
 class _Mark(NamedTuple):
-    """A value that is the same over `axes`, and the reduction that produced it."""
+    """The axes over which a value is the same, and the reduction that produced it."""
 
-    value: weakref.ref[Any]
     axes: frozenset[str]
     reduction: TracedReduction
 
 
-_marks: dict[int, _Mark] = {}
-
-
-def _mark(x: Any) -> _Mark | None:
-    mark = _marks.get(id(x))
-    return mark if mark is not None and mark.value() is x else None
+_marks = ByIdentity[_Mark]()
 
 
 def record(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -> None:
@@ -40,9 +34,7 @@ def record(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -> 
     for leaf, x in zip(value.leaves, flatten(tree)[1].leaves, strict=True):
         same = frozenset(axes).difference(varying(value, leaf))
         if same:
-            key = id(x)
-            reference = weakref.ref(x, lambda _, key=key: _marks.pop(key, None))
-            _marks[key] = _Mark(reference, same, TracedReduction(phase.name, line))
+            _marks[x] = _Mark(same, TracedReduction(phase.name, line))
 
 
 def check_terms(
@@ -54,10 +46,10 @@ def check_terms(
         if not over or not _marks:
             continue
         for path, x in zip(*_leaves(inputs[name]), strict=True):
-            origin = lineage(x, lambda each: _mark(each) is not None)
+            origin = lineage(x, lambda each: _marks.get(each) is not None)
             if origin.has_inputs or origin.has_constants or not origin.marked:
                 continue
-            marks = [mark for each in origin.marked if (mark := _mark(each)) is not None]
+            marks = [mark for each in origin.marked if (mark := _marks.get(each)) is not None]
             summed = [axis for axis in over if all(axis in mark.axes for mark in marks)]
             if summed:
                 where = f" at `{path}`" if path else ""

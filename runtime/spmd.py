@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
@@ -42,7 +43,7 @@ def decorate(
         first, order = _parameters(context, function, placements)
         ordered = {name: placements[name] for name in order}
         named = [names[name] for name in order] if texts is None else texts
-        step = _Step(context, function, ordered, results, named, check_vma)
+        step = _Step(context, function, first, ordered, results, named, check_vma)
         signature = inspect.signature(function)
 
         @ends_at_caller
@@ -194,12 +195,13 @@ class _Step:
         self,
         context: Context,
         function: Callable[..., Any],
+        first: str,
         placements: dict[str, Placement],
         listed: list[Placement] | None,
         named: Sequence[str],
         check_vma: bool,
     ) -> None:
-        self.context, self.function, self.placements = context, function, placements
+        self.context, self.function, self.first, self.placements = context, function, first, placements
         self.listed, self.named, self.check_vma = listed, named, check_vma
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
@@ -263,7 +265,7 @@ class _Step:
                 for n, x in argument_leaves.items()
             }
             with context.unset.entered(local_state, self._unset, self._used):
-                answer = self.function(local_state, **local)
+                answer = self._called(local_state, local)
             state_out, values = self._answer(answer, len(results), tuple(entries))
             after = {name: flat(tree) for name, tree in state_out.items() if name != CALLS}
             for name in after:
@@ -306,6 +308,12 @@ class _Step:
             for x, structure, result in zip(out, structures, results, strict=False)
         ]
         return (answer, *values)
+
+    def _called(self, state: Any, arguments: Mapping[str, Any]) -> Any:
+        """Call the function by its signature: its parameters may be positional-only or keyword-only."""
+        signature = inspect.signature(self.function)
+        bound = inspect.BoundArguments(signature, OrderedDict({self.first: state, **arguments}))
+        return self.function(*bound.args, **bound.kwargs)
 
     def _check_same(self, subject: str, tree: Any, placement: Placement, origin: str = "") -> None:
         """Raise CP0813 for leaves that vary over an axis along which the placement is the same.

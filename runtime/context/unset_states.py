@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -13,6 +12,7 @@ import jax
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
+from commplan.runtime.context.identity import ByIdentity
 
 
 class UnsetStates:
@@ -26,15 +26,14 @@ class UnsetStates:
         starts = [phase for phase in schedule.phases if phase.kind == "start"]
         self._file = schedule.file
         self._set = {binding.name for phase in starts for binding in phase.updates}
-        self._initial: dict[int, weakref.ref[Any]] = {}
+        self._initial = ByIdentity[str]()
         self._entered = threading.local()
 
     def add(self, name: str, leaves: Sequence[Any]) -> None:
         """Record `leaves` as the initial value of state `name`."""
         if name in self._set:
             for leaf in leaves:
-                key = id(leaf)
-                self._initial[key] = weakref.ref(leaf, lambda _, key=key: self._initial.pop(key, None))
+                self._initial[leaf] = name
 
     def among(self, state: object) -> set[str]:
         """The names of states in `state` that nothing has set."""
@@ -44,12 +43,8 @@ class UnsetStates:
         return {
             name
             for name in self._set.intersection(states)
-            if any(self._is_initial(leaf) for leaf in _leaves(states[name]))
+            if any(self._initial.get(leaf) is not None for leaf in _leaves(states[name]))
         }
-
-    def _is_initial(self, leaf: Any) -> bool:
-        initial = self._initial.get(id(leaf))
-        return initial is not None and initial() is leaf
 
     @contextmanager
     def entered(self, state: Mapping[str, Any], unset: set[str], used: dict[str, str]) -> Generator[None]:

@@ -33,14 +33,19 @@ ALIKE = {
     "program": ("the same program", "every {who} must compile the same plan, for the same shapes and sizes"),
     "seed": ("with the same seed", "random functions draw from it: give every {who} the same one"),
 }
-# Flags that name files and logs of a process, or count its devices: they change no result.
-_LOCAL_FLAG = re.compile(r"dump|dir=|file=|path=|log|device_count")
+# Names of flags that set files and logs of a process, or count its devices: they change no result.
+_LOCAL_FLAG = re.compile(r"(^|_)(dump|logs?|logging)(_|$)|_(dir|directory|file|path|device_count)$")
+
+
+def is_local(flag: str) -> bool:
+    """Whether a flag of XLA may differ between processes that must compute the same."""
+    return _LOCAL_FLAG.search(flag.lstrip("-").partition("=")[0]) is not None
 
 
 def environment(schedule: ir.Schedule) -> dict[str, str]:
     """The values of this process for the names of `ALIKE`, except `mesh`, `program` and `seed`."""
     versions = {"commplan": commplan, "jax": jax, "jaxlib": jax.lib, "numpy": np}
-    flags = sorted(flag for flag in os.environ.get("XLA_FLAGS", "").split() if not _LOCAL_FLAG.search(flag))
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not is_local(flag)]
     spread = {axis.name: axis.levels for axis in schedule.axes if axis.levels}
     levels = [
         f"{name} on {', '.join(f'{level.count} x {level.level}' for level in levels)}"
@@ -50,6 +55,6 @@ def environment(schedule: ir.Schedule) -> dict[str, str]:
         **{name: str(module.__version__) for name, module in versions.items()},
         "platform": str(jax.default_backend()),
         **{name: str(getattr(jax.config, name, None)) for name in _OPTIONS},
-        "XLA_FLAGS": " ".join(flags) or "none",
+        "XLA_FLAGS": " ".join(sorted(flags)) or "none",
         "topology": "; ".join((*levels, *schedule.hosts)) or "none",
     }

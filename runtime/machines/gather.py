@@ -7,15 +7,17 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
+import msgspec
 
 from commplan.diagnostics import fail
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.machine import digest
 from commplan.wait import Wait, apart
 
+T = TypeVar("T")
 NOTICE_S = 10.0  # Seconds before late processes are reported, unless a watchdog has its own limit.
 _READ_TIMEOUT_S = 10.0  # Seconds that the other processes get to read the answers.
 # Numbers of exchanges so far, by processes and purpose.
@@ -87,18 +89,45 @@ def gathered(
     return answers, error
 
 
-def refuse_absence(
-    processes: Sequence[int], purpose: str, timeout_s: float, error: str, fix: str, file: str
-) -> NoReturn:
-    """Raise CP0849 for processes that did not arrive. error: JAX's message."""
-    fail(
-        "CP0849",
-        f"not all of processes {', '.join(map(str, processes))} {purpose}: one did not arrive",
-        f"this is process {jax.process_index()}: it waited up to {timeout_s:.0f} s",
-        f"JAX says: {error}",
-        fix,
-        file=file,
-    )
+class Absence(NamedTuple):
+    """The parts of CP0849, the error of an exchange at which a process does not arrive.
+
+    Attributes:
+        action: What the processes do together, such as "bind `p`".
+        fix: How to make all of them arrive.
+        file: The file of the plan, or "".
+    """
+
+    action: str
+    fix: str
+    file: str = ""
+
+
+def gathered_values(
+    purpose: str,
+    value: T,
+    processes: tuple[int, ...],
+    timeout_s: float,
+    absence: Absence,
+    notice: Notice | None = None,
+) -> dict[int, T]:
+    """Exchange values of one `msgspec` type between `processes`; see `gathered`.
+
+    Raises:
+        CommplanError: CP0849 if not all processes arrive.
+    """
+    text = msgspec.json.encode(value).decode()
+    answers, error = gathered(purpose, text, processes, timeout_s, notice)
+    if error:
+        fail(
+            "CP0849",
+            f"not all of processes {', '.join(map(str, processes))} {absence.action}: one did not arrive",
+            f"this is process {jax.process_index()}: it waited up to {timeout_s:.0f} s",
+            f"JAX says: {error}",
+            absence.fix,
+            file=absence.file,
+        )
+    return {number: msgspec.json.decode(answer, type=type(value)) for number, answer in answers.items()}
 
 
 def _answer(

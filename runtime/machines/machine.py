@@ -207,7 +207,7 @@ class Machine(Protocol):
         """The calls of steps that all participants make together."""
         ...
 
-    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
+    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> Mapping[int, str | None]:
         """Exchange a text between the participants, which all call this in the same order.
 
         Args:
@@ -216,7 +216,8 @@ class Machine(Protocol):
             look: Called now and then with the seconds waited, unless another thread watches the wait.
 
         Returns:
-            The text of each participant that arrived in time, by its number.
+            The text of each participant that arrived in time, by its number; None for a participant of which
+            this process does not know, because the one that collects the texts has not answered.
         """
         ...
 
@@ -257,16 +258,31 @@ class Machine(Protocol):
         ...
 
 
-def peers_of(me: int, hellos: Mapping[int, tuple[bytes, bytes, int, str]]) -> Peers | None:
-    """The peers of rank `me`. hellos: by rank, digests of its key and host, its place, and a token."""
-    key = hellos[me][0]
-    matching = sorted((place, rank) for rank, (other, _, place, _) in hellos.items() if other == key)
+class Hello(NamedTuple):
+    """A process as a possible sharer of the data that it loads.
+
+    Attributes:
+        key, host: Digests of the name of the data, and of its host.
+        place: The first index along the shared axes.
+        token: A name that no other run has.
+    """
+
+    key: bytes
+    host: bytes
+    place: int
+    token: str
+
+
+def peers_of(me: int, hellos: Mapping[int, Hello]) -> Peers | None:
+    """The peers of rank `me`. hellos: of all ranks."""
+    key = hellos[me].key
+    matching = sorted((hello.place, rank) for rank, hello in hellos.items() if hello.key == key)
     if len(matching) == 1:
         return None
     ranks = tuple(rank for _, rank in matching)
-    order = list(dict.fromkeys(hellos[rank][1] for rank in ranks))
-    hosts = tuple(order.index(hellos[rank][1]) for rank in ranks)
-    return Peers(hellos[ranks[0]][3], ranks.index(me), hosts, ranks, tuple(place for place, _ in matching))
+    order = list(dict.fromkeys(hellos[rank].host for rank in ranks))
+    hosts = tuple(order.index(hellos[rank].host) for rank in ranks)
+    return Peers(hellos[ranks[0]].token, ranks.index(me), hosts, ranks, tuple(place for place, _ in matching))
 
 
 class BindReport(NamedTuple):

@@ -12,7 +12,6 @@ from typing import Any, Literal, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
-import msgspec
 import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
@@ -32,7 +31,7 @@ from commplan.lowering.programs import spreads
 from commplan.mesh_kind import is_communicator
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.explicit import explicit_axes, resharded
-from commplan.runtime.machines.gather import NOTICE_S, Notice, gathered, refuse_absence
+from commplan.runtime.machines.gather import NOTICE_S, Absence, Notice, gathered, gathered_values
 from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, place_of, shortened
 from commplan.runtime.machines.mesh_input import MeshInput
 from commplan.runtime.machines.placing import Cut, bounds
@@ -148,7 +147,7 @@ class MeshMachine:
     def joint(self) -> JointCalls:
         return self.unwatched if self.calls is None else self.calls.joint
 
-    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
+    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> Mapping[int, str | None]:
         del look  # The watchdog reports late processes.
         return gathered("gather", text, self.participants(), timeout_s)[0]
 
@@ -410,14 +409,11 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
         f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",
     )
 
+    fix = "bind the same programs in the same order in every process that holds devices of the mesh"
+    absence = Absence(f"bind `{schedule.plan}`", fix, schedule.file)
+
     def exchange(message: Any, purpose: str = "bind") -> dict[int, Any]:
-        text = msgspec.json.encode(message).decode()
-        answers, error = gathered(purpose, text, processes, request.timeout_s, notice)
-        if error:
-            fix = "bind the same programs in the same order in every process that holds devices of the mesh"
-            refuse_absence(processes, f"bind `{schedule.plan}`", request.timeout_s, error, fix, schedule.file)
-        kind: Any = cast("Any", type(message))
-        return {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
+        return gathered_values(purpose, message, processes, request.timeout_s, absence, notice)
 
     with alike("process", int(jax.process_index()), processes[0]):
         agree("process", request, exchange)

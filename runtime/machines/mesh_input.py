@@ -9,7 +9,6 @@ import secrets
 from collections.abc import Hashable, Mapping
 
 import jax
-import msgspec
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding
@@ -21,8 +20,8 @@ from commplan.ir.types import Placement
 from commplan.lowering.jax.layout import spec
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
-from commplan.runtime.machines.gather import gathered, refuse_absence
-from commplan.runtime.machines.machine import Host, Local, OnFailure, Peers, digest, peers_of
+from commplan.runtime.machines.gather import Absence, gathered_values
+from commplan.runtime.machines.machine import Hello, Host, Local, OnFailure, Peers, digest, peers_of
 from commplan.runtime.machines.pinned import Pinning, pinning_of
 from commplan.runtime.machines.placing import Placing, first_placed
 
@@ -122,13 +121,10 @@ class MeshInput:
         if jax.process_count() == 1:  # The mesh may be described only.
             return None
         processes = self.processes
-        hello = (digest(key), digest(host), place, secrets.token_hex(8))
-        answers, error = gathered("peers", msgspec.json.encode(hello).decode(), processes, timeout)
-        if error:
-            fix = "open the same batches in every process; run.batches(timeout=SECONDS) waits longer"
-            refuse_absence(processes, "share the data that they load", timeout, error, fix, self.file)
-        kind = tuple[bytes, bytes, int, str]
-        hellos = {number: msgspec.json.decode(answer, type=kind) for number, answer in answers.items()}
+        hello = Hello(digest(key), digest(host), place, secrets.token_hex(8))
+        fix = "open the same batches in every process; run.batches(timeout=SECONDS) waits longer"
+        absence = Absence("share the data that they load", fix, self.file)
+        hellos = gathered_values("peers", hello, processes, timeout, absence)
         return peers_of(int(jax.process_index()), hellos)
 
     def carrier(

@@ -117,7 +117,7 @@ class Ranks:
             self.joints[ranks] = RankCalls(self.comm, ranks, channel, group)
         return self.joints[ranks]
 
-    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> dict[int, str]:
+    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> Mapping[int, str | None]:
         """Gather through the first rank. The others wait twice as long: it may arrive last and wait."""
         ranks = self.participants()
         self.gathers[ranks] += 1
@@ -128,7 +128,7 @@ class Ranks:
             _unread.append(self.comm.isend(text, ranks[0], tag))
             for _, ranks_of in self._messages(ranks[0], tag, 2 * timeout_s, look):
                 return {rank: answer for answer, senders in ranks_of.items() for rank in senders}
-        return dict.fromkeys(ranks[1:], "")
+        return dict.fromkeys(ranks[1:])
 
     def _collect(
         self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float, look: Callable[[float], None]

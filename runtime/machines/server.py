@@ -6,7 +6,11 @@ import dataclasses
 from typing import Any, Literal, NoReturn
 
 from commplan.diagnostics import fail
+from commplan.lowering.jax.backend import Backend
+from commplan.runtime.machines.machine import Machine
 from commplan.runtime.param_server.server_rank import ServerRank
+
+_MEMBERS = {name for kind in (Machine, Backend) for name in dir(kind) if not name.startswith("_")}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -40,8 +44,8 @@ class ServerMachine:
         return self
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
+        if name not in _MEMBERS:
+            raise AttributeError(f"a machine has no attribute {name!r}")
         fail(
             "CP0853",
             f"this rank is {self.rank.name}: it runs no phase and holds no arrays",

@@ -21,7 +21,7 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.types import DType
-from commplan.lowering.audit.profile import LatencyProfile
+from commplan.lowering.gpu.profile import LatencyProfile
 from commplan.lowering.jax import _jit
 from commplan.recorder.stacks import user_line
 from commplan.runtime.machines.difference import first_difference
@@ -250,7 +250,10 @@ class Preflight:
         with (joint := self.machine.joint).waiting():
             texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s, joint.look)
         kind = type(mine)
-        return {n: msgspec.json.decode(texts[n], type=kind) if texts[n] else None for n in sorted(texts)}
+        return {
+            number: None if text is None else msgspec.json.decode(text, type=kind)
+            for number, text in sorted(texts.items())
+        }
 
     def _compare(self, steps: Mapping[int, Step], lowered: Any) -> None:
         """Raises CP0854 if the steps of ranks do not fit together."""

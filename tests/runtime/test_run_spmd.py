@@ -52,6 +52,22 @@ def loss(params: Any, x: Any) -> Any:
     return ((x @ params["w"] + params["b"]) ** 2).mean()
 
 
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        (lambda state, x, /: (state, x), lambda step, state, x: step(state, x)),
+        (lambda state, /, *, x: (state, x), lambda step, state, x: step(state, x=x)),
+        (lambda *, state, x: (state, x), lambda step, state, x: step(x=x, state=state)),
+    ],
+    ids=["positional-only", "keyword-only", "all by keyword"],
+)
+def test_parameters_may_be_positional_only_or_keyword_only(function: Any, call: Any):
+    run = bound()
+    step = run.spmd(x="per member, data", returns="per member, data")(function)
+    x = np.arange(4).reshape(2, 2)
+    np.testing.assert_array_equal(call(step, run.init(), x)[1], x)
+
+
 def test_a_step_trains_like_one_device_per_member():
     run, params, state = started()
     optimizer = optax.adam(1e-2)
