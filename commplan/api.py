@@ -337,7 +337,7 @@ class Program(Generic[RunT]):
                 CP1156 if `pgle` is set without a machine or for a step without GPUs, or an error of `step`.
         """
         from commplan.lowering.audit.report import audit  # noqa: PLC0415  jax is loaded only here
-        from commplan.lowering.audit.targets import rates  # noqa: PLC0415
+        from commplan.lowering.gpu.targets import rates  # noqa: PLC0415
         from commplan.lowering.jax.aot import GPUS_ONLY, compile_step  # noqa: PLC0415
 
         sizes = mesh_sizes(mesh) if mesh is not None else None

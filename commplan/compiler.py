@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from commplan.compile_options import DEFAULTS, IN_ORDER, CompileKeywords, CompileOptions, RankPlaces
 from commplan.cost.network.rank_placement import spread_as
-from commplan.cost.predictor import predictor_for
-from commplan.cost.step_profile import check_step, load_step
+from commplan.cost.schedule.predictor import predictor_for
+from commplan.cost.schedule.step_profile import check_step, load_step
 from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, fail_if
 from commplan.frontend.bind_axes import bind_axes
 from commplan.frontend.infer_shapes import infer
@@ -23,7 +23,7 @@ from commplan.frontend.shape_errors import check_leaves, check_sizes
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.text import print_schedule
-from commplan.passes.pipeline.base import PassContext
+from commplan.passes.base import PassContext
 from commplan.passes.pipeline.manager import PassRecord, Pipeline
 from commplan.protocol.build_sites import sites
 from commplan.topology import Topology, declared_in, place, topology_of

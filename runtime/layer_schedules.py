@@ -19,8 +19,8 @@ from commplan.frontend.lower.stages import lower
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Collective, Leaf, Schedule
 from commplan.ir.types import TreeType
+from commplan.passes.base import Pass, PassContext
 from commplan.passes.bucket.bucket import BucketPass
-from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.pipeline.manager import Pipeline
 
 # A leaf of at least this size is sent alone, which saves a copy on both sides.

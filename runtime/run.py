@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from commplan.diagnostics import CommplanError
-from commplan.lowering.audit.estimate import Machine as Rates
+from commplan.lowering.gpu.estimate import Machine as Rates
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layers import backward_reduce
 from commplan.lowering.mpi.job import watchdog as mpi_watchdog

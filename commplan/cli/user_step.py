@@ -14,14 +14,14 @@ from commplan.cli.jax_side import choose_devices, function_at, raised_at, user_c
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cli.simulated import NAME_ONE
 from commplan.cost.schedule.step import StepComputation
-from commplan.cost.step_profile import load_step
+from commplan.cost.schedule.step_profile import load_step
 from commplan.diagnostics import CommplanError, fail, text_of
 from commplan.frontend.bind_axes import bind_axes
 from commplan.ir.plan import AxisKind
 
 if TYPE_CHECKING:
-    from commplan.lowering.audit.estimate import Estimate
-    from commplan.lowering.audit.targets import Target
+    from commplan.lowering.gpu.estimate import Estimate
+    from commplan.lowering.gpu.targets import Target
     from commplan.lowering.jax.gradient_times import GradientTimes
 
 
@@ -72,9 +72,9 @@ def estimated(args: Namespace, sizes: Mapping[str, int]) -> StepComputation:
         CommplanError: CP0850 without the compiler for GPUs, CP1150 and CP1152 for the target, CP1153, CP1154
             and CP1157 for the step.
     """
-    from commplan.lowering.audit.estimate import estimate
-    from commplan.lowering.audit.targets import target
-    from commplan.lowering.audit.walk import audit_text
+    from commplan.lowering.gpu.estimate import estimate
+    from commplan.lowering.gpu.targets import target
+    from commplan.lowering.hlo.walk import audit_text
 
     machine = target(args.target)
     choose_devices(1)

@@ -13,7 +13,7 @@ from commplan.cost.network.network import Layout
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized
-from commplan.lowering.audit.step import CompiledCollective
+from commplan.lowering.hlo.step import CompiledCollective
 from commplan.topology import Topology, place
 
 _PREDICTED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
@@ -21,7 +21,7 @@ _NATIVE = Algorithm("native")
 
 
 class TopologyLinks:
-    """The links of a `Predictor`, for `commplan.lowering.audit.estimate`."""
+    """The links of a `Predictor`, for `commplan.lowering.gpu.estimate`."""
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor, self._network = predictor, predictor.network

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from commplan.cost import Predictor
-from commplan.cost.servers.server_traffic import (
+from commplan.cost.schedule.server_traffic import (
     Exchanged,
     ServerTiming,
     alternatives_to_servers,

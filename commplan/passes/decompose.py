@@ -15,8 +15,8 @@ from commplan.ir.axes import coordinates
 from commplan.ir.plan import Algorithm, Arg, Ref
 from commplan.ir.remark import Alternative, Choice
 from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule, network_lane
-from commplan.passes.bucket.packing import rewrite_flat
-from commplan.passes.pipeline.base import Pass, PassContext
+from commplan.passes.base import Pass, PassContext
+from commplan.passes.packing import rewrite_flat
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
 from commplan.select.algorithm_search import Candidate, Chooser, is_worthwhile, rounded, tie_break
 from commplan.select.options import has_wire_options, is_one_operation

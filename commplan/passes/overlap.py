@@ -17,8 +17,8 @@ from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Elastic, Map, Op, Phase, Schedule, Unpack, Update, Value
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
+from commplan.passes.base import Pass, PassContext
 from commplan.passes.issue_order import delay_readers, issue_order
-from commplan.passes.pipeline.base import Pass, PassContext
 
 
 class OverlapPass(Pass, frozen=True):

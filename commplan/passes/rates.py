@@ -10,7 +10,7 @@ from commplan.input.rates import buffer_text, rates, round_text
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Map, Phase, Read, Schedule, operands, results
-from commplan.passes.pipeline.base import Pass, PassContext
+from commplan.passes.base import Pass, PassContext
 
 
 class RatesPass(Pass, frozen=True):

@@ -11,7 +11,7 @@ from commplan.collectives.program import KINDS
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Op, Phase, Schedule
 from commplan.ir.types import sized
-from commplan.passes.pipeline.base import Choices, Pass, PassContext, key_of
+from commplan.passes.base import Choices, Pass, PassContext, key_of
 from commplan.select.algorithm_search import WRITTEN, Chooser, Decision
 from commplan.select.options import NATIVE
 

@@ -12,8 +12,8 @@ from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Cast, Collective, LocalSum, Phase, Scale, Schedule
 from commplan.ir.types import DType
-from commplan.passes.bucket.packing import rewrite_flat
-from commplan.passes.pipeline.base import Pass, PassContext
+from commplan.passes.base import Pass, PassContext
+from commplan.passes.packing import rewrite_flat
 from commplan.passes.rewrite import Editor, padded, round_up, trimmed
 from commplan.select.options import NATIVE, has_wire_options
 

@@ -10,7 +10,7 @@ from commplan.collectives.program import Ints
 from commplan.cost import Prediction, Predictor
 from commplan.cost.network.network import Network
 from commplan.cost.schedule.link_loads import link_loads
-from commplan.cost.servers.requests import LinkLoads
+from commplan.cost.schedule.requests import LinkLoads
 from commplan.ir.schedule import Schedule
 from commplan.report.document import LinkLevel, MachineLoad, MachineMember
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from commplan.collectives.program import KINDS
 from commplan.cost.collective.cost import CollectiveTime
-from commplan.cost.predictor import Predictor
+from commplan.cost.schedule.predictor import Predictor
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm
 from commplan.ir.remark import Alternative

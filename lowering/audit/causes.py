@@ -32,8 +32,8 @@ from commplan.ir.schedule import Schedule, topologies_text
 from commplan.ir.serialization.canonical_json import schedule_digest
 from commplan.lowering.audit.compare import StepComparison, StepDifference, changed, same_ranks
 from commplan.lowering.audit.expect import Expected
-from commplan.lowering.audit.step import CollectiveOrigin, CompiledCollective, CompiledStep
 from commplan.lowering.collective_primitives import collective_kind
+from commplan.lowering.hlo.step import CollectiveOrigin, CompiledCollective, CompiledStep
 
 # The primitives of JAX that communicate.
 _FIELDS = {"dtype": "retyped", "groups": "regrouped"}

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from commplan.lowering.audit.expect import Expected, Groups
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep
+from commplan.lowering.hlo.step import CompiledCollective, CompiledStep
 
 
 class StepDifference(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.axes import groups
 from commplan.ir.schedule import Collective, Leaf, Op, Phase, Schedule, Spread
 from commplan.ir.types import DType
-from commplan.lowering.audit.hlo import Tensor
+from commplan.lowering.hlo.reader import Tensor
 from commplan.lowering.permutes import steps, stretches
 from commplan.lowering.programs import (
     NATIVE,

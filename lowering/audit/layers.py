@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from commplan.ir.schedule import Schedule
 from commplan.lowering.audit.compare import StepComparison, match, same_ranks
 from commplan.lowering.audit.expect import Expected, MeshLike, expected
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep
+from commplan.lowering.hlo.step import CompiledCollective, CompiledStep
 
 
 def of_layers(

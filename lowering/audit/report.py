@@ -15,13 +15,13 @@ from commplan.ir.schedule import Schedule
 from commplan.ir.types import timed
 from commplan.lowering.audit.causes import Causes, compiled_otherwise
 from commplan.lowering.audit.compare import StepComparison, StepDifference, match
-from commplan.lowering.audit.estimate import Estimate, Machine, estimate
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.layers import matched, of_layers
-from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, CollectiveShift, shifts
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Memory, StepText
 from commplan.lowering.audit.tapped import of_taps
-from commplan.lowering.audit.walk import audit_text
+from commplan.lowering.gpu.estimate import Estimate, Machine, estimate
+from commplan.lowering.gpu.profile import EXCHANGE_WEIGHT, CollectiveShift, shifts
+from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Memory, StepText
+from commplan.lowering.hlo.walk import audit_text
 
 _MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.schedule import Collective, Leaf, Schedule
 from commplan.lowering.audit.expect import Expected, MeshLike, Moved, computed
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep
+from commplan.lowering.hlo.step import CompiledCollective, CompiledStep
 from commplan.lowering.programs import spreads
 from commplan.lowering.taps import TAP, chains, reduction_groups
 

@@ -20,10 +20,10 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from commplan.diagnostics import fail, plural
-from commplan.lowering.audit.estimate import Machine
-from commplan.lowering.audit.profile import profile
-from commplan.lowering.audit.step import Memory, StepText
-from commplan.lowering.audit.targets import Target
+from commplan.lowering.gpu.estimate import Machine
+from commplan.lowering.gpu.profile import profile
+from commplan.lowering.gpu.targets import Target
+from commplan.lowering.hlo.step import Memory, StepText
 from commplan.lowering.jax._jit import has_profile
 from commplan.lowering.jax.device_topology import name_devices
 from commplan.lowering.jax.phase import layer_schedules, traced_schedules

@@ -33,7 +33,7 @@ from commplan.diagnostics import Diagnostic, Note, Severity
 from commplan.ir.grouping import grouped
 from commplan.ir.schedule import Collective, Pack, Schedule
 from commplan.lowering.audit.expect import Expected, expected
-from commplan.lowering.audit.targets import target as target_of
+from commplan.lowering.gpu.targets import target as target_of
 from commplan.lowering.xla_passes import COPYING, DISABLED_PASSES, SLICING
 
 Value = bool | int | str

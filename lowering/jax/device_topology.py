@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from commplan.diagnostics import plural
-from commplan.lowering.audit.targets import machine_topology, name_of_kind
+from commplan.lowering.gpu.targets import machine_topology, name_of_kind
 from commplan.topology import Level, Topology, places_of_hosts
 
 # For CPU devices: the memory of a process, and common Ethernet between processes.

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from commplan.cost.step_profile import GradientTime, StepProfile
+from commplan.cost.schedule.step_profile import GradientTime, StepProfile
 from commplan.lowering.jax.gradient_times import GradientTimes
 
 FEWEST_RUNS = 3

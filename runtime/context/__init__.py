@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from commplan.diagnostics import Span, fail, listed, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.types import SAME, DType, Placement
-from commplan.lowering.audit.profile import LatencyProfile, ProfileChoice, latency_profile
+from commplan.lowering.gpu.profile import LatencyProfile, ProfileChoice, latency_profile
 from commplan.lowering.jax import _context
 from commplan.lowering.jax import compiler_options as xla
 from commplan.lowering.jax.backend import Backend

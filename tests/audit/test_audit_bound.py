@@ -7,8 +7,9 @@ import random
 
 import pytest
 
-from commplan.lowering.audit import Machine, audit_text, estimate, least_exposed
-from commplan.lowering.audit.bound import hidden
+from commplan.lowering.audit import Machine, audit_text, least_exposed
+from commplan.lowering.gpu.bound import hidden
+from commplan.lowering.gpu.estimate import estimate
 
 HEAD = """\
 HloModule jit_step, is_scheduled=true, num_partitions=4

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from commplan.lowering.audit import Machine, audit_text, estimate
-from commplan.lowering.audit.estimate import seconds_by_level, seconds_of
+from commplan.lowering.audit import Machine, audit_text
+from commplan.lowering.gpu.estimate import estimate, seconds_by_level, seconds_of
 
 HEAD = """\
 HloModule jit_step, is_scheduled=true, num_partitions=4

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from commplan.lowering.audit.report import Audit, audit
-from commplan.lowering.audit.step import StepText
+from commplan.lowering.hlo.step import StepText
 from commplan.lowering.jax.aot import compile_step
 
 PLAN = """plan sharded

@@ -9,9 +9,9 @@ import pytest
 import commplan
 from commplan.cost import Predictor, predict
 from commplan.explain.links import links_of
-from commplan.lowering.audit.estimate import Machine, seconds_by_level, seconds_of
-from commplan.lowering.audit.hlo import Tensor
-from commplan.lowering.audit.step import CompiledCollective
+from commplan.lowering.gpu.estimate import Machine, seconds_by_level, seconds_of
+from commplan.lowering.hlo.reader import Tensor
+from commplan.lowering.hlo.step import CompiledCollective
 from commplan.topology import load_topology
 
 CLUSTER = load_topology(Path(__file__).parents[2] / "examples" / "topologies" / "h100_64.toml")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from commplan.lowering.audit.report import Audit
-from commplan.lowering.audit.step import Memory
+from commplan.lowering.hlo.step import Memory
 from commplan.lowering.jax.aot import compile_step
 
 KIB = 1 << 10

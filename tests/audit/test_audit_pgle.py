@@ -14,7 +14,7 @@ from test_audit_profile import AWAITED_FIRST, MACHINE, OVERLAPPED
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.lowering.audit import Machine, target
-from commplan.lowering.audit.profile import LatencyProfile, latency_profile
+from commplan.lowering.gpu.profile import LatencyProfile, latency_profile
 from commplan.lowering.jax import _jit
 from commplan.lowering.jax._jit import PROFILE
 

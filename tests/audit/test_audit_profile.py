@@ -13,8 +13,9 @@ from test_audit_estimate import GROUPS, HEAD, OVERLAPPED
 import commplan
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
-from commplan.lowering.audit import Machine, StepText, audit, audit_text, estimate
-from commplan.lowering.audit.profile import EXCHANGE_WEIGHT, profile, shifts
+from commplan.lowering.audit import Machine, StepText, audit, audit_text
+from commplan.lowering.gpu.estimate import estimate
+from commplan.lowering.gpu.profile import EXCHANGE_WEIGHT, profile, shifts
 
 MACHINE = Machine(flops=10_000, memory=10_000, bus=1_000, start=1)
 # The all-reduce is complete before the product of `OVERLAPPED` is issued.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commplan.lowering.audit import CompiledStep, HloError, audit_text
-from commplan.lowering.audit.hlo import HloInstruction, Tensor, read_groups, read_module
+from commplan.lowering.hlo.reader import HloInstruction, Tensor, read_groups, read_module
 
 STEP = (Path(__file__).parent / "step.hlo").read_text()
 

@@ -8,7 +8,7 @@ import pytest
 
 from commplan.diagnostics import CommplanError
 from commplan.lowering.audit import target
-from commplan.lowering.audit.targets import rates
+from commplan.lowering.gpu.targets import rates
 from commplan.lowering.jax import aot
 
 

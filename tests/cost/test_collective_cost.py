@@ -114,7 +114,7 @@ def test_predictors_of_one_machine_share_their_predictions(monkeypatch: pytest.M
     first = Predictor(TWO_RACKS, axes, backend="mpi").query(work)
     other = Predictor(TWO_RACKS, axes, backend="jax").query(work)
     assert first is not None and first != other
-    monkeypatch.delattr("commplan.cost.predictor.collective_time")
+    monkeypatch.delattr("commplan.cost.schedule.predictor.collective_time")
     assert Predictor(TWO_RACKS, axes, backend="mpi").query(work) is first
 
 

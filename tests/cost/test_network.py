@@ -15,7 +15,7 @@ from commplan.cost.network import message_simulation
 from commplan.cost.network.link_traffic import Pattern, lay_out
 from commplan.cost.network.max_min import max_min
 from commplan.cost.network.network import Layout, Network, layout_over, one_group, places_of, shape_of
-from commplan.cost.predictor import Predictor
+from commplan.cost.schedule.predictor import Predictor
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Spread

@@ -16,8 +16,8 @@ from commplan import dsl
 from commplan.cli import main
 from commplan.compiler import compile_plan
 from commplan.cost import Network, Predictor, predict
-from commplan.cost.servers.requests import RequestTraffic, cost_alone, places_of_servers, request_cost
-from commplan.cost.servers.server_traffic import Exchanged, elastic_modes, hidden, least_compute, waiting
+from commplan.cost.schedule.requests import RequestTraffic, cost_alone, places_of_servers, request_cost
+from commplan.cost.schedule.server_traffic import Exchanged, elastic_modes, hidden, least_compute, waiting
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Schedule, Spread
 from commplan.protocol.build_sites import sites

@@ -6,7 +6,12 @@ import pytest
 
 import commplan
 from commplan.cost import StepComputation, check_step
-from commplan.cost.step_profile import GradientTime, StepProfile, parse_step_profile, write_step_profile
+from commplan.cost.schedule.step_profile import (
+    GradientTime,
+    StepProfile,
+    parse_step_profile,
+    write_step_profile,
+)
 from commplan.diagnostics import CommplanError
 
 PROFILE = StepProfile(

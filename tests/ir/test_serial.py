@@ -23,7 +23,7 @@ from commplan.ir.remark import Choice
 from commplan.ir.schedule import SCHEMA_VERSION
 from commplan.ir.serialization.canonical_json import decode, encode, plan_digest, schedule_digest
 from commplan.ir.serialization.text import print_saved
-from commplan.passes.pipeline.base import PassContext
+from commplan.passes.base import PassContext
 from commplan.passes.pipeline.manager import write_reproducer
 from commplan.passes.pipeline.reproducer import read_reproducer
 from commplan.render.human import human

@@ -11,8 +11,8 @@ from support.byhand import HERE, Maker, compiled, reduce_plan, sharded_plan, tre
 from support.oracle import Oracle
 
 from commplan.compiler import compile_plan
-from commplan.cost.predictor import Predictor
 from commplan.cost.schedule.prediction import predict
+from commplan.cost.schedule.predictor import Predictor
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Cast, Collective, Leaf, LocalSum, Op, Schedule
 from commplan.ir.types import ArrayType, DType

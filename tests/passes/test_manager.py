@@ -22,10 +22,10 @@ from commplan.cost.calibration import Calibration, MeasuredLevel
 from commplan.diagnostics import CommplanError
 from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.serialization.text import parse_schedule
+from commplan.passes.base import Pass, PassContext, parse_pass
 from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.overlap import OverlapPass
 from commplan.passes.pipeline import reproducer
-from commplan.passes.pipeline.base import Pass, PassContext, parse_pass
 from commplan.passes.pipeline.manager import PassRecord, Pipeline, both, dump_to, write_reproducer
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 from commplan.passes.share.share import SharePass

@@ -17,7 +17,7 @@ from commplan.cost import Predictor, predict
 from commplan.ir import plan as graph
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Schedule
-from commplan.passes.pipeline.base import Choices
+from commplan.passes.base import Choices
 from commplan.passes.search import search, trials
 from commplan.passes.search.candidates import even_size, filled
 from commplan.passes.search.remarks import Searched

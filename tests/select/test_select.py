@@ -20,7 +20,7 @@ from commplan.ir.ops.base import Work
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Schedule
 from commplan.ir.types import DType
-from commplan.passes.pipeline.base import PassContext
+from commplan.passes.base import PassContext
 from commplan.passes.pipeline.manager import Pipeline
 from commplan.topology import Level, Topology, load_topology
 

@@ -17,7 +17,7 @@ from commplan.cost import Prediction, StepComputation, load_calibration
 from commplan.diagnostics import fail, plural
 from commplan.explain.times import basis, phase_times
 from commplan.ir.schedule import Schedule
-from commplan.lowering.audit.targets import Target, machine_topology, target
+from commplan.lowering.gpu.targets import Target, machine_topology, target
 from commplan.topology import Topology, load_topology, topology_of
 
 if TYPE_CHECKING:

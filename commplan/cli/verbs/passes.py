@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from commplan.cli.console import Console, fold_table
-from commplan.passes.pipeline.base import written
+from commplan.passes.base import written
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 
 

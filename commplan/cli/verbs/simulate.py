@@ -14,7 +14,7 @@ from commplan.cli.simulated import NAME_ONE, MachineTimes, Simulated, machines, 
 from commplan.cli.user_step import with_step
 from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
-from commplan.cost.servers.server_traffic import elastic_of
+from commplan.cost.schedule.server_traffic import elastic_of
 from commplan.diagnostics import fail
 from commplan.explain.machines import rows
 from commplan.explain.servers import every, mode_lines, one_mode, state_line, talk_lines, title

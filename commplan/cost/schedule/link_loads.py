@@ -18,8 +18,8 @@ from commplan.collectives.program import Kind
 from commplan.cost.collective import nccl
 from commplan.cost.collective.cost import CostKind, library_algorithm, stages_of
 from commplan.cost.network.network import Floats, Layout, Network
-from commplan.cost.predictor import Predictor
-from commplan.cost.servers.requests import LinkLoads, link_bytes, request_traffic
+from commplan.cost.schedule.predictor import Predictor
+from commplan.cost.schedule.requests import LinkLoads, link_bytes, request_traffic
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Phase, Schedule, results

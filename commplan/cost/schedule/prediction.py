@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from commplan.cost.collective.cost import CollectiveTime
-from commplan.cost.input_time import input_work
-from commplan.cost.predictor import Predictor
+from commplan.cost.schedule.input_time import input_work
 from commplan.cost.schedule.list_scheduler import LaneTask, TaskTiming, critical_path, run_tasks
+from commplan.cost.schedule.predictor import Predictor
+from commplan.cost.schedule.server_traffic import ServerTiming, server_timing
 from commplan.cost.schedule.step import ASSUMED, Order, Readiness, StepComputation, readiness
-from commplan.cost.servers.server_traffic import ServerTiming, server_timing
 from commplan.input.measured_costs import InputCosts
 from commplan.ir.schedule import Collective, Elastic, Map, Op, Phase, Schedule, operands, results
 from commplan.protocol.build_sites import sites

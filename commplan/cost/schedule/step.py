@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from commplan.cost.collective.bounds import busiest_bytes
-from commplan.cost.predictor import Predictor
+from commplan.cost.schedule.predictor import Predictor
 from commplan.ir import plan as graph
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Backend, Op, Pack, Phase, Schedule, Value, operands

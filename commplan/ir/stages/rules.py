@@ -9,7 +9,6 @@ accept.
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
-from fractions import Fraction
 from typing import NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note, Span, listed, plural
@@ -242,6 +241,8 @@ def stable(
     """
     if isinstance(eta, str) or isinstance(rho, str):
         return None
+    from fractions import Fraction  # noqa: PLC0415  only such plans need it, and its import takes long
+
     workers = ranks(axes) if mode == "sync" else None
     moved = Fraction(str(eta)) * Fraction(str(rho)) * (workers or 1)  # exact decimals of the literals
     if moved < 1:

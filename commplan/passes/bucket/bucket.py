@@ -14,11 +14,11 @@ from commplan.ir.schedule import Backend, Collective, Phase, Schedule
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
+from commplan.passes.base import Pass, PassContext, StageChoice, key_of
+from commplan.passes.bin_packing import WHOLE, LeafBucket, LeafSlice
 from commplan.passes.bucket import size_model
-from commplan.passes.bucket.bin_packing import WHOLE, LeafBucket, LeafSlice
-from commplan.passes.bucket.packing import Order, items_of, pack_collectives
 from commplan.passes.bucket.size_model import Size
-from commplan.passes.pipeline.base import Pass, PassContext, StageChoice, key_of
+from commplan.passes.packing import Order, items_of, pack_collectives
 from commplan.passes.rewrite import Editor
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from commplan.ir.schedule import Backend, Collective
 from commplan.ir.types import sized
-from commplan.passes.bucket.bin_packing import LeafSlice, halved
+from commplan.passes.bin_packing import LeafSlice, halved
 
 DEFAULT_NBYTES = 25 * 1024**2
 # Under JAX if costs are unknown: best overlap in steps compiled for H100 (`bench.compiled`).

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from commplan.diagnostics import fail
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.schedule import Exchange, Ownership, Phase, Schedule
+from commplan.passes.base import Pass, PassContext
 from commplan.passes.exchange.lower_exchange import StateSharding, colocated, shard_entry
 from commplan.passes.exchange.owner_selection import (
     Owners,
@@ -20,7 +21,6 @@ from commplan.passes.exchange.owner_selection import (
     spread_out,
     unshardable_reason,
 )
-from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor
 from commplan.select.algorithm_search import Chooser
 

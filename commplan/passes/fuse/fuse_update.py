@@ -14,8 +14,8 @@ from commplan.ir.schedule import Leaf, Map, Op, Part, Phase, Schedule, Unpack, V
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import DType
+from commplan.passes.base import Pass, PassContext
 from commplan.passes.fuse.bucketed_update_match import Gathered, Stream, gathered, stream
-from commplan.passes.pipeline.base import Pass, PassContext
 from commplan.passes.rewrite import Editor, in_whole, laid_out, unpack
 
 

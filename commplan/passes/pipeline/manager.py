@@ -26,7 +26,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import encode
 from commplan.ir.serialization.text import print_schedule
-from commplan.passes.pipeline.base import Pass, PassContext, StageChoice, StageKey, parse_pass
+from commplan.passes.base import Pass, PassContext, StageChoice, StageKey, parse_pass
 from commplan.passes.pipeline.registry import DEFAULT, PASSES
 from commplan.passes.search.search import choose
 from commplan.passes.wire import WirePass

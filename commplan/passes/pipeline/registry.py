@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from commplan.passes.base import Pass
 from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.decompose import DecomposePass
 from commplan.passes.exchange.place import PlacePass
 from commplan.passes.fuse.fuse_update import FuseUpdatePass
 from commplan.passes.overlap import OverlapPass
-from commplan.passes.pipeline.base import Pass
 from commplan.passes.rates import RatesPass
 from commplan.passes.select import SelectPass
 from commplan.passes.share.share import SharePass

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 from commplan import io
-from commplan.cost.predictor import predictor_for
+from commplan.cost.schedule.predictor import predictor_for
 from commplan.diagnostics import CommplanError, fail
 from commplan.ir.schedule import Schedule
 from commplan.ir.serialization.canonical_json import plan_digest
 from commplan.ir.serialization.text import print_schedule
-from commplan.passes.pipeline.base import PassContext
+from commplan.passes.base import PassContext
 from commplan.passes.pipeline.manager import Pipeline, Reproducer
 
 

@@ -9,8 +9,8 @@ from itertools import permutations
 from msgspec.structs import replace
 
 from commplan.ir.plan import Algorithm, Arg
-from commplan.passes.bucket.bin_packing import WHOLE
-from commplan.passes.pipeline.base import StageChoice
+from commplan.passes.base import StageChoice
+from commplan.passes.bin_packing import WHOLE
 from commplan.passes.search.units import Unit
 from commplan.select import options
 from commplan.select.algorithm_search import Chooser

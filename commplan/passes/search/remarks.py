@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from commplan.ir.remark import Alternative, Choice
 from commplan.ir.types import sized
-from commplan.passes.pipeline.base import StageChoice
+from commplan.passes.base import StageChoice
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import rounded
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from commplan.ir.hints import Algorithm
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Phase, Schedule
-from commplan.passes.pipeline.base import OPEN, Choices, Pass, PassContext, StageChoice, StageKey
+from commplan.passes.base import OPEN, Choices, Pass, PassContext, StageChoice, StageKey
 from commplan.passes.search.candidates import (
     algorithms,
     around,

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from commplan.cost.predictor import Predictor
 from commplan.cost.schedule.prediction import predict_exposed
+from commplan.cost.schedule.predictor import Predictor
 from commplan.cost.schedule.step import readiness
 from commplan.ir.schedule import Collective, Phase, Schedule
+from commplan.passes.base import NO_CHOICES, OPEN, Choices, Pass, PassContext, StageChoice
 from commplan.passes.bucket.bucket import BucketPass
-from commplan.passes.pipeline.base import NO_CHOICES, OPEN, Choices, Pass, PassContext, StageChoice
 from commplan.passes.search.remarks import Searched
 from commplan.passes.search.units import stages_apart, units
 

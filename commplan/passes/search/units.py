@@ -8,8 +8,8 @@ from typing import NamedTuple
 from commplan.collectives.program import KINDS
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.schedule import Collective, Pack, Phase, Schedule
+from commplan.passes.base import NO_CHOICES, Choices, Pass, StageChoice, StageKey, key_of
 from commplan.passes.bucket.bucket import BucketPass
-from commplan.passes.pipeline.base import NO_CHOICES, Choices, Pass, StageChoice, StageKey, key_of
 from commplan.select.options import NATIVE
 
 

@@ -30,7 +30,7 @@ from commplan.ir.schedule import Map, Op, Phase, Read
 from commplan.ir.schedule import operands as operands_of
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import timed
-from commplan.passes.pipeline.base import PassContext
+from commplan.passes.base import PassContext
 from commplan.passes.rewrite import Editor
 from commplan.passes.share.machine import InputFlow, setting_of
 from commplan.passes.share.proposals import cache_candidates, cache_proposal, worker_processes

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from commplan.cost.collective.cost import CollectiveQuery, collective_time
 from commplan.cost.network.network import Layout
-from commplan.cost.predictor import Predictor
+from commplan.cost.schedule.predictor import Predictor
 from commplan.input.costs import Links, Setting
 from commplan.input.measured_costs import InputCosts
 from commplan.input.prefetch import device_prefetch, prefetch, threads
 from commplan.input.work_partition import HostTransfer
 from commplan.ir.plan import Algorithm, Ref
 from commplan.ir.schedule import Op, Schedule
-from commplan.passes.pipeline.base import PassContext
+from commplan.passes.base import PassContext
 from commplan.topology import Topology
 
 COLD = 0.1  # measured with twelve decoders on one or two cores: -0.04 to 0.22, see docs/benchmarks/input.md

@@ -15,7 +15,7 @@ from commplan.ir.remark import Choice, Design
 from commplan.ir.schedule import Map, Op, Phase, Read, Schedule, Share, rename_results, substitute
 from commplan.ir.schedule import results as results_of
 from commplan.ir.types import sized
-from commplan.passes.pipeline.base import Pass, PassContext
+from commplan.passes.base import Pass, PassContext
 from commplan.passes.rewrite import Editor
 from commplan.passes.share.cost import SharingChoice, SharingCostModel
 from commplan.passes.share.frontier import (

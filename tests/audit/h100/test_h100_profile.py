@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh
 
 import commplan
 from commplan.lowering.audit import Audit, target
-from commplan.lowering.audit.profile import profile
+from commplan.lowering.gpu.profile import profile
 from commplan.lowering.jax.aot import devices
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -12,7 +12,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from commplan.lowering.audit import audit_text, estimate, target
+from commplan.lowering.audit import audit_text, target
+from commplan.lowering.gpu.estimate import estimate
 from commplan.lowering.jax.aot import devices
 
 PLAN = """plan scanned

@@ -10,7 +10,7 @@ import msgspec
 from commplan.cli.console import STDIN, Console
 from commplan.cli.jax_side import device_mesh, user_code
 from commplan.cli.user_step import mesh_sizes_of, naming_step, shares_of, step_at
-from commplan.cost.step_profile import StepProfile, write_step_profile
+from commplan.cost.schedule.step_profile import StepProfile, write_step_profile
 from commplan.ir.types import timed
 
 SECONDS = 10  # approximate duration of the measurement

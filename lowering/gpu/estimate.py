@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep, Loop, MemoryMove, Product
+from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Loop, MemoryMove, Product
 
 Level = str
 

@@ -10,8 +10,8 @@ import msgspec
 from commplan.collectives import registry
 from commplan.collectives.program import Kind
 from commplan.cost.collective.cost import CollectiveTime
-from commplan.cost.predictor import Predictor
-from commplan.cost.servers.requests import (
+from commplan.cost.schedule.predictor import Predictor
+from commplan.cost.schedule.requests import (
     cost_alone,
     elastic_load,
     places_of_servers,

@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from commplan.diagnostics import fail
-from commplan.lowering.audit.estimate import Machine
+from commplan.lowering.gpu.estimate import Machine
 from commplan.topology import DEVICES, Level, Topology
 
 

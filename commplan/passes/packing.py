@@ -17,7 +17,7 @@ from commplan.ir.plan import Algorithm, Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Part, Phase, Schedule, Value
 from commplan.ir.shard_shapes import row_size
-from commplan.passes.bucket.bin_packing import MOST, LeafBucket, LeafCollective, LeafSlice, fill, pieces
+from commplan.passes.bin_packing import MOST, LeafBucket, LeafCollective, LeafSlice, fill, pieces
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
 Order = Mapping[str, Sequence[str]]

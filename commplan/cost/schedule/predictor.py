@@ -21,7 +21,7 @@ from commplan.cost.collective.cost import (
     least_seconds,
 )
 from commplan.cost.network.network import Floats, Layout, Network, layout_over, places_of
-from commplan.cost.servers.requests import places_of_servers
+from commplan.cost.schedule.requests import places_of_servers
 from commplan.diagnostics import fail
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm, AxisKind

@@ -13,10 +13,10 @@ from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from commplan.lowering.audit.estimate import Level, Machine, seconds_by_level, seconds_of, seconds_of_work
-from commplan.lowering.audit.hlo import Computation, Module, read_module
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep
-from commplan.lowering.audit.walk import audit_text
+from commplan.lowering.gpu.estimate import Level, Machine, seconds_by_level, seconds_of, seconds_of_work
+from commplan.lowering.hlo.reader import Computation, Module, read_module
+from commplan.lowering.hlo.step import CompiledCollective, CompiledStep
+from commplan.lowering.hlo.walk import audit_text
 
 _NONE = 1e-12  # seconds; smaller amounts are rounding errors
 

@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized
-from commplan.lowering.audit.hlo import Tensor
+from commplan.lowering.hlo.reader import Tensor
 
 _SCOPE = re.compile(r"commplan\)*/([^/:()]+)\)*/line(\d+)")
 

@@ -19,11 +19,11 @@ import msgspec
 
 from commplan import io
 from commplan.diagnostics import Diagnostic, Note, Severity, fail
-from commplan.lowering.audit.estimate import Estimate, Machine, estimate, seconds_of, seconds_of_work
-from commplan.lowering.audit.hlo import read_module
-from commplan.lowering.audit.step import CompiledCollective, CompiledStep
-from commplan.lowering.audit.targets import rates, rates_of_kind
-from commplan.lowering.audit.walk import audit_text
+from commplan.lowering.gpu.estimate import Estimate, Machine, estimate, seconds_of, seconds_of_work
+from commplan.lowering.gpu.targets import rates, rates_of_kind
+from commplan.lowering.hlo.reader import read_module
+from commplan.lowering.hlo.step import CompiledCollective, CompiledStep
+from commplan.lowering.hlo.walk import audit_text
 
 EXCHANGE_WEIGHT = 2.0
 """Factor applied to the estimated time of an all-to-all. The scheduler works from the end of a step to its

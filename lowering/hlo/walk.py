@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from commplan.lowering.audit.hlo import Computation, HloInstruction, Module, Tensor, read_groups, read_module
-from commplan.lowering.audit.step import (
+from commplan.lowering.hlo.reader import Computation, HloInstruction, Module, Tensor, read_groups, read_module
+from commplan.lowering.hlo.step import (
     CollectiveOrigin,
     CompiledCollective,
     CompiledStep,

@@ -17,7 +17,7 @@ from commplan.ir.schedule import Collective, Phase, Schedule
 
 if TYPE_CHECKING:
     from commplan.cost.calibration import Calibration
-    from commplan.cost.predictor import Predictor
+    from commplan.cost.schedule.predictor import Predictor
     from commplan.cost.schedule.step import StepComputation
     from commplan.select.algorithm_search import CandidateCache
     from commplan.topology import Topology

@@ -1,1 +1,0 @@
-"""The time and bytes of traffic between workers and servers."""
