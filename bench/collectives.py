@@ -19,49 +19,41 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import cast
 
-from bench.harness.figures import Results, heading, size_text, table, time_text, write
-from bench.harness.judge import PEERS, SMALL, judge
+from bench.harness.cli import in_lab, lab_parser, names, shape_of, size
+from bench.harness.figures import Results, size_text, table, time_text
 from bench.harness.stage import Entry, Figure, Stage, Surroundings
 from bench.harness.work import KINDS, Work, count_of
 from bench.netlab import Shape
 from commplan.collectives.program import Kind
 from commplan.collectives.registry import algorithms
-from commplan.diagnostics import CommplanError
 
-SYSTEMS = ("commplan", "openmpi", *PEERS)
 SIZES = tuple(4 << (2 * k) for k in range(13))  # 4 B to 64 MiB
 QUICK = (4, 1 << 10, 16 << 10, 256 << 10, 4 << 20)
-UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+PEERS = ("mpi4jax", "xla", "torch")
+SMALL = 16 << 10  # bytes up to here depend on calls and latencies
+SYSTEMS = ("commplan", "openmpi", *PEERS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    shape = Shape(options.hosts, options.racks, options.rate, options.uplink, options.interleave)
     sizes = options.sizes or (QUICK if options.quick else SIZES)
-    rounds = options.rounds or (3 if options.quick else 6)
-    figures: list[Figure] = []
-    try:
-        with Stage(
-            shape, options.systems, name=options.name, rounds=rounds, calibration=options.calibration
-        ) as stage:
-            print(heading(stage.surroundings), flush=True)
-            for kind in options.collectives:
-                print(f"\n{kind.replace('_', '-')}", flush=True)
-                for nbytes in sizes:
-                    compared = stage.compare(entries(kind, nbytes, options, shape))
-                    print(table(rows(compared, stage.surroundings)), flush=True)
-                    figures += compared
-            print("\n" + "\n".join(judge(figures, stage.surroundings)), flush=True)
-            results = Results("collectives", stage.surroundings, figures)
-    except CommplanError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if options.out:
-        write(options.out, results)
-    return 0
+
+    def measure(stage: Stage) -> Results:
+        figures: list[Figure] = []
+        for kind in options.collectives:
+            share = 0.0
+            print(f"\n{kind.replace('_', '-')}", flush=True)
+            for nbytes in sizes:
+                compared = stage.compare(entries(kind, nbytes, options, shape_of(options)))
+                print(table(rows(compared, stage.surroundings)), flush=True)
+                figures += compared
+                share = max(share, share_of_openmpi(compared))
+            print(f"up to 16 KiB at most {share:.2f} times (Open MPI + 1.2 empty calls)" if share else "")
+        return Results("collectives", stage.surroundings, figures)
+
+    return int(in_lab(options, measure, options.systems, rounds=3 if options.quick else 6) is None)
 
 
 def entries(kind: str, nbytes: int, options: argparse.Namespace, shape: Shape) -> list[Entry]:
@@ -128,49 +120,16 @@ def rows(figures: Sequence[Figure], where: Surroundings) -> list[list[str]]:
     return [head, *body]
 
 
-def size(text: str) -> int:
-    """4B, 16KiB, 4MiB -> bytes."""
-    digits = text.rstrip("BKMGi ")
-    unit = text[len(digits) :].strip() or "B"
-    if unit not in UNITS or not digits.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r}: write sizes as 4B, 16KiB or 4MiB")
-    return int(digits) * UNITS[unit]
-
-
-def names(known: Sequence[str]):
-    def parse(text: str) -> tuple[str, ...]:
-        chosen = tuple(text.split(","))
-        unknown = [name for name in chosen if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not among {', '.join(known)}")
-        return chosen
-
-    return parse
-
-
-def lab_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags that every bench in the lab has."""
-    parser.add_argument("--hosts", type=int, default=4, help="hosts in each rack (4)")
-    parser.add_argument("--racks", type=int, default=1, help="racks (1)")
-    parser.add_argument("--rate", default="200mbit", help="of a host's link (200mbit)")
-    parser.add_argument("--uplink", default="", help="of a rack's uplink (as a host's link)")
-    parser.add_argument("--interleave", action="store_true", help="ranks go round the racks")
-    parser.add_argument("--name", default="bench", help="of the lab (bench)")
-    parser.add_argument("--rounds", type=int, default=0, help="turns of each system, the first thrown away")
-    parser.add_argument(
-        "--calibration",
-        type=Path,
-        default=None,
-        help="what `commplan calibrate` wrote; measured first where there is no such file",
-    )
-    parser.add_argument("--out", type=Path, default=None, metavar="FILE.json", help="every repetition")
+def share_of_openmpi(figures: Sequence[Figure]) -> float:
+    """commplan's time at one small size, as a share of Open MPI's from NumPy plus 1.2 empty calls; else 0."""
+    times = {figure.label: figure.time for figure in figures if figure.seconds}
+    if not {"commplan", "openmpi", "empty call"} <= times.keys():
+        return 0.0
+    return times["commplan"] / (times["openmpi"] + 1.2 * times["empty call"])
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.collectives", description=(__doc__ or "").split("\n")[0]
-    )
-    lab_flags(parser)
+    parser = lab_parser("collectives", __doc__)
     parser.add_argument("--collectives", type=names(KINDS), default=KINDS, help="comma-separated (all)")
     parser.add_argument("--systems", type=names(SYSTEMS), default=SYSTEMS, help="comma-separated (all)")
     parser.add_argument("--sizes", type=lambda text: tuple(map(size, text.split(","))), default=(),

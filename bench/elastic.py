@@ -28,12 +28,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench.collectives import lab_flags
 from bench.exchange import network, ranks
-from bench.harness.figures import heading, table
+from bench.harness.cli import in_lab, lab_parser
+from bench.harness.figures import table
 from bench.harness.stage import Stage, Surroundings, run_ranks
-from bench.netlab import Shape
-from commplan.diagnostics import CommplanError
 
 UNPACKED = "share,rates,decompose,wire,select,overlap"  # the usual pipeline without buckets
 WAYS = (
@@ -63,34 +61,26 @@ class Results(msgspec.Struct, frozen=True):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    shape = Shape(options.hosts, 1, options.rate, "", False)
     ways = [way for way in WAYS if way.name in ("alone", *options.ways)]
-    try:
+
+    def measure(stage: Stage) -> Results:
         with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
-            pictures = Path(folder) / "pictures.npz"
+            pictures, out = Path(folder) / "pictures.npz", Path(folder) / "trained.json"
             _pictures(pictures, options.seed)
-            with Stage(shape, (), name=options.name) as stage:
-                print(heading(stage.surroundings), flush=True)
-                out = Path(folder) / "trained.json"
-                orders = ranks.Orders(
-                    str(pictures), ways, options.steps, options.seconds, options.batch, options.eta,
-                    options.rho, options.width, options.seed, str(stage.topology),
-                    str(options.calibration) if options.calibration else None, str(out),
-                )  # fmt: skip
-                words = ["-m", ranks.__name__, msgspec.json.encode(orders).decode()]
-                run_ranks(stage.lab, "the workers", *words)
-                trained = msgspec.json.decode(out.read_bytes(), type=list[ranks.Trained])
-                params = network.init(options.seed, options.width)
-                nbytes = sum(x.nbytes for x in params.values())
-                results = Results(stage.surroundings, nbytes, options.seconds, orders, trained)
-    except CommplanError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(table(rows(results)))
-    print("\n" + "\n".join(verdict(results)))
-    if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-    return 0
+            orders = ranks.Orders(
+                str(pictures), ways, options.steps, options.seconds, options.batch, options.eta,
+                options.rho, options.width, options.seed, str(stage.topology),
+                str(options.calibration) if options.calibration else None, str(out),
+            )  # fmt: skip
+            words = ["-m", ranks.__name__, msgspec.json.encode(orders).decode()]
+            run_ranks(stage.lab, "the workers", *words)
+            trained = msgspec.json.decode(out.read_bytes(), type=list[ranks.Trained])
+        nbytes = sum(x.nbytes for x in network.init(options.seed, options.width).values())
+        results = Results(stage.surroundings, nbytes, options.seconds, orders, trained)
+        print(table(rows(results)))
+        return results
+
+    return int(in_lab(options, measure) is None)
 
 
 def _pictures(path: Path, seed: int) -> None:
@@ -131,32 +121,8 @@ def rows(results: Results) -> list[list[str]]:
     return body
 
 
-def verdict(results: Results) -> list[str]:
-    """The ratio of computation to communication, and the result of each method."""
-    line = results.surroundings.line
-    once = results.nbytes / line
-    ratio = results.seconds / once
-    sent = f"weights {results.nbytes / 1e3:.0f} KB, {once * 1e3:.1f} ms at the line rate"
-    computed = f"computation {results.seconds * 1e3:.0f} ms a step"
-    lines = [f"{sent}; {computed}: {ratio:.2f} times what sending the weights once takes"]
-    by_name = {trained.way.name: trained for trained in results.trained}
-    for name in ("sync_overlap", "sync_bf16"):
-        if not {"round_robin", name} <= set(by_name):
-            continue
-        alone, slow, fast = (by_name[way] for way in ("alone", "round_robin", name))
-        share, left = exposed(slow, step_s(alone)), exposed(fast, step_s(alone))
-        faster = step_s(slow) / step_s(fast)
-        lines.append(
-            f"{name}: communication from {share:.1%} of a step (round robin) to {left:.1%}; "
-            f"{faster:.2f} times faster per step"
-        )
-    return lines
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m bench.elastic", description=summary)
-    lab_flags(parser)
+    parser = lab_parser("elastic", __doc__)
     names = [way.name for way in WAYS if way.mode != "alone"]
     parser.add_argument("--ways", type=lambda text: text.split(","), default=names, help=", ".join(names))
     parser.add_argument("--steps", type=int, default=60, help="of each way (60)")

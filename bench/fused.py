@@ -17,12 +17,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench.collectives import PEERS, SYSTEMS, lab_flags, names, ways
-from bench.harness.figures import Results, heading, table, time_text, write
+from bench.collectives import PEERS, SYSTEMS, ways
+from bench.harness.cli import in_lab, lab_parser, names, shape_of
+from bench.harness.figures import Results, table, time_text
 from bench.harness.stage import Entry, Figure, Stage
 from bench.harness.work import ITEM, Work
-from bench.netlab import Shape
-from commplan.diagnostics import CommplanError
 
 WAYS = {
     "commplan": ("",),
@@ -59,27 +58,19 @@ SETS = {"forty": forty(), "resnet50": resnet50(), "small": (1024 // ITEM,) * 200
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    shape = Shape(options.hosts, options.racks, options.rate, options.uplink, options.interleave)
-    rounds = options.rounds or (3 if options.quick else 6)
-    asked = ways("all_reduce", shape) if options.algorithms == "all" else options.algorithms.split(",")
-    figures: list[Figure] = []
-    try:
-        with Stage(
-            shape, options.systems, name=options.name, rounds=rounds, calibration=options.calibration
-        ) as stage:
-            print(heading(stage.surroundings), flush=True)
-            for name in options.sets:
-                compared = stage.compare(entries(name, options.systems, asked))
-                print(f"\n{name}: {len(SETS[name])} tensors, {ITEM * sum(SETS[name]) / 1e6:.2f} MB")
-                print(table(rows(compared)), flush=True)
-                figures += compared
-            results = Results("fused", stage.surroundings, figures)
-    except CommplanError as error:
-        print(error, file=sys.stderr)
-        return 1
-    if options.out:
-        write(options.out, results)
-    return 0
+    every = ways("all_reduce", shape_of(options))
+    asked = every if options.algorithms == "all" else options.algorithms.split(",")
+
+    def measure(stage: Stage) -> Results:
+        figures: list[Figure] = []
+        for name in options.sets:
+            compared = stage.compare(entries(name, options.systems, asked))
+            print(f"\n{name}: {len(SETS[name])} tensors, {ITEM * sum(SETS[name]) / 1e6:.2f} MB")
+            print(table(rows(compared)), flush=True)
+            figures += compared
+        return Results("fused", stage.surroundings, figures)
+
+    return int(in_lab(options, measure, options.systems, rounds=3 if options.quick else 6) is None)
 
 
 def entries(name: str, systems: Sequence[str], algorithms: Sequence[str] = ()) -> list[Entry]:
@@ -113,8 +104,7 @@ def rows(figures: Sequence[Figure]) -> list[list[str]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.fused", description=(__doc__ or "").split("\n")[0])
-    lab_flags(parser)
+    parser = lab_parser("fused", __doc__)
     parser.add_argument("--systems", type=names(SYSTEMS), default=SYSTEMS, help="comma-separated (all)")
     parser.add_argument("--sets", type=names(tuple(SETS)), default=tuple(SETS), help="comma-separated (all)")
     parser.add_argument("--algorithms", default="", help="of commplan: all, or such as 'via ring,via native'")

@@ -32,18 +32,16 @@ from typing import cast
 
 import msgspec
 
-from bench.collectives import lab_flags
-from bench.harness.figures import heading, table
+from bench.harness.cli import in_lab, lab_parser
+from bench.harness.figures import table
 from bench.harness.stage import Stage, Surroundings, run_ranks
 from bench.input import hosts
 from bench.input.members import DESIGNS
 from bench.input.records import SHAPE, pack
 from bench.input.team import MALLOC
-from bench.netlab import Shape
 from commplan import dsl
 from commplan.compiler import compile_plan
 from commplan.cost.calibration import only_input
-from commplan.diagnostics import CommplanError
 from commplan.input.measured_costs import FnCost, InputCosts, SourceCost
 from commplan.input.work_partition import division
 from commplan.ir.remark import Design
@@ -107,29 +105,24 @@ class Results(msgspec.Struct, frozen=True):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    shape = Shape(options.hosts, options.racks, options.rate, options.uplink, options.interleave)
-    try:
+
+    def measure(stage: Stage) -> Results:
         with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
-            records = Path(folder) / "records.bin"
+            records, out = Path(folder) / "records.bin", Path(folder) / "measured.json"
             pack(records, options.records)
-            with Stage(shape, (), name=options.name) as stage:
-                print(heading(stage.surroundings), flush=True)
-                out = Path(folder) / "measured.json"
-                orders = hosts.Orders(
-                    str(records), options.designs, options.readers, options.batch, options.threads,
-                    options.rounds or 3, str(out),
-                )  # fmt: skip
-                words = ["-m", hosts.__name__, hosts.orders_text(orders)]
-                run_ranks(stage.lab, "the members", *words, environment=MALLOC)
-                results = _results(stage.surroundings, orders, options.records, out)
-    except CommplanError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(table(rows(results)))
-    print("\n" + verdict(results))
-    if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-    return 0 if all(figure.right for figure in results.figures) else 1
+            orders = hosts.Orders(
+                str(records), options.designs, options.readers, options.batch, options.threads,
+                options.rounds or 3, str(out),
+            )  # fmt: skip
+            words = ["-m", hosts.__name__, hosts.orders_text(orders)]
+            run_ranks(stage.lab, "the members", *words, environment=MALLOC)
+            results = _results(stage.surroundings, orders, options.records, out)
+        print(table(rows(results)))
+        print(f"one decode: {results.decode_s * 1e3:.3f} ms of CPU; auto takes {results.auto}")
+        return results
+
+    results = in_lab(options, measure)
+    return int(results is None or not all(figure.right for figure in results.figures))
 
 
 def _results(where: Surroundings, orders: hosts.Orders, count: int, out: Path) -> Results:
@@ -242,24 +235,8 @@ def rows(results: Results) -> list[list[str]]:
     return [head, *body]
 
 
-def verdict(results: Results) -> str:
-    """The share of the links' limit that each design reaches, and whether the links were the bottleneck."""
-    rate = f"line rate {results.surroundings.line / 1e6:.2f} MB/s"
-    lines = [f"one decode: {results.decode_s * 1e3:.3f} ms of CPU; {rate}"]
-    for figure in results.figures:
-        if not figure.links_s:
-            continue
-        cores = f"the cores were {figure.busy:.0%} busy, {figure.network:.0%} with packets"
-        lines.append(f"{figure.design}: {figure.of_links:.1%} of what the links allow; {cores}")
-    lines.append(f"auto takes {results.auto}")
-    return "\n".join(lines)
-
-
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.input_hosts", description=(__doc__ or "").split("\n")[0]
-    )
-    lab_flags(parser)
+    parser = lab_parser("input_hosts", __doc__)
     parser.add_argument("--designs", type=lambda text: text.split(","), default=list(DESIGNS))
     parser.add_argument("--readers", type=int, default=2, help="of the broadcasts (2)")
     parser.add_argument("--records", type=int, default=1024, help="of an epoch (1024)")

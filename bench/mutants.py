@@ -32,8 +32,9 @@ from functools import partial
 from pathlib import Path
 
 from bench import schedule_mutants as schedules
-from commplan.collectives.program import KINDS, ROOTED
+from commplan.collectives.program import KINDS
 from commplan.collectives.registry import algorithms, program
+from commplan.ir.collective_kinds import ROOTED
 from commplan.verify.programs.proof import prove
 from tests.support.calls import check_calls
 from tests.support.calls_mutation import mutate_calls

@@ -18,12 +18,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bench.collectives import SYSTEMS, lab_flags, names, size
-from bench.harness.figures import Results, heading, size_text, table, time_text, write
+from bench.collectives import SYSTEMS
+from bench.harness.cli import in_lab, lab_parser, names, size
+from bench.harness.figures import Results, size_text, table, time_text
 from bench.harness.stage import Entry, Figure, Stage
 from bench.harness.work import ITEM, Work
-from bench.netlab import Shape
-from commplan.diagnostics import CommplanError
 
 SMALL = 4096  # elements of the tensor that is computed
 HOW = {"commplan": "{{ bucket = {kib} KiB, overlap = backward }}", "xla": "combined"}
@@ -31,27 +30,14 @@ HOW = {"commplan": "{{ bucket = {kib} KiB, overlap = backward }}", "xla": "combi
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    shape = Shape(options.hosts, options.racks, options.rate, options.uplink, options.interleave)
-    try:
-        with Stage(
-            shape,
-            options.systems,
-            name=options.name,
-            rounds=options.rounds or 6,
-            budget=1.0,
-            calibration=options.calibration,
-        ) as stage:
-            print(heading(stage.surroundings), flush=True)
-            figures = stage.compare(entries(options.systems, options.nbytes, options.seconds))
-            results = Results("overlap", stage.surroundings, figures)
-    except CommplanError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"\n{size_text(options.nbytes)} beside {time_text(options.seconds)} of computation")
-    print(table(rows(figures)))
-    if options.out:
-        write(options.out, results)
-    return 0
+
+    def measure(stage: Stage) -> Results:
+        figures = stage.compare(entries(options.systems, options.nbytes, options.seconds))
+        print(f"\n{size_text(options.nbytes)} beside {time_text(options.seconds)} of computation")
+        print(table(rows(figures)))
+        return Results("overlap", stage.surroundings, figures)
+
+    return int(in_lab(options, measure, options.systems, rounds=6, budget=1.0) is None)
 
 
 def entries(systems: Sequence[str], nbytes: int, seconds: float) -> list[Entry]:
@@ -90,10 +76,7 @@ def hidden(exchange: float, computation: float, both: float) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.overlap", description=(__doc__ or "").split("\n")[0]
-    )
-    lab_flags(parser)
+    parser = lab_parser("overlap", __doc__)
     parser.set_defaults(hosts=2)
     parser.add_argument("--systems", type=names(SYSTEMS), default=SYSTEMS, help="comma-separated (all)")
     parser.add_argument("--nbytes", type=size, default=4 << 20, help="of the exchange (4MiB)")

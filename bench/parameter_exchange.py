@@ -29,12 +29,11 @@ from pathlib import Path
 
 import msgspec
 
-from bench.collectives import lab_flags
 from bench.exchange import steps
-from bench.harness.figures import heading, table
+from bench.harness.cli import in_lab, lab_parser
+from bench.harness.figures import table
 from bench.harness.stage import Stage, Surroundings, run_ranks
 from bench.netlab import Counters, Shape, counters
-from commplan.diagnostics import CommplanError
 
 WAYS = (
     steps.Way("central", "central", 1),
@@ -88,17 +87,13 @@ def sizes(nbytes: int) -> list[int]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
-    shape = Shape(options.hosts, options.racks, options.rate, options.uplink, False)
     workers = options.workers
-    try:
-        with (
-            tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder,
-            Stage(shape, (), name=options.name) as stage,
-        ):
-            print(heading(stage.surroundings), flush=True)
+
+    def measure(stage: Stage) -> Results:
+        with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
             out = Path(folder) / "measured.json"
             orders = steps.Orders(
-                _ways(options), _order(shape, workers), workers, options.racks,
+                _ways(options), _order(stage.lab.shape, workers), workers, options.racks,
                 sizes(int(options.megabytes * 1e6)), options.rounds or 3, stage.lab.hosts[0].address,
                 str(stage.topology), str(options.calibration) if options.calibration else None, str(out),
             )  # fmt: skip
@@ -106,15 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 words = ["-m", steps.__name__, msgspec.json.encode(orders).decode()]
                 run_ranks(stage.lab, "the workers", *words, out=sys.stderr)
             measured = msgspec.json.decode(out.read_bytes(), type=list[steps.Measured])
-            figures = [_figure(step, watch, orders) for step in measured]
-            results = Results(stage.surroundings, 4 * sum(orders.sizes), workers, figures)
-    except CommplanError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(table(rows(results)))
-    if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results)) + b"\n")
-    return 0
+        figures = [_figure(step, watch, orders) for step in measured]
+        results = Results(stage.surroundings, 4 * sum(orders.sizes), workers, figures)
+        print(table(rows(results)))
+        return results
+
+    return int(in_lab(options, measure) is None)
 
 
 class _Watch:
@@ -206,9 +198,7 @@ PEERS = ("central", "reduce", "ddp")
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    summary = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m bench.parameter_exchange", description=summary)
-    lab_flags(parser)
+    parser = lab_parser("parameter_exchange", __doc__)
     names = [way.name for way in WAYS]
     parser.add_argument("--ways", type=lambda text: text.split(","), default=names, help=", ".join(names))
     parser.add_argument("--workers", type=int, default=8, help="in all (8)")
@@ -219,6 +209,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     unknown = [way for way in options.ways if way not in names]
     if unknown:
         parser.error(f"{unknown[0]!r} is not among {', '.join(names)}")
+    if options.interleave:
+        parser.error("workers fill one rack after another")
     if options.workers % options.racks or options.hosts * options.racks < options.workers + 2:
         parser.error("--workers must be a multiple of --racks, and two hosts must be left for servers")
     return options

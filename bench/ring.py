@@ -18,93 +18,69 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
-import sys
 import tempfile
-import uuid
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 import commplan
+from bench.harness.figures import table as columns
 from bench.input.hand_ring import nbytes
 from bench.input.records import Packed, pack
 from bench.input.ring import BATCH, PLAN, expected
-from bench.input.team import Block, Team
+from bench.input.team import Block, StalledError, Team
+from bench.input.turns import Figure, bench_parser, checked, commands, finished, in_turns, megabytes, run_id
 
+MODULE = "bench.input.ring"
 SYSTEMS = ("ring", "feed", "group")
-MOST_CPU, MOST_MEMORY = 1.05, 1.2  # of the ring
-
-
-class Figure(msgspec.Struct, frozen=True):
-    """One system. cpu_s, wall_s: per record and member, one for each round. memory, private: bytes of all
-    its processes, shared pages counted once, and not at all. wrong: members and epochs with other
-    contents."""
-
-    system: str
-    cpu_s: list[float]
-    wall_s: list[float]
-    memory: int
-    private: int
-    wrong: int
 
 
 def main(argv: list[str] | None = None) -> int:
     options = options_of(argv)
     with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
         figures = measure(options, Path(folder))
-    print(table(figures))
-    if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(figures), indent=1) + b"\n")
-    return int(any(figure.wrong for figure in figures))
+    return finished(figures, table(figures), options.out)
 
 
 def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
     records = folder / "records.bin"
     pack(records, options.records)
-    systems: Sequence[str] = options.systems
     memory: dict[str, tuple[int, int]] = {}
-    for system in systems:
-        with contextlib.ExitStack() as stack:
-            team = stack.enter_context(started(system, options, folder, records))
+    for system in options.systems:
+        with started(system, options, folder, records) as team:
             for _ in range(2):
                 team.block()
             memory[system] = team.memory()
-    blocks: dict[str, list[Block]] = {system: [] for system in systems}
-    wrong = dict.fromkeys(systems, 0)
+    blocks: dict[str, list[Block]] = {system: [] for system in options.systems}
+    wrong = dict.fromkeys(options.systems, 0)
     with contextlib.ExitStack() as stack:
-        teams = {s: stack.enter_context(started(s, options, folder, records)) for s in systems}
-        for epoch in range(options.rounds + 1):  # the first to get warm
-            first = epoch % len(systems)
-            for system in (*systems[first:], *systems[:first]):
-                blocks[system].append(teams[system].block())
+        teams = {s: stack.enter_context(started(s, options, folder, records)) for s in options.systems}
+        for epoch, turn in enumerate(in_turns(teams, options.rounds + 1)):  # the first to get warm
             checksum = expected(Packed(records), epoch)
-            for system in systems:
-                answers = blocks[system][-1].answers
+            for system, block in turn.items():
+                if isinstance(block, StalledError):
+                    raise block
+                blocks[system].append(block)
                 wrong[system] += sum(
                     answer["checksum"] != checksum or answer["records"] != options.records
-                    for answer in answers
+                    for answer in block.answers
                 )
     return [
         Figure(
             system,
             [block.cpu_per_record for block in blocks[system][1:]],
             [block.wall_s / options.records for block in blocks[system][1:]],
-            *memory[system],
-            wrong[system],
+            memory=memory[system][0], private=memory[system][1], wrong=wrong[system],
         )
-        for system in systems
-    ]
+        for system in options.systems
+    ]  # fmt: skip
 
 
 @contextlib.contextmanager
 def started(system: str, options: argparse.Namespace, folder: Path, records: Path) -> Generator[Team]:
     """The processes of a system, which have yet to read their first batch."""
-    run_id = f"bench-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-    where = folder / run_id
+    name = run_id()
+    where = folder / name
     where.mkdir()
     plan = where / "ring.plan"
     design = "single_broadcast(readers = 1)" if options.makers == 1 else "all_shared"
@@ -114,10 +90,9 @@ def started(system: str, options: argparse.Namespace, folder: Path, records: Pat
     with tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="commplan-bench-") as memory:
         memory.truncate(nbytes(options.members))
         common = ["--plan", plan, "--records", records, "--members", options.members]
-        common += ["--memory", memory.name, "--run-id", run_id]
-        command = [sys.executable, "-m", "bench.input.ring"]
-        servers = [_words(*command, "maker", *common)] if system == "ring" else []
-        members = [_words(*command, system, *common, "--place", place) for place in range(options.members)]
+        common += ["--memory", memory.name, "--run-id", name]
+        servers = commands(MODULE, "maker", 1, *common) if system == "ring" else []
+        members = commands(MODULE, system, options.members, *common)
         team = Team(servers, members, cores=range(options.cores), folder=where, timeout=options.timeout)
         try:
             yield team
@@ -125,56 +100,32 @@ def started(system: str, options: argparse.Namespace, folder: Path, records: Pat
             team.close()
 
 
-def _words(*words: Any) -> list[str]:
-    return [str(word) for word in words]
-
-
 def table(figures: Sequence[Figure]) -> str:
     """All systems; ratios to the ring, round by round: their median, and their quartiles."""
     base = next((figure for figure in figures if figure.system == "ring"), figures[0])
-    titles = (("", 1), ("CPU ms", 16), ("x ring", 8), ("quartiles", 15), ("wall ms", 10), ("memory", 10),
-              ("x ring", 8), ("own", 10))  # fmt: skip
-    lines = ["".join(f"{title:>{width}}" for title, width in titles) + "  contents"]
+    rows = [["", "CPU ms", "x ring", "quartiles", "wall ms", "memory", "x ring", "own", "contents"]]
     for figure in figures:
-        ratios = [own / theirs for own, theirs in zip(figure.cpu_s, base.cpu_s, strict=True)]
-        low, middle, high = _quartiles(ratios)
-        contents = f"{figure.wrong} epochs of members wrong" if figure.wrong else "as the plan says"
-        lines.append(
-            f"{figure.system:<8}{statistics.median(figure.cpu_s) * 1e3:>9.4f}{middle:>8.3f}"
-            f"{f'{low:.3f}..{high:.3f}':>15}{statistics.median(figure.wall_s) * 1e3:>10.3f}"
-            f"{figure.memory / 1e6:>7.0f} MB{figure.memory / base.memory:>8.2f}"
-            f"{figure.private / 1e6:>7.0f} MB  {contents}"
+        low, middle, high = figure.ratios(base)
+        rows.append(
+            [
+                figure.system,
+                f"{figure.cpu * 1e3:.4f}",
+                f"{middle:.3f}",
+                f"{low:.3f}..{high:.3f}",
+                f"{statistics.median(figure.wall_s) * 1e3:.3f}",
+                megabytes(figure.memory),
+                f"{figure.memory / base.memory:.2f}",
+                megabytes(figure.private),
+                f"{figure.wrong} epochs of members wrong" if figure.wrong else "as the plan says",
+            ]
         )
-        if middle > MOST_CPU:
-            lines.append(f"  more than {MOST_CPU - 1:.0%} above the ring's CPU")
-        if figure.memory > MOST_MEMORY * base.memory:
-            lines.append(f"  more than {MOST_MEMORY - 1:.0%} above the ring's memory")
-    return "\n".join(lines)
-
-
-def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
+    return columns(rows)
 
 
 def options_of(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--members", type=int, default=12)
+    parser = bench_parser(__doc__, SYSTEMS, rounds=7)
     parser.add_argument("--makers", type=int, default=1, help="processes of commplan's that make batches")
-    parser.add_argument("--records", type=int, default=1024, help=f"a multiple of {BATCH}")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--systems", type=lambda text: text.split(","), default=list(SYSTEMS))
-    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for a system to answer")
-    parser.add_argument("--out", type=Path, metavar="FILE.json")
-    options = parser.parse_args(argv)
-    if min(options.members, options.makers, options.records, options.rounds) < 1 or options.records % BATCH:
-        parser.error(f"counts are 1 or more, and --records a multiple of {BATCH}: every batch has one shape")
-    if unknown := set(options.systems) - set(SYSTEMS):
-        parser.error(f"there is no system {', '.join(unknown)}: {', '.join(SYSTEMS)}")
-    return options
+    return checked(parser, argv, SYSTEMS, BATCH)
 
 
 if __name__ == "__main__":

@@ -86,29 +86,36 @@ class Transformer:
 
             def body(x: Any, layer: Tree) -> tuple[Any, None]:
                 layer = moves.layer(layer)
-                x = self._attention(x, layer)
+                x = attention(x, layer)
                 return x + feed_forward(norm(x, layer["d_norm"]), layer), None
 
             x, _ = lax.scan(moves.body(body), x, weights["layers"])
         for name in sorted(set(weights) - {"embed", "layers"}):
-            x = self._attention(x, weights[name])
+            x = attention(x, weights[name])
             hidden = norm(x, weights[name]["d_norm"])
             if name in own:
                 x = x + routed(hidden, weights[name]["e_router"], own[name], moves.swap)
             else:
                 x = x + feed_forward(hidden, weights[name])
-        logits = (x @ weights["embed"].T).astype(jnp.float32)[:, :-1]
-        chosen = jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
-        return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
+        return next_token_loss(x, weights["embed"], tokens)
 
-    def _attention(self, x: Any, layer: Tree) -> Any:
-        rows, length, width = x.shape
-        mask = jnp.tril(jnp.ones((length, length), bool))
-        qkv = (norm(x, layer["a_norm"]) @ layer["b_qkv"]).reshape(rows, length, 3, width // HEAD, HEAD)
-        q, k, v = (qkv[:, :, i] for i in range(3))
-        weights = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) / HEAD**0.5
-        weights = jax.nn.softmax(jnp.where(mask, weights, -1e30)).astype(x.dtype)
-        return x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(rows, length, width) @ layer["c_out"]
+
+def attention(x: Any, layer: Tree) -> Any:
+    """Causal attention with heads of `HEAD`, added to `x` [rows, length, width]."""
+    rows, length, width = x.shape
+    mask = jnp.tril(jnp.ones((length, length), bool))
+    qkv = (norm(x, layer["a_norm"]) @ layer["b_qkv"]).reshape(rows, length, 3, width // HEAD, HEAD)
+    q, k, v = (qkv[:, :, i] for i in range(3))
+    weights = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) / HEAD**0.5
+    weights = jax.nn.softmax(jnp.where(mask, weights, -1e30)).astype(x.dtype)
+    return x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(rows, length, width) @ layer["c_out"]
+
+
+def next_token_loss(x: Any, embed: Any, tokens: Any) -> Any:
+    """Cross-entropy of the next tokens, by a tied embedding."""
+    logits = (x @ embed.T).astype(jnp.float32)[:, :-1]
+    chosen = jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
 
 
 def norm(x: Any, scale: Any) -> Any:

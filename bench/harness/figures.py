@@ -10,7 +10,7 @@ import msgspec
 
 from bench.harness.stage import Figure, Surroundings
 
-WORDS = ("chosen", "way")  # columns of words
+WORDS = ("chosen", "way", "contents", "records", "ids")  # columns of words
 
 
 class Results(msgspec.Struct, frozen=True):

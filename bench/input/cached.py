@@ -5,7 +5,6 @@ python -m bench.input.cached SYSTEM --records FILE --rows FILE --members N --pla
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib
 import importlib.util
@@ -18,7 +17,7 @@ import numpy.typing as npt
 
 from bench.input.consumers import Consumer
 from bench.input.records import SHAPE, Packed, decode
-from bench.input.team import answer, cannot
+from bench.input.team import answer, cannot, member_parser
 
 BATCH = 32
 PLAN = """
@@ -141,13 +140,8 @@ SYSTEMS: dict[str, Callable[[Any, int], Epoch]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("system", choices=SYSTEMS)
-    parser.add_argument("--records", type=Path, required=True)
+    parser = member_parser(__doc__, tuple(SYSTEMS))
     parser.add_argument("--rows", type=Path, required=True)
-    parser.add_argument("--members", type=int, required=True)
-    parser.add_argument("--place", type=int, default=0)
-    parser.add_argument("--run-id", default="")
     options = parser.parse_args()
     options.file = options.system == "file"
     if options.system == "tf_cache" and importlib.util.find_spec("tensorflow") is None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +11,7 @@ import msgspec
 
 from bench.input.members import DESIGNS
 from bench.input.team import Block, StalledError, Team
+from bench.input.turns import commands, in_turns, run_id
 
 OURS = (*DESIGNS, "one_process")
 SYSTEMS = (*OURS, "plain", "grain")
@@ -111,17 +109,13 @@ def measure(asked: Asked, records: Path, folder: Path, peer_python: str, timeout
         if missing := [name for name in LIMITS if name in failed]:
             raise SystemExit(f"{missing[0]}: {failed[missing[0]]}")
         memory_without_input = teams["consuming"].memory()
-        for round_ in range(asked.rounds):
-            order = list(teams)
-            for name in order[round_ % len(order) :] + order[: round_ % len(order)]:
-                if name in failed:
-                    continue
-                try:
-                    blocks.setdefault(name, []).append(teams[name].block())
+        for number, turn in enumerate(in_turns(teams, asked.rounds)):
+            for name, block in turn.items():
+                if isinstance(block, StalledError):
+                    failed[name] = f"in round {number + 1}: {block}"
+                else:
+                    blocks.setdefault(name, []).append(block)
                     memory[name] = teams[name].memory()
-                except StalledError as error:
-                    failed[name] = f"in round {round_ + 1}: {error}"
-                    teams[name].close()
     finally:
         for running in teams.values():
             running.close()
@@ -177,10 +171,9 @@ def team(name: str, asked: Asked, records: Path, where: Path, peer_python: str, 
         count, threads = 1, len(asked.cores)
     if name == "decoding":  # as loaded as the machine is when all of its cores decode
         count, threads = len(asked.cores), 1
-    common = ["--records", str(records), "--members", str(asked.members), "--threads", str(threads)]
-    common += ["--consumer", asked.consumer]
-    common += ["--run-id", f"bench-{os.getpid()}-{uuid.uuid4().hex[:8]}"]
-    python = peer_python if name == "grain" else sys.executable
-    module = [python, "-m", "bench.input.members", name]
-    members = [[*module, *common, "--place", str(place)] for place in range(count)]
+    words = ["--records", records, "--members", asked.members, "--threads", threads]
+    words += ["--consumer", asked.consumer, "--run-id", run_id()]
+    members = commands(
+        "bench.input.members", name, count, *words, python=peer_python if name == "grain" else ""
+    )
     return Team([], members, cores=asked.cores, folder=where, timeout=timeout, environment=asked.environment)

@@ -5,21 +5,19 @@ KIND"""
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.input.consumers import Batch, Consumer
 from bench.input.records import SHAPE, Packed, decode
-from bench.input.team import answer, cannot
+from bench.input.team import answer, cannot, member_parser
 
 BATCH = 64
 DESIGNS = {
@@ -192,12 +190,7 @@ SYSTEMS: dict[str, Callable[[Any, Packed], None]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("system", choices=SYSTEMS)
-    parser.add_argument("--records", type=Path, required=True)
-    parser.add_argument("--members", type=int, required=True)
-    parser.add_argument("--place", type=int, default=0)
-    parser.add_argument("--run-id", default="")
+    parser = member_parser(__doc__, tuple(SYSTEMS))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--consumer", default="ids", help="ids, step, or the seconds that an accelerator takes"

@@ -9,7 +9,6 @@ of its record, from a separate load. A member stores the numbers, and a few cell
 
 from __future__ import annotations
 
-import argparse
 import os
 import threading
 import zlib
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.input.records import SHAPE, SIDE, Packed, decode
-from bench.input.team import answer, serve
+from bench.input.team import answer, member_parser, serve
 
 BATCH, SEED, APART = 32, 17, 9973
 PLAN = """
@@ -164,14 +163,9 @@ MEMBERS: dict[str, Callable[[Any, Packed], Callable[[], Iterator[Batch]]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("system", choices=(*MEMBERS, "maker"))
+    parser = member_parser(__doc__, (*MEMBERS, "maker"))
     parser.add_argument("--plan", type=Path)
-    parser.add_argument("--records", type=Path, required=True)
-    parser.add_argument("--members", type=int, required=True)
-    parser.add_argument("--place", type=int, default=0)
     parser.add_argument("--memory", type=Path)
-    parser.add_argument("--run-id", default="")
     options = parser.parse_args()
     records = Packed(options.records)
     if options.system == "maker":

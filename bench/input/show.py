@@ -8,7 +8,9 @@ from pathlib import Path
 
 import msgspec
 
+from bench.harness.figures import table
 from bench.input.cells import Cell, Figure
+from bench.input.turns import megabytes, quartiles
 
 NAMES = {
     "duplicate": "commplan, duplicate",
@@ -19,11 +21,8 @@ NAMES = {
     "plain": "plain Python, duplicated",
     "grain": "Grain, duplicated",
 }
-COLUMNS = (
-    ("CPU ms", 9), ("+-", 6), ("x limit", 9), ("records/s", 11), ("KB made", 9), ("memory", 9), ("own", 9),
-)  # fmt: skip
+COLUMNS = ("", "CPU ms", "+-", "x limit", "records/s", "KB made", "memory", "own", "ids")
 SHARED = ("all_shared", "single_broadcast", "multi_broadcast")
-LEAST_RATIO, MOST_OVER, MOST_MEMORY = 10.0, 1.05, 300_000_000
 
 
 class Results(msgspec.Struct, frozen=True):
@@ -50,38 +49,35 @@ def cell(measured: Cell) -> str:
         each = statistics.median(measured.apart_s)
         head += f"\nin {measured.members} processes at once: decoding {each * 1e3:.3f} ms, "
         head += f"limit {measured.apart * 1e3:.4f} ms"
-    titles = f"{'':<30}" + "".join(f"{title:>{width}}" for title, width in COLUMNS) + "  ids"
-    return "\n".join([head, titles, *(f"  {_line(measured, figure)}" for figure in measured.figures)])
+    return f"{head}\n{table([list(COLUMNS), *(_row(measured, figure) for figure in measured.figures)])}"
 
 
-def _line(measured: Cell, figure: Figure) -> str:
-    name = f"{NAMES[figure.system]:<28}"
+def _row(measured: Cell, figure: Figure) -> list[str]:
     if not figure.cpu_s:
-        return f"{name}{figure.failed}"
+        return [NAMES[figure.system], figure.failed, *[""] * 7]
     odd = figure.missing or figure.again
     ids = f"{figure.missing} missing, {figure.again} again" if odd else "all, once"
-    kilobytes = "" if figure.made is None else f"{figure.made / 1e3:.0f}"
-    return (
-        f"{name}{figure.cpu * 1e3:>9.3f}{_spread(figure.cpu_s):>6.0%}{figure.cpu / measured.limit:>9.2f}"
-        f"{figure.wall:>11.0f}{kilobytes:>9}{_mb(figure.memory):>9}{_mb(figure.private):>9}  {ids}"
-        f"{'; ' + figure.failed if figure.failed else ''}"
-    )
-
-
-def _mb(nbytes: int | None) -> str:
-    return "" if nbytes is None else f"{nbytes / 1e6:.0f} MB"
+    return [
+        NAMES[figure.system],
+        f"{figure.cpu * 1e3:.3f}",
+        f"{_spread(figure.cpu_s):.0%}",
+        f"{figure.cpu / measured.limit:.2f}",
+        f"{figure.wall:.0f}",
+        "" if figure.made is None else f"{figure.made / 1e3:.0f}",
+        megabytes(figure.memory),
+        megabytes(figure.private),
+        f"{ids}; {figure.failed}" if figure.failed else ids,
+    ]
 
 
 def _spread(values: Sequence[float]) -> float:
     """Half the distance between the quartiles, as a share of the median."""
-    if len(values) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return (high - low) / 2 / statistics.median(values)
+    low, middle, high = quartiles(values)
+    return (high - low) / 2 / middle
 
 
 def verdict(results: Results) -> str:
-    """The promises and the results, at the largest number of members."""
+    """The shared designs against duplicated work, at the largest number of members."""
     lines = [""]
     largest = max(cell.members for cell in results.cells)
     for measured in results.cells:
@@ -89,37 +85,24 @@ def verdict(results: Results) -> str:
         if measured.members != largest or measured.members == 1 or duplicated is None:
             continue
         for shared in filter(None, map(measured.of, SHARED)):
-            lines += _against(measured, shared, duplicated)
+            lines.append(_against(measured, shared, duplicated))
         wrong = [NAMES[f.system] for f in measured.figures if f.missing or f.again]
         if wrong:
             lines.append(f"  records missing or given twice: {', '.join(wrong)}")
     return "\n".join(lines)
 
 
-def _against(measured: Cell, shared: Figure, duplicated: Figure) -> list[str]:
-    """A design against the limit and the duplicated work; then the promises that it misses."""
+def _against(measured: Cell, shared: Figure, duplicated: Figure) -> str:
+    """A design against the limit and the duplicated work."""
     over = shared.cpu / measured.limit
     apart = f" ({shared.cpu / measured.apart - 1:+.1%} from that of processes)" if measured.apart else ""
-    ratio, wall = duplicated.cpu / shared.cpu, shared.wall / duplicated.wall
     cores = f"{measured.cores} core{'s' if measured.cores > 1 else ''}"
-    where = f"N = {measured.members}, {cores}, {measured.consumer}"
-    sentences = (
-        f"{where}: {shared.system} takes {ratio:.1f}x less CPU than {NAMES[duplicated.system]} and is "
-        f"{over - 1:+.1%} from the limit{apart}, {wall:.1f}x as fast; "
-        f"{_mb(shared.memory)} beside the processes themselves"
+    return (
+        f"N = {measured.members}, {cores}, {measured.consumer}: {shared.system} takes"
+        f" {duplicated.cpu / shared.cpu:.1f}x less CPU than {NAMES[duplicated.system]} and is"
+        f" {over - 1:+.1%} from the limit{apart}, {shared.wall / duplicated.wall:.1f}x as fast;"
+        f" {megabytes(shared.memory)} in addition to the processes themselves"
     )
-    lines = [sentences]
-    if over > MOST_OVER:
-        lines.append(f"  more than {MOST_OVER - 1:.0%} above the limit")
-    if measured.consumer == "ids" and ratio < LEAST_RATIO:
-        lines.append(
-            f"  less than {LEAST_RATIO:g}x (the limit would be {duplicated.cpu / measured.limit:.1f}x)"
-        )
-    if measured.consumer == "ids" and measured.cores == 1 and wall < LEAST_RATIO:
-        lines.append(f"  less than {LEAST_RATIO:g}x as fast")
-    if shared.memory is not None and shared.memory > MOST_MEMORY:
-        lines.append(f"  more than {MOST_MEMORY / 1e9:.1f} GB")
-    return lines
 
 
 def write(results: Results, path: Path) -> None:

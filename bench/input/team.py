@@ -8,6 +8,7 @@ kernel's count, with shared pages counted once.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -208,6 +209,17 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 
 # --- the workers' side ---
+
+
+def member_parser(summary: str | None, systems: Sequence[str]) -> argparse.ArgumentParser:
+    """The flags of a process of a system."""
+    parser = argparse.ArgumentParser(description=(summary or "").splitlines()[0])
+    parser.add_argument("system", choices=systems)
+    parser.add_argument("--records", type=Path, required=True)
+    parser.add_argument("--members", type=int, required=True)
+    parser.add_argument("--place", type=int, default=0)
+    parser.add_argument("--run-id", default="")
+    return parser
 
 
 def serve(**fields: Any) -> None:

@@ -12,8 +12,9 @@ from html import escape
 
 import commplan
 from commplan.collectives import registry
-from commplan.collectives.program import REDUCING, ChunkProgram, Kind
+from commplan.collectives.program import ChunkProgram, Kind
 from commplan.explain.report import explain_plan
+from commplan.ir.collective_kinds import REDUCING
 
 WANTED = re.compile(r"^<!-- picture: ([\w ]+) -->$", re.M)
 COLOURS = 8  # that the style sheet knows

@@ -12,6 +12,7 @@ import pytest
 from bench import ring
 from bench.input.records import Packed, pack
 from bench.input.ring import BATCH, Notes, expected
+from bench.input.turns import Figure
 
 for _package in ("PIL", "sklearn", "skimage"):
     if importlib.util.find_spec(_package) is None:
@@ -50,6 +51,5 @@ def test_members_of_a_feed_and_of_the_ring_are_given_what_the_plan_says(tmp_path
         figure.wrong == 0 and figure.cpu_s[0] > 0 and figure.memory > figure.private > 0 for figure in figures
     )
     assert ring.table(figures).count("as the plan says") == 2
-    spoiled = ring.Figure("feed", [1.0], [1.0], 10**9, 10**9, 3)
-    shown = ring.table([figures[0], spoiled])
-    assert "3 epochs of members wrong" in shown and "above the ring's CPU" in shown
+    spoiled = Figure("feed", [1.0], [1.0], memory=10**9, private=10**9, wrong=3)
+    assert "3 epochs of members wrong" in ring.table([figures[0], spoiled])

@@ -1,8 +1,7 @@
 """Peak memory and collectives of steps with sharded weights: by hand, by GSPMD, and through a plan.
 
-    export JAX_PLATFORMS=cpu
-    python bench/sharded_weights.py
-    python bench/sharded_weights.py --on h100 --layers 12 --width 2048 --length 1024 --vocabulary 32768
+    JAX_PLATFORMS=cpu python -m bench.compiled.sharded
+    JAX_PLATFORMS=cpu python -m bench.compiled.sharded --on h100 --layers 12 --width 2048 --length 1024
 
 A transformer (bf16, tied embedding, Adam) on eight devices, compiled and not run: for CPU devices, or ahead
 of time for 8 H100, which needs no GPU, only JAX's compiler for them (the environment that `make audit`
@@ -39,6 +38,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
+from bench.compiled.models import Transformer, attention, feed_forward, next_token_loss, norm
 from commplan.lowering.audit import Machine, audit_text, target
 from commplan.lowering.gpu.estimate import estimate
 from commplan.lowering.jax.aot import devices
@@ -62,47 +62,18 @@ KINDS = ("all-gather", "reduce-scatter", "all-reduce")
 Tree = Any
 
 
-def shapes(layers: int, width: int, vocabulary: int) -> Tree:
-    """The embedding and the blocks, whole."""
-
-    def leaf(*dims: int) -> Any:
-        return jax.ShapeDtypeStruct(dims, "bfloat16")
-
-    block = {
-        "a_norm": leaf(width), "b_qkv": leaf(width, 3 * width), "c_out": leaf(width, width),
-        "d_norm": leaf(width), "e_up": leaf(width, 4 * width), "f_down": leaf(4 * width, width),
-    }  # fmt: skip
-    return {"embed": leaf(vocabulary, width), "blocks": [block] * layers}
-
-
-def norm(x: Any, scale: Any) -> Any:
-    wide = x.astype(jnp.float32)
-    return (wide * lax.rsqrt(jnp.mean(wide**2, -1, keepdims=True) + 1e-6)).astype(x.dtype) * scale
+def block(layer: Tree, given: tuple[Any, Any]) -> tuple[Any, Any]:
+    x, tokens = given
+    x = attention(x, layer)
+    return x + feed_forward(norm(x, layer["d_norm"]), layer), tokens
 
 
 def embedded(embed: Any, tokens: Any) -> tuple[Any, Any]:
     return embed[tokens], tokens
 
 
-def block(layer: Tree, given: tuple[Any, Any]) -> tuple[Any, Any]:
-    x, tokens = given
-    rows, length, width = x.shape
-    heads = max(width // 128, 1)
-    mask = jnp.tril(jnp.ones((length, length), bool))
-    qkv = (norm(x, layer["a_norm"]) @ layer["b_qkv"]).reshape(rows, length, 3, heads, width // heads)
-    q, k, v = (qkv[:, :, i] for i in range(3))
-    weights = jnp.einsum("bqhd,bkhd->bhqk", q, k).astype(jnp.float32) / (width // heads) ** 0.5
-    weights = jax.nn.softmax(jnp.where(mask, weights, -1e30)).astype(x.dtype)
-    x = x + jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(rows, length, width) @ layer["c_out"]
-    return x + jax.nn.gelu(norm(x, layer["d_norm"]) @ layer["e_up"]) @ layer["f_down"], tokens
-
-
 def head(embed: Any, given: tuple[Any, Any]) -> Any:
-    """Next-token cross-entropy."""
-    x, tokens = given
-    logits = (x @ embed.T).astype(jnp.float32)[:, :-1]
-    chosen = jnp.take_along_axis(logits, tokens[:, 1:, None], -1)[..., 0]
-    return jnp.mean(jax.nn.logsumexp(logits, -1) - chosen)
+    return next_token_loss(given[0], embed, given[1])
 
 
 def loss(params: Tree, tokens: Any) -> Any:
@@ -248,7 +219,7 @@ def compiled(step: Callable[..., Any], *arguments: Any, donate: Sequence[int] = 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--on", choices=("cpu", "h100"), default="cpu")
-    defaults = {"layers": 4, "width": 256, "rows": 2, "length": 128, "vocabulary": 4096}
+    defaults = {"layers": 4, "width": 256, "rows": 2, "length": 128}
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
@@ -258,7 +229,10 @@ def main() -> None:
     else:
         own = np.array(devices(target("h100:1x8"))).reshape(-1)
     mesh = Mesh(own, ("data",), axis_types=(AxisType.Auto,))
-    like = shapes(options.layers, options.width, options.vocabulary)
+    model = Transformer(options.layers, options.width, options.rows, options.length)
+    embed, *blocks = model.shapes().values()
+    like = {"embed": embed, "blocks": blocks}
+    row = model.batch()["tokens"]
     tokens = jax.ShapeDtypeStruct((RANKS * options.rows, options.length), "int32")
 
     def placed(tree: Tree, spec: Any, where: Any = mesh) -> Tree:
@@ -282,12 +256,11 @@ def main() -> None:
         "plan, scanned, again": (planned(mesh, like, 1, scanned=True, body=jax.checkpoint(block)), stack),
     }
     alone = Mesh(own[:1], ("data",), axis_types=(AxisType.Auto,))
-    row = jax.ShapeDtypeStruct((options.rows, options.length), "int32")
     single = compiled(summed, placed(like, P(), alone), placed(row, P(), alone), donate=())
     activations = single.memory_analysis().temp_size_in_bytes
-    embed, layer = nbytes(like["embed"]), nbytes(like["blocks"][0])
-    two = max(embed + layer, 2 * layer)
-    print(f"activations {activations / 1e6:.1f} MB, embedding {embed / 1e6:.1f}, a layer {layer / 1e6:.1f}")
+    whole, layer = nbytes(embed), nbytes(blocks[0])
+    two = max(whole + layer, 2 * layer)
+    print(f"activations {activations / 1e6:.1f} MB, embedding {whole / 1e6:.1f}, a layer {layer / 1e6:.1f}")
     heads = ("temp", "args", "of sum", "gathers", "scatters", "reduces", "ops", "ms", "waiting")
     print(f"{'':22}" + "".join(f"{name:>9}" for name in heads[: 7 if options.on == "cpu" else 9]))
     for name, (step, given) in steps.items():

@@ -1,0 +1,88 @@
+"""The command line of benches in the lab: common flags, and running in it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from bench.harness.figures import heading
+from bench.harness.stage import Stage
+from bench.netlab import Shape
+from commplan.diagnostics import CommplanError
+
+UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+R = TypeVar("R", bound=msgspec.Struct)
+
+
+def in_lab(
+    options: argparse.Namespace, measure: Callable[[Stage], R], systems: Sequence[str] = (),
+    *, rounds: int = 5, budget: float = 0.25,
+) -> R | None:  # fmt: skip
+    """Call `measure` in the lab that the flags describe, and write its result to `--out`.
+
+    Returns:
+        The result, or None after an error, which is printed.
+    """
+    try:
+        with Stage(
+            shape_of(options), systems, name=options.name, rounds=options.rounds or rounds, budget=budget,
+            calibration=options.calibration,
+        ) as stage:  # fmt: skip
+            print(heading(stage.surroundings), flush=True)
+            results = measure(stage)
+    except CommplanError as error:
+        print(error, file=sys.stderr)
+        return None
+    if options.out:
+        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+    return results
+
+
+def shape_of(options: argparse.Namespace) -> Shape:
+    return Shape(options.hosts, options.racks, options.rate, options.uplink, options.interleave)
+
+
+def lab_parser(program: str, summary: str | None) -> argparse.ArgumentParser:
+    """A parser with the flags that every bench in the lab has. summary: the docstring of the program."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench.{program}", description=(summary or "").split("\n")[0]
+    )
+    parser.add_argument("--hosts", type=int, default=4, help="hosts in each rack (4)")
+    parser.add_argument("--racks", type=int, default=1, help="racks (1)")
+    parser.add_argument("--rate", default="200mbit", help="of a host's link (200mbit)")
+    parser.add_argument("--uplink", default="", help="of a rack's uplink (as a host's link)")
+    parser.add_argument("--interleave", action="store_true", help="ranks go round the racks")
+    parser.add_argument("--name", default="bench", help="of the lab (bench)")
+    parser.add_argument("--rounds", type=int, default=0, help="turns of each system, the first discarded")
+    parser.add_argument(
+        "--calibration", type=Path, help="a file of `commplan calibrate`; measured first if it does not exist"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.json", help="every repetition")
+    return parser
+
+
+def size(text: str) -> int:
+    """4B, 16KiB, 4MiB -> bytes."""
+    digits = text.rstrip("BKMGi ")
+    unit = text[len(digits) :].strip() or "B"
+    if unit not in UNITS or not digits.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: write sizes as 4B, 16KiB or 4MiB")
+    return int(digits) * UNITS[unit]
+
+
+def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """A type of arguments: some of the names `known`, separated by commas."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        chosen = tuple(text.split(","))
+        unknown = [name for name in chosen if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not among {', '.join(known)}")
+        return chosen
+
+    return parse
