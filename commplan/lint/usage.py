@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import warnings
 from collections.abc import Iterator
 
@@ -87,6 +86,8 @@ def idle_outputs(subject: Subject) -> Iterator[Diagnostic]:
 
 def _names(text: str) -> set[str]:
     """All attributes, variables, arguments and strings of a Python program, as possible uses of outputs."""
+    import ast  # only for --program
+
     names = set[str]()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

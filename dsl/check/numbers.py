@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from commplan.diagnostics import Fix
 from commplan.dsl import ast
 from commplan.dsl.check.context import CheckContext
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 LARGEST = (1 << 63) - 1
@@ -24,6 +27,8 @@ def written(value: ast.Name | ast.Number | ast.Location) -> str:
 
 def exact(number: ast.Number) -> Fraction:
     """The exact decimal value of a finite literal, not its nearest binary float."""
+    from fractions import Fraction  # noqa: PLC0415  (slow to import, and rarely needed)
+
     return Fraction(repr(number.value))
 
 
@@ -52,7 +57,11 @@ def nbytes(ctx: CheckContext, number: ast.Number, role: str, *, code: str) -> in
     if number.unit is not None and number.unit not in BYTES:
         note = "its units are KiB, MiB and GiB; without a unit it counts bytes"
         return ctx.error(code, f"{role} is a size in bytes, found `{written(number)}`", number.span, note)
-    size = exact(number) * BYTES.get(number.unit or "", 1) if math.isfinite(number.value) else Fraction(0)
+    value, factor = number.value, BYTES.get(number.unit or "", 1)
+    if not isinstance(value, int):
+        size = exact(number) * factor if math.isfinite(value) else 0
+    else:
+        size = value * factor
     if size.denominator != 1 or not 0 < size <= LARGEST:
         message = f"{role} is a positive whole number of bytes, found `{written(number)}`"
         return ctx.error(code, message, number.span)
