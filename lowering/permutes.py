@@ -22,6 +22,7 @@ from commplan.collectives.layout import bounds
 from commplan.collectives.postcondition import postcondition
 from commplan.collectives.program import Bools, ChunkProgram, Ints, Round
 from commplan.collectives.transform import expand_runs
+from commplan.ir.collective_kinds import SCATTERING
 
 UNROLLED = 32  # maximum number of equal rounds that are unrolled; more become a loop
 
@@ -209,7 +210,7 @@ def is_forwarded(before: Sequence[Permute], now: Sequence[Permute]) -> bool:
 def is_result(program: ChunkProgram, size: int, last: Sequence[Permute]) -> bool:
     """Whether the data received last is the complete result of every rank: its block."""
     part = _single_part(last)
-    if part is None or program.kind not in ("reduce_scatter", "scatter"):
+    if part is None or program.kind not in SCATTERING:
         return False
     block = size // program.ranks
     expected = np.arange(program.ranks) * block

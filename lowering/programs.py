@@ -13,9 +13,10 @@ from msgspec.structs import replace
 
 from commplan.collectives import layout, registry
 from commplan.collectives.hierarchical import NATIVE
-from commplan.collectives.program import ROOTED, ChunkProgram, Ints, Kind
+from commplan.collectives.program import ChunkProgram, Ints, Kind
 from commplan.collectives.transform import permute_ranks
 from commplan.diagnostics import CommplanError, fail
+from commplan.ir.collective_kinds import ROOTED
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Collective, CollectiveKind, Leaf, Schedule, Spread
 from commplan.verify.programs.proof import prove

@@ -31,9 +31,7 @@ import numpy as np
 
 from commplan.collectives.postcondition import postcondition
 from commplan.collectives.program import (
-    BLOCKED,
     IN_BLOCKS,
-    ROOTED,
     AlgorithmFile,
     ChunkProgram,
     Family,
@@ -45,11 +43,11 @@ from commplan.collectives.program import (
 )
 from commplan.collectives.transform import drop_empty, expand_runs, pruned, reversed_rounds, rooted, runs
 from commplan.diagnostics import fail
+from commplan.ir import collective_kinds
 from commplan.ir.axes import coordinates
+from commplan.ir.collective_kinds import BLOCKED, ROOTED
 
 NATIVE = "native"
-# The kinds of collectives that every backend provides as a native operation.
-NATIVE_KINDS: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 # The kind that results from reversing the transfers of a kind.
 REVERSAL: dict[Kind, Kind] = {
     "broadcast": "reduce",
@@ -159,7 +157,7 @@ def _whole(
 
 def carries(files: Files, name: str, *kinds: Kind) -> bool:
     """Whether algorithm `name`, which may be `native`, supports all of `kinds`."""
-    supported = NATIVE_KINDS if name == NATIVE else files[name].PROGRAMS
+    supported = collective_kinds.NATIVE_KINDS if name == NATIVE else files[name].PROGRAMS
     return all(kind in supported for kind in kinds)
 
 

@@ -17,8 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import BLOCKED, NO_TARGETS, Bools, ChunkProgram, Ints, Kind, log2_up, ranks
+from commplan.collectives.program import NO_TARGETS, Bools, ChunkProgram, Ints, Kind, log2_up, ranks
 from commplan.diagnostics import fail
+from commplan.ir.collective_kinds import BLOCKED
 
 SLOTS = 2**26
 

@@ -26,15 +26,14 @@ from typing import Literal, NamedTuple, Protocol, get_args
 import numpy as np
 import numpy.typing as npt
 
+from commplan.ir.collective_kinds import BLOCKED
+
 Kind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "scatter", "gather", "swap"
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
-REDUCING: tuple[Kind, ...] = ("all_reduce", "reduce_scatter", "reduce")
-ROOTED: tuple[Kind, ...] = ("broadcast", "reduce", "scatter", "gather")
-# Kinds with one block per rank: chunks r*c to (r+1)*c - 1 of n*c are the block of rank r.
-BLOCKED: tuple[Kind, ...] = ("reduce_scatter", "all_gather", "scatter", "gather")
-IN_BLOCKS: tuple[Kind, ...] = (*BLOCKED, "swap")  # the buffer consists of one block per rank
+# The buffer consists of one block per rank; in `BLOCKED`, that of rank r is chunks r*c to (r+1)*c - 1 of n*c.
+IN_BLOCKS = (*BLOCKED, "swap")
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -14,9 +14,10 @@ from commplan.collectives import algorithms as algorithm_files
 from commplan.collectives.hierarchical import NATIVE, Levels, LevelStage, composed
 from commplan.collectives.hierarchical import stages as _stages
 from commplan.collectives.postcondition import targets
-from commplan.collectives.program import IN_BLOCKS, KINDS, ROOTED, AlgorithmFile, ChunkProgram, Kind
+from commplan.collectives.program import IN_BLOCKS, KINDS, AlgorithmFile, ChunkProgram, Kind
 from commplan.collectives.transform import drop_empty, pipelined, rooted
 from commplan.diagnostics import did_you_mean, fail
+from commplan.ir.collective_kinds import ROOTED
 from commplan.ir.hints import Algorithm
 
 TRANSFERS = 2**25  # 4,096 ranks in a ring; half a gigabyte

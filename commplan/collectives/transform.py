@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from commplan.collectives.program import (
-    BLOCKED,
     IN_BLOCKS,
     NO_TARGETS,
     Bools,
@@ -23,6 +22,7 @@ from commplan.collectives.program import (
     Send,
 )
 from commplan.diagnostics import fail
+from commplan.ir.collective_kinds import BLOCKED
 
 
 def expand_runs(send: Family) -> tuple[Ints, Ints, Ints]:

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
-from commplan.collectives.hierarchical import NATIVE_KINDS
 from commplan.collectives.program import KINDS
 from commplan.ir.axes import coordinates
+from commplan.ir.collective_kinds import BLOCKED, NATIVE_KINDS, REDUCING
 from commplan.ir.plan import Algorithm, Arg, Ref
 from commplan.ir.remark import Alternative, Choice
 from commplan.ir.schedule import Collective, CollectiveKind, Op, Phase, Schedule, network_lane
@@ -122,7 +122,7 @@ def _chosen(op: Collective, single: Candidate, layered: Candidate, written: Algo
 
 def _stays(op: Collective, schedule: Schedule) -> bool:
     """Whether a hierarchy stays one op. A hierarchy with one level becomes its algorithm."""
-    scattered = op.kind in ("reduce_scatter", "all_gather")
+    scattered = op.kind in BLOCKED
     if op.kind == "reduce" or (len(op.axes) > 1 and scattered and not _by_axis(op)):
         return True  # separate levels would leave noncontiguous pieces
     return len(op.algorithm.levels) > 1 and is_one_operation(op.kind, op.algorithm, schedule.backend, op)
@@ -192,7 +192,7 @@ def _by_axis(op: Collective) -> bool:
     Each level then leaves a contiguous run of the buffer.
     """
     keys = tuple(key for key, _ in op.algorithm.levels)
-    return op.kind in ("reduce_scatter", "all_gather") and keys == op.axes
+    return op.kind in BLOCKED and keys == op.axes
 
 
 def _one_by_one(editor: Editor, op: Collective) -> str:
@@ -235,7 +235,7 @@ def _step(
     """Emit a collective of `kind` over `axis`. The `last` level defines the result of `op`."""
     return editor.move(
         op, operand, None if last else f"{op.result}/{kind}_{axis}", kind=kind, axes=(axis,), root=root,
-        op=op.op if kind in ("all_reduce", "reduce_scatter") else None, algorithm=algorithm, form=None,
+        op=op.op if kind in REDUCING else None, algorithm=algorithm, form=None,
         lane=network_lane(editor.schedule.axes, (axis,)), divisor=divisor,
         pinned=any(arg.key == axis for arg in op.algorithm.args),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from commplan.collectives.registry import scalar_algorithm
 from commplan.diagnostics import fail
-from commplan.ir.ops.collective import ROWS_IN, ROWS_OUT
+from commplan.ir.collective_kinds import MAKES_BLOCKS, TAKES_BLOCKS
 from commplan.ir.plan import Algorithm, Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Part, Phase, Schedule, Value
@@ -50,7 +50,7 @@ def pack_collectives(
         buffer = _emit(editor, head, bucket, runs, f"{head.result}/b{number}")
         for (item, _, _), run in zip(bucket.runs, runs, strict=True):
             parts[item.result].append(replace(run, value=buffer))
-    ways = editor.size(head.axes) if head.kind in ROWS_OUT else 1
+    ways = editor.size(head.axes) if head.kind in MAKES_BLOCKS else 1
     editor.ops += [unpack(op.result, parts[op.result], op.span, op.operand, ways) for op in group]
     return buckets
 
@@ -95,7 +95,7 @@ def _leaf_collective(op: Collective, operand: Value, leaf: int, ranks: int) -> t
         case "all_gather":
             return (None, ranks) if scalar else ("all_gather", 1)
         case _:
-            return op.kind, ranks if op.kind in ROWS_IN else 1
+            return op.kind, ranks if op.kind in TAKES_BLOCKS else 1
 
 
 def readiness(operand: Value, op: Collective, order: Order) -> list[int]:

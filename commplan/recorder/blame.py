@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import NamedTuple, get_args
 
 from commplan.ir.axes import coordinates, group
+from commplan.ir.collective_kinds import TOWARDS_SOME
 from commplan.recorder import verdict
 from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Call, Event, Record, machine
 from commplan.recorder.processes import process_state
@@ -17,7 +18,6 @@ from commplan.recorder.verdict import Condition, Need, RankState, Wait
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")
-ROOTED = ("broadcast", "scatter", "reduce", "gather", "shift")  # ranks wait for only some of the others
 ANSWER = "answer"  # a sequence that no rank begins: the answer that another rank owes this one
 _TOGETHER_S = 0.5  # between deaths whose order is not certain
 _RECENT = 48  # calls whose order is compared
@@ -281,7 +281,7 @@ def _waits(rank: Rank, recorded: Sequence[int], when: float) -> Iterator[Wait]:
     """The collective that a rank waits in, and its other waits. recorded: see `_members`."""
     if rank.waits is not None:
         event, progress = rank.waits, rank.progress
-        is_rooted = event.details is not None and event.details.kind in ROOTED
+        is_rooted = event.details is not None and event.details.kind in TOWARDS_SOME
         needed = [progress.rank] if is_rooted and progress is not None else _members(rank, event, recorded)
         needs = tuple(Need(other, event.name, event.runs) for other in needed)
         seconds, missing = when - event.seconds, f"come to {event.name}"

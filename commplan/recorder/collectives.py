@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from commplan.ir.axes import coordinates
 from commplan.ir.axes import group as ranks_along
+from commplan.ir.collective_kinds import FROM_ROOT, TOWARDS_SOME
 from commplan.recorder.clocks import Bounds, Clock, aligned, bounds
 from commplan.recorder.file import BEGIN, END, FAILED, WAITED, Details, Event, Record
 from commplan.recorder.tasks import Task, tasks_of
@@ -18,7 +19,6 @@ from commplan.recorder.tasks import Task, tasks_of
 _LINE = re.compile(r"line (\d+)")
 _UUID = 36  # characters of the machine's boot id, which all of its processes share
 _UNFINISHED = "unfinished"
-_TO_ALL, _TO_ROOT = ("broadcast", "scatter"), ("reduce", "gather")
 # Seconds of the collectives of a phase, in its order, by phase, plan line and kind.
 Predicted = Mapping[tuple[str, int, str], Sequence[float]]
 
@@ -208,13 +208,13 @@ def _sources(group: list[Slice], each: Slice, record: Record) -> list[Slice]:
     details = each.details
     if len(group) != _members(details, record):
         return []
-    if details is None or details.kind not in (*_TO_ALL, *_TO_ROOT, "shift"):
+    if details is None or details.kind not in TOWARDS_SOME:
         return group
     ordered = sorted(group, key=lambda other: _along(other, details, record))
     at = next(index for index, other in enumerate(ordered) if other.rank == each.rank)
     if details.kind == "shift":
         return [ordered[(at - details.root) % len(ordered)]]
-    if details.kind in _TO_ALL:
+    if details.kind in FROM_ROOT:
         return [ordered[details.root % len(ordered)]]
     return ordered if at == details.root else []
 
@@ -233,7 +233,7 @@ def _clocks(
     constraints: list[tuple[float, Bounds]] = []
     for group in groups:
         details = group[0].details
-        rooted = details is not None and details.kind in (*_TO_ALL, *_TO_ROOT, "shift")
+        rooted = details is not None and details.kind in TOWARDS_SOME
         if rooted or any(each.state for each in group) or len(group) != _members(details, record):
             continue
         ranks = [machine[each.rank] for each in group]
@@ -271,7 +271,7 @@ def _held(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]
     if _members(details, record) > len(present | recorded):  # a damaged record may claim any number
         return group
     absent = _ranks(group[0], record) - present
-    rooted = details is not None and details.kind in (*_TO_ALL, *_TO_ROOT, "shift")
+    rooted = details is not None and details.kind in TOWARDS_SOME
     if rooted or not absent or not absent <= recorded:
         return group
     late: list[Slice] = []

@@ -13,8 +13,6 @@ from commplan.topology import Topology
 
 NATIVE = Algorithm("native")
 MOST_RANKS = 256  # of one program: with more, it has too many rounds
-# Kinds that split or concatenate in the order of their axes, which fixes the order of levels.
-ORDERED: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_gather")
 # The order of preference among equally fast algorithms: neighbours only, then few rounds.
 SIMPLICITY = ("ring", "recursive_doubling", "halving_doubling", "bruck", "binomial_tree", "chain")
 PIECES = (

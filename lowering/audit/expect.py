@@ -21,6 +21,7 @@ from commplan.collectives.program import ChunkProgram, Ints, Kind
 from commplan.diagnostics import Span
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.axes import groups
+from commplan.ir.collective_kinds import REDUCING
 from commplan.ir.schedule import Collective, Leaf, Op, Phase, Schedule, Spread
 from commplan.ir.types import DType
 from commplan.lowering.hlo.reader import Tensor
@@ -194,7 +195,7 @@ class Moved(NamedTuple):
         within = tuple(
             tuple(int(r) for r in np.array(ranks)[group]) for ranks in communicators for group in groups
         )
-        operation = self.op.op if kind in ("all_reduce", "reduce_scatter") else None
+        operation = self.op.op if kind in REDUCING else None
         dtype = self._dtype(kind)
         kind = "all_to_all" if kind == "swap" else kind
         if kind == "shift":
@@ -209,7 +210,7 @@ class Moved(NamedTuple):
     def _dtype(self, kind: str) -> str:
         """The HLO element type of the collective."""
         dtype, on_cpu = self.leaf.dtype, self.platform == "cpu"
-        adds = kind in ("all_reduce", "reduce_scatter")
+        adds = kind in REDUCING
         if dtype is DType.BOOL:
             return "s32" if adds else "u8" if on_cpu else "pred"
         if dtype.is_float and self.op.op in ("max", "min"):

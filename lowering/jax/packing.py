@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.collective_kinds import NATIVE_KINDS
 from commplan.ir.shard_shapes import row_size
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.backend import Array, Backend, BufferLayout, BufferRun
 from commplan.lowering.jax.pytree import LEAF, Tree
 
-KINDS = ("all_reduce", "broadcast", "reduce_scatter", "all_gather")
 Env = dict[str, Tree]
+
+
+class UnpackedPart(NamedTuple):
+    """A part of a buffer, and the op that unpacks it."""
+
+    op: ir.Unpack
+    part: ir.Part
 
 
 @dataclass
@@ -32,7 +40,7 @@ class PackElision:
     backend: Backend
     values: Mapping[str, ir.Value]
     packs: Mapping[str, ir.Pack]
-    parts: Mapping[str, tuple[tuple[ir.Unpack, ir.Part], ...]]
+    parts: Mapping[str, tuple[UnpackedPart, ...]]
     received: dict[str, dict[int, Array]] = field(default_factory=dict[str, dict[int, Array]])
 
     def defers(self, op: ir.Op, env: Env) -> bool:
@@ -77,7 +85,9 @@ class PackElision:
         def finish() -> Env:
             results = complete()
             if parts is not None:
-                self.received[op.result] = dict(zip((part.offset for _, part in parts), results, strict=True))
+                self.received[op.result] = dict(
+                    zip((each.part.offset for each in parts), results, strict=True)
+                )
             return {op.result: Tree(tuple(results), LEAF)}
 
         return finish
@@ -87,9 +97,9 @@ def pack_elision(sequence: Sequence[ir.Op], values: Mapping[str, ir.Value], back
     """Find the buffers of the ops in `sequence` that need not be created."""
     uses = DefUse(sequence)
     packs: dict[str, ir.Pack] = {}
-    parts: dict[str, tuple[tuple[ir.Unpack, ir.Part], ...]] = {}
+    parts: dict[str, tuple[UnpackedPart, ...]] = {}
     for op in sequence:
-        if not isinstance(op, ir.Collective) or op.form == "rounds" or op.kind not in KINDS:
+        if not isinstance(op, ir.Collective) or op.form == "rounds" or op.kind not in NATIVE_KINDS:
             continue
         pack, is_only_reader = uses.maker(op.operand), len(uses.readers(op.operand)) == 1
         if isinstance(pack, ir.Pack) and is_only_reader and any(part.size for part in pack.parts):
@@ -100,13 +110,15 @@ def pack_elision(sequence: Sequence[ir.Op], values: Mapping[str, ir.Value], back
     return PackElision(backend, values, packs, parts)
 
 
-def _unpacked(buffer: str, readers: Sequence[ir.Op]) -> tuple[tuple[ir.Unpack, ir.Part], ...]:
+def _unpacked(buffer: str, readers: Sequence[ir.Op]) -> tuple[UnpackedPart, ...]:
     """The parts of `buffer` that its readers unpack, if all readers unpack it and no parts overlap."""
     unpacks = [op for op in readers if isinstance(op, ir.Unpack)]
     if len(unpacks) < len(readers) or len({op.ways for op in unpacks}) != 1:
         return ()
-    parts = [(op, part) for op in unpacks for part in op.parts if part.value == buffer and part.size]
-    parts.sort(key=lambda pair: pair[1].offset)
+    parts = [
+        UnpackedPart(op, part) for op in unpacks for part in op.parts if part.value == buffer and part.size
+    ]
+    parts.sort(key=lambda each: each.part.offset)
     ends = [part.offset + part.size for _, part in parts]
     are_disjoint = all(end <= part.offset for end, (_, part) in zip(ends, parts[1:], strict=False))
     return tuple(parts) if are_disjoint else ()
@@ -147,10 +159,10 @@ def _operand_layout(pack: ir.Pack, values: Mapping[str, ir.Value]) -> BufferLayo
 
 
 def _result_layout(
-    op: ir.Collective, parts: Sequence[tuple[ir.Unpack, ir.Part]], values: Mapping[str, ir.Value]
+    op: ir.Collective, parts: Sequence[UnpackedPart], values: Mapping[str, ir.Value]
 ) -> BufferLayout:
     """One array for each part: the whole leaf if it is in one part, otherwise the rows of the part."""
-    size, ways = values[op.result].leaves[0].size, parts[0][0].ways
+    size, ways = values[op.result].leaves[0].size, parts[0].op.ways
     width, runs, shapes = size // ways, list[BufferRun](), list[tuple[int, ...]]()
     for array, (unpack, part) in enumerate(parts):
         leaf = values[unpack.result].leaves[part.leaf]

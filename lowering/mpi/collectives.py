@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from commplan.collectives.program import REDUCING
 from commplan.diagnostics import CommplanError, fail
 from commplan.hang_limits import UNWATCHED, HangLimits, most_patient
+from commplan.ir.collective_kinds import EXCHANGING, GATHERING, REDUCING, TAKES_BLOCKS
 from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.jax.collectives.bitcast import from_ordered, to_ordered
@@ -279,7 +279,7 @@ class Channel:
 
     def _whole(self, size: int, spec: Spec) -> int:
         """The number of elements of the whole buffer if each rank has `size`."""
-        return size * self.groups.ways(self._axes(spec)) if spec.kind in ("all_gather", "gather") else size
+        return size * self.groups.ways(self._axes(spec)) if spec.kind in GATHERING else size
 
     def _axes(self, spec: Spec) -> tuple[str, ...]:
         return tuple(self.groups.sizes) if spec.axes is None else spec.axes
@@ -291,15 +291,15 @@ class Channel:
         if spec.kind not in KINDS:
             fail("CP0831", f"there is no collective `{spec.kind}`", f"expected one of: {', '.join(KINDS)}")
         ranks, shape = len(self.groups.along(self._axes(spec))), tuple(x.shape)
-        if spec.kind in ("all_gather", "gather"):
+        if spec.kind in GATHERING:
             return (ranks * shape[0], *shape[1:]) if shape else (ranks,)
-        if spec.kind not in ("reduce_scatter", "scatter", "all_to_all", "swap"):
+        if spec.kind not in TAKES_BLOCKS:
             return shape
         if not shape or shape[0] % ranks:
             described = f"a leading dimension of {shape[0]}" if shape else "a scalar"
             message = f"{spec.kind} over {ranks} ranks cannot divide {described}"
             fail("CP0831", message, f"pad the leading dimension to a multiple of {ranks}")
-        return shape if spec.kind in ("all_to_all", "swap") else (shape[0] // ranks, *shape[1:])
+        return shape if spec.kind in EXCHANGING else (shape[0] // ranks, *shape[1:])
 
     def _number(self, x: Array | jax.ShapeDtypeStruct, spec: Spec) -> int:
         """The engine's number for this collective of an array like `x`; created on first use."""
@@ -360,7 +360,7 @@ class Channel:
 
     def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
         group = self.groups.native(spec.axes or ())
-        in_parts = spec.kind in ("reduce_scatter", "scatter", "all_to_all", "swap")
+        in_parts = spec.kind in TAKES_BLOCKS
         parts = group.Get_size() if in_parts else 1
         code, count = dtype.name, size // parts
         if code not in _DTYPES:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from commplan.collectives import layout
-from commplan.collectives.program import BLOCKED, ChunkProgram, Family, Ints
+from commplan.collectives.program import ChunkProgram, Family, Ints
+from commplan.ir.collective_kinds import BLOCKED, GATHERING, REDUCING, SCATTERING
 
 SEND, RECEIVE, RECEIVE_REDUCE, COPY, ZERO = range(5)
 INPUT, OUTPUT, SCRATCH = range(3)
@@ -150,14 +151,14 @@ class _Builder:
         self.unit = {edge: i for i, edge in enumerate(self.edges)}
         units = len(self.edges) - 1
         # The slots of a scattered result include elements of other ranks, which are kept in scratch memory.
-        self.home = SCRATCH if program.kind in ("reduce_scatter", "scatter") else OUTPUT
+        self.home = SCRATCH if program.kind in SCATTERING else OUTPUT
         self.place: list[int | None] = [None] * units
         self.shift = {INPUT: 0, SCRATCH: 0, self.home: 0}
         first, last = self.unit[lo], self.unit[hi]
-        if program.kind in ("all_gather", "gather"):
+        if program.kind in GATHERING:
             self.place[first:last] = [INPUT] * (last - first)
             self.shift[INPUT] = lo
-        elif rank == program.root or program.kind in ("all_reduce", "reduce", "reduce_scatter", "swap"):
+        elif rank == program.root or program.kind in (*REDUCING, "swap"):
             self.place = [INPUT] * units
         if self.home == SCRATCH:
             self.shift[OUTPUT] = lo

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mpi4py import MPI
 
-from commplan.collectives.program import REDUCING
+from commplan.ir.collective_kinds import REDUCING
 from commplan.lowering.jax.listing import equations, typed
 from commplan.lowering.mpi.collectives import Channel, issued
 

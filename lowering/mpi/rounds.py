@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.program import ChunkProgram
+from commplan.ir.collective_kinds import SCATTERING
 from commplan.lowering.jax.collectives.bitcast import from_bits, to_bits
 from commplan.lowering.jax.collectives.programs import blocks, slots
 from commplan.lowering.mpi.tuning import Spec
@@ -55,7 +56,7 @@ def run(program: ChunkProgram, x: Array, rank: int, op: str, comm: Any) -> Array
             x = _exchange(x, before, group, rank, op, comm)
     if program.kind == "swap":
         return blocks(x, program.arrivals, rank)
-    if program.kind in ("reduce_scatter", "scatter"):
+    if program.kind in SCATTERING:
         length = block // program.ranks
         return x[rank * length : (rank + 1) * length]
     return x

@@ -21,13 +21,14 @@ from commplan.collectives.program import Kind
 from commplan.cost.calibration import Calibration, Curve, MeasuredLevel
 from commplan.cost.network.network import Network, one_group, shape_of
 from commplan.diagnostics import CommplanError, Span, fail
+from commplan.ir.collective_kinds import BLOCKED, NATIVE_KINDS, REDUCING
 from commplan.ir.plan import Algorithm, Arg, AxisKind, Hints
 from commplan.ir.schedule import Axis, Backend, Collective, CollectiveKind, Form, Spread
 from commplan.ir.types import DType
 from commplan.topology import Level, Topology, natural_order, places_of_hosts
 
 AXIS = "ranks"
-KINDS: tuple[CollectiveKind, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+KINDS = cast("tuple[CollectiveKind, ...]", NATIVE_KINDS)
 SIZES = (4, 64, 1024, 4096, 8192, 16 * 1024, 32 * 1024, 128 * 1024, 512 * 1024, 2**21, 2**23, 2**26)
 # A candidate that takes `HOPELESS` times the best one at a size of `LARGE` bytes or more is not measured at
 # the next size. Candidates that are slow on smaller buffers may be the best on larger ones.
@@ -289,7 +290,7 @@ def _at_size(
     """Measure the median times of candidates that are not hopeless, with interleaved runs."""
     ranks = axis.size
     per_rank = size // ranks if kind == "all_gather" else size
-    if kind in ("reduce_scatter", "all_gather"):
+    if kind in BLOCKED:
         per_rank = max(per_rank // (4 * ranks) * 4 * ranks, 4 * ranks if kind == "reduce_scatter" else 4)
     elements = max(1, per_rank // 4)
     calls: list[tuple[_Candidate, Call]] = []
@@ -333,7 +334,7 @@ def _hopeless(way: _Candidate, ways: Sequence[_Candidate]) -> bool:
 
 
 def _op(kind: CollectiveKind, algorithm: Algorithm, form: Form, nbytes: int) -> Collective:
-    reducing = kind in ("all_reduce", "reduce_scatter")
+    reducing = kind in REDUCING
     return Collective(
         kind=kind,
         result="y.0",

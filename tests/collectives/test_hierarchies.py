@@ -13,10 +13,11 @@ from test_programs import contributions, roots, sizes
 
 from commplan.collectives.hierarchical import REVERSAL
 from commplan.collectives.postcondition import postcondition
-from commplan.collectives.program import BLOCKED, KINDS, REDUCING, ROOTED, Kind
+from commplan.collectives.program import KINDS, Kind
 from commplan.collectives.registry import algorithms, formula, hierarchical, program, stages
 from commplan.diagnostics import CommplanError
 from commplan.dsl.check.clauses.via import COLLECTIVES
+from commplan.ir.collective_kinds import BLOCKED, REDUCING, ROOTED
 
 Levels = list[tuple[str, int]]
 SPLITS = [

@@ -16,9 +16,10 @@ from support.rounds import counted, expressions, keeps_its_promise, transfers
 
 import commplan.collectives
 from commplan.collectives.postcondition import lower_bounds, postcondition, sources
-from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, ChunkProgram, Kind, Send
+from commplan.collectives.program import IN_BLOCKS, KINDS, ChunkProgram, Kind, Send
 from commplan.collectives.registry import algorithms, formula, program
 from commplan.dsl.check.clauses.via import COLLECTIVES
+from commplan.ir.collective_kinds import REDUCING, ROOTED
 
 ALL: list[tuple[str, Kind]] = [(name, kind) for kind in KINDS for name in algorithms(kind)]
 every_program = pytest.mark.parametrize(("name", "kind"), ALL, ids=str)

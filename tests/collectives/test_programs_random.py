@@ -12,10 +12,11 @@ from test_programs import contributions
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.postcondition import postcondition
-from commplan.collectives.program import IN_BLOCKS, KINDS, REDUCING, ROOTED, ChunkProgram, Kind
+from commplan.collectives.program import IN_BLOCKS, KINDS, ChunkProgram, Kind
 from commplan.collectives.registry import algorithms, hierarchical, program, stages
 from commplan.collectives.transform import permute_ranks
 from commplan.diagnostics import CommplanError
+from commplan.ir.collective_kinds import REDUCING, ROOTED
 
 kinds = st.sampled_from(KINDS)
 

@@ -8,10 +8,11 @@ from support.rounds import keeps_its_promise
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.postcondition import postcondition
-from commplan.collectives.program import KINDS, ROOTED, Kind, Send
+from commplan.collectives.program import KINDS, Kind, Send
 from commplan.collectives.registry import algorithms, files, formula, hierarchical, program, stages, supports
 from commplan.collectives.transform import expand_runs, permute_ranks, pruned, runs
 from commplan.diagnostics import CommplanError
+from commplan.ir.collective_kinds import ROOTED
 
 
 def test_files_are_found():

@@ -15,7 +15,8 @@ from support.embedding import mesh_of
 from support.oracle.programs import execute
 
 from commplan.collectives import registry
-from commplan.collectives.program import KINDS, REDUCING, ROOTED, ChunkProgram, Kind
+from commplan.collectives.program import KINDS, ChunkProgram, Kind
+from commplan.ir.collective_kinds import REDUCING, ROOTED
 from commplan.lowering import permutes
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.collectives import programs

@@ -11,7 +11,8 @@ import pytest
 from support.oracle.programs import execute
 
 from commplan.collectives import registry
-from commplan.collectives.program import KINDS, ROOTED, ChunkProgram, Kind
+from commplan.collectives.program import KINDS, ChunkProgram, Kind
+from commplan.ir.collective_kinds import ROOTED
 from commplan.ir.types import DType
 
 Array = npt.NDArray[np.int32]

@@ -11,7 +11,8 @@ import pytest
 from support.oracle.programs import execute
 
 from commplan.collectives import registry
-from commplan.collectives.program import IN_BLOCKS, KINDS, ROOTED, ChunkProgram, Kind
+from commplan.collectives.program import IN_BLOCKS, KINDS, ChunkProgram, Kind
+from commplan.ir.collective_kinds import ROOTED
 from commplan.lowering.mpi import instructions as lists
 from commplan.lowering.mpi.instructions import Instructions, instructions
 

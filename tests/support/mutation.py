@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from commplan.collectives.program import KINDS, ROOTED, ChunkProgram, Kind, Send
+from commplan.collectives.program import KINDS, ChunkProgram, Kind, Send
 from commplan.collectives.registry import algorithms, hierarchical, program
 from commplan.diagnostics import CommplanError
+from commplan.ir.collective_kinds import ROOTED
 
 from .projection import Posts, Projection, project
 

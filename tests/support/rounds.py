@@ -9,7 +9,8 @@ import numpy as np
 
 from commplan.collectives.layout import bounds
 from commplan.collectives.postcondition import postcondition, sources
-from commplan.collectives.program import REDUCING, ChunkProgram, Round
+from commplan.collectives.program import ChunkProgram, Round
+from commplan.ir.collective_kinds import REDUCING
 
 SLOTS = list[list[np.ndarray]]  # by rank and chunk
 

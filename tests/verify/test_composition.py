@@ -8,9 +8,10 @@ import random
 import pytest
 
 from commplan.collectives.hierarchical import LevelStage
-from commplan.collectives.program import KINDS, ROOTED, Kind
+from commplan.collectives.program import KINDS, Kind
 from commplan.collectives.registry import algorithms, hierarchical, stages
 from commplan.diagnostics import CommplanError
+from commplan.ir.collective_kinds import ROOTED
 from commplan.verify.programs import algorithm_proof
 from commplan.verify.programs.composition import compose
 from commplan.verify.programs.counterexample import Counterexample

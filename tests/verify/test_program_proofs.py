@@ -14,8 +14,9 @@ from support.program_replay import correct, replay, rounds_of
 from support.projection import Projection, project
 from support.rounds import counted
 
-from commplan.collectives.program import KINDS, ROOTED, ChunkProgram, Kind, Rotation, Send
+from commplan.collectives.program import KINDS, ChunkProgram, Kind, Rotation, Send
 from commplan.collectives.registry import algorithms, program
+from commplan.ir.collective_kinds import ROOTED
 from commplan.verify.programs.algorithm_proof import prove_task
 from commplan.verify.programs.composition import LevelProgram
 from commplan.verify.programs.counterexample import Counterexample, spans, terms

@@ -16,8 +16,9 @@ import numpy as np
 from commplan.collectives.program import Ints
 from commplan.cost.collective.nccl_model import GPUS, NcclChoice, NcclGroup, choices
 from commplan.cost.network.network import Floats, Layout, Network
+from commplan.ir.collective_kinds import NATIVE_KINDS, ROOTED
 
-COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+COLLECTIVES = (*NATIVE_KINDS, "reduce")
 NVLINK_REACHED = 0.8  # of the data sheet: channels of 20 GB/s on links of 25, 360 GB/s on 450
 NETWORK_REACHED = 0.96  # channels of 24 GB/s on network cards of 25, of 48 on 50
 NETWORK_LATENCY = 6e-6  # seconds; latency of a level of the topology that NCCL's own latencies include
@@ -120,7 +121,7 @@ def _shares(kind: str, algorithm: str, layout: Layout, network: Network) -> Floa
     A ring sends all parts but one, twice for a sum. A switch that adds receives and sends each byte once. The
     two trees between nodes carry half of the buffer each, in both directions.
     """
-    ring = 1.0 if kind in ("broadcast", "reduce") else (layout.ranks - 1) / layout.ranks
+    ring = 1.0 if kind in ROOTED else (layout.ranks - 1) / layout.ranks
     ring *= 2 if kind == "all_reduce" else 1
     inside = min(ring, 1.0) if algorithm.startswith("nvls") else ring
     per_host = network.topology.host_places

@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from commplan.ir.collective_kinds import BLOCKED, ROOTED
+
 PROTOCOLS = ("ll", "ll128", "simple")
 NVLS_EFFICIENCY = 0.85
 NVLS_CHUNK = 16 * 128 * 1024  # bytes per head: 16 channels with chunks of 128 KiB
@@ -144,7 +146,7 @@ def choices(kind: str, nbytes: float, group: NcclGroup) -> Iterator[NcclChoice]:
         yield _ring(kind, nbytes, group, protocol, index)
         if kind == "all_reduce":
             yield _tree(nbytes, group, protocol, index)
-    scattered = kind in ("all_gather", "reduce_scatter")
+    scattered = kind in BLOCKED
     if scattered and group.per_node == 1:
         yield _pat(group)
     if group.gpu.nvls and group.per_node > 1:
@@ -174,7 +176,7 @@ def _ring(kind: str, nbytes: float, group: NcclGroup, protocol: str, index: int)
     has_whole_chunks = nbytes >= 64 * 2 * group.channels * ranks
     if protocol == "simple" and kind == "all_reduce" and nodes > 1 and has_whole_chunks:
         latency *= _PLATEAU
-    share = 1.0 if kind in ("broadcast", "reduce") else steps / ranks
+    share = 1.0 if kind in ROOTED else steps / ranks
     return _choice("ring", protocol, latency, bus / share)
 
 

@@ -20,6 +20,7 @@ from commplan.cost.collective.cost import CostKind, library_algorithm, stages_of
 from commplan.cost.network.network import Floats, Layout, Network
 from commplan.cost.schedule.predictor import Predictor
 from commplan.cost.schedule.requests import LinkLoads, link_bytes, request_traffic
+from commplan.ir.collective_kinds import GATHERING
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm
 from commplan.ir.schedule import Phase, Schedule, results
@@ -80,7 +81,7 @@ def _add(totals: list[LinkLoads], loads: Iterable[LinkLoads]) -> None:
 
 def _flats(work: Work, predictor: Predictor) -> Iterator[_Flat]:
     layout = predictor.layout(work.axes, native=work.algorithm.name == "native")
-    is_gather = work.kind in ("all_gather", "gather")
+    is_gather = work.kind in GATHERING
     nbytes = work.nbytes * (layout.ranks if is_gather else 1)
     yield from _split(work.algorithm, cast("CostKind", work.kind), layout, nbytes, predictor, work.root)
 

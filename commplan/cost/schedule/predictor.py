@@ -23,6 +23,7 @@ from commplan.cost.collective.cost import (
 from commplan.cost.network.network import Floats, Layout, Network, layout_over, places_of
 from commplan.cost.schedule.requests import places_of_servers
 from commplan.diagnostics import fail
+from commplan.ir.collective_kinds import GATHERING
 from commplan.ir.ops.base import Work
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Backend, Collective, Form
@@ -115,7 +116,7 @@ class Predictor:
             The prediction; None if the algorithm has no program for this collective.
         """
         layout = self.layout(axes, native=algorithm.name == "native")
-        whole = nbytes * layout.ranks if kind in ("all_gather", "gather") else nbytes
+        whole = nbytes * layout.ranks if kind in GATHERING else nbytes
         query = CollectiveQuery(kind, layout, whole, self.network, self.backend, form, chunk, root)
         return collective_time(algorithm, query, self.calibration)
 

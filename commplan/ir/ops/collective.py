@@ -4,6 +4,7 @@ from typing import Literal
 import msgspec
 
 from commplan.diagnostics import Span
+from commplan.ir.collective_kinds import REDUCING, TOWARDS_SOME
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref
@@ -18,9 +19,6 @@ from commplan.ir.values import Value
 CollectiveKind = Literal[
     "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "shift", "swap"
 ]  # fmt: skip
-# Kinds whose flat buffers have one row per rank before, and after, the collective.
-ROWS_IN: tuple[CollectiveKind, ...] = ("reduce_scatter", "all_to_all", "swap")
-ROWS_OUT: tuple[CollectiveKind, ...] = ("all_gather", "all_to_all", "swap")
 ReduceOp = Literal["sum", "max", "min"]
 # How a backend runs a chunk program: one backend operation per round (`lax.ppermute`, `mpi4jax.sendrecv`),
 # one call for the whole program, or one call that starts it and one that waits for it.
@@ -84,9 +82,9 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         if any(size is not None and size < 1 for size in (self.hints.chunk, self.hints.bucket)):
             yield "CP0735", "a message and a bucket have at least one byte"
         ranks, operand = types.ranks(self.axes), types.values[self.operand]
-        if (self.kind in ("all_reduce", "reduce_scatter", "reduce")) != (self.op is not None):
+        if (self.kind in REDUCING) != (self.op is not None):
             yield "CP0735", f"{self.kind} and op {self.op} do not go together"
-        if (self.kind in ("broadcast", "reduce", "shift")) != (self.root is not None):
+        if (self.kind in TOWARDS_SOME) != (self.root is not None):
             yield "CP0735", f"{self.kind} and root {self.root} do not go together"
         elif self.root is not None:
             yield from broken("CP0735", rules.root(self.root, self.axes, types.ranks))

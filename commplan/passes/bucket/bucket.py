@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec.structs import replace
 
+from commplan.ir.collective_kinds import BLOCKED
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Backend, Collective, Phase, Schedule
@@ -129,7 +130,7 @@ def _groups(editor: Editor, phase: Phase, context: PassContext, *, coalesce: boo
 def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
     places = (editor.values[op.operand].placement, editor.values[op.result].placement)
     # Arrays and trees are split differently, so they do not share a scatter or gather.
-    cut_as = editor.values[op.operand].kind if op.kind in ("reduce_scatter", "all_gather") else ""
+    cut_as = editor.values[op.operand].kind if op.kind in BLOCKED else ""
     return (op.kind, op.axes, op.op, op.root, op.algorithm, op.hints, op.divisor, *places, cut_as)
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from commplan.ir.analysis.optimizer_leaf_match import weights_of
 from commplan.ir.axes import coordinates, position
+from commplan.ir.collective_kinds import REDUCING, ROOTED
 from commplan.ir.plan import Algorithm, Arg, Hints, name_of
 from commplan.ir.remark import Alternative, Choice
 from commplan.ir.schedule import Collective, CollectiveKind, Exchange, Ownership, Schedule, widest
@@ -138,8 +139,8 @@ def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
     whole, ways, dtype = gradient.nbytes, chooser.schedule.size(axes), widest(gradient.leaves)
 
     def time(kind: CollectiveKind, nbytes: int) -> float | None:
-        adds = "sum" if kind not in ("all_gather", "broadcast") else None
-        root = 0 if kind in ("reduce", "broadcast") else None
+        adds = "sum" if kind in REDUCING else None
+        root = 0 if kind in ROOTED else None
         query = Collective(kind, "", "", axes, dtype, nbytes, op.span, adds, root, hints=hints_of(op))
         way = chooser.estimate(query)
         return way.seconds if way is not None else None

@@ -8,6 +8,7 @@ from itertools import permutations
 
 from msgspec.structs import replace
 
+from commplan.ir.collective_kinds import BLOCKED
 from commplan.ir.plan import Algorithm, Arg
 from commplan.passes.base import StageChoice
 from commplan.passes.bin_packing import WHOLE
@@ -135,7 +136,7 @@ def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
     if len(crossed) > 1:
         keys = tuple(level.key for level in crossed)
         is_by_axis = all(key in op.axes for key in keys)
-        orders = permutations(keys) if is_by_axis and op.kind not in options.ORDERED else (keys,)
+        orders = permutations(keys) if is_by_axis and op.kind not in BLOCKED else (keys,)
         result += [Algorithm("hierarchical", tuple(map(Arg, order))) for order in orders]
     return list(dict.fromkeys([*result, NATIVE]))
 

@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 from commplan.collectives.hierarchical import Levels, LevelStage, places_of
 from commplan.collectives.postcondition import HOLDERS, Holders
-from commplan.collectives.program import REDUCING, ROOTED, Kind
+from commplan.collectives.program import Kind
+from commplan.ir.collective_kinds import REDUCING, ROOTED
 from commplan.verify.programs.counterexample import Counterexample
 
 

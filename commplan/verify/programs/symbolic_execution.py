@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from commplan.collectives.postcondition import postcondition, sources
-from commplan.collectives.program import REDUCING, ROOTED, Bools, ChunkProgram, Ints, Rotation, Send
+from commplan.collectives.program import Bools, ChunkProgram, Ints, Rotation, Send
 from commplan.collectives.transform import expand_runs
+from commplan.ir.collective_kinds import REDUCING, ROOTED
 from commplan.verify.programs.counterexample import Counterexample, terms
 
 _HALF = 32  # bits of a sum's number in a key

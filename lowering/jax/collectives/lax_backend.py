@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from commplan.collectives.program import ChunkProgram
+from commplan.ir.collective_kinds import TAKES_BLOCKS
 from commplan.ir.schedule import Collective, Spread
 from commplan.lowering.jax import _compat, variadic
 from commplan.lowering.jax.backend import BufferLayout
@@ -25,7 +26,7 @@ from commplan.lowering.jax.primitives import assume_same
 from commplan.lowering.programs import NATIVE, is_plain, native_kind, under_xla
 
 # Collectives whose results vary over their axes.
-VARYING = ("reduce_scatter", "all_to_all", "swap", "shift")
+VARYING = (*TAKES_BLOCKS, "shift")
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from commplan.collectives.program import REDUCING, Bools, ChunkProgram, Ints
+from commplan.collectives.program import Bools, ChunkProgram, Ints
+from commplan.ir.collective_kinds import GATHERING, REDUCING, SCATTERING
 from commplan.lowering.jax.collectives import native
 from commplan.lowering.jax.collectives.bitcast import as_bits, to_bits
 from commplan.lowering.permutes import Permute, PermutePart, PermuteRound, stretches
@@ -75,7 +76,7 @@ def run(
         x, last = rank.round(x, last, rounds[0]) if len(rounds) == 1 else rank.rounds(x, last, rounds)
     if program.kind == "swap":
         return blocks(x, program.arrivals, rank.place)
-    if program.kind not in ("reduce_scatter", "scatter"):
+    if program.kind not in SCATTERING:
         return x
     if steps and not steps[-1].stores:
         return last
@@ -87,7 +88,7 @@ def slots(program: ChunkProgram, x: Array, place: Any) -> Array:
     """The initial slots of the rank at `place`: its block between zeros, or for a swap permuted blocks."""
     if program.kind == "swap":
         return blocks(x, program.targets, place)
-    if program.kind not in ("all_gather", "gather"):
+    if program.kind not in GATHERING:
         return x
     empty = jnp.zeros_like(x, shape=(program.ranks * x.shape[0],))
     return lax.dynamic_update_slice(empty, x, (place * x.shape[0],))
