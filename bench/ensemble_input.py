@@ -24,6 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.harness.figures import write
 from bench.input import cells, show
 from bench.input.members import BATCH
 from bench.input.records import pack
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     results = show.Results(_surroundings(), options.records, BATCH, rows)
     print(show.verdict(results))
     if options.out:
-        show.write(results, options.out)
+        write(options.out, results)
 
 
 def _surroundings() -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from bench.harness.figures import heading
+from bench.harness.figures import heading, write
 from bench.harness.stage import Stage
 from bench.netlab import Shape
 from commplan.diagnostics import CommplanError
@@ -39,7 +39,7 @@ def in_lab(
         print(error, file=sys.stderr)
         return None
     if options.out:
-        options.out.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")
+        write(options.out, results)
     return results
 
 

@@ -19,6 +19,7 @@ from typing import IO, NamedTuple, Self
 import msgspec
 
 from bench.harness.group import Group
+from bench.harness.spread import spread, turns
 from bench.harness.work import Work
 from bench.harness.worker import PRIORITY
 from bench.netlab import Lab, Shape, counters, line_rate
@@ -94,10 +95,7 @@ class Figure(msgspec.Struct, frozen=True):
     @property
     def spread(self) -> float:
         """Half the distance between the quartiles, as a fraction of the median."""
-        if len(self.seconds) < 2:
-            return 0.0
-        low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
-        return (high - low) / 2 / self.time
+        return spread(self.seconds)
 
     @property
     def bus(self) -> float:
@@ -211,9 +209,8 @@ class Stage:
         notes: dict[str, str] = {}
         times = {entry.label: 1 for entry in entries}
         warm = {entry.label: 2 for entry in entries}
-        for turn in range(self.rounds):
-            first = turn % len(entries)
-            for label, system, work in (*entries[first:], *entries[:first]):
+        for turn, order in enumerate(turns(entries, self.rounds)):
+            for label, system, work in order:
                 if label in missing:
                     continue
                 before = counters(self.lab)

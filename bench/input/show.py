@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from pathlib import Path
 
 import msgspec
 
 from bench.harness.figures import table
+from bench.harness.spread import spread
 from bench.input.cells import Cell, Figure
-from bench.input.turns import megabytes, quartiles
+from bench.input.turns import megabytes
 
 NAMES = {
     "duplicate": "commplan, duplicate",
@@ -60,7 +59,7 @@ def _row(measured: Cell, figure: Figure) -> list[str]:
     return [
         NAMES[figure.system],
         f"{figure.cpu * 1e3:.3f}",
-        f"{_spread(figure.cpu_s):.0%}",
+        f"{spread(figure.cpu_s):.0%}",
         f"{figure.cpu / measured.limit:.2f}",
         f"{figure.wall:.0f}",
         "" if figure.made is None else f"{figure.made / 1e3:.0f}",
@@ -68,12 +67,6 @@ def _row(measured: Cell, figure: Figure) -> list[str]:
         megabytes(figure.private),
         f"{ids}; {figure.failed}" if figure.failed else ids,
     ]
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Half the distance between the quartiles, as a share of the median."""
-    low, middle, high = quartiles(values)
-    return (high - low) / 2 / middle
 
 
 def verdict(results: Results) -> str:
@@ -103,8 +96,3 @@ def _against(measured: Cell, shared: Figure, duplicated: Figure) -> str:
         f" {over - 1:+.1%} from the limit{apart}, {shared.wall / duplicated.wall:.1f}x as fast;"
         f" {megabytes(shared.memory)} in addition to the processes themselves"
     )
-
-
-def write(results: Results, path: Path) -> None:
-    """The JSON file."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=1) + b"\n")

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from bench.harness.figures import write
+from bench.harness.spread import quartiles, turns
 from bench.input.team import Block, StalledError, Team
 
 
@@ -46,29 +48,23 @@ class Figure(msgspec.Struct, frozen=True):
         return quartiles(ratios)
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    if len(values) < 2:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
-
-
 def in_turns(teams: Mapping[str, Team], rounds: int) -> Iterator[dict[str, Block | StalledError]]:
     """Let each team read an epoch in each round; each round begins with another one.
 
     Yields the block of each team, or the error of one that stalled, which is closed and left out later.
     """
-    order = list(teams)
-    for turn in range(rounds):
-        first = turn % max(1, len(order))
+    stalled: set[str] = set()
+    for order in turns(list(teams), rounds):
         blocks: dict[str, Block | StalledError] = {}
-        for name in (*order[first:], *order[:first]):
+        for name in order:
+            if name in stalled:
+                continue
             try:
                 blocks[name] = teams[name].block()
             except StalledError as error:
                 blocks[name] = error
+                stalled.add(name)
                 teams[name].close()
-        order = [name for name in order if not isinstance(blocks[name], StalledError)]
         yield blocks
 
 
@@ -111,7 +107,7 @@ def finished(figures: Sequence[Figure], table: str, out: Path | None) -> int:
     """Print the table and write the figures. Returns the exit code."""
     print(table)
     if out:
-        out.write_bytes(msgspec.json.format(msgspec.json.encode(list(figures)), indent=1) + b"\n")
+        write(out, list(figures))
     return int(any(figure.wrong for figure in figures))
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 
+from bench.harness.spread import turns
+
 Call = Callable[[], Any]
 Seconds = dict[str, list[float]]
 
@@ -43,10 +45,8 @@ def in_turns(
         times[name] = []
         if progress:
             progress(times)
-    order = list(calls)
-    for number in range(rounds):
-        turn = number % len(order)
-        for name in order[turn:] + order[:turn]:
+    for order in turns(list(calls), rounds):
+        for name in order:
             start = time.perf_counter()
             wait([calls[name]() for _ in range(repeat)])
             times[name].append((time.perf_counter() - start) / repeat)

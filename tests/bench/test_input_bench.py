@@ -13,6 +13,7 @@ import pytest
 from support.campaign import parameters
 
 from bench import ensemble_input
+from bench.harness.figures import write
 from bench.input import cells, show
 from bench.input.cells import Cell, Figure
 from bench.input.consumers import Consumer
@@ -153,7 +154,7 @@ def test_shared_designs_are_compared_with_duplicated_work(tmp_path: Path):
     bad = show.verdict(show.Results({}, 512, 64, [cell(12, shared=4e-4, memory=400_000_000, missing=3)]))
     assert "400 MB in addition" in bad and "missing or given twice" in bad
     assert "grain is not installed" in show.cell(good.cells[0])
-    show.write(good, tmp_path / "found.json")
+    write(tmp_path / "found.json", good)
     assert msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=show.Results) == good
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.context.identity import ByIdentity
+from commplan.runtime.machines import gather
 from commplan.runtime.machines.environment import is_local
 from commplan.runtime.machines.server import ServerMachine
 
@@ -45,6 +46,31 @@ def test_flags_that_name_files_and_logs_may_differ(flag: str) -> None:
 )  # fmt: skip
 def test_flags_with_log_or_file_inside_a_word_or_value_are_compared(flag: str) -> None:
     assert not is_local(flag)
+
+
+def test_a_rank_knows_of_no_other_if_the_first_does_not_answer() -> None:
+    pytest.importorskip("mpi4py")
+    from commplan.runtime.machines.ranks import Ranks  # noqa: PLC0415  of MPI
+
+    comm = SimpleNamespace(Get_rank=lambda: 1, isend=lambda *_: None, improbe=lambda *_: None)
+    groups = SimpleNamespace(along=lambda _: (0, 1, 2))
+    backend: Any = SimpleNamespace(sizes={"data": 3}, channel=SimpleNamespace(groups=groups))
+    looks: list[float] = []
+    texts = Ranks(None, comm, backend).gather("mine", 0.01, looks.append)
+    assert texts == {1: None, 2: None}  # an empty text would be that of a rank that arrived
+    assert looks
+
+
+def test_the_processes_of_an_exchange_that_one_misses_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gather, "gathered", lambda *_: ({0: "[1,2]"}, "DEADLINE_EXCEEDED"))
+    with pytest.raises(CommplanError, match="CP0849") as caught:
+        gather.gathered_values("p", [1, 2], (0, 1), 3.0, gather.Absence("bind `p`", "bind it everywhere"))
+    text = str(caught.value)
+    for words in ("processes 0, 1 bind `p`: one did not arrive", "DEADLINE_EXCEEDED", "bind it everywhere"):
+        assert words in text
+    monkeypatch.setattr(gather, "gathered", lambda *_: ({0: "[1,2]", 1: "[3]"}, ""))
+    values = gather.gathered_values("p", [1, 2], (0, 1), 3.0, gather.Absence("bind `p`", ""))
+    assert values == {0: [1, 2], 1: [3]}
 
 
 def test_values_by_identity_end_with_their_objects() -> None:
