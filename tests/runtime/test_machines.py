@@ -52,7 +52,8 @@ def test_a_rank_knows_of_no_other_if_the_first_does_not_answer() -> None:
     pytest.importorskip("mpi4py")
     from commplan.runtime.machines.ranks import Ranks  # noqa: PLC0415  of MPI
 
-    comm = SimpleNamespace(Get_rank=lambda: 1, isend=lambda *_: None, improbe=lambda *_: None)
+    sent = SimpleNamespace(Test=lambda: True)
+    comm = SimpleNamespace(Get_rank=lambda: 1, isend=lambda *_: sent, improbe=lambda *_: None)
     groups = SimpleNamespace(along=lambda _: (0, 1, 2))
     backend: Any = SimpleNamespace(sizes={"data": 3}, channel=SimpleNamespace(groups=groups))
     looks: list[float] = []
