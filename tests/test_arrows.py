@@ -78,15 +78,15 @@ PRIVATE = {f"commplan.lowering.jax.{name}" for name in ("_compat", "_context", "
 @functools.cache
 def modules() -> dict[str, Path]:
     """Every module of the package by its import name; the links to the rooms are not followed."""
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for room, name in ROOMS.items():
         for path in sorted((ROOT / room).rglob("*.py")):
             inside = path.relative_to(ROOT / room)
             if room == "commplan" and (inside.parts[0] in ROOMS or "templates" in inside.parts):
                 continue  # templates are programs for users, copied and never imported
             parts = [*name.split("."), *inside.with_suffix("").parts]
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 @functools.cache
@@ -125,8 +125,8 @@ def below(name: str, prefix: str) -> bool:
 
 def room_of(name: str) -> str | None:
     """The longest prefix of `name` with arrows; None for the public interface and the command."""
-    found = [prefix for prefix in ALLOWED if below(name, prefix)]
-    return max(found, key=len) if found else None
+    prefixes = [prefix for prefix in ALLOWED if below(name, prefix)]
+    return max(prefixes, key=len) if prefixes else None
 
 
 def test_the_rooms_are_where_they_should_be():
@@ -214,11 +214,11 @@ def test_packages_import_in_one_direction() -> None:
 
     arrows: set[tuple[str, str]] = set()
     for name, path in modules().items():
-        found = [(target, line) for target, line, at_run_time in imports(path, name) if at_run_time]
-        for target, line in found:
+        targets = [(target, line) for target, line, at_run_time in imports(path, name) if at_run_time]
+        for target, line in targets:
             # `from commplan.dsl import ast` imports a module, and nothing of the face.
             of_module = any(
-                at == line and other.startswith(f"{target}.") and other in modules() for other, at in found
+                at == line and other.startswith(f"{target}.") and other in modules() for other, at in targets
             )
             if target in modules() and not (target in faces and of_module):
                 arrows.add((package(name), package(target)))
@@ -279,6 +279,6 @@ def test_the_check_of_imports_can_fail(tmp_path: Path):
     file.write_text(
         "from __future__ import annotations\nimport jax.numpy as jnp\nfrom ..runtime import run\n"
     )
-    found = {(target, at_run_time) for target, _, at_run_time in imports(file, "commplan.dsl.wrong")}
-    assert ("jax.numpy", True) in found
-    assert ("commplan.runtime.run", True) in found
+    targets = {(target, at_run_time) for target, _, at_run_time in imports(file, "commplan.dsl.wrong")}
+    assert ("jax.numpy", True) in targets
+    assert ("commplan.runtime.run", True) in targets

@@ -61,7 +61,8 @@ AMBIGUOUS = {
 }  # fmt: skip
 # A file without a match assigns to none of these names: a fast test.
 _ASSIGNED = re.compile(rf"\b_*(?:{'|'.join(sorted(AMBIGUOUS))})_*\b *(?:[:=,)\]]|in\b|\+=)")
-MOST_AMBIGUOUS = 101  # the goal is 40; variables, parameters and attributes with such a name
+# Variables, parameters and attributes with such a name, at most; the goal for the product is 40.
+MOST_AMBIGUOUS = {"product": 101, "tests": 107}
 MOST_HOMONYMS = 20  # public classes that share their name with another one
 
 
@@ -107,7 +108,7 @@ def _room(room: str) -> Room:
         for match in _DOCSTRING.finditer(source):
             result.docstrings.append(Text(path, source.count("\n", 0, match.start(1)) + 1, match[1]))
         result.classes.extend((name, path) for name in re.findall(r"^ *class ([A-Za-z]\w*)", source, re.M))
-        counts_names = room in PRODUCT and _ASSIGNED.search(source)
+        counts_names = room in (*PRODUCT, "tests") and _ASSIGNED.search(source)
         if not counts_names and "Args:\n" not in source:
             continue  # parsing is slow
         for node in ast.walk(ast.parse(source)):
@@ -214,9 +215,11 @@ def test_every_documented_parameter_exists(room: str):
     assert not _room(room).undefined, "\n".join(_room(room).undefined)
 
 
-def test_names_say_what_the_value_is():
-    names = collections.Counter(name for room in PRODUCT for name in _room(room).names)
-    assert sum(names.values()) <= MOST_AMBIGUOUS, names.most_common()
+@pytest.mark.parametrize("part", MOST_AMBIGUOUS)
+def test_names_say_what_the_value_is(part: str):
+    rooms = PRODUCT if part == "product" else (part,)
+    names = collections.Counter(name for room in rooms for name in _room(room).names)
+    assert sum(names.values()) <= MOST_AMBIGUOUS[part], names.most_common()
 
 
 def test_a_class_name_means_one_class():

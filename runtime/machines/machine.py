@@ -258,7 +258,7 @@ class Machine(Protocol):
         ...
 
 
-class Hello(NamedTuple):
+class PeerHello(NamedTuple):
     """A process as a possible sharer of the data that it loads.
 
     Attributes:
@@ -273,7 +273,7 @@ class Hello(NamedTuple):
     token: str
 
 
-def peers_of(me: int, hellos: Mapping[int, Hello]) -> Peers | None:
+def peers_of(me: int, hellos: Mapping[int, PeerHello]) -> Peers | None:
     """The peers of rank `me`. hellos: of all ranks."""
     key = hellos[me].key
     matching = sorted((hello.place, rank) for rank, hello in hellos.items() if hello.key == key)

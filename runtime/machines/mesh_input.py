@@ -21,7 +21,7 @@ from commplan.lowering.jax.layout import spec
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.machines.gather import Absence, gathered_values
-from commplan.runtime.machines.machine import Hello, Host, Local, OnFailure, Peers, digest, peers_of
+from commplan.runtime.machines.machine import Host, Local, OnFailure, PeerHello, Peers, digest, peers_of
 from commplan.runtime.machines.pinned import Pinning, pinning_of
 from commplan.runtime.machines.placing import Placing, first_placed
 
@@ -121,7 +121,7 @@ class MeshInput:
         if jax.process_count() == 1:  # The mesh may be described only.
             return None
         processes = self.processes
-        hello = Hello(digest(key), digest(host), place, secrets.token_hex(8))
+        hello = PeerHello(digest(key), digest(host), place, secrets.token_hex(8))
         fix = "open the same batches in every process; run.batches(timeout=SECONDS) waits longer"
         absence = Absence("share the data that they load", fix, self.file)
         hellos = gathered_values("peers", hello, processes, timeout, absence)

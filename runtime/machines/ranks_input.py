@@ -15,7 +15,7 @@ from commplan.ir.types import Placement
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
-from commplan.runtime.machines.machine import Hello, Host, Local, OnFailure, Peers, digest, peers_of
+from commplan.runtime.machines.machine import Host, Local, OnFailure, PeerHello, Peers, digest, peers_of
 from commplan.runtime.machines.pinned import Pinning, pinning_of
 
 
@@ -44,9 +44,9 @@ class RanksInput:
         return pinning_of(jax.local_devices()[:1])
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
-        hello = Hello(digest(key), digest(host), place, secrets.token_hex(8))
+        hello = PeerHello(digest(key), digest(host), place, secrets.token_hex(8))
         meet = self._meet("share the data that they load", timeout)
-        hellos: list[Hello] = meet(self.comm.allgather, hello)
+        hellos: list[PeerHello] = meet(self.comm.allgather, hello)
         return peers_of(self.comm.Get_rank(), dict(enumerate(hellos)))
 
     def _meet(self, purpose: str, timeout: float, ranks: Sequence[int] | None = None) -> Rendezvous:

@@ -34,15 +34,15 @@ def test_all_places_are_drawn_in_proportion_to_their_kinds():
 def test_outcomes_are_resumed_and_counted(tmp_path: Path):
     first = Fault("input", "kill", 1, 4, 4, "all_shared")
     other = first._replace(kind="stop")
-    asked: list[Fault] = []
+    faults: list[Fault] = []
 
     def judge(fault: Fault) -> Outcome:
-        asked.append(fault)
+        faults.append(fault)
         return Outcome(fault, None if fault.kind == "stop" else 0.3, fault.kind != "stop", True, "words")
 
     file = tmp_path / "outcomes"
     outcomes = [resumed(file, judge, fault) for fault in (first, other, first)]
-    assert asked == [first, other] and outcomes[0] == outcomes[2]
+    assert faults == [first, other] and outcomes[0] == outcomes[2]
     assert [json.loads(line)[0][1] for line in file.read_text().splitlines()] == ["kill", "stop"]
     head, *lines = table(outcomes, {"input": 3.0})
     assert head.split()[:4] == ["place", "fault", "jobs", "ended"]

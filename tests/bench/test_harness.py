@@ -38,15 +38,15 @@ RANKS = 4
 def test_what_is_expected_is_what_the_operands_make(kind: str, ranks: int, variant: int):
     work = Work(kind, (count_of(kind, 4 * 130, ranks), count_of(kind, 4, ranks)))
     for tensor in range(2):
-        given = [operand(work, tensor, rank, ranks, variant).astype(np.int64) for rank in range(ranks)]
-        total = sum(given) if kind != "all_gather" else np.concatenate(given)
+        operands = [operand(work, tensor, rank, ranks, variant).astype(np.int64) for rank in range(ranks)]
+        total = sum(operands) if kind != "all_gather" else np.concatenate(operands)
         for rank in range(ranks):
-            whole = given[0] if kind == "broadcast" else total
+            whole = operands[0] if kind == "broadcast" else total
             block = len(whole) // ranks
             target = whole[rank * block : (rank + 1) * block] if kind == "reduce_scatter" else whole
-            found = expected(work, tensor, rank, ranks, variant)
-            assert found.dtype == np.float32
-            assert np.array_equal(found.astype(np.int64), target)
+            results = expected(work, tensor, rank, ranks, variant)
+            assert results.dtype == np.float32
+            assert np.array_equal(results.astype(np.int64), target)
 
 
 def test_sums_stay_exact_in_float32():
@@ -86,14 +86,14 @@ def figure(label: str, kind: str, nbytes: int, seconds: list[float], **more: str
 
 
 def test_bus_bandwidth_is_that_of_nccl_tests():
-    found = {kind: figure("torch", kind, 1 << 20, [1.0]).bus / (1 << 20) for kind in KINDS}
-    assert found == {"all_reduce": 1.5, "broadcast": 1.0, "reduce_scatter": 0.75, "all_gather": 0.75}
+    rates = {kind: figure("torch", kind, 1 << 20, [1.0]).bus / (1 << 20) for kind in KINDS}
+    assert rates == {"all_reduce": 1.5, "broadcast": 1.0, "reduce_scatter": 0.75, "all_gather": 0.75}
 
 
 def test_time_and_spread_are_median_and_quartiles():
-    found = figure("torch", "broadcast", 4, [1.0, 2.0, 3.0, 4.0, 100.0])
-    assert found.time == 3.0
-    assert found.spread == pytest.approx(1 / 3)
+    measured = figure("torch", "broadcast", 4, [1.0, 2.0, 3.0, 4.0, 100.0])
+    assert measured.time == 3.0
+    assert measured.spread == pytest.approx(1 / 3)
     assert figure("torch", "broadcast", 4, [1.0]).spread == 0.0
 
 
@@ -141,9 +141,9 @@ def test_small_messages_are_compared_with_openmpi_and_empty_calls():
 
 
 def test_rows_show_what_is_missing():
-    found = [figure("commplan", "broadcast", 4, [2.0]), figure("xla", "broadcast", 4, [1.0]),
+    figures = [figure("commplan", "broadcast", 4, [2.0]), figure("xla", "broadcast", 4, [1.0]),
              figure("torch", "broadcast", 4, [], missing="no broadcast")]  # fmt: skip
-    _, ours, theirs, missing = rows(found, example().surroundings)
+    _, ours, theirs, missing = rows(figures, example().surroundings)
     assert (ours[7:9], theirs[7:9], missing[1]) == (["", "0.50"], ["", "1.00"], "no broadcast")
 
 
@@ -159,8 +159,8 @@ def test_the_bound_of_two_racks(interleave: bool, uplink: float, seconds: float)
     )
     work = Work("all_reduce", (6_000_000,))
     assert where.bound(work) == pytest.approx(seconds, rel=1e-3)
-    found = [Figure("commplan", "commplan", work, 8, [2 * seconds], [0.1])]
-    assert rows(found, where)[1][7] == "0.500"
+    figures = [Figure("commplan", "commplan", work, 8, [2 * seconds], [0.1])]
+    assert rows(figures, where)[1][7] == "0.500"
 
 
 def test_results_are_read_back(tmp_path: Path):
@@ -201,7 +201,7 @@ def test_the_sets_of_tensors():
 
 def test_ratios_of_many_tensors():
     work = {how: Work("all_reduce", (1, 1), how) for how in ("", "each", "fused")}
-    found = [
+    figures = [
         Figure("commplan", "commplan", work[""], RANKS, [1.0], [0.1], note="ring"),
         Figure("openmpi fused", "openmpi", work["fused"], RANKS, [0.5], [0.1]),
         Figure("xla each", "xla", work["each"], RANKS, [8.0], [0.1]),
@@ -209,9 +209,9 @@ def test_ratios_of_many_tensors():
         Figure("torch fused", "torch", work["fused"], RANKS, [2.0], [0.1]),
         Figure("torch each", "torch", work["each"], RANKS, missing="no"),
     ]
-    made = fused.rows(found)
-    assert made[1][5:] == ["2.00", "8.00", "ring"]
-    assert made[-1][1] == "no"
+    table = fused.rows(figures)
+    assert table[1][5:] == ["2.00", "8.00", "ring"]
+    assert table[-1][1] == "no"
 
 
 def test_hidden_is_a_share_of_the_shorter_one():
@@ -220,9 +220,11 @@ def test_hidden_is_a_share_of_the_shorter_one():
     assert overlap.hidden(0.1, 0.2, 0.25) == pytest.approx(0.5)
     labels = [entry.label for entry in overlap.entries(("torch",), 4 << 20, 0.1)]
     assert labels == ["torch exchange", "torch computation", "torch both"]
-    found = [figure(label, "all_reduce", 4, [t]) for label, t in zip(labels, (0.2, 0.1, 0.225), strict=True)]
-    assert overlap.rows(found)[1][:5] == ["torch", "200 ms", "100 ms", "225 ms", "0.75"]
-    assert overlap.rows([*found[:2], figure(labels[2], "all_reduce", 4, [], missing="no")])[1][1] == "no"
+    figures = [
+        figure(label, "all_reduce", 4, [t]) for label, t in zip(labels, (0.2, 0.1, 0.225), strict=True)
+    ]
+    assert overlap.rows(figures)[1][:5] == ["torch", "200 ms", "100 ms", "225 ms", "0.75"]
+    assert overlap.rows([*figures[:2], figure(labels[2], "all_reduce", 4, [], missing="no")])[1][1] == "no"
 
 
 # Simulation
@@ -230,17 +232,17 @@ def test_hidden_is_a_share_of_the_shorter_one():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_works_are_plans(kind: str):
-    found = topology(Lab(Shape()), {"host": LINE})
-    made = schedule(Work(kind, (4096,), "via ring | rounds"), RANKS, topology=parse_topology(found))
-    assert chosen(made) == "ring rounds"
-    assert made.backend == "mpi"
+    text = topology(Lab(Shape()), {"host": LINE})
+    compiled = schedule(Work(kind, (4096,), "via ring | rounds"), RANKS, topology=parse_topology(text))
+    assert chosen(compiled) == "ring rounds"
+    assert compiled.backend == "mpi"
 
 
 def test_a_hierarchy_is_pinned_over_levels():
     text = topology(Lab(Shape(2, 2)), {"host": LINE, "uplink": LINE / 2})
     work = Work("all_reduce", (4096,), "hierarchical(host = ring, rack = ring)")
-    made = schedule(work, RANKS, topology=parse_topology(text))
-    assert chosen(made).startswith("hierarchical(host = ring, rack = ring)")
+    compiled = schedule(work, RANKS, topology=parse_topology(text))
+    assert chosen(compiled).startswith("hierarchical(host = ring, rack = ring)")
 
 
 def test_prediction_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -294,7 +296,7 @@ def test_a_group_measures_and_checks(lab: Lab):
         block = group.measure(work, times=3, warm=1)
         assert not isinstance(block, str)
         assert (len(block.seconds), len(block.cpu), block.note) == (3, 3, "by heart")
-        assert all(taken > 0 for taken in block.seconds)
+        assert all(seconds > 0 for seconds in block.seconds)
         group.forget()
         assert group.measure(Work("all_reduce", (6,), "cannot"), 1) == "there is no way"
         assert not isinstance(group.measure(work, times=1), str)
@@ -335,13 +337,13 @@ def test_a_bench_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
     words = ["--hosts", "2", "--systems", "commplan,openmpi", "--sizes", "1KiB", "--rounds", "2"]
     words += ["--collectives", "broadcast", "--algorithms", "via ring", "--name", f"e{os.getpid()}"]
     assert collectives.main([*words, "--out", str(path)]) == 0
-    said = capsys.readouterr().out
-    assert "2 hosts, one switch" in said
-    found = {figure.label: figure for figure in read(path).figures}
-    assert set(found) == {"commplan", "openmpi", "empty call", "commplan via ring"}
-    assert found["commplan via ring"].note.startswith("ring")
-    assert all(figure.seconds and not figure.missing for figure in found.values())
-    assert found["openmpi"].crossed > 1024  # from host to host
+    output = capsys.readouterr().out
+    assert "2 hosts, one switch" in output
+    figures = {figure.label: figure for figure in read(path).figures}
+    assert set(figures) == {"commplan", "openmpi", "empty call", "commplan via ring"}
+    assert figures["commplan via ring"].note.startswith("ring")
+    assert all(figure.seconds and not figure.missing for figure in figures.values())
+    assert figures["openmpi"].crossed > 1024  # from host to host
 
 
 @needs_lab

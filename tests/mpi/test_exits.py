@@ -66,20 +66,20 @@ def test_steps_in_flight_end_before_mpi_does(
     """With small messages: the next test."""
     status, out = exits.main(["--count", str(count), "--json", *how]), capsys.readouterr().out
     assert status == 0, out
-    found = json.loads(out)
-    assert found["problems"] == [] and found["exits"] == count
-    assert found["with_a_failing_rank"] == count // 12
+    report = json.loads(out)
+    assert report["problems"] == [] and report["exits"] == count
+    assert report["with_a_failing_rank"] == count // 12
 
 
 def test_a_campaign_goes_on_where_it_was_left(tmp_path: Path):
-    kept = tmp_path / "launches.jsonl"
+    file = tmp_path / "launches.jsonl"
     launch = {"way": "kept", "culprit": -1, "ulfm": False, "elements": 1000, "seconds": 0.5, "problem": ""}
     lines = [json.dumps({"number": number} | launch) for number in range(3)]
-    kept.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-    words = ["--count", "12", "--elements", "1000", "--resume", str(kept), "--json"]
+    file.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+    words = ["--count", "12", "--elements", "1000", "--resume", str(file), "--json"]
     assert exits.main(words) == 0
-    assert [json.loads(line)["number"] for line in kept.read_text("utf-8").splitlines()] == [0, 1, 2, 3]
-    assert json.loads(kept.read_text("utf-8").splitlines()[3])["way"] == "raises"
+    assert [json.loads(line)["number"] for line in file.read_text("utf-8").splitlines()] == [0, 1, 2, 3]
+    assert json.loads(file.read_text("utf-8").splitlines()[3])["way"] == "raises"
 
 
 def test_who_survives_a_killed_rank_may_end_well_if_that_is_said():
@@ -90,14 +90,14 @@ def test_who_survives_a_killed_rank_may_end_well_if_that_is_said():
 
 
 def early(
-    folder: Path, algorithm: str, form: str, rest: str, options: Sequence[str] = ()
+    folder: Path, algorithm: str, form: str, ending: str, options: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    command = mpirun.command(3, EARLY, algorithm, form, rest, folder / "told")
+    command = mpirun.command(3, EARLY, algorithm, form, ending, folder / "told")
     return mpirun.started([command[0], *options, *command[1:]])
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "form", "rest", "options"),
+    ("algorithm", "form", "ending", "options"),
     parameters(
         [
             ("ring", "call", "finalized", []),
@@ -113,23 +113,23 @@ def early(
     ),
 )
 def test_who_waits_for_a_rank_that_has_ended_is_told(
-    algorithm: str, form: str, rest: str, options: list[str], tmp_path: Path
+    algorithm: str, form: str, ending: str, options: list[str], tmp_path: Path
 ):
-    done = early(tmp_path, algorithm, form, rest, options)
+    done = early(tmp_path, algorithm, form, ending, options)
     assert done.returncode == 0, done.stdout + done.stderr
-    said = done.stdout + done.stderr
+    output = done.stdout + done.stderr
     # Without a wait for the results, a step that failed before its process ended is reported by no one.
-    reports = 2 if rest == "awaited" else 1
-    assert said.count(GONE) == said.count("waits for it") >= reports, said
-    assert "nobody is told" not in said, said
+    reports = 2 if ending == "awaited" else 1
+    assert output.count(GONE) == output.count("waits for it") >= reports, output
+    assert "nobody is told" not in output, output
 
 
 @pytest.mark.parametrize(
-    ("form", "rest"), parameters([("split", "awaited"), ("call", "watched")], [("call", "awaited")])
+    ("form", "ending"), parameters([("split", "awaited"), ("call", "watched")], [("call", "awaited")])
 )
-def test_what_mpi_does_not_take_back_ends_the_job(form: str, rest: str, tmp_path: Path):
+def test_what_mpi_does_not_take_back_ends_the_job(form: str, ending: str, tmp_path: Path):
     """Where MPI cannot revoke a communicator. The watchdog does not call a rank late that has ended."""
-    done = early(tmp_path, "native", form, rest)
+    done = early(tmp_path, "native", form, ending)
     assert done.returncode != 0
     assert f"{GONE}; MPI's own collectives cannot be broken off: the job ends" in done.stderr
 
@@ -179,8 +179,8 @@ def last(how: str, *options: str) -> subprocess.CompletedProcess[str]:
 def test_who_stops_after_the_last_collective_holds_nobody(how: str, options: list[str]):
     done = last(how, *options)
     assert done.returncode != 0
-    said = "rank 1 is stopped (SIGSTOP, or a debugger), and all others have ended: the job ends"
-    assert f"commplan: error[CP0834]: {said}" in done.stderr, done.stdout + done.stderr
+    message = "rank 1 is stopped (SIGSTOP, or a debugger), and all others have ended: the job ends"
+    assert f"commplan: error[CP0834]: {message}" in done.stderr, done.stdout + done.stderr
 
 
 def test_a_rank_with_work_to_do_at_the_end_is_waited_for():

@@ -11,16 +11,16 @@ from support.embedding import mesh_of
 
 from commplan.input.work_partition import Division
 from commplan.runtime.input.device.batches import shared_group
-from commplan.runtime.machines.machine import Hello, Peers, peers_of
+from commplan.runtime.machines.machine import PeerHello, Peers, peers_of
 
 
 def test_peers_stand_in_the_order_of_what_they_hold():
     key, other = b"k" * 8, b"o" * 8
     hellos = [
-        Hello(key, b"host-b", 2, "t0"),
-        Hello(other, b"host-a", 0, "t1"),
-        Hello(key, b"host-a", 0, "t2"),
-        Hello(key, b"host-b", 1, "t3"),
+        PeerHello(key, b"host-b", 2, "t0"),
+        PeerHello(other, b"host-a", 0, "t1"),
+        PeerHello(key, b"host-a", 0, "t2"),
+        PeerHello(key, b"host-b", 1, "t3"),
     ]
     messages = dict(enumerate(hellos))
     assert peers_of(0, messages) == Peers("t2", 2, (0, 1, 1), (2, 3, 0), (0, 1, 2))

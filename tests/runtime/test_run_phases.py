@@ -120,8 +120,8 @@ def test_phases_work_inside_a_shard_map_of_ones_own(check_vma: bool):
     _, state = run.start(run.init(), params=workers())
 
     def step(state, params):
-        own = jax.tree.map(lambda x: x[0], params)
-        out, state = run.every[4](state, params=own, eta=0.1)
+        local = jax.tree.map(lambda x: x[0], params)
+        out, state = run.every[4](state, params=local, eta=0.1)
         return state, jax.tree.map(lambda x: x[None], out.pull)
 
     mapped = jax.shard_map(
@@ -247,11 +247,11 @@ def test_misspelt_names_say_what_was_meant():
     assert "needs `params`, but was passed `parms`" in text and "did you mean `params`?" in text
     assert "did you mean `center`?" in refused(lambda: run.sharding("centre"))[1]
     assert "did you mean `start`?" in refused(lambda: run.batches("strat"))[1]
-    for given in ({"functions": {"decod": len}}, {"sources": {"image": []}}):
+    for options in ({"functions": {"decod": len}}, {"sources": {"image": []}}):
         text = "plan p\naxis data = 1\nsource images : u8[4]\nfn decode(u8[4]) -> u8[4] on host\n"
         text += "each step {\n  x = load images batch 1 visit exactly_once seed 1\n  y = map decode(x)\n"
         wrong = refused_all(
-            lambda given=given, text=text: bind(text + "  output y\n}\n", mesh_of(data=1), **given)
+            lambda options=options, text=text: bind(text + "  output y\n}\n", mesh_of(data=1), **options)
         )
         assert any(meant in wrong for meant in ("did you mean `decode`?", "did you mean `images`?"))
     out = run.every[4](run.start(run.init(), params=params)[1], params=params, eta=0.1)[0]
@@ -291,9 +291,9 @@ def test_functions_and_sources_are_those_of_the_plan():
     functions: dict[str, Any] = {"adam_init": 3, "adamupdate": abs}
     with pytest.raises(CommplanError) as error:
         program.bind(mesh, functions=functions, sources={"images": []})
-    found = [(d.code, d.message) for d in error.value.diagnostics]
-    assert {code for code, _ in found} == {"CP0803"}
-    assert [message for _, message in found] == [
+    problems = [(d.code, d.message) for d in error.value.diagnostics]
+    assert {code for code, _ in problems} == {"CP0803"}
+    assert [message for _, message in problems] == [
         "the plan has no function `adamupdate`",
         "function `adam_update` is not bound",
         "the plan has no source `images`",
@@ -410,7 +410,7 @@ each step {{
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [
         {"sources": [1]}, {"functions": [1]}, {"seed": "x"}, {"seed": 1.5}, {"seed": True},
         *({"watchdog_s": wrong} for wrong in (0, -1.0, "abc", True, float("nan"), float("inf"))),
@@ -418,10 +418,10 @@ each step {{
         {"on_hang": "print"}, {"on_hang": None},
     ],
 )  # fmt: skip
-def test_what_is_bound_comes_by_name_and_a_seed_is_whole(given: dict[str, Any]) -> None:
+def test_what_is_bound_comes_by_name_and_a_seed_is_whole(options: dict[str, Any]) -> None:
     program = commplan.loads(ELASTIC).compile(mesh_of(worker=4), {"params": TREE, "center": TREE})
     with pytest.raises(CommplanError) as caught:
-        program.bind(mesh_of(worker=4), **given)
+        program.bind(mesh_of(worker=4), **options)
     assert caught.value.diagnostics[0].code == "CP0803"
     assert program.bind(mesh_of(worker=4), seed=np.int64(3)).context.seed == 3  # pyright: ignore[reportArgumentType]
 

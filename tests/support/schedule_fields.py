@@ -46,10 +46,10 @@ def put(node: Any, path: Path, value: Any) -> Any:
     """`node` with `value` at `path`."""
     if not path:
         return value
-    head, rest = path[0], path[1:]
+    head, remainder = path[0], path[1:]
     if isinstance(head, int):
-        return (*node[:head], put(node[head], rest, value), *node[head + 1 :])
-    return msgspec.structs.replace(node, **{head: put(getattr(node, head), rest, value)})
+        return (*node[:head], put(node[head], remainder, value), *node[head + 1 :])
+    return msgspec.structs.replace(node, **{head: put(getattr(node, head), remainder, value)})
 
 
 def joint_edit(schedule: ir.Schedule, rng: random.Random) -> Edit | None:
@@ -63,8 +63,8 @@ def joint_edit(schedule: ir.Schedule, rng: random.Random) -> Edit | None:
     changed: Any = schedule
     for path, value in values.items():
         changed = put(changed, path, value)
-    what = "; ".join(f"{'.'.join(map(str, path))}: {value!r:.60}" for path, value in list(values.items())[:4])
-    return Edit(kind, f"{len(values)} fields: {what}", 0, None, lambda: changed)
+    text = "; ".join(f"{'.'.join(map(str, path))}: {value!r:.60}" for path, value in list(values.items())[:4])
+    return Edit(kind, f"{len(values)} fields: {text}", 0, None, lambda: changed)
 
 
 def _renamed(fields: list[Spot], rng: random.Random) -> tuple[str, dict[Path, Any]]:
@@ -78,21 +78,21 @@ def _renamed(fields: list[Spot], rng: random.Random) -> tuple[str, dict[Path, An
 def _compensated(fields: list[Spot], rng: random.Random) -> tuple[str, dict[Path, Any]]:
     """Two numbers changed so that their product, or their sum, stays the same."""
     numbers = [spot for spot in fields if type(spot.value) in (int, float)]
-    one = rng.choice(numbers)
-    near = [spot for spot in numbers if spot.path != one.path and spot.path[:4] == one.path[:4]]
+    number = rng.choice(numbers)
+    near = [spot for spot in numbers if spot.path != number.path and spot.path[:4] == number.path[:4]]
     other, by = rng.choice(near), rng.choice((2, 3, 4, 2**10))
     if rng.random() < 0.5:
-        pair = one.value * by, type(other.value)(other.value / by)
+        pair = number.value * by, type(other.value)(other.value / by)
     else:
-        pair = one.value + by, other.value - by
-    return "compensated", {one.path: pair[0], other.path: pair[1]}
+        pair = number.value + by, other.value - by
+    return "compensated", {number.path: pair[0], other.path: pair[1]}
 
 
 def _exchanged(fields: list[Spot], rng: random.Random) -> tuple[str, dict[Path, Any]]:
     """The values of two spots of one field exchanged."""
     label = rng.choice(sorted({spot.label for spot in fields}))
-    one, other = rng.sample([spot for spot in fields if spot.label == label], 2)
-    return "values exchanged", {one.path: other.value, other.path: one.value}
+    first, second = rng.sample([spot for spot in fields if spot.label == label], 2)
+    return "values exchanged", {first.path: second.value, second.path: first.value}
 
 
 def _everywhere(fields: list[Spot], rng: random.Random) -> tuple[str, dict[Path, Any]]:
