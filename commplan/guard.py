@@ -59,7 +59,7 @@ def jit(
 @contextmanager
 def late() -> Generator[None]:
     """While this runs, other processes wait for this one without a limit: it evaluates, or writes."""
-    from commplan.runtime.observe.watchdog import expected_late  # noqa: PLC0415
+    from commplan.lowering.mpi.job.watchdog import expected_late  # noqa: PLC0415
 
     with expected_late():
         yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import socket
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,8 +25,6 @@ from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.preflight import preflight
 from commplan.wait import check_seconds
-
-_PORT = 9  # a port without traffic: a socket connected to it has the address that reaches the first rank
 
 
 class GuardedMesh(MeshMachine):
@@ -66,20 +63,20 @@ def machine_of(mesh: Any, comm: Any, name: str, limits: HangLimits, timeout_s: f
         return gathered_values("guard", mine, processes, timeout_s, absence, notice)
 
     index = int(jax.process_index())
-    calls = watchdog.start(index, coordinator.address(), exchange, limits, "")
+    calls = watchdog.start(index, coordinator.job(), exchange, limits, "")
     return cast("Machine", dataclasses.replace(machine, calls=calls))
 
 
 def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machine:
     from commplan.lowering.mpi.job.rendezvous import Rendezvous  # noqa: PLC0415  MPI only if it is used
+    from commplan.lowering.mpi.job.watchdog import job as new_job  # noqa: PLC0415
     from commplan.runtime.machines.communicator import check_communicator  # noqa: PLC0415
     from commplan.runtime.machines.ranks import Ranks  # noqa: PLC0415
 
     check_communicator(comm, "")
     meet = Rendezvous(comm, f"guard `{name}`", timeout_s, option="guard.jit(.., timeout=SECONDS)", file="")
     duplicate = meet(comm.Dup)
-    hosts: list[str] = meet(duplicate.allgather, socket.gethostname())
-    ranks = tuple(range(len(hosts)))
+    ranks = tuple(range(duplicate.Get_size()))
 
     def exchange(mine: Any) -> Mapping[int, Any]:
         answers: list[Any] = meet(duplicate.allgather, mine)
@@ -87,8 +84,8 @@ def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machin
 
     watched = None
     if len(ranks) > 1:
-        first = f"{hosts[0]}:{_PORT}"
-        watched = watchdog.start(int(duplicate.Get_rank()), first, exchange, limits, "")
+        job: str = meet(duplicate.bcast, new_job())
+        watched = watchdog.start(int(duplicate.Get_rank()), job, exchange, limits, "")
     unwatched = JointCalls()
 
     class GuardedRanks(Ranks):

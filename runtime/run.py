@@ -14,15 +14,14 @@ from commplan.diagnostics import CommplanError
 from commplan.lowering.gpu.estimate import Machine as Rates
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layers import backward_reduce
-from commplan.lowering.mpi.job import watchdog as mpi_watchdog
 from commplan.lowering.mpi.job.engine_errors import reason
+from commplan.lowering.mpi.job.watchdog import expected_late
 from commplan.runtime import spmd
 from commplan.runtime.context import Context
 from commplan.runtime.context.member_schedule import ensemble
 from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.input.group import Group
 from commplan.runtime.layers import Body, ShardedWeights, tapped
-from commplan.runtime.observe import watchdog
 from commplan.runtime.observe.metrics import PERIOD_S, Metrics, close_quietly, kept
 from commplan.runtime.phases import Every, PhaseCall, unknown_phase
 from commplan.runtime.preflight import preflight
@@ -444,7 +443,7 @@ class TypedRun:
         Without this, processes that wait for it print it after `watchdog_s` of `Program.bind`, and end the
         job with CP0834 after `busy_s`.
         """
-        with mpi_watchdog.expected_late(), watchdog.expected_late():
+        with expected_late():
             yield
 
     def metrics(

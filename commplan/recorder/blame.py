@@ -14,7 +14,7 @@ from commplan.ir.collective_kinds import TOWARDS_SOME
 from commplan.recorder import verdict
 from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Call, Event, Record, machine
 from commplan.recorder.processes import process_state
-from commplan.recorder.verdict import Condition, Need, RankState, Wait
+from commplan.recorder.verdict import Condition, Need, RankState, Wait, step_of
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")
@@ -193,12 +193,6 @@ def _recent(record: Record) -> tuple[int, tuple[str, ...]]:
     return (calls[0].operation, tuple(f"`{step_of(call.name)}`" for call in calls)) if calls else (1, ())
 
 
-def step_of(name: str) -> str:
-    """The name of a step that is recorded whole, without the lines of the plan that are in it."""
-    match = re.search(r"`(.*)`", name)
-    return match[1] if match else name
-
-
 def _unfinished(record: Record) -> list[Event]:
     """The operations that have begun, and have not ended or have failed."""
     unfinished = {event.operation: event for event in record.events if event.kind == BEGIN}
@@ -259,18 +253,24 @@ def states_of(
         recorded: The ranks that record collectives, by default those among `ranks`.
     """
     recorded = recorded or [rank.rank for rank in ranks if rank.collective]
+    steps = sequence_of(recorded) if any(rank.recent[1] for rank in ranks) else ""
     return {
         rank.rank: RankState(
             rank.rank,
             _condition(rank.state) if rank.rank in down else "alive",
             down.get(rank.rank, ""),
             waits=tuple(_waits(rank, recorded, when)),
-            begun=rank.begun,
-            recent={"": rank.recent} if rank.recent[1] else {},
+            begun=rank.begun | {steps: rank.recent[0] - 1 + len(rank.recent[1])},
+            recent={steps: rank.recent} if rank.recent[1] else {},
             order=rank.order,
         )
         for rank in ranks
     }
+
+
+def sequence_of(ranks: Sequence[int]) -> str:
+    """The name of the sequence of whole steps that these ranks run together."""
+    return f"steps of {','.join(map(str, ranks))}"
 
 
 def _condition(state: str) -> Condition:
@@ -283,7 +283,10 @@ def _waits(rank: Rank, recorded: Sequence[int], when: float) -> Iterator[Wait]:
         event, progress = rank.waits, rank.progress
         is_rooted = event.details is not None and event.details.kind in TOWARDS_SOME
         needed = [progress.rank] if is_rooted and progress is not None else _members(rank, event, recorded)
-        needs = tuple(Need(other, event.name, event.runs) for other in needed)
+        if "`" in event.name:  # a whole step: its name may still be extended by lines on other ranks
+            needs = tuple(Need(other, sequence_of(recorded), event.operation) for other in needed)
+        else:
+            needs = tuple(Need(other, event.name, event.runs) for other in needed)
         seconds, missing = when - event.seconds, f"come to {event.name}"
         yield Wait(event.name, seconds, needs, missing, event.runs, str(progress or ""))
     for activity in rank.activities:

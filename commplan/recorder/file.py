@@ -157,7 +157,7 @@ class Recording:
         lane: str = "",
     ) -> None:
         self.job, self.plan, self.rank, self.ranks = job, plan, rank, ranks
-        self.process = os.getpid()
+        self.process, self._end = os.getpid(), ""
         self.path = path_of(job, rank, lane)
         self._lanes: dict[str, Recording] = {}
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,6 +191,11 @@ class Recording:
         text = f"{call.text}\0{call.stack}" if call else ""
         _put_text(self.memory, _CALL + _SINCE.size, LIVE, text)
 
+    def put_end(self, text: str) -> None:
+        """Record how the process ends, see `Record.ended`."""
+        self._end = text
+        _put_text(self.memory, _ENDING, STACK_SIGNAL, text)
+
     def remove(self) -> None:
         """Remove the record at the end of the process, or of a run without errors.
 
@@ -209,7 +214,7 @@ class Recording:
         failed |= uncaught() is not None
         if failed or is_kept():
             for recording in recordings:
-                _put_text(recording.memory, _ENDING, STACK_SIGNAL, _ending())
+                _put_text(recording.memory, _ENDING, STACK_SIGNAL, self._end or _ending())
                 # Python restores signal handlers before MPI ends: then the signal would end the process.
                 struct.pack_into("<q", recording.memory, STACK_SIGNAL, 0)
             for recording in job_recordings if failed else ():

@@ -16,12 +16,14 @@ from typing import NamedTuple
 from commplan.hang_limits import HangLimits
 from commplan.recorder.file import LIVE, Recording
 
-_NUMBERS = struct.Struct("<13q")
+_NUMBERS = struct.Struct("<16q")
 _LATE, _LIMITS, _SERVED, _COMPARISON = LIVE + 32, LIVE + 40, LIVE + 56, LIVE + 80
+_FLAGS, _ASKS, _BEAT, _ANSWERED = LIVE + 64, LIVE + 104, LIVE + 112, LIVE + 120
 _VERDICT, _TEXT = LIVE + 128, LIVE + 144
 _LONGEST = 3952 - 3  # bytes of a verdict and the line that waited, each with a zero byte
 _SERVED_S = 1.0  # a server that has not reported for so long is busy
-_WAITS, _PATIENT = 1, 2
+_FROZEN_S = 1.5  # a process whose thread has not run for so long has a thread that keeps the lock
+_WAITS, _PATIENT, _AHEAD, _ABORTED = 1, 2, 4, 8
 LEFT = 2
 
 
@@ -37,10 +39,15 @@ class Live(NamedTuple):
         late: How many `late` blocks the program is in.
         bound_ns, busy_ns: The limits `watchdog_s` and `busy_s`; 0 if the record is not watched.
         served: When a server last reported its state; 0 if it is no server.
-        flags: Whether workers wait for others, and whether the server has a timeout for that.
+        flags: Of a server, whether workers wait for others, and whether it has a timeout for that. Of a
+            process that records whole steps, whether it prepares a step, and whether its runtime aborts it.
         ends: Whether a verdict ends operations, see `on_hang` of `Program.bind`.
         compares: Since when the rank waits for others to compare a step; 0 if it does not wait.
-        comparison, group: See `comparing`; kept until the next comparison.
+        comparison, group: See `comparing`; kept until the next comparison. If whole steps are recorded,
+            `comparison` is the number of the last step with collectives that has begun or is compared.
+        asks: When a step failed, for a reason that the other processes may know; 0 before.
+        beat: When the thread that records the ends of steps last ran; 0 if there is none.
+        answered: When the sidecar last found that no other process is the reason, see `asks`.
     """
 
     moved: int = 0
@@ -56,6 +63,24 @@ class Live(NamedTuple):
     compares: int = 0
     comparison: int = 0
     group: int = 0
+    asks: int = 0
+    beat: int = 0
+    answered: int = 0
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the process cannot record ends of steps."""
+        return bool(self.beat) and time.monotonic_ns() - self.beat > _FROZEN_S * 1e9
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a step is traced, compiled or compared."""
+        return bool(self.flags & _AHEAD)
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the runtime aborts the process."""
+        return bool(self.flags & _ABORTED)
 
     @property
     def serves(self) -> bool:
@@ -98,6 +123,52 @@ def put_served(recording: Recording, *, waits: bool, patient: bool, moved: bool)
     struct.pack_into("<2q", recording.memory, _SERVED, now, waits * _WAITS + patient * _PATIENT)
 
 
+def put_step(recording: Recording, moved_s: float, waits_ns: int) -> None:
+    """Report the last step of a process that records whole steps.
+
+    waits_ns: when it began, if it has not ended; else 0.
+    """
+    struct.pack_into("<2q", recording.memory, LIVE, int(moved_s * 1e9), waits_ns)
+    struct.pack_into("<q", recording.memory, _BEAT, time.monotonic_ns())
+
+
+def put_comparison(recording: Recording, number: int, since_s: float | None, *, is_ahead: bool) -> None:
+    """Report the progress of a process that records whole steps in comparisons, see `Live`.
+
+    since_s: since when it waits for others to compare, on `time.monotonic`; None if it does not.
+    """
+    since_ns = 0 if since_s is None else int(since_s * 1e9)
+    struct.pack_into("<2q", recording.memory, _COMPARISON, since_ns, number)
+    (flags,) = struct.unpack_from("<q", recording.memory, _FLAGS)
+    struct.pack_into("<q", recording.memory, _FLAGS, flags & ~_AHEAD | is_ahead * _AHEAD)
+
+
+def put_failure(recording: Recording, *, is_aborted: bool) -> None:
+    """Have the sidecar find out whether other processes are the reason why a step has failed.
+
+    is_aborted: whether JAX aborts this process.
+    """
+    (flags,) = struct.unpack_from("<q", recording.memory, _FLAGS)
+    struct.pack_into("<q", recording.memory, _FLAGS, flags | is_aborted * _ABORTED)
+    struct.pack_into("<q", recording.memory, _ASKS, time.monotonic_ns())
+
+
+def is_answered(recording: Recording) -> bool:
+    """Whether no other process is the reason of the failure."""
+    asks, _, answered = struct.unpack_from("<3q", recording.memory, _ASKS)
+    return answered > asks
+
+
+def write_answer(descriptor: int) -> None:
+    """Write to an open record that no other process is the reason of its failure."""
+    os.pwrite(descriptor, struct.pack("<q", time.monotonic_ns()), _ANSWERED)
+
+
+def put_left(recording: Recording) -> None:
+    """Report that this process begins no further operation."""
+    struct.pack_into("<q", recording.memory, LIVE + 24, LEFT)
+
+
 @contextmanager
 def comparing(recording: Recording | None, comparison: int, group: int) -> Generator[None]:
     """Report that this rank waits for others to compare a step, while the block runs.
@@ -132,7 +203,13 @@ def write_verdict(descriptor: int, text: str, line: str, effective_s: float, *, 
 
 def verdict_of(recording: Recording) -> str:
     """The verdict in the record of this process, once it applies; else empty."""
+    return verdict_and_line(recording)[0]
+
+
+def verdict_and_line(recording: Recording) -> tuple[str, str]:
+    """The verdict in the record of this process, once it applies, and the line that waited; else empty."""
     (effective,) = struct.unpack_from("<q", recording.memory, _VERDICT)
     if not effective or time.monotonic_ns() < effective:
-        return ""
-    return recording.memory[_TEXT : _TEXT + _LONGEST].split(b"\0")[0].decode(errors="replace")
+        return "", ""
+    text, line = recording.memory[_TEXT : LIVE + 4096].split(b"\0")[:2]
+    return text.decode(errors="replace"), line.decode(errors="replace")

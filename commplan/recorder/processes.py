@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
-WATCH_THREAD = "commplan-watch"  # answers for its process: `runtime/observe/watchdog.py`
 _STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
 _IN_WORDS = {
     "dead": "has died",
@@ -38,18 +36,6 @@ def identity(who: str, number: int, process: int, host: str, state: str) -> str:
     """
     lives = f", and lives: kill -CONT {process} lets it end" if state == "stopped" else ""
     return f"{who} {number} is PID {process} on {host}{lives}"
-
-
-def waits_for_core(number: int) -> bool:
-    """Whether the thread that answers for a process is ready and has no core yet.
-
-    On a busy machine that may take seconds.
-    """
-    for thread in Path("/proc").glob(f"{number}/task/*"):
-        with contextlib.suppress(OSError):  # threads may end during the loop
-            if (thread / "comm").read_text("utf-8", "replace").rstrip("\n") == WATCH_THREAD:
-                return _letter(thread) == "R"
-    return False
 
 
 def _letter(folder: Path) -> str:

@@ -1,12 +1,12 @@
 """Which ranks block the others: a pure function of the states of all ranks.
 
-The sidecar of a host, the watchdog of processes under `jax.distributed` and `commplan blame` decide by
-`blame`. They differ in how they obtain the states: from messages of the processes, or from their records.
+The sidecar of a host, while processes run, and `commplan blame` decide by this function.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -15,9 +15,10 @@ from typing import Literal, NamedTuple
 Condition = Literal[
     "alive", "silent", "stopped", "stuck in the kernel", "dead", "aborted", "ended", "unknown"
 ]
-Kind = Literal["none", "order", "down", "late", "busy", "behind", "circle", "stalled"]
+Kind = Literal["none", "apart", "order", "down", "late", "busy", "behind", "circle", "stalled"]
 _SHOWN, _LISTED = 4, 8  # ranks with a separate note; ranks in a list
 FIRST = 12  # times the bound in the first runs of an operation, since late ranks may be compiling
+_SETTLE_S = 1.0  # in which other ranks may also begin a comparison
 _FEW, _INTERVALS, _MEDIANS = 3, 16, 5.0  # first runs; intervals for the median; times the median
 
 
@@ -49,6 +50,40 @@ class Wait(NamedTuple):
     progress: str = ""
 
 
+class Comparison(NamedTuple):
+    """A step that a rank compares with the others before it runs it, for messages.
+
+    Attributes:
+        rank: Such as `process 1`.
+        message: How its arguments differ from those of a step with this name that all have compared; `{}` is
+            the other rank. Empty if there is no such step.
+        fix: The rule that `message` violates.
+        place: The line of the program that calls it.
+    """
+
+    rank: str
+    name: str
+    message: str = ""
+    fix: str = ""
+    place: str = ""
+
+
+class Joint(NamedTuple):
+    """The progress of a rank in steps that all ranks compare before they first run them.
+
+    Attributes:
+        number: The number of the last step that it has begun, or compares.
+        is_running: Whether this step runs and has not ended.
+        waits_s: Seconds for which it has waited for others to compare; 0 if it does not wait.
+        comparison: The compared step, if it waits.
+    """
+
+    number: int = 0
+    is_running: bool = False
+    waits_s: float = 0.0
+    comparison: Comparison = Comparison("", "")
+
+
 class RankState(NamedTuple):
     """The known state of a rank.
 
@@ -64,6 +99,7 @@ class RankState(NamedTuple):
         process: Its process, such as `process 4711 on node3`.
         last, runs: The operation that it last finished, and how often that has run.
         stack: The Python stack of its main thread.
+        joint: By sequence, its progress in steps that are compared.
     """
 
     rank: int
@@ -80,6 +116,7 @@ class RankState(NamedTuple):
     last: str = ""
     runs: int = 0
     stack: str = ""
+    joint: Mapping[str, Joint] = {}
 
     @property
     def finished(self) -> str:
@@ -110,6 +147,7 @@ class Verdict(NamedTuple):
     Attributes:
         kind: One of:
 
+            - `apart`: ranks run a step that another rank compares with them.
             - `order`: ranks call in different orders.
             - `down`: ranks cannot go on.
             - `late`: ranks are alive and have not begun the operation that others wait for.
@@ -143,6 +181,8 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
             None: all waits.
         limits: the time within which a rank that is alive may still begin the operation.
     """
+    if (verdict := _apart(states)) is not None:
+        return verdict
     live = [state for state in states.values() if state.condition in ("alive", "aborted")]
     aborted = {state.rank: state.how for state in live if state.condition == "aborted"}
     if aborted or _idle(live) >= limits.bound:
@@ -151,7 +191,7 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
                 return verdict
     waiting, needed = _needed(states, states if waiter is None else [waiter])
     if waiter is not None and not states[waiter].waits:
-        conditions = {rank: state.how for rank, state in states.items() if state.condition != "ended"}
+        conditions = {n: each.how for n, each in states.items() if each.condition != "ended" or each.how}
         waiting, needed = [rank for rank in states if states[rank].waits], {}
     else:
         conditions = {rank: states[rank].how for rank in needed} | aborted
@@ -166,6 +206,18 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
         is_late &= _idle([states[rank] for rank in (*late, *sorted(waiting))]) >= limits.bound
         return Verdict("late" if is_late else "busy", late, tuple(waiting))
     return _all_wait(states, waiting, limits)
+
+
+def _apart(states: States) -> Verdict | None:
+    """The verdict if a rank waits for others to compare a step that one of them runs; else None."""
+    for rank, state in sorted(states.items()):
+        for sequence, mine in state.joint.items():
+            is_stuck = mine.waits_s > _SETTLE_S and state.condition == "alive"
+            for other in sorted(states) if is_stuck else ():
+                theirs = states[other].joint.get(sequence, Joint())
+                if theirs.is_running and theirs.number >= mine.number and states[other].condition == "alive":
+                    return Verdict("apart", {other: "it runs a step that others compare"}, (rank,))
+    return None
 
 
 def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int, Wait]]:
@@ -211,7 +263,7 @@ def _all_wait(states: States, waiting: Sequence[int], limits: Patience) -> Verdi
         return Verdict("behind", behind, tuple(waiting))
     still_s = limits.late if limits.still is None else limits.still
     is_still = _idle([states[rank] for rank in waiting]) >= still_s
-    if len({wait.where for wait in oldest.values()}) < 2 or not is_still:
+    if len({wait.where for wait in oldest.values()}) < 2 or not any(awaited.values()) or not is_still:
         return Verdict("stalled" if waiting else "none", {}, tuple(waiting))
     return Verdict("circle", _out_of_order(states, oldest, awaited), tuple(waiting))
 
@@ -304,6 +356,12 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
     noun = "collective" if who == "rank" else "step"
     waits = [_waits(who, states[rank]) for rank in waiting[:_SHOWN]]
     seconds = _idle([states[rank] for rank in waiting])
+    if verdict.kind == "apart":
+        joint = max(states[waiting[0]].joint.values(), key=lambda each: each.waits_s)
+        other = states[ranks[0]]
+        place = other.stack.split(", from ")[0]
+        name = step_of(other.waits[0].where) if other.waits else ""
+        return _joined(*disagreement(joint.comparison, f"{who} {other.rank}", name, place))
     if verdict.kind == "order":
         name = verdict.names[ranks[0] if ranks else max(verdict.names)]
         odd, majority = (
@@ -331,6 +389,36 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
         text = f"{who} {state.rank} ({state.process}) is alive, in no {noun} for {state.idle_s:.1f} s"
         lines += [text + state.finished, *([f"its Python: {state.stack}"] if state.stack else [])]
     return _joined(*lines)
+
+
+def disagreement(comparison: Comparison, other: str, name: str, place: str) -> tuple[str, ...]:
+    """The message about ranks of which one runs a step that the other compares, and its notes.
+
+    Args:
+        other: the rank that runs the step, such as `process 0`.
+        name: the name of that step.
+        place: the line of the program that calls it.
+    """
+    mine = comparison
+    if mine.message and name == mine.name:
+        message, fix = mine.message.replace("{}", other), mine.fix
+    else:
+        noun = other.split(" ", maxsplit=1)[0]
+        message = f"{mine.rank} calls `{mine.name}` while {other} runs `{name}`"
+        fix = f"every {noun} calls the same steps in the same order"
+    place, own = place or "an unknown line", mine.place or "an unknown line"
+    return (
+        message,
+        f"{mine.rank} calls it at {own}, and waits for the others to compare it",
+        f"{other} runs a step that all have compared before, at {place}",
+        fix,
+    )
+
+
+def step_of(name: str) -> str:
+    """The name of a step that is recorded whole, without the lines of the plan that are in it."""
+    match = re.search(r"`(.*)`", name)
+    return match[1] if match else name
 
 
 def _waits(who: str, state: RankState) -> str:

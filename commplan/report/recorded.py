@@ -7,8 +7,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from commplan.recorder import Run
-from commplan.recorder.blame import step_of
 from commplan.recorder.collectives import Slice, by_rank
+from commplan.recorder.verdict import step_of
 from commplan.report.document import EventLane, LaneEvent, Trace
 from commplan.report.lanes import condensed
 

@@ -37,6 +37,7 @@ class Attended:
     Attributes:
         number: Its process number according to the kernel.
         who: Such as `rank 2`.
+        job: The name of its first job.
         descriptor, errors: A pidfd of it and its standard error, which it sends; -1 before.
         ended: Its wait status once it has ended; `seconds`: when, on `time.monotonic`.
         stack, asked: See `observer.AttendedProcess`.
@@ -50,16 +51,11 @@ class Attended:
         self.line, (self.number, _) = line, peer(line)
         line.setblocking(False)
         self.sidecar = sidecar
-        self.who, self.stack, self.descriptor, self.errors = "", "", -1, -1
+        self.who, self.job, self.stack, self.descriptor, self.errors = "", "", "", -1, -1
         self.records: list[Path] = []
         self.left = False
         self.ended: int | None = None
         self.seconds = self.asked = 0.0
-
-    @property
-    def job(self) -> str:
-        """The common part of the file names of the first job's records."""
-        return job_of(self.records[0]) if self.records else ""
 
     def hear(self) -> bool:
         """Receive messages. Returns False once the process has closed the connection."""
@@ -87,10 +83,12 @@ class Attended:
         elif "hosts" in message:
             self.sidecar.add_hosts(Path(message["record"]), message["hosts"])
         elif "who" in message:
-            self.who = self.who or message["who"]
-            self.records.append(Path(message["record"]))
+            record, job = Path(message["record"]), message["job"] or job_of(Path(message["record"]))
+            self.who, self.job = self.who or message["who"], self.job or job
+            self.records.append(record)
             if message["watched"]:
-                self.sidecar.watch(self.records[-1], self)
+                who, members = message["who"].split(" ")[0], tuple(message["members"])
+                self.sidecar.watch(job, record, self, who, members)
         else:
             self.left = True
             if message:
@@ -99,7 +97,7 @@ class Attended:
     def ask_stack(self) -> None:
         """Ask for the Python of its main thread. It does not answer while a thread keeps the lock."""
         if not self.asked:
-            self.asked = time.monotonic()
+            self.asked, self.stack = time.monotonic(), ""
             with contextlib.suppress(OSError):
                 self.line.send(b"stack")
 
@@ -147,13 +145,13 @@ class Sidecar:
         if self.observer is not None:
             self.observer.take(messages)
 
-    def watch(self, record: Path, process: Attended) -> None:
+    def watch(self, job: str, record: Path, process: Attended, who: str, members: tuple[int, ...]) -> None:
         """Find the rank that blocks the others of this record's job, while it runs."""
         from commplan.sidecar import mail, observer  # noqa: PLC0415
 
         if self.observer is None:
             self.observer = observer.Observer(functools.partial(mail.send, self.mail), self.address)
-        self.observer.add(job_of(record), record, process)
+        self.observer.add(job, record, process, who, members)
 
     def unwatch(self, record: Path) -> None:
         if self.observer is not None:
@@ -165,7 +163,7 @@ class Sidecar:
 
         if self.observer is not None:
             rows = {tuple(ranks): Address(host, port, key, tuple(at)) for ranks, host, port, key, at in hosts}
-            self.observer.add_hosts(job_of(record), rows)
+            self.observer.add_hosts(record, rows)
 
     def run(self) -> None:
         """Run until the last process has ended."""

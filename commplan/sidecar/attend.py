@@ -15,14 +15,15 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
 from commplan import io
 from commplan.ending import at_last
 from commplan.sidecar.mail import Address, open_socket, own_addresses
 
-SOCKET, PORT = "sidecar-3", "port"  # the number is the version of the messages; the port for datagrams
+SOCKET = "sidecar-4"  # the number is the version of the messages
+PORT = f"{SOCKET}.port"  # a file with the port for datagrams and the key
 LOCK_S = 5.0  # limit in seconds to start or end a sidecar, which takes milliseconds
 _POLL_S = 0.005
 _ANSWER_S = 3.0  # for the sidecar to answer a process that aborts
@@ -36,7 +37,9 @@ _released = threading.Event()  # the sidecar has closed its copy of standard err
 _exempt: list[bool] = []  # this process reports no more of itself
 
 
-def attend(record: Path, who: str, *, watched: bool = False) -> Address | None:
+def attend(
+    record: Path, who: str, *, watched: bool = False, job: str = "", members: Sequence[int] = ()
+) -> Address | None:
     """Introduce this process to the sidecar of this host, and start the sidecar if it does not run.
 
     The sidecar reports how this process ends, if no other process does. It takes some milliseconds, once.
@@ -46,13 +49,16 @@ def attend(record: Path, who: str, *, watched: bool = False) -> Address | None:
         record: The file of a `Recording`.
         who: `rank 2`, `process 0`.
         watched: Whether the sidecar finds the rank that blocks others, see `recorder.live.put_limits`.
+        job: The name of the job; by default that of the record.
+        members: The processes that run the recorded steps together, if whole steps are recorded.
 
     Returns:
         The address of the sidecar; None, with a warning, if none can run.
     """
     if _exempt or os.environ.get("COMMPLAN_SIDECAR") == "0":
         return None
-    message = json.dumps({"record": str(record), "who": who, "watched": watched}).encode()
+    content = {"record": str(record), "who": who, "watched": watched, "job": job, "members": [*members]}
+    message = json.dumps(content).encode()
     try:
         if _sent:
             _send(message)
@@ -72,10 +78,10 @@ def own_address() -> Address:
     return Address(socket.gethostname(), int(port), key, own_addresses())
 
 
-def introduce_hosts(record: Path, rank: int, addresses: Sequence[Address | None]) -> None:
+def introduce_hosts(record: Path, rank: int, addresses: Mapping[int, Address | None]) -> None:
     """Send the addresses of a job's sidecars, by rank, to the sidecar of this host."""
     hosts: dict[Address, list[int]] = {}
-    for other, address in enumerate(addresses):
+    for other, address in addresses.items():
         if address is not None and address != addresses[rank]:
             hosts.setdefault(address, []).append(other)
     rows = [(ranks, *address) for address, ranks in hosts.items()]

@@ -47,7 +47,7 @@ class SidecarMessage(msgspec.Struct, frozen=True, array_like=True):
     """
 
     job: str
-    kind: Literal["hello", "ask", "answer", "verdict"]
+    kind: Literal["hello", "ask", "answer", "gone", "verdict"]
     sender: int
     serial: int = 0
     state: RankState | None = None

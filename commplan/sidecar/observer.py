@@ -8,94 +8,44 @@ other hosts for the states of their ranks.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from pathlib import Path
-from typing import Protocol
 
-from commplan import io
 from commplan.diagnostics import CommplanError
-from commplan.recorder import file, live
-from commplan.recorder.blame import ANSWER, Rank, ranks_along, ranks_of, states_of
-from commplan.recorder.file import BEGIN, Record
-from commplan.recorder.live import Live
-from commplan.recorder.processes import identity, process_state, silence
+from commplan.recorder import live
+from commplan.recorder.file import Record
+from commplan.recorder.processes import silence
 from commplan.recorder.stacks import main_stack
-from commplan.recorder.verdict import (
-    FIRST,
-    Condition,
-    Need,
-    Patience,
-    RankState,
-    Verdict,
-    Wait,
-    blame,
-    described,
-    usual_s,
-)
+from commplan.recorder.verdict import FIRST, Patience, RankState, Verdict, blame, described
 from commplan.sidecar.mail import Address, SidecarMessage
+from commplan.sidecar.states import (
+    COMPARISON,
+    LEFT,
+    AttendedProcess,
+    OpenRecord,
+    has_stack,
+    states_here,
+    usual_wait_s,
+    waited_s,
+)
 
 _GRACE_S = 2.0  # after the death of a process
+_ENDED_S = 1.0  # after the end of a program, and for a comparison
 _ANSWER_S = 1.5  # for other sidecars to answer
 _AGAIN_S, _LONGEST_S = 1.0, 5.0  # between two evaluations; while ranks are busy
 _CONFIRM_S = 0.5  # between the two evaluations that must agree
 _STACK_S = 1.5  # for a process to answer with its stack
 _SETTLE_S = 0.2  # in which all ranks receive a verdict, before it applies
 _LOST_S = 30.0  # for the sidecar of another host to be heard
-_LEFT = "left"  # a sequence that a rank begins when it leaves
-_COMPARISON, _SEQUENCE = "the comparison of a step", "comparison {}"  # a wait; its sequence for a group
 _HELD = "it holds the interpreter's lock"
-_CONDITIONS: Mapping[str, Condition] = {
-    "dead": "dead",
-    "stopped": "stopped",
-    "stuck in the kernel": "stuck in the kernel",
-}
+_REASONS = ("down", "order", "late", "circle")  # kinds of verdicts that name ranks
 
 
-class AttendedProcess(Protocol):
-    """A process that the sidecar attends.
-
-    Attributes:
-        seconds: When it ended; 0 before.
-        stack: The Python of its main thread when it last answered.
-        asked: The time of the first query that it has not answered, on `time.monotonic`; 0 if there is none.
-    """
-
-    number: int
-    seconds: float
-    stack: str
-    asked: float
-
-    def ask_stack(self) -> None: ...
-
-    def say(self, text: str) -> None: ...
-
-
-class OpenRecord:
-    """An open record.
-
-    Raises:
-        OSError: If it cannot be opened.
-        CommplanError: CP1114 if it is damaged.
-    """
-
-    def __init__(self, path: Path, process: AttendedProcess) -> None:
-        self.path, self.process = path, process
-        self.descriptor = io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
-        self.rank = self.record().rank
-        self.live = live.read_live(self.descriptor)
-
-    def record(self) -> Record:
-        return file.read_open(self.path, self.descriptor)
-
-    @property
-    def condition(self) -> str:
-        """See `recorder.processes.process_state`."""
-        return "dead" if self.process.seconds else process_state(self.process.number)
+Send = Callable[[SidecarMessage, Sequence[Address]], None]
 
 
 class Job:
@@ -104,15 +54,16 @@ class Job:
     Args:
         send: Sends a message to the sidecars of other hosts.
         address: The address of this sidecar.
+        who: The noun for a rank in messages: `process` if whole steps are recorded.
     """
 
-    def __init__(
-        self, name: str, send: Callable[[SidecarMessage, Sequence[Address]], None], address: Address
-    ) -> None:
-        self.name, self._send, self._address = name, send, address
+    def __init__(self, name: str, send: Send, address: Address, who: str = "rank") -> None:
+        self.name, self._send, self._address, self._who = name, send, address, who
         self.records: list[OpenRecord] = []
         self.addresses: dict[int, Address] = {}  # by rank of another host: the sidecar of that host
         self._heard: set[Address] = set()
+        self._gone: set[int] = set()  # ranks here that have died, or whose program has ended
+        self._is_warned = False  # there are such ranks on other hosts
         self._began, self._greeted = time.monotonic(), 0.0
         self._asked: float | None = None
         self._serial, self._again, self._is_judged = 0, 0.0, False
@@ -120,9 +71,21 @@ class Job:
         self._suspected: object = None  # the result of the last evaluation
         self._noticed: object = None  # the wait about which a message was printed
 
-    def add(self, path: Path, process: AttendedProcess) -> None:
+    @property
+    def ranks(self) -> set[int]:
+        """All ranks of the job."""
+        return {rank for each in self.records for rank in each.group}
+
+    def add(self, path: Path, process: AttendedProcess, members: tuple[int, ...] = ()) -> None:
         with contextlib.suppress(CommplanError, OSError, struct.error):
-            self.records.append(OpenRecord(path, process))
+            self.records.append(OpenRecord(path, process, members))
+
+    def absorb(self, other: Job) -> None:
+        """Take the records of a job that has turned out to be this one."""
+        self.records += other.records
+        self.addresses |= other.addresses
+        self._heard |= other._heard
+        self._is_judged |= other._is_judged
 
     def add_hosts(self, hosts: Mapping[tuple[int, ...], Address]) -> None:
         self.addresses |= {rank: address for ranks, address in hosts.items() for rank in ranks}
@@ -143,6 +106,7 @@ class Job:
         self._greet_unheard(now)
         for each in self.records:
             each.live = live.read_live(each.descriptor)
+        self._tell_gone()
         bound = max((each.live.bound_ns for each in self.records), default=0) * 1e-9
         alarmed = self._alarmed(bound, now)
         if not alarmed or self._is_judged:
@@ -170,10 +134,11 @@ class Job:
             if not message.is_reply:
                 self._greet([address], is_reply=True)
         self._heard.add(address)
+        self._is_warned |= message.kind == "gone"
         if message.kind == "ask":
             for each in self.records:
                 each.live = live.read_live(each.descriptor)
-            for state in self._states(self._all_records(), now).values():
+            for state in states_here(self._all_records(), self._who, now).values():
                 answer = SidecarMessage(self.name, "answer", self._lowest, message.serial, state)
                 self._send(answer, [address])
         elif message.kind == "answer" and message.serial == self._serial and message.state is not None:
@@ -194,6 +159,14 @@ class Job:
             message = SidecarMessage(self.name, kind, self._lowest, **content)  # pyright: ignore[reportArgumentType]
             self._send(message, list({*self.addresses.values()}))
 
+    def _tell_gone(self) -> None:
+        """Have the other sidecars evaluate waits soon, if ranks here have died or their program has ended."""
+        is_process = self._who == "process"
+        gone = {n.rank for n in self.records if n.process.seconds or (is_process and n.live.left)}
+        if gone - self._gone:
+            self._gone |= gone
+            self._tell("gone")
+
     def _greet(self, addresses: Sequence[Address], *, is_reply: bool = False) -> None:
         hello = SidecarMessage(self.name, "hello", self._lowest, address=self._address, is_reply=is_reply)
         self._send(hello, addresses)
@@ -212,18 +185,23 @@ class Job:
     # The decision.
 
     def _alarmed(self, bound: float, now: float) -> list[OpenRecord]:
-        """The records of ranks that wait for longer than the bound.
+        """The records of ranks that wait for longer than the bound, or whose steps have failed.
 
-        Two seconds suffice after a death, and for a comparison if a rank has ended its program.
+        Two seconds suffice after a death, and for a comparison if a rank has ended its program. If whole
+        steps are recorded, one second suffices for the latter, and for any comparison.
         """
-        has_died = any(each.process.seconds for each in self.records)
-        has_ended = any(each.live.left for each in self.records)
-        soon = min(_GRACE_S, bound)
-        return [
-            each
-            for each in self.records
-            if _waited_s(each.live, now) > (soon if has_died or (has_ended and each.live.compares) else bound)
-        ]
+        has_died = self._is_warned or any(each.process.seconds for each in self.records)
+        has_ended = self._is_warned or any(each.live.left for each in self.records)
+        is_process, alarmed = self._who == "process", list[OpenRecord]()
+        for each in self.records:
+            waited, compares = waited_s(each.live, now), each.live.compares
+            is_alarmed = waited > bound or each.live.asks > each.live.answered
+            is_alarmed |= has_died and waited > min(_GRACE_S, bound)
+            is_alarmed |= has_ended and compares > 0 and waited > min(_GRACE_S, bound)
+            is_alarmed |= has_ended and is_process and waited > min(_ENDED_S, bound)
+            is_alarmed |= is_process and compares > 0 and now - compares * 1e-9 > _ENDED_S
+            alarmed += [each] if is_alarmed else []
+        return alarmed
 
     def _all_records(self) -> dict[OpenRecord, Record]:
         records: dict[OpenRecord, Record] = {}
@@ -231,55 +209,6 @@ class Job:
             with contextlib.suppress(CommplanError, OSError):
                 records[each] = each.record()
         return records
-
-    def _states(self, records: Mapping[OpenRecord, Record], now: float) -> dict[int, RankState]:
-        """The states of the ranks on this host."""
-        ranks = {rank.rank: rank for rank in ranks_of(list(records.values()))}
-        clock = min((record.clock for record in records.values()), default=0.0)
-        grid = max((record.ranks for record in records.values() if not record.lane), default=0)
-        states = states_of(list(ranks.values()), now + clock, {}, range(grid))
-        for number, state in states.items():
-            of_rank = [each for each in records if each.rank == number]
-            states[number] = self._live_state(state, ranks[number], of_rank, now)
-        return states
-
-    def _live_state(
-        self, state: RankState, rank: Rank, records: Sequence[OpenRecord], now: float
-    ) -> RankState:
-        lives, process = [each.live for each in records], records[0].process
-        idle_s = now - max(max(each.moved, each.compares) for each in lives) * 1e-9
-        server = next((each for each in lives if each.served), None)
-        waits = state.waits if any(each.waits for each in lives) else ()
-        begun = dict(state.begun)
-        if server is not None:
-            waits = state.waits if server.serves and server.flags and not server.is_patient else ()
-            begun |= {ANSWER: 1} if server.serves and not server.is_patient else {}
-        how, name = records[0].condition, f"process {process.number} on {rank.host}"
-        condition = _CONDITIONS.get(how, "alive")
-        notes = () if condition == "alive" else (identity("rank", rank.rank, process.number, rank.host, how),)
-        if not waits and all(each.left for each in lives):
-            condition = "ended"
-        if server is not None or all(each.left == live.LEFT for each in lives):
-            begun |= {_LEFT: 1}  # workers do not wait for servers at their end
-        state = state._replace(
-            condition=condition,
-            how=silence(how, rank.host) if notes else "",
-            notes=notes,
-            waits=waits,
-            begun=begun,
-            idle_s=idle_s,
-            is_excused=any(each.late or each.is_patient for each in lives),
-            process=name,
-            last=rank.last.name if rank.last else "",
-            runs=rank.last.runs if rank.last else 0,
-            stack="" if waits else process.stack,
-        )
-        if _has_stack(state) and idle_s > _CONFIRM_S:
-            process.ask_stack()
-        for each in (each for each in lives if each.comparison):
-            begun[_SEQUENCE.format(each.group)] = each.comparison
-            state = state._replace(waits=(*state.waits, *_comparison(rank, each, now)))
-        return state
 
     def _silent(self) -> dict[int, RankState]:
         """The states of the ranks of hosts whose sidecars do not answer."""
@@ -290,55 +219,99 @@ class Job:
 
     def _evaluate(self, alarmed: Sequence[OpenRecord], bound: float, now: float) -> None:
         records = self._all_records()
-        states = self._states(records, now) | self._answers | self._silent()
+        states = states_here(records, self._who, now) | self._answers | self._silent()
         # Records of many ranks take long to read.
         self._again = max(now + _AGAIN_S, now + 10 * (time.monotonic() - now))
+        failed = [each for each in alarmed if each in records and each.live.asks > each.live.answered]
+        failed = [each for each in failed if not states[each.rank].waits or each.live.is_aborted]
         waiting = [each for each in alarmed if each in records and states[each.rank].waits]
-        if not waiting:
-            self._part([each for each in alarmed if each in records], records, states, bound, now)
+        waiting = [each for each in waiting if states[each.rank].condition == "alive"]
+        if failed:
+            self._explain(failed, states, now)
             return
-        source = _source(waiting, states)
+        if not waiting:
+            self._part([each for each in alarmed if each in records], states, bound, now)
+            return
+        source, is_process = _source(waiting, states), self._who == "process"
         waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
-        if not compares:  # a rank that compares a step may still execute an earlier one
+        if not compares and not is_process:  # a rank that compares a step may still execute an earlier one
             states = {rank: _without_comparison(state) for rank, state in states.items()}
-        usual = bound if compares else _usual_s(records[source], source.live.waits, bound)
+        usual = bound if compares else usual_wait_s(records[source], source.live.waits, bound)
         busy_s = max(each.live.busy_ns for each in self.records) * 1e-9
         late_s = inf if compares else max(usual, busy_s)
-        verdict = blame(states, waiter, Patience(bound, late_s, bound))
-        is_known = len(states) >= records[source].ranks
+        verdict = blame(states, waiter, Patience(bound, late_s, usual if is_process else bound))
         has_ended = any(states[rank].condition == "ended" for rank in verdict.reasons)
-        is_over = has_ended and not compares  # the engine reports it
+        is_over = has_ended and not compares and not is_process  # the engine reports it
         is_still = min((states[rank].idle_s for rank in verdict.waiting), default=0.0) >= bound
-        if is_over or verdict.kind == "none" or not (is_known or verdict.kind == "down"):
+        is_known = states.keys() >= self.ranks or verdict.kind in ("down", "apart")
+        if is_over or verdict.kind == "none" or not is_known:
             return
         if verdict.kind in ("stalled", "behind", "circle") and (compares or not is_still):
             return
-        if not self._is_confirmed(verdict, now):
+        conditions = {states[rank].condition for rank in verdict.reasons}
+        limit = _ENDED_S if conditions == {"ended"} else _GRACE_S if "dead" in conditions else bound
+        if is_process and verdict.kind != "apart" and waited_s(source.live, now) < min(limit, bound):
+            return
+        if conditions != {"ended"} and not self._is_confirmed(verdict, now):
+            return
+        if is_process and verdict.kind in ("stalled", "behind"):
+            if states[waiter].idle_s >= usual:
+                self._notice(verdict, states, source)
             return
         late = [each for each in self.records if each.rank in verdict.reasons]
-        silent = [each for each in late if _has_stack(states[each.rank]) and not states[each.rank].stack]
+        is_shown = [each for each in late if has_stack(states[each.rank]) or verdict.kind == "apart"]
+        silent = [each for each in is_shown if not states[each.rank].stack]
         if any(each.process.asked and now < each.process.asked + _STACK_S for each in silent):
             self._again = now + _CONFIRM_S
             return
         states |= self._stacks(silent, states)
-        text, line = described(verdict, states, "rank", waiter), states[waiter].waits[0].where
+        text, line = described(verdict, states, self._who, waiter), states[waiter].waits[0].where
         if verdict.kind == "busy":
             is_excused = any(states[rank].is_excused for rank in verdict.reasons)
             if states[waiter].idle_s >= usual and not is_excused:
-                excuse = _TIMEOUT if compares else f"it ends after {late_s:.0f} s: {_EXCUSE}" if ends else ""
+                excuse = _TIMEOUT if compares else f"the limit is {late_s:.0f} s: {_EXCUSE}" if ends else ""
                 limit = f"\nnote: {excuse}" if excuse else ""
                 self._print(f"{text}\nnote: {line} waits for it{limit}", source, verdict)
                 self._again = now + min(_LONGEST_S, max(_CONFIRM_S, late_s - states[waiter].idle_s))
             return
         if verdict.kind == "late" and ends:
             text += f"\nnote: the limit is {late_s:.0f} s: {_EXCUSE}"
-        if ends:
+        if verdict.kind == "apart":
+            self._judge(f"CP0854: {text}", "", now, abandoned=False)
+        elif ends:
             self._judge(text, line, now, abandoned=False)
         else:
             self._print(f"{text}\nnote: {line} waits for it", source, verdict)
 
+    def _explain(self, failed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
+        """Find out whether another process is the reason why a step has failed."""
+        waiter = failed[0].rank
+        verdict = blame(states, waiter)
+        is_known = states.keys() >= self.ranks or verdict.kind == "down"
+        is_reason = is_known and verdict.kind in _REASONS
+        if not self._is_confirmed(verdict, now):
+            return
+        if is_reason and failed[0].live.ends:
+            self._judge(described(verdict, states, self._who, waiter), "", now, abandoned=False)
+            return
+        if is_reason:
+            failed[0].process.say(f"commplan: {described(verdict, states, self._who, waiter)}\n")
+        for each in failed:
+            with contextlib.suppress(OSError):
+                live.write_answer(each.descriptor)
+
+    def _notice(self, verdict: Verdict, states: Mapping[int, RankState], source: OpenRecord) -> None:
+        """Print once that a step takes long on all processes: the devices may be computing."""
+        wait, comparing = states[source.rank].waits[0], list[int]()
+        comparing += [n for n, state in states.items() if any(each.waits_s for each in state.joint.values())]
+        late = [n for n in verdict.waiting if n not in comparing] if comparing else []
+        text = f"{wait.where} has not ended for {states[source.rank].idle_s:.0f} s"
+        where = [f"{self._who} {n} is at {states[n].stack or 'an unknown line'}" for n in late]
+        text += f"; {'; '.join([*where, _TIMEOUT] if late else ['no process is late for it'])}"
+        self._print(text, source, verdict)
+
     def _is_confirmed(self, verdict: Verdict, now: float) -> bool:
-        """Whether the last evaluation had the same result."""
+        """Whether the last evaluation had the same result. Otherwise the next one is soon."""
         result = verdict.kind, tuple(verdict.reasons), verdict.waiting
         is_same, self._suspected = result == self._suspected, result
         if not is_same:
@@ -362,29 +335,24 @@ class Job:
             first.process.say(f"commplan: {text}\n")
 
     def _part(
-        self,
-        alarmed: Sequence[OpenRecord],
-        records: Mapping[OpenRecord, Record],
-        states: Mapping[int, RankState],
-        bound: float,
-        now: float,
+        self, alarmed: Sequence[OpenRecord], states: Mapping[int, RankState], bound: float, now: float
     ) -> None:
         """Decide whether the ranks that a rank waits for at its end are dead.
 
         A rank that is alive may still have work to do.
         """
         source = next((each for each in alarmed if each.live.parting), None)
-        if source is None or len(states) < records[source].ranks:
+        if source is None or not states.keys() >= self.ranks:
             return
         waiter = source.rank
-        remaining = [rank for rank in sorted(states) if _LEFT not in states[rank].begun and rank != waiter]
+        remaining = [rank for rank in sorted(states) if LEFT not in states[rank].begun and rank != waiter]
         down = {rank: states[rank].how for rank in remaining if states[rank].how}
         states = {rank: state._replace(condition="silent") for rank, state in states.items()}
         verdict = Verdict("down" if len(down) == len(remaining) else "busy", down)
         if not remaining or not self._is_confirmed(verdict, now):
             return
         if verdict.kind == "down":
-            first, *notes = described(verdict, states, "rank", waiter).splitlines()
+            first, *notes = described(verdict, states, self._who, waiter).splitlines()
             text = "\n".join([f"{first}, and all others have ended", *notes])
             if source.live.ends:
                 self._judge(text, "", now, abandoned=True)
@@ -396,7 +364,7 @@ class Job:
         has_waited = now - source.live.parting * 1e-9 > FIRST * bound
         if late is not None and has_waited and not source.live.served and self._noticed != "parting":
             self._noticed = "parting"
-            _, *notes = described(Verdict("busy", {late: ""}), states, "rank", waiter).splitlines()
+            _, *notes = described(Verdict("busy", {late: ""}), states, self._who, waiter).splitlines()
             text = f"this process has ended and waits for rank {late}"
             source.process.say("\n".join([f"commplan: {text}", *notes, ""]))
 
@@ -412,22 +380,8 @@ class Job:
 
 
 _TIMEOUT = "run.jit(step, timeout=SECONDS) bounds the wait"
-_EXCUSE = "put longer work into `with run.late():`, or bind(.., busy_s=SECONDS) waits longer"
-
-
-def _has_stack(state: RankState) -> bool:
-    """Whether messages about a rank show its Python."""
-    return state.condition == "alive" and not state.waits
-
-
-def _comparison(rank: Rank, state: Live, now: float) -> tuple[Wait, ...]:
-    """The wait of a rank for others to compare a step, if it waits for them."""
-    if not state.compares:
-        return ()
-    axes = [axis for place, axis in enumerate(rank.axes) if state.group >> place & 1]
-    sequence, number = _SEQUENCE.format(state.group), state.comparison
-    needs = tuple(Need(other, sequence, number) for other in ranks_along(rank, axes))
-    return (Wait(_COMPARISON, now - state.compares * 1e-9, needs, "come to it"),)
+_LATE = "`with run.late():` or commplan.guard.late()"
+_EXCUSE = f"put longer work into {_LATE}, or busy_s=SECONDS waits longer"
 
 
 def _source(waiting: Sequence[OpenRecord], states: Mapping[int, RankState]) -> OpenRecord:
@@ -440,39 +394,36 @@ def _source(waiting: Sequence[OpenRecord], states: Mapping[int, RankState]) -> O
 
 
 def _without_comparison(state: RankState) -> RankState:
-    return state._replace(waits=tuple(wait for wait in state.waits if wait.where != _COMPARISON))
-
-
-def _waited_s(state: Live, now: float) -> float:
-    """Seconds for which a rank has waited without progress; 0 if it does not wait or is not watched."""
-    since = state.parting or (max(state.waits, state.moved) if state.waits else state.compares)
-    return now - since * 1e-9 if since and state.bound_ns else 0.0
-
-
-def _usual_s(record: Record, since_ns: int, bound: float) -> float:
-    """See `recorder.verdict.usual_s`, for the operation that began at `since_ns`."""
-    since = since_ns * 1e-9 + record.clock
-    begun = [event for event in record.events if event.kind == BEGIN]
-    if not begun:
-        return bound
-    oldest = min(begun, key=lambda event: abs(event.seconds - since))
-    times = [event.seconds for event in begun if event.name == oldest.name and event.runs <= oldest.runs]
-    intervals = [after - before for before, after in itertools.pairwise(times)]
-    return usual_s(oldest.runs, intervals[::-1], bound)
+    return state._replace(waits=tuple(wait for wait in state.waits if wait.where != COMPARISON))
 
 
 class Observer:
     """The jobs of all processes that the sidecar attends."""
 
-    def __init__(self, send: Callable[[SidecarMessage, Sequence[Address]], None], address: Address) -> None:
-        self.jobs: dict[str, Job] = {}
+    def __init__(self, send: Send, address: Address) -> None:
+        self.jobs: list[Job] = []
         self._send, self._address = send, address
 
-    def add(self, name: str, path: Path, process: AttendedProcess) -> None:
-        self.jobs.setdefault(name, Job(name, self._send, self._address)).add(path, process)
+    def add(
+        self, name: str, path: Path, process: AttendedProcess, who: str, members: tuple[int, ...] = ()
+    ) -> None:
+        """Add a record to a job.
+
+        Jobs of the same name are one job if they share processes.
+        """
+        new = Job(name, self._send, self._address, who)
+        new.add(path, process, members)
+        job, *others = [each for each in self.jobs if each.name == name and each.ranks & new.ranks] or [new]
+        if job is new:
+            self.jobs += [new] if new.records else []
+            return
+        job.absorb(new)
+        for other in others:
+            job.absorb(other)
+            self.jobs.remove(other)
 
     def look(self) -> None:
-        for job in self.jobs.values():
+        for job in self.jobs:
             # A file that a user damages must not end the sidecar.
             with contextlib.suppress(CommplanError, OSError, struct.error):
                 job.look(time.monotonic())
@@ -480,21 +431,24 @@ class Observer:
     def take(self, messages: Iterable[SidecarMessage]) -> None:
         for message in messages:
             with contextlib.suppress(CommplanError, OSError, struct.error):
-                if message.job in self.jobs:
-                    self.jobs[message.job].take(message)
+                for job in self.jobs:
+                    if job.name == message.job:
+                        job.take(message)
 
-    def add_hosts(self, name: str, hosts: Mapping[tuple[int, ...], Address]) -> None:
-        """Add the sidecars of other hosts to a job, by their ranks."""
-        if name in self.jobs:
-            self.jobs[name].add_hosts(hosts)
+    def add_hosts(self, path: Path, hosts: Mapping[tuple[int, ...], Address]) -> None:
+        """Add the sidecars of other hosts, by their ranks, to the job of a record."""
+        for job in self.jobs:
+            if any(each.path == path for each in job.records):
+                job.add_hosts(hosts)
 
     def remove(self, path: Path) -> None:
         """Close a record to which its process no longer writes."""
-        for job in self.jobs.values():
+        for job in self.jobs:
             job.remove(path)
 
     def drop(self, running: Sequence[AttendedProcess]) -> None:
         """Close the records of jobs without running processes."""
-        for name, job in list(self.jobs.items()):
+        for job in self.jobs.copy():
             if not any(each.process in running for each in job.records):
-                self.jobs.pop(name).close()
+                self.jobs.remove(job)
+                job.close()

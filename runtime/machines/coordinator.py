@@ -5,16 +5,23 @@ Nothing here runs on devices, so it neither waits for running programs nor delay
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections.abc import Sequence
 
 import jax
 
 from commplan.lowering.jax import _compat
 
+_ANSWER_MS = 10_000
 
-def address() -> str:
-    """The address of the coordinator, HOST:PORT."""
-    return str(_compat.coordination().coordinator_address)
+
+def job() -> str:
+    """A random name, which is the same in all processes. Raises a JaxRuntimeError without an answer."""
+    client, key = _compat.coordination().client, "commplan/job"
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process has set it
+        client.key_value_set(key, secrets.token_hex(4))
+    return str(client.blocking_key_value_get(key, _ANSWER_MS))
 
 
 def all_gather_text(key: str, text: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:

@@ -419,8 +419,8 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
         agree("process", request, exchange)
     return watchdog.start(
         int(jax.process_index()),
-        coordinator.address(),
-        lambda address: exchange(address, "watchdog"),
+        coordinator.job(),
+        lambda message: exchange(message, "watchdog"),
         request.limits,
         request.schedule.plan,
     )

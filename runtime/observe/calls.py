@@ -18,6 +18,7 @@ import jax.core
 
 from commplan.diagnostics import CommplanError
 from commplan.lowering.jax import _compat
+from commplan.recorder import live
 from commplan.recorder.file import (
     BEGIN,
     CAPACITY,
@@ -175,7 +176,14 @@ class Calls:
         return (calls[0].number, tuple(f"`{self.names[call.name]}`" for call in calls)) if calls else (1, ())
 
     def observe(self) -> None:
-        """Update the state of the last call. Only one thread may call this, repeatedly."""
+        """Update the state of the last call, also in the record. Only one thread at a time may call this."""
+        self._update()
+        if self.recording is not None:
+            latest = self.latest(1) if self.waits else []
+            live.put_step(self.recording, self.moved, latest[0].nanoseconds if latest else 0)
+            self.joint.put(self.recording)
+
+    def _update(self) -> None:
         number, inside, result = self.number, self._inside, self._result
         if result is not None and not isinstance(result, ResultArrays):
             arrays = _smallest(result)

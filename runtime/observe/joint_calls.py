@@ -7,6 +7,7 @@ waits for the others in the comparison, and they wait for it in a collective.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Generator, Mapping
 from typing import Any, Protocol
@@ -15,9 +16,13 @@ import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.lowering.jax import _compat
+from commplan.recorder import live
+from commplan.recorder.file import Call, Recording
 from commplan.recorder.stacks import user_line
+from commplan.recorder.verdict import Comparison
 from commplan.tracebacks import shorten
 
+_LONGEST = 600  # characters of a part of a comparison in the record
 SETTLE_S = 1.0  # before the others are queried about a comparison, and between two queries
 
 
@@ -30,7 +35,6 @@ class JointReport(msgspec.Struct, frozen=True, array_like=True):
         is_ahead: Whether this call is still traced, compiled or compared.
         waits: Whether the call has not ended.
         place: The line of the program that makes it.
-        compares: Whether it waits for other processes to compare it.
     """
 
     number: int
@@ -38,14 +42,15 @@ class JointReport(msgspec.Struct, frozen=True, array_like=True):
     is_ahead: bool
     waits: bool
     place: str
-    compares: bool = False
 
 
-class Comparison(Protocol):
+class JointStep(Protocol):
     """Compares a step between processes, see `preflight.Preflight`."""
 
     communicates: bool
-    timeout_s: float
+
+    @property
+    def comparison(self) -> Comparison: ...
 
     def disagreement(self, other: int, report: JointReport) -> Diagnostic: ...
 
@@ -56,12 +61,13 @@ class JointCalls:
     def __init__(self) -> None:
         self.number, self.name = 0, ""
         self.is_inside = False
-        self.comparison: Comparison | None = None
+        self.comparison: JointStep | None = None
         self._next = 0  # the number of the call that is compared, whether it is counted yet or not
         self._waits_since: float | None = None
+        self._written_s = 0.0  # the wait whose comparison was written to the record
         self._suspected: dict[int, int] = {}  # by process, the call that it may run already
 
-    def counted(self, function: Any, comparison: Comparison) -> Any:
+    def counted(self, function: Any, comparison: JointStep) -> Any:
         """Wrap a jitted step so that its calls are counted once `comparison` has found collectives in it."""
         name, untraced = function.__name__, _compat.untraced
 
@@ -88,7 +94,7 @@ class JointCalls:
         self.number += 1
 
     @contextlib.contextmanager
-    def ahead(self, comparison: Comparison) -> Generator[None]:
+    def ahead(self, comparison: JointStep) -> Generator[None]:
         """Mark the preparation of a call, before it runs. If this fails, the call does not count."""
         before = self.number - self.is_inside
         self.comparison, self._next = comparison, before + 1
@@ -115,25 +121,17 @@ class JointCalls:
         since = self._waits_since
         return 0.0 if since is None else time.monotonic() - since
 
+    def put(self, recording: Recording) -> None:
+        """Write the progress to a record, for the sidecar."""
+        comparison, since, waits = self.comparison, self._waits_since, self._written_s
+        if comparison is not None and since is not None and since != waits:
+            self._written_s = since
+            recording.put_call(Call(json.dumps([text[:_LONGEST] for text in comparison.comparison]), since))
+        number = self.number if comparison is None else self._next
+        live.put_comparison(recording, number, since, is_ahead=comparison is not None)
+
     def report(self, *, waits: bool) -> JointReport:
-        compares = self._waits_since is not None
-        return JointReport(self.number, self.name, self.comparison is not None, waits, user_line(), compares)
-
-    def misses(self, number: int) -> bool:
-        """Whether a comparison waits for a process that ended after `number` joint calls."""
-        return self.comparison is not None and self.waited() > SETTLE_S and number < self._next
-
-    def awaited(self, who: str, reports: Mapping[int, JointReport]) -> list[str]:
-        """The processes that do not compare yet, each with its line; empty if this process compares none."""
-        if self.comparison is None:
-            return []
-        late = {n: report for n, report in sorted(reports.items()) if not report.compares}
-        return [f"{who} {n} is at {report.place or 'an unknown line'}" for n, report in late.items()]
-
-    def limit(self) -> str:
-        """The time limit of a comparison, for a message."""
-        bound = f", here {self.comparison.timeout_s:.0f} s" if self.comparison is not None else ""
-        return f"run.jit(step, timeout=SECONDS) bounds the wait{bound}"
+        return JointReport(self.number, self.name, self.comparison is not None, waits, user_line())
 
     def disagreement(self, reports: Mapping[int, JointReport]) -> Diagnostic | None:
         """The error if another process runs the call that this one compares; else None.

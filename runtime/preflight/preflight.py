@@ -24,6 +24,7 @@ from commplan.ir.types import DType
 from commplan.lowering.gpu.profile import LatencyProfile
 from commplan.lowering.jax import _jit
 from commplan.recorder.stacks import user_line
+from commplan.recorder.verdict import Comparison, disagreement
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason
 from commplan.runtime.observe.abort_hook import alike, common
@@ -184,27 +185,28 @@ class Preflight:
         text = lowered.as_text() if self.who == "process" else ""
         return _digest(text.encode()) if text and "callback" not in text else ""
 
-    def disagreement(self, other: int, report: JointReport) -> Diagnostic:
-        """The error if process `other` runs a step that was agreed on, while this one compares another."""
+    @property
+    def comparison(self) -> Comparison:
+        """The compared step, for a message if another process runs a step that was agreed on."""
         mine, me = self._step, f"{self.who} {self.machine.process()[0]}"
-        name, they = report.name, f"{self.who} {other}"
-        agreed = [step.arguments for step in self._agreed.values()]
-        if name != mine.name or not agreed:
-            message = f"{me} calls `{mine.name}` while {they} runs `{name}`"
-            fix = f"every {self.who} calls the same steps in the same order"
-        elif mine.arguments in agreed:
-            message = f"{me} calls `{name}` with another static argument, sharding or structure than {they}"
+        agreed = [step.arguments for step in tuple(self._agreed.values())]
+        if not agreed:
+            return Comparison(me, mine.name, place=self._place)
+        if mine.arguments in agreed:
+            message = (
+                f"{me} calls `{mine.name}` with another static argument, sharding or structure than {{}}"
+            )
             fix = f"every {self.who} gives the same static arguments, shardings and trees"
         else:
             pairs = [_first_pair(mine.arguments, arguments) for arguments in agreed[:-_SHOWN:-1]]
             theirs = dict.fromkeys(text for _, text in pairs)
-            message = f"{me} calls `{name}` with {pairs[0][0]}, {they} with {' or '.join(theirs)}"
+            message = f"{me} calls `{mine.name}` with {pairs[0][0]}, {{}} with {' or '.join(theirs)}"
             fix = f"every {self.who} must give the same shapes and types"
-        notes = (
-            f"{me} calls it at {self._place or 'an unknown line'}, and waits for the others to compare it",
-            f"{they} runs a step that all have compared before, at {report.place or 'an unknown line'}",
-            fix,
-        )
+        return Comparison(me, mine.name, message, fix, self._place)
+
+    def disagreement(self, other: int, report: JointReport) -> Diagnostic:
+        """The error if process `other` runs a step that was agreed on, while this one compares another."""
+        message, *notes = disagreement(self.comparison, f"{self.who} {other}", report.name, report.place)
         return Diagnostic("CP0854", message, None, tuple(map(Note, notes)), file=self.file)
 
     def begin(self, mine: Hello) -> dict[int, Hello]:

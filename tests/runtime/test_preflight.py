@@ -308,17 +308,6 @@ def test_a_disagreement_is_reported_after_two_reports():
         assert calls.disagreement({0: runs}) is None and calls.number == 1
 
 
-def test_a_notice_names_the_processes_that_do_not_compare_yet():
-    calls, comparison = JointCalls(), mock.Mock(communicates=True, timeout_s=60.0)
-    waits = JointReport(0, "", True, True, "run.py:9 in train", compares=True)
-    traces = JointReport(0, "", True, True, "run.py:8 in train")
-    reports = {0: waits, 1: traces, 2: waits}
-    with calls.ahead(comparison):
-        assert calls.awaited("rank", reports) == ["rank 1 is at run.py:8 in train"]
-        assert calls.limit() == "run.jit(step, timeout=SECONDS) bounds the wait, here 60 s"
-    assert calls.awaited("rank", reports) == []  # nothing is compared here
-
-
 def test_ranks_issue_what_all_of_its_ranks_issue():
     """On a grid of 2 x 2; an order that differs between sets of ranks alone goes round in a circle."""
     rows = [Issue("a", "", (0, 1)), Issue("a", "", (2, 3))]

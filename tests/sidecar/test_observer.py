@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 import time
 from collections.abc import Sequence
@@ -11,10 +13,10 @@ import pytest
 
 from commplan.hang_limits import HangLimits
 from commplan.recorder import live
-from commplan.recorder.file import BEGIN, END, EVENT, EVENTS, HEAD, LIVE, Details, Recording, put_name
+from commplan.recorder.file import BEGIN, END, EVENT, EVENTS, HEAD, LIVE, Call, Details, Recording, put_name
 from commplan.recorder.lane import Lane
-from commplan.recorder.verdict import RankState, Wait
-from commplan.sidecar import observer
+from commplan.recorder.verdict import Comparison, RankState, Wait
+from commplan.sidecar import observer, states
 from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
 from commplan.sidecar.observer import Job
 
@@ -101,7 +103,7 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _conditions(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
     """The conditions of processes by number; the others are alive."""
     conditions: dict[int, str] = {}
-    monkeypatch.setattr(observer, "process_state", lambda number: conditions.get(number, "alive"))
+    monkeypatch.setattr(states, "process_state", lambda number: conditions.get(number, "alive"))
     return conditions
 
 
@@ -136,7 +138,7 @@ def test_a_late_rank_is_printed_after_the_first_runs_and_named_after_busy_s(cond
     ranks.look(3.0)
     said = ranks.processes[0].said
     assert "rank 1 has not come within" in said and f"note: {LINE} waits for it" in said
-    assert "its Python: train.py:101 in load" in said and "it ends after 30 s" in said
+    assert "its Python: train.py:101 in load" in said and "the limit is 30 s" in said
     assert ranks.verdict(0) == ""
     ranks.look(BUSY_S + 1)
     assert ranks.processes[0].said == said and not ranks.processes[2].said
@@ -214,7 +216,9 @@ def test_a_comparison_ends_soon_if_a_rank_has_ended_its_program(conditions: dict
     ranks.look(1.0)
     assert ranks.verdict(0) == ""
     ranks.look(BOUND_S + 0.1)
-    assert ranks.verdict(0) == ranks.verdict(2) == "the program has ended on rank 2\nnote: ranks 0, 1 wait"
+    first, note, waiting = ranks.verdict(0).splitlines()
+    assert (first, waiting) == ("the program has ended on rank 2", "note: ranks 0, 1 wait")
+    assert f"last finished {LINE}, 5 times so far" in note and ranks.verdict(2) == ranks.verdict(0)
 
 
 def test_a_comparison_ends_if_a_rank_is_stopped_and_not_if_it_is_late(conditions: dict[int, str]):
@@ -378,3 +382,168 @@ def test_datagrams_reach_the_sidecar_whose_key_they_have():
         other.settimeout(5)
         assert other.recv(5) == b"wrong"
         assert list(received(other, "right")) == [message]
+
+
+STEP = "line 7 of x.plan, in `train`"
+
+
+class Processes(Ranks):
+    """A job of three processes of which whole steps are recorded: all have begun step 4 and ended step 3."""
+
+    def __init__(self, groups: Sequence[tuple[int, ...]] = ((0, 1, 2),)) -> None:
+        super().__init__(3, [])
+        self.observer = observer.Observer(self.send, HERE)
+        self.processes = {number: FakeProcess(100 + number) for number in range(3)}
+        self.of_group: dict[tuple[int, ...], dict[int, Recording]] = {group: {} for group in groups}
+        for group, recordings in self.of_group.items():
+            for number in group:
+                name = "".join(map(str, group))
+                recordings[number] = recording = Recording(name, "x", number, 3)
+                live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
+                path, process = recording.path, self.processes[number]
+                self.observer.add("job", path, process, "process", group)
+        self.recordings = self.of_group[groups[0]]
+        (self.job,) = self.observer.jobs
+
+
+def in_step(recording: Recording, number: int, *, ends: bool = False, name: str = STEP) -> None:
+    """Record that a process has begun step `number`, and ended it before if `ends`."""
+    began(recording, name, runs=number, ends=ends)
+    put(recording, comparison=number)
+
+
+def test_a_process_whose_program_has_ended_is_named_after_a_second_with_its_reason(
+    conditions: dict[int, str],
+):
+    processes = Processes()
+    for number, recording in processes.recordings.items():
+        in_step(recording, 5 - (number == 1), ends=number == 1)
+    processes.look(0.3)
+    assert processes.verdict(0) == ""
+    processes.recordings[1].put_end("has ended with ArithmeticError: loss is not finite")
+    live.put_left(processes.recordings[1])
+    processes.job.look(time.monotonic() + 1.5)
+    first, *notes = processes.verdict(0).splitlines()
+    assert first == "the program has ended on process 1: ArithmeticError: loss is not finite"
+    assert re.fullmatch(rf"note: process 1 \(process 101 on \S+\) last finished {STEP}, 4 times .*", notes[0])
+    assert processes.sent == []
+
+
+def test_a_step_that_all_processes_have_begun_is_printed_and_ends_nothing(conditions: dict[int, str]):
+    processes = Processes()
+    for recording in processes.recordings.values():
+        in_step(recording, 5)
+    processes.look(1000.0)
+    assert re.fullmatch(
+        rf"commplan: {STEP} has not ended for \d+ s; no process is late for it\n", processes.processes[0].said
+    )
+    assert processes.verdict(0) == ""
+
+
+def test_a_process_in_a_step_of_another_mesh_is_not_late(conditions: dict[int, str]):
+    """Processes 0 and 1 wait for one another on two meshes: process 2 holds both."""
+    whole, pair = (0, 1, 2), (1, 2)
+    processes = Processes([whole, pair])
+    for number in whole:
+        in_step(processes.of_group[whole][number], 5 - (number > 0), ends=number > 0)
+    for number in pair:
+        in_step(processes.of_group[pair][number], 9 - (number == 2), ends=number == 2)
+    processes.look(BUSY_S + 1)
+    assert processes.verdict(0).startswith("process 2 has not come within")
+    assert "process 1 " not in processes.verdict(0)
+
+
+def test_processes_that_compile_are_waited_for_though_only_one_knows_the_lines(conditions: dict[int, str]):
+    processes = Processes()
+    for number, recording in processes.recordings.items():
+        in_step(recording, 5, name="`train`" if number else STEP)
+    processes.look(1000.0)
+    assert processes.verdict(0) == "" and "in another order" not in processes.processes[0].said
+
+
+def compares(recording: Recording, number: int) -> None:
+    comparison = Comparison("process 1", "train", "process 1 differs from {}", "a fix", "run.py:7 in main")
+    recording.put_call(Call(json.dumps(comparison), 0.0))
+    live.put_comparison(recording, number, time.monotonic(), is_ahead=True)
+
+
+def test_a_process_that_compares_a_step_while_others_run_it_is_refused(conditions: dict[int, str]):
+    processes = Processes()
+    for recording in processes.recordings.values():
+        in_step(recording, 5)
+    compares(processes.recordings[1], 5)
+    processes.look(1.5)
+    assert processes.verdict(2).splitlines() == [
+        "CP0854: process 1 differs from process 0",
+        "note: process 1 calls it at run.py:7 in main, and waits for the others to compare it",
+        "note: process 0 runs a step that all have compared before, at train.py:100 in load",
+        "note: a fix",
+    ]
+
+
+def test_processes_that_prepare_the_step_or_run_an_earlier_one_are_waited_for(conditions: dict[int, str]):
+    processes = Processes()
+    for number, recording in processes.recordings.items():
+        in_step(recording, 4 + (number < 2))
+    live.put_comparison(processes.recordings[0], 5, None, is_ahead=True)
+    compares(processes.recordings[1], 5)
+    processes.look(1.5)
+    assert processes.verdict(0) == "" and processes.processes[1].said == ""
+
+
+def test_a_step_that_fails_is_explained_by_the_process_that_has_died(conditions: dict[int, str]):
+    processes = Processes()
+    for recording in processes.recordings.values():
+        in_step(recording, 5, ends=True)
+    live.put_failure(processes.recordings[0], is_aborted=False)
+    processes.look(0.1)
+    assert live.is_answered(processes.recordings[0]) and processes.verdict(0) == ""
+    live.put_failure(processes.recordings[0], is_aborted=False)
+    assert not live.is_answered(processes.recordings[0])
+    conditions[102] = "dead"
+    processes.look(3.0)
+    assert processes.verdict(0).startswith("process 2 has died")
+
+
+def test_a_process_whose_thread_does_not_run_is_late_in_the_next_step(conditions: dict[int, str]):
+    """The end of its step is not recorded, since a thread of it holds the interpreter's lock."""
+    processes = Processes()
+    for number, recording in processes.recordings.items():
+        in_step(recording, 5 - (number == 1))
+    put(processes.recordings[1], beat=1)
+    processes.processes[1].stack, processes.processes[1].asked = "", 1.0
+    processes.look(BUSY_S + 1)
+    assert processes.verdict(0).startswith("process 1 has not come within")
+    assert "its Python: it holds the interpreter's lock" in processes.verdict(0)
+
+
+def test_other_hosts_evaluate_soon_once_a_process_has_ended_elsewhere(conditions: dict[int, str]):
+    processes = Processes()
+    in_step(processes.recordings[0], 5, ends=True)
+    processes.job.add_hosts({(7,): FAR})
+    live.put_left(processes.recordings[0])
+    processes.look(0.1)
+    assert [message.kind for message in processes.sent].count("gone") == 1
+    ranks = Ranks(4, range(2))
+    ranks.job.add_hosts({(2, 3): FAR})
+    for recording in ranks.recordings.values():
+        put(recording, bound_ns=10**12)
+        began(recording, LINE)
+    ranks.look(3.0)
+    assert [message.kind for message in ranks.sent] == ["hello"]
+    ranks.job.take(SidecarMessage("job", "gone", 2))
+    ranks.look(3.0)
+    assert ranks.sent[-1].kind == "ask"
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_stopped_process_is_named(ends: bool, conditions: dict[int, str]):
+    """Also if it was stopped before its thread recorded the end of its last step."""
+    processes = Processes()
+    for number, recording in processes.recordings.items():
+        in_step(recording, 5 - (number == 0), ends=ends and number == 0)
+    conditions[100] = "stopped"
+    processes.look(BOUND_S + 1)
+    assert processes.verdict(1).startswith(
+        "process 0 is stopped (SIGSTOP, or a debugger)\nnote: process 0 is PID"
+    )

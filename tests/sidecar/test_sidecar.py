@@ -172,8 +172,8 @@ def test_a_killed_sidecar_is_replaced_and_names_the_process_that_then_blocks_oth
             os.pwrite(file.fileno(), struct.pack("<2q", now, now), LIVE)
             os.pwrite(file.fileno(), struct.pack("<2q", 500_000_000, 10**12), LIVE + 40)
             os.pwrite(file.fileno(), struct.pack("<q", 1), LIVE + 72)
-    said = ended(waiting)
-    assert said.startswith("rank 1 is stopped (SIGSTOP, or a debugger)\n"), said
+    output = ended(waiting)
+    assert output.startswith("rank 1 is stopped (SIGSTOP, or a debugger)\n"), output
     os.kill(second, signal.SIGKILL)
     blocking.send_signal(signal.SIGCONT)
     assert blocking.stderr is not None

@@ -16,9 +16,9 @@ from commplan.diagnostics import plural
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized, timed
 from commplan.recorder import Run, Summary, trace
-from commplan.recorder.blame import step_of
 from commplan.recorder.summary import Line, Waits
 from commplan.recorder.trace import head
+from commplan.recorder.verdict import step_of
 
 SHOWN = 3  # most late ranks that are listed for a line
 

@@ -54,13 +54,18 @@ def _watch(recording: Recording | None, watched: Watched, comm: Any) -> None:
     """Have the sidecars watch the ranks of `comm`."""
     address = None
     if recording is not None:
-        live.put_limits(recording, watched.limits)
-        live.put_late(recording, len(_late))
-        _recordings.append(recording)
+        put_state(recording, watched.limits)
         address = attend(recording.path, f"rank {recording.rank}", watched=True)
     addresses = comm.allgather(address)
     if recording is not None:
-        introduce_hosts(recording.path, recording.rank, addresses)
+        introduce_hosts(recording.path, recording.rank, dict(enumerate(addresses)))
+
+
+def put_state(recording: Recording, limits: HangLimits) -> None:
+    """Write the limits of waits to a record, and from now on whether the program is late."""
+    live.put_limits(recording, limits)
+    live.put_late(recording, len(_late))
+    _recordings.append(recording)
 
 
 def _record(library: Any, channel: int, recording: Recording | None) -> None:

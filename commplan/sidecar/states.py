@@ -1,0 +1,201 @@
+"""The states of the ranks on this host, from their records while their processes run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from commplan import io
+from commplan.recorder import file, live
+from commplan.recorder.blame import ANSWER, Rank, ranks_along, ranks_of, sequence_of, states_of
+from commplan.recorder.file import BEGIN, Record
+from commplan.recorder.live import Live
+from commplan.recorder.processes import identity, process_state, silence
+from commplan.recorder.verdict import Comparison, Condition, Joint, Need, RankState, Wait, usual_s
+
+LEFT = "left"  # a sequence that a rank begins when it leaves
+_STACK_AFTER_S = 0.5  # without progress
+COMPARISON, _SEQUENCE = "the comparison of a step", "comparison {}"  # a wait; its sequence for a group
+_ABORTED = "was aborted by its runtime: its own output says why"
+_CONDITIONS: Mapping[str, Condition] = {
+    "dead": "dead",
+    "stopped": "stopped",
+    "stuck in the kernel": "stuck in the kernel",
+}
+
+
+class AttendedProcess(Protocol):
+    """A process that the sidecar attends.
+
+    Attributes:
+        seconds: When it ended; 0 before.
+        stack: The Python of its main thread when it last answered.
+        asked: The time of the first query that it has not answered, on `time.monotonic`; 0 if there is none.
+    """
+
+    number: int
+    seconds: float
+    stack: str
+    asked: float
+
+    def ask_stack(self) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+class OpenRecord:
+    """An open record.
+
+    Attributes:
+        members: The processes that run the recorded steps together; empty if no whole steps are recorded.
+        group: All ranks of the job, as far as this record shows them.
+
+    Raises:
+        OSError: If it cannot be opened.
+        CommplanError: CP1114 if it is damaged.
+    """
+
+    def __init__(self, path: Path, process: AttendedProcess, members: tuple[int, ...] = ()) -> None:
+        self.path, self.process, self.members = path, process, members
+        self.descriptor = io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
+        record = self.record()
+        self.rank = record.rank
+        self.group: Sequence[int] = members or range(record.ranks)
+        self.live = live.read_live(self.descriptor)
+
+    def record(self) -> Record:
+        return file.read_open(self.path, self.descriptor)
+
+    @property
+    def condition(self) -> str:
+        """See `recorder.processes.process_state`."""
+        return "dead" if self.process.seconds else process_state(self.process.number)
+
+
+def states_here(records: Mapping[OpenRecord, Record], who: str, now: float) -> dict[int, RankState]:
+    """The states of the ranks on this host.
+
+    who: the noun for a rank in messages.
+    """
+    clock = min((record.clock for record in records.values()), default=0.0)
+    states: dict[int, list[RankState]] = {}
+    for members in dict.fromkeys(each.members for each in records):
+        of_group = {each: record for each, record in records.items() if each.members == members}
+        grid = max((record.ranks for record in of_group.values() if not record.lane), default=0)
+        ranks = ranks_of(list(of_group.values()))
+        recorded = states_of(ranks, now + clock, {}, members or range(grid))
+        for rank in ranks:
+            of_rank = {each: record for each, record in of_group.items() if each.rank == rank.rank}
+            state = _live_state(recorded[rank.rank], rank, of_rank, who, now)
+            states.setdefault(rank.rank, []).append(state)
+    return {rank: _merged(of_rank) for rank, of_rank in states.items()}
+
+
+def _merged(states: Sequence[RankState]) -> RankState:
+    """The state of a rank from its states in several groups."""
+    newest = min(states, key=lambda state: state.idle_s)
+    if len(states) == 1:
+        return newest
+    waits = sorted((wait for state in states for wait in state.waits), key=lambda wait: wait.seconds)
+    begun, joint = dict[str, int](), dict[str, Joint]()
+    recent: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for state in states:
+        begun |= state.begun
+        joint |= state.joint
+        recent |= state.recent
+    return newest._replace(waits=tuple(waits[::-1]), begun=begun, recent=recent, joint=joint)
+
+
+def _live_state(
+    state: RankState, rank: Rank, records: Mapping[OpenRecord, Record], who: str, now: float
+) -> RankState:
+    lives, first = [each.live for each in records], next(iter(records))
+    process, how = first.process, first.condition
+    condition = _CONDITIONS.get(how, "alive")
+    idle_s = now - max(max(each.moved, each.compares) for each in lives) * 1e-9
+    server = next((each for each in lives if each.served), None)
+    is_frozen = condition == "alive" and any(each.is_frozen for each in lives)
+    waits = state.waits if any(each.waits for each in lives) and not is_frozen else ()
+    begun = dict(state.begun)
+    for each in records:
+        if each.live.comparison:
+            sequence = _SEQUENCE.format(each.live.group or sequence_of(each.members))
+            waits += tuple(_comparison(rank, each, sequence, now))
+            begun[sequence] = each.live.comparison
+    if server is not None:
+        waits = state.waits if server.serves and server.flags and not server.is_patient else ()
+        begun |= {ANSWER: 1} if server.serves and not server.is_patient else {}
+    name = f"process {process.number} on {rank.host}"
+    how, notes = (silence(how, rank.host), (identity(who, rank.rank, process.number, rank.host, how),))
+    if not waits and all(each.left for each in lives):
+        condition = "ended"
+        how = next(iter(records.values())).ended.removeprefix("has ended").removeprefix(" with ")
+    elif condition == "alive" and any(each.is_aborted for each in lives):
+        condition, how = "aborted", _ABORTED
+    state = state._replace(condition=condition, process=name, last=rank.last.name if rank.last else "")
+    state = state._replace(runs=rank.last.runs if rank.last else 0)
+    if condition in ("ended", "aborted"):
+        notes = (f"{who} {rank.rank} ({name}){state.finished.removeprefix('; it')}",) if state.last else ()
+    if server is not None or all(each.left == live.LEFT for each in lives):
+        begun |= {LEFT: 1}  # workers do not wait for servers at their end
+    state = state._replace(
+        how="" if condition == "alive" else how,
+        notes=() if condition == "alive" else notes,
+        waits=waits,
+        begun=begun,
+        idle_s=idle_s,
+        is_excused=any(each.late or each.is_patient for each in lives),
+        stack=process.stack,
+        joint=dict(_joint(each, record, now) for each, record in records.items() if each.members),
+    )
+    if condition == "alive" and idle_s > _STACK_AFTER_S:
+        process.ask_stack()
+    return state
+
+
+def _comparison(rank: Rank, opened: OpenRecord, sequence: str, now: float) -> Iterator[Wait]:
+    """The wait of a rank for others to compare a step, if it waits for them."""
+    state = opened.live
+    if state.compares:
+        axes = [axis for place, axis in enumerate(rank.axes) if state.group >> place & 1]
+        ranks = opened.members or ranks_along(rank, axes)
+        needs = tuple(Need(other, sequence, state.comparison) for other in ranks)
+        yield Wait(COMPARISON, now - state.compares * 1e-9, needs, "come to it")
+
+
+def _joint(opened: OpenRecord, record: Record, now: float) -> tuple[str, Joint]:
+    state, comparison = opened.live, Comparison("", "")
+    if state.compares and record.call is not None:
+        with contextlib.suppress(ValueError, TypeError):  # it is just written
+            comparison = Comparison(*json.loads(record.call.text))
+    waits_s = now - state.compares * 1e-9 if state.compares else 0.0
+    is_running = bool(state.waits) and not state.is_ahead and not state.is_frozen
+    return sequence_of(opened.members), Joint(state.comparison, is_running, waits_s, comparison)
+
+
+def has_stack(state: RankState) -> bool:
+    """Whether messages about a rank show its Python."""
+    return state.condition == "alive" and not state.waits
+
+
+def waited_s(state: Live, now: float) -> float:
+    """Seconds for which a rank has waited without progress; 0 if it does not wait or is not watched."""
+    since = state.parting or (max(state.waits, state.moved) if state.waits else state.compares)
+    return now - since * 1e-9 if since and state.bound_ns else 0.0
+
+
+def usual_wait_s(record: Record, since_ns: int, bound: float) -> float:
+    """See `recorder.verdict.usual_s`, for the operation that began at `since_ns`."""
+    since = since_ns * 1e-9 + record.clock
+    begun = [event for event in record.events if event.kind == BEGIN]
+    if not begun:
+        return bound
+    oldest = min(begun, key=lambda event: abs(event.seconds - since))
+    times = [event.seconds for event in begun if event.name == oldest.name and event.runs <= oldest.runs]
+    intervals = [after - before for before, after in itertools.pairwise(times)]
+    return usual_s(oldest.runs, intervals[::-1], bound)
