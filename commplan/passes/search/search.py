@@ -40,7 +40,7 @@ from commplan.passes.search.trials import Trials
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import Chooser
 
-NEAR = 0.005  # of the exposed time: the simplest choice within this margin of the best is taken
+NEAR = 0.003  # of the exposed time: the simplest choice within this margin of the best is taken
 HOPELESS = 1.5  # times the algorithm's best: a size slower than this and than the size before ends its sizes
 DISTANT = 2.0  # times the best: all sizes are tried with the fastest algorithm of a kind that is no slower
 CLOSE = 1.25  # times the best: sizes are refined with the fastest algorithm of a kind that is no slower

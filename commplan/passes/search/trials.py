@@ -15,8 +15,8 @@ from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.search.remarks import Searched
 from commplan.passes.search.units import stages_apart, units
 
-SCHEDULES = 320  # that are predicted for a phase at most
-WORK = 60_000  # ops and leaves of all of them together, at most about
+SCHEDULES = 480  # that are predicted for a phase at most
+WORK = 90_000  # ops and leaves of all of them together, at most about
 HALF = 0.5  # of them: for schedules in which stages share buckets, if they may; the rest for separate ones
 FEWEST = 4  # that are predicted whatever their size
 
