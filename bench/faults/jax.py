@@ -158,7 +158,7 @@ def right(fault: Fault, text: str) -> bool:
         }
         return named == {fault.culprit} and "`evaluate`" not in text and "`look`" in text
     blamed = re.findall(
-        r"process (\d) (?:is stopped|has died|has not come|does not answer|was aborted)"
+        r"process (\d) (?:is stopped|has died|has not arrived|does not answer|was aborted)"
         r"|program has ended on process (\d)|process (\d) \(process \d+ on \S+\) was killed",
         text,
     )

@@ -141,9 +141,8 @@ def right(fault: Fault, text: str) -> bool:
 
 def blamed(text: str) -> set[int]:
     """The ranks that the text blames for blocking the others."""
-    pairs = re.findall(
-        r"rank (\d) (?:is stopped|has died|has not come|does not answer)|program has ended on rank (\d)", text
-    )
+    states = "is stopped|has died|has not arrived|does not answer"
+    pairs = re.findall(rf"rank (\d) (?:{states})|program has ended on rank (\d)", text)
     return {int(first or second) for first, second in pairs}
 
 

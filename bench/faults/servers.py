@@ -151,7 +151,7 @@ def right(fault: Fault, text: str) -> bool:
         return bool(heads) and all(expected in head for head in heads)
     server, sync = fault.culprit == SERVER, fault.via == "sync"
     named = set(re.findall(r"\(rank (\d)\) (?:has died|gave up)", text))
-    named |= set(re.findall(r"rank (\d) (?:is stopped|has died|has not come|does not answer)", text))
+    named |= set(re.findall(r"rank (\d) (?:is stopped|has died|has not arrived|does not answer)", text))
     if fault.kind == "raise":
         return "loss is not finite" in text and named <= {str(fault.culprit)}
     if server:

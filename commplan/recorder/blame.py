@@ -175,7 +175,7 @@ def _rank(records: Sequence[Record]) -> Rank:
     died = death.name if death is not None else ""
     rank_state = "dead" if died else state(first)
     judged = any(event.kind == VERDICT for record in records for event in record.events)
-    ended = first.ended or ("has ended, as its watchdog said" if judged else "")
+    ended = first.ended or ("has ended, according to its watchdog" if judged else "")
     if ended and rank_state in ("dead", "unknown") and (not died or (judged and died.startswith("exited"))):
         rank_state, died = "ended", ended
     activities = tuple(_activity(record) for record in records if record.lane)
@@ -287,7 +287,7 @@ def _waits(rank: Rank, recorded: Sequence[int], when: float) -> Iterator[Wait]:
             needs = tuple(Need(other, sequence_of(recorded), event.operation) for other in needed)
         else:
             needs = tuple(Need(other, event.name, event.runs) for other in needed)
-        seconds, missing = when - event.seconds, f"come to {event.name}"
+        seconds, missing = when - event.seconds, f"reached {event.name}"
         yield Wait(event.name, seconds, needs, missing, event.runs, str(progress or ""))
     for activity in rank.activities:
         if activity.waits is not None and activity.progress is not None:
@@ -314,7 +314,7 @@ def _owed(activity: Activity, event: Event) -> str:
     """The missing action of the awaited rank."""
     if activity.lane == "input":
         return f"made its part of {described(event)}"
-    return f"{'answered' if activity.lane == 'requests' else 'come to'} {described(event)}"
+    return f"{'answered' if activity.lane == 'requests' else 'reached'} {described(event)}"
 
 
 def _down(ranks: Sequence[Rank]) -> dict[int, str]:
@@ -353,7 +353,7 @@ def _how(rank: Rank) -> str:
     """The condition of a rank that cannot go on."""
     lives = "" if rank.state in _GONE else f": process {rank.process} on {rank.host} lives"
     if rank.state == "stopped":
-        lives += f", and kill -CONT {rank.process} lets it go on"
+        lives += f", and kill -CONT {rank.process} lets it continue"
     return f"it {rank.end}" if rank.end else f"it is {rank.state}{lives}"
 
 

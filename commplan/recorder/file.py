@@ -336,7 +336,7 @@ def append_end(path: Path, text: str, seconds: float) -> None:
     try:
         data = os.pread(descriptor, _HEADER.size, 0)
         if os.fstat(descriptor).st_size < SIZE or data[: len(MAGIC)] != MAGIC:
-            raise ValueError(f"{path} is no record")
+            raise ValueError(f"{path} is not a record")
         _, version, *_, capacity, head, names, _, _, _, _ = _HEADER.unpack(data)
         if (version, capacity) != (VERSION, CAPACITY) or not (0 <= head < _EVENTS and 0 <= names < _EVENTS):
             raise ValueError(f"{path} is a damaged record")
@@ -364,7 +364,7 @@ def _drop_stale(where: Path) -> None:
 
 def read_records(paths: Iterable[str]) -> list[Record]:
     """The records in files and folders, by rank and lane. Links in folders, records of other versions, and
-    records that are being created are skipped. Raises CP1114 for a file that is no record."""
+    records that are being created are skipped. Raises CP1114 for a file that is not a record."""
     records: list[Record] = []
     for place in map(Path, paths):
         if place.is_dir():
@@ -401,7 +401,7 @@ def _pieces(path: Path, *places: tuple[int, int], flags: int = os.O_RDONLY) -> l
 
 
 def _version(data: bytes) -> int:
-    """The version of a record, at the same position in all versions; `VERSION` if this is no record."""
+    """The version of a record, at the same position in all versions; `VERSION` if this is not a record."""
     if data.startswith(MAGIC) and len(data) >= len(MAGIC) + 8:
         number: int = struct.unpack_from("<q", data, len(MAGIC))[0]
         return number
@@ -415,7 +415,7 @@ def _record(path: Path, data: bytes, after: bytes) -> Record:
         fail("CP1114", message, f"this is version {VERSION}", file=str(path))
     if len(data) < SIZE or len(after) != _HEADER.size or data[: len(MAGIC)] != MAGIC:
         note = "expected a file that a run wrote, whole: *.rec"
-        fail("CP1114", f"{path} is no record of a rank", note, file=str(path))
+        fail("CP1114", f"{path} is not a record of a rank", note, file=str(path))
     _, _, process, rank, ranks, unix_ns, boot_ns, capacity, head, count, failed, *texts = _HEADER.unpack_from(
         data
     )

@@ -31,7 +31,7 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
 
     Args:
         who: the noun for a rank in messages, such as `process`.
-        killed: the number of processes that the kernel has killed during the job for want of memory.
+        killed: the number of processes that the kernel has killed during the job for lack of memory.
     """
     ranks = ranks_of(records)
     first = first_death(ranks)
@@ -54,10 +54,12 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
             *notes,
         ]
     if max(record.ranks for record in records) > len(ranks):
-        notes.append("of ranks on other hosts, which may have ended before, nothing is known here")
+        notes.append(
+            "the records of ranks on other hosts, which may have ended before, are not available here"
+        )
     if killed:
-        notes.append(f"meanwhile the kernel has killed {killed} for want of memory")
-    notes.append("said by the sidecar of this host, since no process of the job is left there")
+        notes.append(f"during the job the kernel killed {killed} for lack of memory")
+    notes.append("reported by the sidecar of this host: no process of the job is left there")
     return f"{CommplanError(Diagnostic('CP0834', text, None, tuple(map(Note, notes))))}\n"
 
 

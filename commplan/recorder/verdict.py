@@ -37,7 +37,7 @@ class Wait(NamedTuple):
         where: The operation, such as `line 7 of x.plan`.
         seconds: The time since it began.
         needs: The conditions that it waits for.
-        missing: The action that awaited ranks have not performed, such as `come to line 7`.
+        missing: The action that awaited ranks have not performed, such as `reached line 7`.
         runs: How often the operation has begun.
         progress: Its progress, for a message.
     """
@@ -374,7 +374,9 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
         line = f"the {_plural(who)} wait for one another since {seconds:.1f} s, in another order of {noun}s"
         return _joined(line, *waits)
     if verdict.kind == "stalled":
-        return _joined(f"all {_plural(who)} have come, and nothing has moved for {seconds:.1f} s", *waits)
+        return _joined(
+            f"all {_plural(who)} have reached it, and nothing has moved for {seconds:.1f} s", *waits
+        )
     if verdict.kind == "behind":
         return _joined(*(f"{who} {rank}: {reason}" for rank, reason in verdict.reasons.items()), *waits)
     if verdict.kind == "down":
@@ -384,7 +386,7 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
         lines += [_waits(who, states[n]) for n in waiting[:_SHOWN] if states[n].waits[0].progress]
         return _joined(*lines)
     seconds = states[reporter].waits[0].seconds if states[reporter].waits else 0.0
-    lines = [f"{listed(who, ranks)} {'have' if len(ranks) > 1 else 'has'} not come within {seconds:.1f} s"]
+    lines = [f"{listed(who, ranks)} {'have' if len(ranks) > 1 else 'has'} not arrived within {seconds:.1f} s"]
     for state in (states[rank] for rank in ranks[:_SHOWN]):
         text = f"{who} {state.rank} ({state.process}) is alive, in no {noun} for {state.idle_s:.1f} s"
         lines += [text + state.finished, *([f"its Python: {state.stack}"] if state.stack else [])]
@@ -406,10 +408,10 @@ def disagreement(comparison: Comparison, other: str, name: str, place: str) -> t
         noun = other.split(" ", maxsplit=1)[0]
         message = f"{mine.rank} calls `{mine.name}` while {other} runs `{name}`"
         fix = f"every {noun} calls the same steps in the same order"
-    place, own = place or "an unknown line", mine.place or "an unknown line"
+    place, calls_at = place or "an unknown line", mine.place or "an unknown line"
     return (
         message,
-        f"{mine.rank} calls it at {own}, and waits for the others to compare it",
+        f"{mine.rank} calls it at {calls_at}, and waits for the others to compare it",
         f"{other} runs a step that all have compared before, at {place}",
         fix,
     )

@@ -40,7 +40,7 @@ class Attended:
         job: The name of its first job.
         descriptor, errors: A pidfd of it and its standard error, which it sends; -1 before.
         ended: Its wait status once it has ended; `seconds`: when, on `time.monotonic`.
-        stack, asked: See `observer.AttendedProcess`.
+        stack, queried_at: See `states.AttendedProcess`.
 
     Args:
         line: The connection to the process.
@@ -53,9 +53,9 @@ class Attended:
         self.sidecar = sidecar
         self.who, self.job, self.stack, self.descriptor, self.errors = "", "", "", -1, -1
         self.records: list[Path] = []
-        self.left = False
+        self.has_left = False
         self.ended: int | None = None
-        self.seconds = self.asked = 0.0
+        self.seconds = self.queried_at = 0.0
 
     def hear(self) -> bool:
         """Receive messages. Returns False once the process has closed the connection."""
@@ -77,7 +77,7 @@ class Attended:
 
     def _take(self, message: dict[str, Any]) -> None:
         if "stack" in message:
-            self.stack, self.asked = message["stack"], 0.0
+            self.stack, self.queried_at = message["stack"], 0.0
         elif "over" in message:
             self.sidecar.unwatch(Path(message["over"]))
         elif "hosts" in message:
@@ -90,14 +90,14 @@ class Attended:
                 who, members = message["who"].split(" ")[0], tuple(message["members"])
                 self.sidecar.watch(job, record, self, who, members)
         else:
-            self.left = True
+            self.has_left = True
             if message:
                 self._let_go()
 
     def ask_stack(self) -> None:
         """Ask for the Python of its main thread. It does not answer while a thread keeps the lock."""
-        if not self.asked:
-            self.asked, self.stack = time.monotonic(), ""
+        if not self.queried_at:
+            self.queried_at, self.stack = time.monotonic(), ""
             with contextlib.suppress(OSError):
                 self.line.send(b"stack")
 
@@ -130,7 +130,7 @@ class Sidecar:
         self.observer: Observer | None = None
         self.selector = selectors.DefaultSelector()
         self.running: list[Attended] = []
-        self.gone: dict[str, list[Attended]] = {}  # of jobs that still run: without a report
+        self.unreported: dict[str, list[Attended]] = {}  # of jobs that still run: without a report
         self.news: list[Attended] = []  # processes that have just ended
         self.killed = kills_for_memory()
         listener.setblocking(False)
@@ -209,8 +209,8 @@ class Sidecar:
 
     def _hearing(self, process: Attended) -> Callable[[], Any]:
         def hear() -> None:
-            known, speaks = process.descriptor >= 0, process.hear()
-            if not known and process.descriptor >= 0:
+            is_introduced, speaks = process.descriptor >= 0, process.hear()
+            if not is_introduced and process.descriptor >= 0:
                 self.selector.register(
                     process.descriptor, selectors.EVENT_READ, functools.partial(self.end, process)
                 )
@@ -234,29 +234,29 @@ class Sidecar:
 
     def weigh(self, process: Attended) -> None:
         """Add its end to the records of a process, unless it has reported the end itself."""
-        gone = self.gone.setdefault(process.job, [])
-        if not process.left and (text := described(process.ended)):
+        unreported = self.unreported.setdefault(process.job, [])
+        if not process.has_left and (text := described(process.ended)):
             from commplan.recorder.file import append_end  # noqa: PLC0415  it takes long to load
 
             for path in process.records:
                 with contextlib.suppress(OSError, ValueError):
                     append_end(path, text, process.seconds)
-            gone.append(process)
+            unreported.append(process)
         after = self.news[self.news.index(process) + 1 :]
         if all(other.job != process.job for other in (*self.running, *after)):
-            self._speak(self.gone.pop(process.job), process)
+            self._speak(self.unreported.pop(process.job), process)
         if self.observer is not None:
             self.observer.drop(self.running)
         process.close()
 
-    def _speak(self, gone: list[Attended], last: Attended) -> None:
+    def _speak(self, unreported: list[Attended], last: Attended) -> None:
         """Print why a job without running processes ended, if none of them has reported it."""
-        if not gone or last.errors < 0:
+        if not unreported or last.errors < 0:
             return
         from commplan.recorder.last_words import last_words, read_jobs  # noqa: PLC0415
 
         # The first record of each process belongs to the job's first communicator or mesh.
-        records = read_jobs(process.records[0] for process in gone)
+        records = read_jobs(process.records[0] for process in unreported)
         if text := last_words(records, last.who.split(" ")[0], kills_for_memory() - self.killed):
             say(last.errors, text)
 

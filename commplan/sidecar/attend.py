@@ -242,8 +242,8 @@ def _opened(place: Path) -> int | None:
         with contextlib.suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(place.stat(), os.fstat(descriptor)):
-                kept, descriptor = descriptor, -1
-                return kept
+                locked_folder, descriptor = descriptor, -1
+                return locked_folder
     finally:
         if descriptor >= 0:
             os.close(descriptor)
@@ -285,6 +285,6 @@ def _start(*descriptors: int) -> None:
 
 def peer(line: socket.socket) -> tuple[int, int]:
     """The process and the user at the other end."""
-    given = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    process, user, _ = _CREDENTIALS.unpack(given)
+    credentials = line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    process, user, _ = _CREDENTIALS.unpack(credentials)
     return process, user

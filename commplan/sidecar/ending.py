@@ -34,8 +34,8 @@ def status(process: int, descriptor: int) -> int | None:
         with contextlib.suppress(OSError):
             info = bytearray(_INFO.pack(_EXIT, *(0,) * 13).ljust(64, b"\0"))
             fcntl.ioctl(descriptor, _GET_INFO, info)
-            given, *_, ended = _INFO.unpack_from(info)
-            if given & _EXIT:
+            flags, *_, ended = _INFO.unpack_from(info)
+            if flags & _EXIT:
                 return ended
         time.sleep(_PAUSE_S)
     return None
@@ -57,7 +57,7 @@ def described(ended: int | None) -> str:
 
 
 def kills_for_memory() -> int:
-    """The number of processes that the kernel has killed for want of memory since the machine booted."""
+    """The number of processes that the kernel has killed for lack of memory since the machine booted."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text("ascii").splitlines():
             name, number = line.split()

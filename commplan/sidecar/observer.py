@@ -62,10 +62,10 @@ class Job:
         self.records: list[OpenRecord] = []
         self.addresses: dict[int, Address] = {}  # by rank of another host: the sidecar of that host
         self._heard: set[Address] = set()
-        self._gone: set[int] = set()  # ranks here that have died, or whose program has ended
+        self._ended: set[int] = set()  # ranks here that have died, or whose program has ended
         self._is_warned = False  # there are such ranks on other hosts
         self._began, self._greeted = time.monotonic(), 0.0
-        self._asked: float | None = None
+        self._queried_at: float | None = None
         self._serial, self._again, self._is_judged = 0, 0.0, False
         self._answers: dict[int, RankState] = {}
         self._suspected: object = None  # the result of the last evaluation
@@ -110,13 +110,13 @@ class Job:
         bound = max((each.live.bound_ns for each in self.records), default=0) * 1e-9
         alarmed = self._alarmed(bound, now)
         if not alarmed or self._is_judged:
-            self._asked = self._suspected = None
-        elif self._asked is not None:
-            if now > self._asked + _ANSWER_S or self._answers.keys() >= self._known():
-                self._asked = None
+            self._queried_at = self._suspected = None
+        elif self._queried_at is not None:
+            if now > self._queried_at + _ANSWER_S or self._answers.keys() >= self._known():
+                self._queried_at = None
                 self._evaluate(alarmed, bound, now)
         elif now >= self._again:
-            self._asked, self._serial = now, self._serial + 1
+            self._queried_at, self._serial = now, self._serial + 1
             self._answers.clear()
             self._tell("ask", serial=self._serial)
             if not self._heard:
@@ -162,9 +162,9 @@ class Job:
     def _tell_gone(self) -> None:
         """Have the other sidecars evaluate waits soon, if ranks here have died or their program has ended."""
         is_process = self._who == "process"
-        gone = {n.rank for n in self.records if n.process.seconds or (is_process and n.live.left)}
-        if gone - self._gone:
-            self._gone |= gone
+        ended = {n.rank for n in self.records if n.process.seconds or (is_process and n.live.left)}
+        if ended - self._ended:
+            self._ended |= ended
             self._tell("gone")
 
     def _greet(self, addresses: Sequence[Address], *, is_reply: bool = False) -> None:
@@ -261,7 +261,7 @@ class Job:
         late = [each for each in self.records if each.rank in verdict.reasons]
         is_shown = [each for each in late if has_stack(states[each.rank]) or verdict.kind == "apart"]
         silent = [each for each in is_shown if not states[each.rank].stack]
-        if any(each.process.asked and now < each.process.asked + _STACK_S for each in silent):
+        if any(each.process.queried_at and now < each.process.queried_at + _STACK_S for each in silent):
             self._again = now + _CONFIRM_S
             return
         states |= self._stacks(silent, states)
@@ -413,12 +413,14 @@ class Observer:
         """
         new = Job(name, self._send, self._address, who)
         new.add(path, process, members)
-        job, *others = [each for each in self.jobs if each.name == name and each.ranks & new.ranks] or [new]
+        job, *duplicates = [each for each in self.jobs if each.name == name and each.ranks & new.ranks] or [
+            new
+        ]
         if job is new:
             self.jobs += [new] if new.records else []
             return
         job.absorb(new)
-        for other in others:
+        for other in duplicates:
             job.absorb(other)
             self.jobs.remove(other)
 

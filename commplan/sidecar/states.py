@@ -35,13 +35,13 @@ class AttendedProcess(Protocol):
     Attributes:
         seconds: When it ended; 0 before.
         stack: The Python of its main thread when it last answered.
-        asked: The time of the first query that it has not answered, on `time.monotonic`; 0 if there is none.
+        queried_at: When it was first queried without an answer, on `time.monotonic`; 0 if there is none.
     """
 
     number: int
     seconds: float
     stack: str
-    asked: float
+    queried_at: float
 
     def ask_stack(self) -> None: ...
 
@@ -165,7 +165,7 @@ def _comparison(rank: Rank, opened: OpenRecord, sequence: str, now: float) -> It
         axes = [axis for place, axis in enumerate(rank.axes) if state.group >> place & 1]
         ranks = opened.members or ranks_along(rank, axes)
         needs = tuple(Need(other, sequence, state.comparison) for other in ranks)
-        yield Wait(COMPARISON, now - state.compares * 1e-9, needs, "come to it")
+        yield Wait(COMPARISON, now - state.compares * 1e-9, needs, "reached it")
 
 
 def _joint(opened: OpenRecord, record: Record, now: float) -> tuple[str, Joint]:

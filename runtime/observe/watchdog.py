@@ -59,13 +59,13 @@ class _Watched(NamedTuple):
     """Calls that are watched.
 
     Attributes:
-        own: The number of this process among those that make the calls.
+        number: The number of this process among those that make the calls.
         job: The name of the job.
         sidecar: The address of the sidecar of this host, if one watches the calls.
     """
 
     calls: Calls
-    own: int
+    number: int
     job: str
     limits: HangLimits
     sidecar: Address | None
@@ -75,15 +75,15 @@ class Watchdog:
     """The watchdog of this process, for all meshes that it shares with others.
 
     Attributes:
-        own: The number of this process.
+        number: The number of this process.
     """
 
-    def __init__(self, own: int) -> None:
-        self.own = own
+    def __init__(self, number: int) -> None:
+        self.number = number
         self._lock = threading.RLock()  # protects the attributes below
         self._watched: dict[str, _Watched] = {}
         self._failure = ""  # an uncaught error that JAX may have raised
-        self._left: str | None = None  # the reason why this process ends; None before
+        self._end_reason: str | None = None  # the reason why this process ends; None before
         self._status = 0  # its exit status
         self._scanned, self._is_aborted = 0.0, False
         self._verdict, self._code, self._is_said, self._settled = "", "", False, threading.Event()
@@ -100,12 +100,12 @@ class Watchdog:
         return [calls.recording for calls in self._calls if calls.recording is not None]
 
     def watch(
-        self, own: int, job: str, processes: Sequence[int], limits: HangLimits, plan: str
+        self, number: int, job: str, processes: Sequence[int], limits: HangLimits, plan: str
     ) -> tuple[Calls, Address | None]:
         """Watch the calls that these processes make together.
 
         Args:
-            own: the number of this process among them.
+            number: the number of this process among them.
             job: the name of the job.
             limits: applies if it is more patient than those of earlier calls.
             plan: the name of the plan, for the record.
@@ -115,26 +115,26 @@ class Watchdog:
         """
         with self._lock:
             key, sidecar = key_of(processes), None
-            if (known := self._watched.get(key)) is not None:
-                limits = most_patient([limits, known.limits])
-                if known.calls.recording is not None:
-                    live.put_limits(known.calls.recording, limits)
-                self._watched[key] = known._replace(limits=limits)
-                return known.calls, known.sidecar
-            recording = start_recording(f"{job}{crc32(key.encode()):08x}", plan, own, max(processes) + 1)
+            if (watched := self._watched.get(key)) is not None:
+                limits = most_patient([limits, watched.limits])
+                if watched.calls.recording is not None:
+                    live.put_limits(watched.calls.recording, limits)
+                self._watched[key] = watched._replace(limits=limits)
+                return watched.calls, watched.sidecar
+            recording = start_recording(f"{job}{crc32(key.encode()):08x}", plan, number, max(processes) + 1)
             if recording is not None:
                 put_state(recording, limits)
-                who = f"process {own}"
+                who = f"process {number}"
                 sidecar = attend(recording.path, who, watched=True, job=job, members=processes)
             abort_hook.on_failure(self._failing)  # again: exit handlers of the record run after this one
             calls = Calls(processes, recording)
-            self._watched[key] = _Watched(calls, own, job, limits, sidecar)
+            self._watched[key] = _Watched(calls, number, job, limits, sidecar)
             return calls, sidecar
 
     def part(self, whole: Calls, processes: Sequence[int], plan: str) -> Calls:
         """The calls of some of the processes of `whole`."""
-        known = self._watched[whole.key]
-        return self.watch(known.own, known.job, processes, known.limits, plan)[0]
+        watched = self._watched[whole.key]
+        return self.watch(watched.number, watched.job, processes, watched.limits, plan)[0]
 
     # How the main thread ends.
 
@@ -163,7 +163,7 @@ class Watchdog:
 
     def _leave(self, why: str) -> None:
         with self._lock:
-            self._left = why
+            self._end_reason = why
             for calls in self._calls:
                 calls.observe()
             for recording in self._recordings:
@@ -177,7 +177,7 @@ class Watchdog:
         if self._verdict:
             with self._lock:
                 self._say()
-        if self._status and not self._verdict and self.own == 0:
+        if self._status and not self._verdict and self.number == 0:
             time.sleep(_LAST_S)  # JAX aborts the others without a coordinator, before they print
         if self._verdict or self._status:
             interruption.end_process(EXIT_STATUS if self._verdict else self._status)
@@ -200,7 +200,7 @@ class Watchdog:
 
     def _take_verdict(self) -> None:
         """Read the verdict of the sidecar, or its answer that no other process is the cause of a failure."""
-        if self._verdict or self._left:
+        if self._verdict or self._end_reason:
             return
         for recording in self._recordings:
             text, line = live.verdict_and_line(recording)
@@ -225,16 +225,16 @@ class Watchdog:
     def _end_interrupted(self, lasts: float) -> None:
         """End this process `lasts` seconds after Ctrl-C if its main thread waits in a step."""
         waits = self._waits()
-        if waits is None or self._left is not None or not is_interruptible():
+        if waits is None or self._end_reason is not None or not is_interruptible():
             return
         median_s = waits.median_s()
         # A call that began after Ctrl-C shows that the program has handled it and continues.
         if lasts < max(_GRACE_S, 2 * median_s) or time.monotonic() - waits.began() < lasts:
             return
-        others = [process for process in waits.processes if process != self.own]
-        states = {process: _state(waits, process) for process in others}
+        peers = [process for process in waits.processes if process != self.number]
+        states = {process: _state(waits, process) for process in peers}
         down = [f"process {process} {silence(s, '')}" for process, s in states.items() if s in _DOWN]
-        awaited = " and ".join(down) or f"it waits for {listed('process', others)}"
+        awaited = " and ".join(down) or f"it waits for {listed('process', peers)}"
         text = f"{waits.current()} has not ended for {time.monotonic() - waits.began():.1f} s: {awaited}"
         self._leave("KeyboardInterrupt")
         print(f"commplan: interrupted: {text}", file=sys.stderr, flush=True)
@@ -258,9 +258,9 @@ class Watchdog:
             self._say()
             # Without the coordinator JAX aborts the others before they print; without a process that has
             # left, their steps fail.
-            if self.own == 0 or self._left is not None:
+            if self.number == 0 or self._end_reason is not None:
                 time.sleep(4 * _TICK_S)
-            if self._waits() or self._failure or self._left is not None or not is_interruptible():
+            if self._waits() or self._failure or self._end_reason is not None or not is_interruptible():
                 interruption.end_process(EXIT_STATUS)
             self._deadline, self._place = now + _UNWIND_S, place
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
@@ -289,12 +289,12 @@ os.register_at_fork(after_in_child=_running.clear)
 
 
 def start(
-    own: int, job: str, exchange: Callable[[Peer], Mapping[int, Peer]], limits: HangLimits, plan: str
+    index: int, job: str, exchange: Callable[[Peer], Mapping[int, Peer]], limits: HangLimits, plan: str
 ) -> Calls | None:
     """Watch the calls of processes that bind the same plan; None if one of them disables the watchdog.
 
     Args:
-        own: the number of this process.
+        index: the number of this process.
         job: the name of the job, the same on all processes.
         exchange: returns the messages of all processes, by number; all of them call it.
     """
@@ -303,17 +303,17 @@ def start(
     if limits.watchdog_s is None:
         return None
     if not _running:
-        _running.append(Watchdog(own))
-    calls, address = _running[0].watch(own, job, sorted(peers), limits, plan)
+        _running.append(Watchdog(index))
+    calls, address = _running[0].watch(index, job, sorted(peers), limits, plan)
     addresses = {number: peer.sidecar for number, peer in exchange(Peer(limits, address)).items()}
     if calls.recording is not None:
-        introduce_hosts(calls.recording.path, own, addresses)
+        introduce_hosts(calls.recording.path, index, addresses)
     return calls
 
 
 def part(whole: Calls | None, processes: Sequence[int], plan: str) -> Calls | None:
     """The calls of some of the processes of `whole`; None for a single process."""
-    if whole is None or len(processes) == 1 or not _running or _running[0].own not in processes:
+    if whole is None or len(processes) == 1 or not _running or _running[0].number not in processes:
         return None
     return _running[0].part(whole, processes, plan)
 

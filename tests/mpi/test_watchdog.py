@@ -21,7 +21,7 @@ WORKER = Path(__file__).parent / "watchdog_worker.py"
 ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 BOUND_S = 2.0
 STOPPED = "rank 2 is stopped (SIGSTOP, or a debugger)"
-LATE = "rank 2 has not come within "
+LATE = "rank 2 has not arrived within "
 
 
 def job(
@@ -137,7 +137,7 @@ def test_the_records_say_the_same_afterwards(slept: tuple[subprocess.CompletedPr
 
     records = read_records([str(folder)])
     verdict = blame(records)
-    assert verdict.holders == {2: "it has not come to line 6 of x.plan"}
+    assert verdict.holders == {2: "it has not reached line 6 of x.plan"}
     assert any(LATE in text for text in verdict.verdicts.values())
     assert {rank.state for rank in verdict.ranks[:2]} <= {"dead", "ended"}  # the launcher may be sooner
     assert verdict.ranks[2].state == "dead"
@@ -189,7 +189,7 @@ def bound(what: str, records: Path) -> subprocess.CompletedProcess[str]:
 def test_a_bound_program_is_watched(tmp_path: Path):
     done = bound("stuck", tmp_path)
     assert done.returncode != 0
-    assert "rank 1 has not come within" in done.stderr and "line 6 of <plan> waits for it" in done.stderr
+    assert "rank 1 has not arrived within" in done.stderr and "line 6 of <plan> waits for it" in done.stderr
 
 
 def test_a_bound_program_waits_for_who_is_late(tmp_path: Path):
@@ -199,11 +199,11 @@ def test_a_bound_program_waits_for_who_is_late(tmp_path: Path):
 def test_a_bound_program_reports_a_late_rank_once_and_goes_on(tmp_path: Path):
     done = bound("report", tmp_path)
     assert mpirun.ended_well(done).count("done") == 3
-    assert done.stderr.count("commplan: rank 1 has not come within") == 1
+    assert done.stderr.count("commplan: rank 1 has not arrived within") == 1
     assert "the limit is" not in done.stderr
 
 
 def test_steps_that_nobody_awaits_end_the_job_too(tmp_path: Path):
     done = bound("stuck unawaited", tmp_path)
     assert done.returncode != 0
-    assert "has not come within" in done.stderr and ": the job ends" in done.stderr
+    assert "has not arrived within" in done.stderr and ": the job ends" in done.stderr

@@ -71,9 +71,9 @@ def test_the_first_that_died_by_itself_is_named() -> None:
     head, first, second, *_ = text.splitlines()
     assert head.startswith("error[CP0834]: rank 1 (process ") and head.endswith(KILLED)
     assert first.endswith(TERMINATED) and second.endswith(TERMINATED)
-    assert "want of memory" not in text and "other hosts" not in text
+    assert "lack of memory" not in text and "other hosts" not in text
     text = words((1, KILLED, 5.0), killed=2)
-    assert "meanwhile the kernel has killed 2 for want of memory" in text and "other hosts" in text
+    assert "during the job the kernel killed 2 for lack of memory" in text and "other hosts" in text
 
 
 @pytest.mark.usefixtures("place")

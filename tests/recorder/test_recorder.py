@@ -56,7 +56,7 @@ def run(name: str, begin: float, end: float | None, operation: int, runs: int = 
 def test_who_has_not_come_holds_those_that_wait():
     waits = (*run("line 6", 1, 2, 1), *run("line 7", 3, None, 2))
     verdict = blame([record(0, *waits), record(1, *waits), record(2, *run("line 6", 1, 2, 1))])
-    assert verdict.holders == {2: "it has not come to line 7"}
+    assert verdict.holders == {2: "it has not reached line 7"}
     assert verdict.ranks[0].waits is not None and verdict.ranks[0].waits.name == "line 7"
     assert verdict.ranks[2].last is not None and verdict.ranks[2].last.name == "line 6"
 
@@ -70,7 +70,7 @@ def test_who_came_and_went_on_holds_nobody():
 def test_a_run_behind_the_others_counts_as_not_come():
     waits = run("line 6", 4, None, 9, runs=9)
     behind = run("line 6", 1, 2, 8, runs=8)
-    assert blame([record(0, *waits), record(1, *behind)]).holders == {1: "it has not come to line 6"}
+    assert blame([record(0, *waits), record(1, *behind)]).holders == {1: "it has not reached line 6"}
 
 
 def test_another_order_is_that_of_the_fewest():
@@ -424,5 +424,5 @@ def test_who_ended_with_a_verdict_is_not_to_blame(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         sys.modules["commplan.recorder.blame"], "process_state", lambda process: states.get(process, "dead")
     )
-    lives = f"process {os.getpid()} on node lives, and kill -CONT {os.getpid()} lets it go on"
+    lives = f"process {os.getpid()} on node lives, and kill -CONT {os.getpid()} lets it continue"
     assert blame([*records, behind]).holders == {1: f"it is stopped: {lives}"}

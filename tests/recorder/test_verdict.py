@@ -22,7 +22,7 @@ FINISHED = f"{STEP}, 5 times so far"
 def state(rank: int, names: str, *, waits: bool = False, idle: float = 20.0, late: bool = False) -> RankState:
     """names: of the calls that it has begun, a letter each; the last has not ended if it `waits`."""
     needs = tuple(Need(other, "all", len(names)) for other in ALL)
-    waiting = (Wait(f"`{names[-1]}`", idle, needs, f"come to `{names[-1]}`", 5),) if waits else ()
+    waiting = (Wait(f"`{names[-1]}`", idle, needs, f"reached `{names[-1]}`", 5),) if waits else ()
     return RankState(
         rank, waits=waiting, begun={"all": len(names)}, recent={"all": (1, tuple(names))}, idle_s=idle,
         is_excused=late, process=f"process 4{rank} on node", last=STEP, runs=5,
@@ -40,9 +40,9 @@ def text(*states: RankState) -> str:
 
 def test_a_rank_that_has_not_begun_the_step_is_late():
     states = state(0, "aba", waits=True), state(1, "aba", waits=True), state(2, "ab")
-    assert verdict(*states).kind == "late" and verdict(*states).reasons == {2: "it has not come to `a`"}
+    assert verdict(*states).kind == "late" and verdict(*states).reasons == {2: "it has not reached `a`"}
     assert text(*states).splitlines() == [
-        "process 2 has not come within 20.0 s",
+        "process 2 has not arrived within 20.0 s",
         f"note: process 2 (process 42 on node) is alive, in no step for 20.0 s; it last finished {FINISHED}",
         "note: its Python: data.py:41 in decode",
     ]

@@ -66,10 +66,10 @@ def test_a_process_that_sleeps_is_reported_and_ended_after_its_limit(tmp_path: P
     ends = ended("jit", "sleep", tmp_path)
     for status, text in ends:
         assert status == EXIT_STATUS, text
-        assert "error[CP0834]: process 1 has not come within " in text
+        assert "error[CP0834]: process 1 has not arrived within " in text
         assert "guarded.py" in text and "in go_wrong" in text
     report, error = ends[0][1].partition("error[CP0834]")[::2]
-    assert "commplan: process 1 has not come within " in report and " in go_wrong, from " in report
+    assert "commplan: process 1 has not arrived within " in report and " in go_wrong, from " in report
     for part in (report, error):
         assert "the limit is 3 s: put longer work into" in part
 
@@ -147,7 +147,7 @@ def test_ranks_of_a_communicator_are_watched():
     mpirun.needs_mpi()
     done = mpirun.start(2, PROGRAM, "abort")
     assert done.returncode == EXIT_STATUS, done.stderr
-    assert "error[CP0834]: process 1 has not come within" in done.stderr
+    assert "error[CP0834]: process 1 has not arrived within" in done.stderr
     assert "`step` waits for it" in done.stderr
 
 
@@ -155,4 +155,4 @@ def test_on_hang_report_prints_the_late_process_and_goes_on():
     mpirun.needs_mpi()
     done = mpirun.start(2, PROGRAM, "report")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("commplan: process 1 has not come within") == 1
+    assert done.stderr.count("commplan: process 1 has not arrived within") == 1

@@ -97,7 +97,7 @@ def test_a_process_that_keeps_the_lock_is_named_with_its_python(tmp_path: Path):
     for index in (0, 2):
         assert ends[index].status == EXIT_STATUS, ends[index].text
         (head,) = heads(ends)[index]
-        assert head.startswith("process 1 has not come within ")
+        assert head.startswith("process 1 has not arrived within ")
         stack = (
             r"note: its Python: \S+ in backtrack, from \S+ in main, from .*; it holds the interpreter's lock"
         )
@@ -119,7 +119,7 @@ def test_a_process_that_sleeps_is_named_with_what_it_does_and_interrupted(tmp_pa
     ends = fault("sleep", 2, tmp_path)
     for end in ends.values():
         assert end.status == EXIT_STATUS, end.text
-        assert "error[CP0834]: process 2 has not come within " in end.text
+        assert "error[CP0834]: process 2 has not arrived within " in end.text
         assert "in `look`, 6 times so far" in end.text
         assert re.search(r"its Python: \S+campaign\.py:\d+ in happen, from ", end.text)
     assert "KeyboardInterrupt" in ends[2].text and "KeyboardInterrupt" not in ends[0].text
@@ -186,5 +186,5 @@ def test_a_phase_outside_of_a_step_is_watched(tmp_path: Path):
     ends = ended([watched_processes.__file__, "{port}", "{index}", "phase"], tmp_path)
     for end in ends.values():
         assert end.status == EXIT_STATUS, end.text
-        assert "process 1 has not come within " in end.text
+        assert "process 1 has not arrived within " in end.text
         assert "line 5 of <plan>, in `step` waits for it" in end.text

@@ -29,7 +29,7 @@ class FakeProcess:
     """A process of the tests. `said`: the text that was printed on its standard error."""
 
     def __init__(self, number: int) -> None:
-        self.number, self.seconds, self.asked = number, 0.0, 0.0
+        self.number, self.seconds, self.queried_at = number, 0.0, 0.0
         self.stack, self.said = f"train.py:{number} in load", ""
 
     def ask_stack(self) -> None:
@@ -137,7 +137,7 @@ def test_a_late_rank_is_printed_after_the_first_runs_and_named_after_busy_s(cond
     ranks = waiting(Ranks(3, range(3)), late=1)
     ranks.look(3.0)
     said = ranks.processes[0].said
-    assert "rank 1 has not come within" in said and f"note: {LINE} waits for it" in said
+    assert "rank 1 has not arrived within" in said and f"note: {LINE} waits for it" in said
     assert "its Python: train.py:101 in load" in said and "the limit is 30 s" in said
     assert ranks.verdict(0) == ""
     ranks.look(BUSY_S + 1)
@@ -151,7 +151,7 @@ def test_first_runs_may_compile(conditions: dict[int, str]):
     ranks.look(20.0)
     assert ranks.processes[0].said == ""
     ranks.look(25.0)
-    assert "rank 1 has not come within" in ranks.processes[0].said
+    assert "rank 1 has not arrived within" in ranks.processes[0].said
 
 
 @pytest.mark.parametrize("field", ["late", "left"])
@@ -175,7 +175,7 @@ def test_another_order_is_named_after_the_bound_with_both_lines(conditions: dict
 
 def test_a_rank_without_the_lock_is_shown_as_holding_it(conditions: dict[int, str]):
     ranks = waiting(Ranks(2, range(2)), late=1)
-    ranks.processes[1].stack, ranks.processes[1].asked = "", 1.0
+    ranks.processes[1].stack, ranks.processes[1].queried_at = "", 1.0
     ranks.look(3.0)
     assert "its Python: it holds the interpreter's lock" in ranks.processes[0].said
 
@@ -226,7 +226,7 @@ def test_a_comparison_ends_if_a_rank_is_stopped_and_not_if_it_is_late(conditions
     ranks.look(3.0)
     ranks.look(1000 * BUSY_S)
     text = ranks.processes[0].said
-    assert text.count("rank 2 has not come within 3.") == 1 and ranks.verdict(0) == ""
+    assert text.count("rank 2 has not arrived within 3.") == 1 and ranks.verdict(0) == ""
     assert "note: its Python: train.py:102 in load" in text
     assert "note: the comparison of a step waits for it\nnote: run.jit(step, timeout=SECONDS) " in text
     conditions[102] = "stopped"
@@ -243,7 +243,7 @@ def test_a_rank_that_has_compared_or_waits_in_a_collective_does_not_end_a_compar
     began(ranks.recordings[2], LINE, runs=6)
     ranks.look(BUSY_S - 5)
     assert ranks.verdict(0) == ""
-    assert "rank 0 has not come within" in ranks.processes[2].said  # it may execute an earlier step
+    assert "rank 0 has not arrived within" in ranks.processes[2].said  # it may execute an earlier step
 
 
 def test_a_comparison_does_not_keep_a_rank_in_a_collective_from_its_verdict(conditions: dict[int, str]):
@@ -298,11 +298,11 @@ def test_a_server_that_reports_is_not_named_and_a_busy_one_is(conditions: dict[i
     assert ranks.verdict(0) == ""
     put(server, served=1)  # long ago
     ranks.look(BUSY_S + 5)
-    assert "rank 1 has not come within" in ranks.verdict(0)
+    assert "rank 1 has not arrived within" in ranks.verdict(0)
 
 
 def state(rank: int, *, waits: bool) -> RankState:
-    wait = Wait(LINE, 3.0, missing=f"come to {LINE}", runs=5)
+    wait = Wait(LINE, 3.0, missing=f"reached {LINE}", runs=5)
     return RankState(rank, waits=(wait,) if waits else (), idle_s=60.0, process="process 7 on far")
 
 
@@ -326,7 +326,7 @@ def test_ranks_of_other_hosts_are_asked_and_a_host_that_is_silent_is_named(condi
         answer = SidecarMessage("job", "answer", 2, ranks.sent[-1].serial, state(rank, waits=rank == 2))
         ranks.job.take(answer)
     ranks.job.look(now + BUSY_S + 11.2)
-    assert "rank 3 has not come within" in ranks.verdict(1) and "process 7 on far" in ranks.verdict(1)
+    assert "rank 3 has not arrived within" in ranks.verdict(1) and "process 7 on far" in ranks.verdict(1)
     assert ranks.sent[-1].kind == "verdict" and ranks.sent[-1].text == ranks.verdict(0)
 
 
@@ -449,7 +449,7 @@ def test_a_process_in_a_step_of_another_mesh_is_not_late(conditions: dict[int, s
     for number in pair:
         in_step(processes.of_group[pair][number], 9 - (number == 2), ends=number == 2)
     processes.look(BUSY_S + 1)
-    assert processes.verdict(0).startswith("process 2 has not come within")
+    assert processes.verdict(0).startswith("process 2 has not arrived within")
     assert "process 1 " not in processes.verdict(0)
 
 
@@ -511,9 +511,9 @@ def test_a_process_whose_thread_does_not_run_is_late_in_the_next_step(conditions
     for number, recording in processes.recordings.items():
         in_step(recording, 5 - (number == 1))
     put(processes.recordings[1], beat=1)
-    processes.processes[1].stack, processes.processes[1].asked = "", 1.0
+    processes.processes[1].stack, processes.processes[1].queried_at = "", 1.0
     processes.look(BUSY_S + 1)
-    assert processes.verdict(0).startswith("process 1 has not come within")
+    assert processes.verdict(0).startswith("process 1 has not arrived within")
     assert "its Python: it holds the interpreter's lock" in processes.verdict(0)
 
 

@@ -58,7 +58,7 @@ class PeerErrors:
         state = process_state(pid)
         doing = self.doing(process) if state == "alive" else state
         if state == "stopped":
-            doing += f": kill -CONT {pid} lets it go on"
+            doing += f": kill -CONT {pid} lets it continue"
         LOG.warning(
             "process %d has waited %.0f s for process %d of %d %s; line %d waits%s", self.group.index,
             waited, process, self.group.count, task, self.blame.span.line,

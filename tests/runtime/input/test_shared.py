@@ -209,7 +209,7 @@ def test_a_silent_peer_is_named_soon_and_in_the_end(team: Team) -> None:
         first = next(entry["warned"] for entry in reports if "warned" in entry)
         waits = r"process 1 has waited \d s for process 0 of 2 for its part of batch \d+"
         state = rf"line {problem['line']} waits; process 0 \(PID {pid}\) is stopped"
-        assert re.fullmatch(f"{waits}; {state}: kill -CONT {pid} lets it go on", first)
+        assert re.fullmatch(f"{waits}; {state}: kill -CONT {pid} lets it continue", first)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert errors(told(sleeper))[0]["code"] == "CP0920"
