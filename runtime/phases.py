@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, fail, listed, near_note
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, listed, near_note
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, _jit, check
@@ -65,6 +65,9 @@ class Outputs:
     def __dir__(self) -> list[str]:
         return list(self)
 
+    def __reduce__(self) -> tuple[type[Outputs], tuple[dict[str, Any]]]:
+        return Outputs, ({name: self[name] for name in self},)
+
     def __repr__(self) -> str:
         return f"Outputs({', '.join(f'{name}={self[name]!r}' for name in self)})"
 
@@ -100,12 +103,12 @@ class PhaseCall:
         self.name = phase.name
         self.lowered: Lowered = context.lower(phase)
         self._phase = phase
-        self._outside = _jit.jit(_jit.renamed(self._wrapped, phase.name), context.compiler_options)
+        self._jitted_global = _jit.jit(_jit.renamed(self._wrapped, phase.name), context.compiler_options)
         if calls := context.machine.calls:
-            self._outside, index = calls.counted(self._outside, phase.name)
+            self._jitted_global, index = calls.counted(self._jitted_global, phase.name)
             lines = [op.span.line for op in phase.ops if isinstance(op, ir.Collective)]
             calls.locate(index, lines, context.schedule.file)
-        self._alone = jax.jit(_jit.renamed(self._inline, phase.name))
+        self._jitted_local = jax.jit(_jit.renamed(self._inline, phase.name))
 
     def __repr__(self) -> str:
         inputs = "".join(f", {name}" for name in self.lowered.arguments)
@@ -128,11 +131,11 @@ class PhaseCall:
             self.context, state, f"phase `{self.name}` was given", self._needed, self._phase.span
         )
         self.context.unset.check(self._phase, checked)
-        with_arrays = {name: check.numbers(arguments[name], value) for name, value in inputs.items()}
+        array_inputs = {name: check.numbers(arguments[name], value) for name, value in inputs.items()}
         if self.context.around(f"phase `{self.name}` is called", self._phase.span):
-            return self._inside(checked, inputs, with_arrays)
+            return self._inside(checked, inputs, array_inputs)
         partial = [name for name, value in arguments.items() if value.placement.partial]
-        partial = [name for name in partial if not unreduced_over(inputs[name], self._terms(name))]
+        partial = [name for name in partial if not unreduced_over(inputs[name], self._partial_axes(name))]
         if partial:
             self._fail(
                 "CP0806",
@@ -142,13 +145,19 @@ class PhaseCall:
                 " which a global array cannot represent",
                 "call the phase in a function decorated with @run.spmd(...), where the value is this rank's"
                 " term; or, on Explicit axes, with arrays whose type is unreduced over"
-                f" {', '.join(self._terms(partial[0]))}, as jax.grad returns for run.varying(params)",
+                f" {', '.join(self._partial_axes(partial[0]))}, as jax.grad returns for run.varying(params)",
             )
         with self.context.machine.context():
-            return self._jitted(self._outside, "global", checked, with_arrays)
+            return self._call_jitted(self._jitted_global, "global", checked, array_inputs)
 
-    def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], with_arrays: dict[str, Any]) -> Any:
-        """Call the phase with one rank's arrays. with_arrays: `inputs` with numbers as arrays."""
+    def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], array_inputs: dict[str, Any]) -> Any:
+        """Call the phase with one rank's arrays.
+
+        Args:
+            state: The states by name.
+            inputs: The inputs by name, as the caller passed them.
+            array_inputs: The same inputs, with numbers as arrays.
+        """
         axes = [axis for axis, size in self.context.sizes.items() if size > 1]
         file, values = self.context.schedule.file, self.lowered.values
         typed = self.context.backend.typed
@@ -158,7 +167,7 @@ class PhaseCall:
             outputs, new = self._merged(state, *self._inline(self._read(state), inputs))
         else:
             with as_diagnostics(self._spans, file):
-                outputs, new = self._jitted(self._alone, "local", state, with_arrays)
+                outputs, new = self._call_jitted(self._jitted_local, "local", state, array_inputs)
         for binding in () if typed else self.lowered.outputs:
             reduced_values.record(values[binding.value], outputs[binding.name], axes, self._phase)
         return outputs, new
@@ -170,7 +179,7 @@ class PhaseCall:
             for name, tree in trees.items()
         }
 
-    def _terms(self, name: str) -> tuple[str, ...]:
+    def _partial_axes(self, name: str) -> tuple[str, ...]:
         """The axes over which a partial argument is summed."""
         return self.lowered.arguments[name].placement.partial
 
@@ -178,7 +187,7 @@ class PhaseCall:
     def _spans(self) -> list[Span]:
         return [op.span for op in self._phase.ops]
 
-    def _jitted(
+    def _call_jitted(
         self, call: Any, layout: check.Layout, state: dict[str, Any], inputs: dict[str, Any]
     ) -> tuple[Outputs, dict[str, Any]]:
         """Call a jitted function with the states that the phase reads; the others are returned unchanged."""
@@ -186,7 +195,7 @@ class PhaseCall:
         if not _compat.tracing():
             read, inputs = self._placed(read, self._reads), self._placed(inputs, self.lowered.arguments)
         if check.has_numbers(jax.tree_util.tree_leaves(inputs)):
-            # A number that does not fit: jit would convert it to an array.
+            # Numbers are left only if they do not fit the plan. jit would convert them, so report them here.
             self._checked(read, inputs, layout)
         try:
             outputs, new = call(read, inputs)
@@ -207,7 +216,7 @@ class PhaseCall:
         counts = {CALLS: dict(state[CALLS]) | new[CALLS]} if CALLS in new else {}
         return outputs, state | new | counts
 
-    def _fail(self, code: str, message: str, *notes: str) -> None:
+    def _fail(self, code: str, message: str, *notes: str) -> NoReturn:
         self.context.fail(code, message, *notes, span=self._phase.span)
 
     def _check_names(self, arguments: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
@@ -263,22 +272,24 @@ class PhaseCall:
         return {name: states[name] for name in map(name_of, self._phase.states) if name in states}
 
     def _wrapped(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[Outputs, dict[str, Any]]:
-        """As `_inline`, on global arrays, in a shard_map with specs from the plan."""
+        """Run the phase on global arrays, in a shard_map with specs from the plan."""
         lowered, context = self.lowered, self.context
-        values = lowered.arguments
+        arguments = lowered.arguments
         reads = self._reads
         trees, states = self._checked(state, inputs, "global")
-        every = lowered.values
+        value_of = lowered.values
         results = Carried.for_values(
-            context, {binding.name: every[binding.value] for binding in lowered.outputs}
+            context, {binding.name: value_of[binding.value] for binding in lowered.outputs}
         )
         updates = Carried.for_values(
-            context, {binding.name: every[binding.value] for binding in self._phase.updates}
+            context, {binding.name: value_of[binding.value] for binding in self._phase.updates}
         )
 
         def body(input_leaves: dict[str, list[Any]], state_leaves: dict[str, list[Any]], calls: Any) -> Any:
             local = {
-                name: context.strip(trees[name].like(_terms(x, values[name])), values[name].placement)
+                name: context.strip(
+                    trees[name].like(_as_terms(x, arguments[name])), arguments[name].placement
+                )
                 for name, x in input_leaves.items()
             }
             local_states = {
@@ -290,7 +301,7 @@ class PhaseCall:
 
         counts = {CALLS: PartitionSpec()} if lowered.is_random else {}
         call = context.machine.spread(
-            body, (_specs(values), _specs(reads), PartitionSpec()), (results.specs, updates.specs, counts)
+            body, (_specs(arguments), _specs(reads), PartitionSpec()), (results.specs, updates.specs, counts)
         )
         leaves = (
             {n: list(t.leaves) for n, t in trees.items()},
@@ -298,6 +309,10 @@ class PhaseCall:
         )
         out, new, count = call(*leaves, state.get(CALLS, {}))
         return Outputs(results.build(out)), updates.build(new) | count
+
+
+class UnknownPeriodError(CommplanError, KeyError):
+    """The plan has no phase with this period."""
 
 
 @public_face
@@ -310,13 +325,14 @@ class Every(Mapping[int, PhaseCall]):
     def __getitem__(self, period: int) -> PhaseCall:
         if not isinstance(period, Hashable) or period not in self._phases:  # pyright: ignore[reportUnnecessaryIsInstance]
             periods = ", ".join(f"every {n} steps" for n in self._phases) or "none"
-            fail("CP0817", f"the plan has no phase `every {period} steps`", f"it has: {periods}")
+            message, note = f"the plan has no phase `every {period} steps`", Note(f"it has: {periods}")
+            raise UnknownPeriodError(Diagnostic("CP0817", message, None, (note,)))
         return self._phases[period]
 
     def _ipython_key_completions_(self) -> list[int]:
         return list(self._phases)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[int]:
         return iter(self._phases)
 
     def __len__(self) -> int:
@@ -328,7 +344,13 @@ class UnknownPhaseError(CommplanError, AttributeError):
 
 
 def unknown_phase(name: str, phases: Iterable[str], alternatives: Iterable[str]) -> UnknownPhaseError:
-    """The error for a phase that the plan lacks. alternatives: all names that the user may have meant."""
+    """The error for a phase that the plan lacks.
+
+    Args:
+        name: The name that the user wrote.
+        phases: The names of the plan's phases.
+        alternatives: All names that the user may have meant.
+    """
     notes = (*near_note(name, alternatives), f"it has: {listed(phases) or 'none'}")
     message = f"the plan has no phase `{name}`"
     return UnknownPhaseError(Diagnostic("CP0817", message, None, tuple(map(Note, notes))))
@@ -338,7 +360,7 @@ def _specs(values: Mapping[str, ir.Value]) -> dict[str, list[PartitionSpec]]:
     return {name: leaf_specs(value) for name, value in values.items()}
 
 
-def _terms(leaves: list[Any], value: ir.Value) -> list[Any]:
+def _as_terms(leaves: list[Any], value: ir.Value) -> list[Any]:
     """The leaves of a partial value as this rank's terms, also if they are unreduced arrays."""
     return [terms(x, value.placement.partial) for x in leaves]
 

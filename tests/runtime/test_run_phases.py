@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from support.embedding import bind, code_of, mesh_of, refused
 import commplan
 from commplan.diagnostics import CommplanError
 from commplan.runtime.machines.mesh import check_mesh
+from commplan.runtime.phases import Outputs
 
 TREE = {"w": np.zeros((3, 5), np.float32), "b": np.zeros((), np.float32)}
 ELASTIC = """plan p
@@ -212,6 +215,26 @@ def test_a_state_that_is_not_the_plans(state: Any):
     assert "run.init()" in text
 
 
+def test_phases_by_period_are_a_mapping():
+    run = elastic()
+    assert 4 in run.every and 3 not in run.every
+    assert run.every.get(4) is run.every[4] and run.every.get(3) is None
+    with pytest.raises(KeyError) as error:
+        run.every[3]
+    assert isinstance(error.value, CommplanError)
+    assert code_of(error) == "CP0817"
+    assert str(error.value).startswith("error[CP0817]: the plan has no phase `every 3 steps`")
+
+
+@pytest.mark.parametrize("clone", [copy.copy, copy.deepcopy, lambda out: pickle.loads(pickle.dumps(out))])
+def test_outputs_can_be_copied(clone: Any):
+    original = Outputs({"grads": {"w": np.arange(3)}, "loss": 2.0})
+    result = clone(original)
+    assert isinstance(result, Outputs) and tuple(result) == ("grads", "loss")
+    assert result.loss == 2.0
+    np.testing.assert_array_equal(result.grads["w"], original.grads["w"])
+
+
 def test_a_state_of_another_shape():
     run = elastic()
     state = {"center": {**TREE, "b": np.zeros(2, np.float32)}}
@@ -297,7 +320,7 @@ def test_functions_and_sources_are_those_of_the_plan():
         "the plan has no function `adamupdate`",
         "function `adam_update` is not bound",
         "the plan has no source `images`",
-        "function `adam_init` is a int, which cannot be called",
+        "function `adam_init` is of type `int`, which cannot be called",
     ]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.embedding import bind, code_of, mesh_of
 
+import commplan
 from commplan.diagnostics import CommplanError
 
 PLAN = """plan p
@@ -54,6 +55,27 @@ def test_the_weights_of_a_mean_come_with_the_batches() -> None:
             np.testing.assert_allclose(np.asarray(grads["w"]), rows.mean(0), rtol=1e-6)
     assert counts == [[2, 2, 2, 2], [2, 1, 0, 0]]
     assert sorted(map(tuple, np.concatenate(items))) == sorted(map(tuple, RECORDS))
+
+
+def test_names_of_taken_values_are_unique() -> None:
+    """The plan's inputs have the names `n` and `n_1`, which the count of the load would have."""
+    text = """plan p
+axis data = 2
+source images : f32[3]
+input n     : f32 per data
+input n_1   : f32 per data
+input grads : tree partial data
+each step {
+    a = reduce n over data by max
+    b = reduce n_1 over data by max
+    x, n = load images batch 8 split data visit exactly_once seed 1
+    grads = reduce grads over data by mean(weight = n)
+    output x, grads, a, b
+}
+"""
+    shapes = {"grads": {"w": np.zeros(3, np.float32)}}
+    (phase,) = commplan.loads(text).compile({"data": 2}, shapes=shapes).schedule.phases
+    assert [(binding.name, binding.value) for binding in phase.takes] == [("n_1_", "n.1")]
 
 
 def test_a_phase_says_that_it_takes_them() -> None:

@@ -1,4 +1,4 @@
-"""The part of a phase that depends on sources alone: `batches` computes it before the training step."""
+"""The part of a phase that the input pipeline computes before the training step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from commplan.ir.schedule import Binding, Phase
 
 
 def source_only(phase: Phase) -> frozenset[str]:
-    """The values of `phase` that are loaded, or computed per record or on the host from such values only."""
+    """The values of `phase` that are loaded, or computed from such values.
+
+    Such computations are per record, on the host or by `share`.
+    """
     available: set[str] = set()
     for op in phase.ops:
         if op.runs_ahead(available):
@@ -24,19 +27,19 @@ def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
     """Partition `ops` into connected components of the value graph, in the order of `ops`."""
     parents = list(range(len(ops)))  # union-find: for each op, an earlier op of the same component
 
-    def first(place: int) -> int:
-        while parents[place] != place:
-            parents[place] = place = parents[parents[place]]
-        return place
+    def find_root(index: int) -> int:
+        while parents[index] != index:
+            parents[index] = index = parents[parents[index]]
+        return index
 
     first_use: dict[Ref, int] = {}
-    for place, op in enumerate(ops):
+    for index, op in enumerate(ops):
         for ref in (*operands(op), *results(op)):
-            root, op_root = first(place), first(first_use.setdefault(ref, place))
-            parents[max(root, op_root)] = min(root, op_root)
+            op_root, ref_root = find_root(index), find_root(first_use.setdefault(ref, index))
+            parents[max(op_root, ref_root)] = min(op_root, ref_root)
     groups: dict[int, list[AnyOp]] = {}
-    for place, op in enumerate(ops):
-        groups.setdefault(first(place), []).append(op)
+    for index, op in enumerate(ops):
+        groups.setdefault(find_root(index), []).append(op)
     return list(groups.values())
 
 
@@ -44,7 +47,8 @@ def bind_sources(phase: Phase) -> Phase:
     """Mark the source-only bindings of `phase` and compute its `takes`.
 
     `takes` holds the source-only values that the other ops, or the states, need. A value has the name under
-    which it is an output, or else its own name, with the version appended if that name is already used.
+    which it is an output, or else its own name, with the version appended if that name is already used, and
+    underscores until the name is unique.
     """
     available = source_only(phase)
     outputs = tuple(msgspec.structs.replace(b, source_only=b.value in available) for b in phase.outputs)
@@ -56,8 +60,11 @@ def bind_sources(phase: Phase) -> Phase:
     output_names = {b.value: b.name for b in reversed(outputs)}
     takes: list[Binding] = []
     for ref in sorted(needed):  # by name, because passes may reorder ops
-        plain = name_of(ref)
-        name = output_names.get(ref) or (plain if plain not in names else ref.replace(".", "_"))
+        name = output_names.get(ref) or name_of(ref)
+        if ref not in output_names and name in names:
+            name = ref.replace(".", "_")
+            while name in names:
+                name += "_"
         names.add(name)
         takes.append(Binding(name, ref, source_only=True))
     return msgspec.structs.replace(phase, outputs=outputs, updates=updates, takes=tuple(takes))

@@ -60,7 +60,7 @@ class BaseOp(msgspec.Struct, frozen=True, gc=False):
         return ""
 
     def runs_ahead(self, available: Container[Ref]) -> bool:
-        """Whether the op belongs to the input pipeline. `known` are the source-only values before it."""
+        """Whether the op belongs to the input pipeline. `available` are the source-only values before it."""
         return False
 
     def uses_servers(self, values: Mapping[Ref, Value]) -> bool:
