@@ -12,7 +12,7 @@ from commplan.ir.plan import name_of
 from commplan.ir.schedule import Leaf, Schedule
 from commplan.ir.shard_shapes import cut_all
 from commplan.lowering.jax import _compat, ops
-from commplan.lowering.jax.jaxprs import traced
+from commplan.lowering.jax.jaxprs import trace
 from commplan.lowering.jax.layers import backward_reduce
 from commplan.lowering.jax.layers.exchange import LeafCollectives, ShardedLayer
 from commplan.lowering.jax.layers.sharded import Layer, scanned, unrolled
@@ -212,7 +212,7 @@ def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 def _gathered(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
     """The types of the gathered leaves."""
-    return traced(lambda *leaves: exchange.gather(leaves), *_types(shards)).types
+    return trace(lambda *leaves: exchange.gather(leaves), *_types(shards)).result_avals
 
 
 def _with_types(body: Body, types: Sequence[Any]) -> Body:

@@ -20,7 +20,7 @@ from jax import Array, ad_checkpoint
 
 from commplan.ir.schedule import Value
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.jaxprs import JaxprProgram, called_by, evaluate_alone, inlined
+from commplan.lowering.jax.jaxprs import JaxprProgram, called_by, evaluate_alone, inlinable_call
 from commplan.lowering.jax.pytree import Tree
 
 Jaxpr = Any
@@ -135,7 +135,7 @@ class _Walk:
 
         for equation in jaxpr.eqns:
             reads = [when(variable) for variable in equation.invars]
-            called = inlined(equation)
+            called = inlinable_call(equation)
             if called is not None:
                 results = self.run(called[0], reads)
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from typing import Any, cast
 
 import jax
@@ -16,7 +17,10 @@ from commplan.lowering.collective_primitives import collective_kind
 from commplan.lowering.jax import _compat
 
 Jaxpr = Any
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_")
+# By prefix of their name; the rest of the name differs between versions of JAX.
+_CALLS = (
+    "jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call", "custom_vjp_call",
+)  # fmt: skip
 _TYPES_ONLY = ("pvary", "pcast")
 
 
@@ -31,7 +35,8 @@ class JaxprProgram:
         return list(jax.core.eval_jaxpr(self.jaxpr, self.consts, *arguments))
 
     @property
-    def types(self) -> tuple[Any, ...]:
+    def result_avals(self) -> tuple[Any, ...]:
+        """The types of the results, `jax.typeof` of each."""
         return tuple(var.aval for var in self.jaxpr.outvars)
 
     @property
@@ -44,12 +49,15 @@ class JaxprProgram:
         return _compat.without_dead_code(self.jaxpr, results, [False] * len(self.jaxpr.invars))[1]
 
     def restricted(self, results: Sequence[bool], count: int) -> JaxprProgram:
-        """The program reduced to these results. The first `count` arguments are kept."""
+        """Remove all but the selected results, and the arguments that they do not need.
+
+        The first `count` arguments are kept.
+        """
         required = [number < count for number in range(len(self.jaxpr.invars))]
         return JaxprProgram(_compat.without_dead_code(self.jaxpr, results, required)[0], self.consts)
 
 
-def traced(function: Callable[..., Any], *arguments: Array) -> JaxprProgram:
+def trace(function: Callable[..., Any], *arguments: Array) -> JaxprProgram:
     """Trace `function` to a program. Arrays that it closes over become constants."""
     return JaxprProgram(*_compat.jaxpr_and_constants(jax.make_jaxpr(function)(*arguments)))
 
@@ -63,7 +71,7 @@ def called_by(equation: Any) -> Iterator[tuple[Jaxpr, tuple[Array, ...]]]:
                 yield jaxpr, consts
 
 
-def inlined(equation: Any) -> tuple[Jaxpr, tuple[Array, ...]] | None:
+def inlinable_call(equation: Any) -> tuple[Jaxpr, tuple[Array, ...]] | None:
     """The function that `equation` calls exactly once on its operands, and its constants; or None."""
     called = next(called_by(equation), None)
     fits = called is not None and len(called[0].invars) == len(equation.invars)
@@ -90,14 +98,15 @@ def evaluate_alone(jaxpr: Jaxpr, consts: Sequence[Array], arguments: Sequence[Ar
 
 def _alone(equation: Any, operands: list[Array]) -> Sequence[Array]:
     name, params = equation.primitive.name, equation.params
-    called = inlined(equation)
+    called = inlinable_call(equation)
     if called is not None:
         return evaluate_alone(*called, operands)
     if name.startswith(_TYPES_ONLY):
         return operands
     if collective_kind(name) is not None or name == "axis_index":
-        pairs = zip(equation.outvars, operands or [None] * len(equation.outvars), strict=True)
-        return [_substitute(variable.aval, operand) for variable, operand in pairs]
+        avals = [variable.aval for variable in equation.outvars]
+        # `axis_index` has no operands, and a ragged all-to-all has also offsets and sizes.
+        return [_substitute(aval, operand) for aval, operand in zip_longest(avals, operands[: len(avals)])]
     if name == "scan":
         return _scan_alone(params, operands)
     if name == "cond":
@@ -110,7 +119,7 @@ def _alone(equation: Any, operands: list[Array]) -> Sequence[Array]:
 
 
 def _substitute(aval: Any, operand: Array | None) -> Array:
-    """A stand-in for a result of a collective."""
+    """The operand if it has the shape of the result, otherwise zeros."""
     if operand is not None and operand.shape == aval.shape:
         return operand
     return jnp.zeros(aval.shape, aval.dtype)
@@ -118,26 +127,27 @@ def _substitute(aval: Any, operand: Array | None) -> Array:
 
 def _scan_alone(params: dict[str, Any], operands: list[Array]) -> list[Array]:
     body, consts = _compat.jaxpr_and_constants(params["jaxpr"])
-    fixed, count = _compat.scan_operands(params)
-    carried = fixed + count
+    const_count, carry_count = _compat.scan_operands(params)
+    carry_end = const_count + carry_count
 
     def step(carry: list[Array], slices: list[Array]) -> tuple[list[Array], list[Array]]:
-        results = evaluate_alone(body, consts, [*operands[:fixed], *carry, *slices])
-        return results[:count], results[count:]
+        results = evaluate_alone(body, consts, [*operands[:const_count], *carry, *slices])
+        return results[:carry_count], results[carry_count:]
 
     options = {name: params[name] for name in ("length", "reverse", "unroll")}
-    last, stacked = lax.scan(step, operands[fixed:carried], operands[carried:], **options)
+    last, stacked = lax.scan(step, operands[const_count:carry_end], operands[carry_end:], **options)
     return [*last, *stacked]
 
 
 def _while_alone(params: dict[str, Any], operands: list[Array]) -> list[Array]:
     condition, body = (_compat.jaxpr_and_constants(params[f"{part}_jaxpr"]) for part in ("cond", "body"))
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+    body_start = params["cond_nconsts"]
+    carry_start = body_start + params["body_nconsts"]
 
     def condition_holds(state: list[Array]) -> Array:
-        return evaluate_alone(*condition, [*operands[:first], *state])[0]
+        return evaluate_alone(*condition, [*operands[:body_start], *state])[0]
 
     def iterate(state: list[Array]) -> list[Array]:
-        return evaluate_alone(*body, [*operands[first:second], *state])
+        return evaluate_alone(*body, [*operands[body_start:carry_start], *state])
 
-    return lax.while_loop(condition_holds, iterate, operands[second:])
+    return lax.while_loop(condition_holds, iterate, operands[carry_start:])

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from commplan.lowering.jax.jaxprs import JaxprProgram, traced
+from commplan.lowering.jax.jaxprs import JaxprProgram, trace
 from commplan.lowering.jax.pytree import Structure
 
 Arrays = Sequence[Any]  # Arrays, and None for gradients that do not exist.
@@ -92,7 +92,7 @@ def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp
         structures.append(structure)
         return [jnp.asarray(leaf) for leaf in leaves]
 
-    closed = traced(flat, *flat_weights, *flat_x)
+    closed = trace(flat, *flat_weights, *flat_x)
     consts, plain = closed.consts, closed.hoisted
     first, second = len(consts), len(consts) + split
     vjps: list[Structure] = []
@@ -108,8 +108,8 @@ def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp
         vjps.append(structure)
         return [*results, *residuals]
 
-    whole = traced(linearized, *consts, *flat_weights, *flat_x)
-    outs, every = len(plain.types), len(whole.types)
+    whole = trace(linearized, *consts, *flat_weights, *flat_x)
+    outs, every = len(plain.result_avals), len(whole.result_avals)
     # A residual is stored if it depends on x.
     is_stored = [any(whole.used([i == out for i in range(every)])[second:]) for out in range(outs, every)]
     recomputed = [*[False] * outs, *(not stored for stored in is_stored)]
@@ -117,7 +117,7 @@ def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp
     return LayerVjp(
         consts,
         structures[-1],
-        plain.types,
+        plain.result_avals,
         needs,
         plain,
         whole.restricted([*[True] * outs, *is_stored], second + len(flat_x)),
