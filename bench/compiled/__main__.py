@@ -8,8 +8,9 @@ makes. XLA alone also gets the best of its options: twelve combinations of a com
 concurrent collectives. Columns: collectives; instructions; megabytes that one rank sends; memory in addition
 to arguments; milliseconds of the step, and of its waits for communication, as
 `commplan.lowering.gpu.estimate` estimates them for a target's rates; and milliseconds of waiting that no
-order of the instructions could hide (`commplan.lowering.gpu.bound`). FOLDER keeps compiled steps: they are
-not compiled again, only estimated. `--summary` prints a line for each model and target: XLA alone, the best
+order of the instructions could hide (`commplan.lowering.gpu.bound`). FOLDER stores compiled steps:
+they are lowered and estimated, but not compiled again unless the lowered text, the options or JAX changed.
+`--summary` prints a line for each model and target: XLA alone, the best
 of its options, and the plan.
 """
 
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--models", default=";".join(MODELS), help="names, between semicolons")
     parser.add_argument("--targets", default="h100:1x8,h100:4x8,h100:16x8")
     parser.add_argument("--ways", default=";".join((ALONE, PLAN)), help="what names of ways begin with")
-    parser.add_argument("--keep", type=Path, help="a folder for what was compiled")
+    parser.add_argument("--keep", type=Path, help="a folder for compiled steps")
     parser.add_argument("--summary", action="store_true", help="a line for each model and target")
     options = parser.parse_args()
     for (model, machine), group in groupby(rows(options), key=lambda row: row[:2]):
