@@ -74,7 +74,7 @@ class ShardedStages:
         passes = Pipeline.parse(self.schedule.pipeline).passes
         packed = tuple(places)
         if all(stage.hints.bucket is None for stage in stages):
-            packs = any(isinstance(pass_, BucketPass) and pass_.packs_unasked for pass_ in passes)
+            packs = any(isinstance(pass_, BucketPass) and pass_.packs_by_default for pass_ in passes)
             packed = tuple(i for i in places if packs and leaves[i].nbytes < PACKED_NBYTES)
             alone = tuple(i for i in places if i not in packed)
             if alone:

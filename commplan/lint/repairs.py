@@ -8,17 +8,20 @@ from collections.abc import Callable, Iterable, Sequence
 
 from commplan.diagnostics import Diagnostic, Fix, Span
 
-MOST_ROUNDS = 10
+MAX_ROUNDS = 10
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
 class TextOffsets:
-    """Converts between offsets and lines and columns of a text. A byte order mark has no column."""
+    """Converts between 0-based offsets and 1-based lines and columns, in characters.
+
+    A byte order mark has no column.
+    """
 
     def __init__(self, text: str) -> None:
         self.text = text
-        mark = int(text.startswith("\ufeff"))
-        self.starts = [mark, *(match.end() for match in _NEWLINE.finditer(text))]
+        first = int(text.startswith("\ufeff"))
+        self.starts = [first, *(match.end() for match in _NEWLINE.finditer(text))]
         self.ends = [*(match.start() for match in _NEWLINE.finditer(text)), len(text)]
 
     def offset(self, line: int, column: int) -> int:
@@ -27,11 +30,11 @@ class TextOffsets:
             return len(self.text)
         return min(self.starts[line - 1] + column - 1, self.ends[line - 1])
 
-    def range(self, span: Span) -> tuple[int, int]:
+    def offsets_of(self, span: Span) -> tuple[int, int]:
         """The start and end offsets of a span."""
         return self.offset(span.line, span.column), self.offset(span.end_line, span.end_column)
 
-    def place(self, offset: int) -> tuple[int, int]:
+    def location(self, offset: int) -> tuple[int, int]:
         """The line and column of an offset."""
         line = bisect_right(self.starts, offset)
         return max(line, 1), offset - self.starts[max(line, 1) - 1] + 1
@@ -40,33 +43,33 @@ class TextOffsets:
 def edits(text: str, fixes: Iterable[Fix]) -> list[tuple[int, int, str]]:
     """Convert fixes to edits (start, end, text), sorted; of overlapping fixes the first is used.
 
-    A deletion includes the preceding whitespace, and its line if that becomes empty.
+    A deletion at the end of a line includes the preceding whitespace, or the whole line if it becomes empty
+    and is not the last.
     """
-    places = TextOffsets(text)
+    offsets = TextOffsets(text)
     chosen = list[tuple[int, int, str]]()
     for fix in sorted(fixes, key=lambda fix: fix.span):
-        start, end = places.range(fix.span)
+        start, end = offsets.offsets_of(fix.span)
         if not fix.text:
-            start, end = _widened(places, start, end)
+            start, end = _widened(offsets, start, end)
         if not chosen or start >= chosen[-1][1]:
             chosen.append((start, end, fix.text))
     return chosen
 
 
-def _widened(places: TextOffsets, start: int, end: int) -> tuple[int, int]:
-    """Extend a deletion at the end of a line over preceding whitespace, or over the line if it becomes
-    empty."""
-    line = places.place(start)[0]
-    if end != places.ends[line - 1]:
+def _widened(offsets: TextOffsets, start: int, end: int) -> tuple[int, int]:
+    """Extend a deletion; see `edits`."""
+    line = offsets.location(start)[0]
+    if end != offsets.ends[line - 1]:
         return start, end
-    before = places.text[places.starts[line - 1] : start]
+    before = offsets.text[offsets.starts[line - 1] : start]
     start -= len(before) - len(before.rstrip())
-    if before.strip() or line >= len(places.starts):
+    if before.strip() or line >= len(offsets.starts):
         return start, end
-    return places.starts[line - 1], places.starts[line]
+    return offsets.starts[line - 1], offsets.starts[line]
 
 
-def applied(text: str, fixes: Iterable[Fix]) -> tuple[str, int]:
+def apply_fixes(text: str, fixes: Iterable[Fix]) -> tuple[str, int]:
     """Apply fixes to `text`; returns the new text and the number of fixes."""
     chosen = edits(text, fixes)
     for start, end, new in reversed(chosen):
@@ -74,8 +77,8 @@ def applied(text: str, fixes: Iterable[Fix]) -> tuple[str, int]:
     return text, len(chosen)
 
 
-def repaired(text: str, find: Callable[[str], Sequence[Diagnostic]]) -> tuple[str, int]:
-    """Apply the fixes of all diagnostics repeatedly, until no fix is left or a text recurs.
+def repair(text: str, find: Callable[[str], Sequence[Diagnostic]]) -> tuple[str, int]:
+    """Apply fixes repeatedly until none is left, a text recurs, or `MAX_ROUNDS` is reached.
 
     Args:
         text: the text.
@@ -85,8 +88,8 @@ def repaired(text: str, find: Callable[[str], Sequence[Diagnostic]]) -> tuple[st
         The new text and the number of fixes.
     """
     previous_texts, total = {text}, 0
-    for _ in range(MOST_ROUNDS):
-        better, count = applied(text, [diagnostic.fix for diagnostic in find(text) if diagnostic.fix])
+    for _ in range(MAX_ROUNDS):
+        better, count = apply_fixes(text, [diagnostic.fix for diagnostic in find(text) if diagnostic.fix])
         if better in previous_texts:
             break
         previous_texts.add(better)

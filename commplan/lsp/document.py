@@ -47,7 +47,7 @@ class PlanDocument:
         return tuple(tokenize(self.text.removeprefix("\ufeff")))
 
     @cached_property
-    def places(self) -> TextOffsets:
+    def offsets(self) -> TextOffsets:
         return TextOffsets(self.text)
 
     def token_at(self, line: int, column: int) -> Token | None:

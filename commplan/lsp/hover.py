@@ -61,6 +61,6 @@ def _name(document: PlanDocument, use: Use) -> str:
 
 def _source(document: PlanDocument, span: Span) -> str:
     """The text of a span on one line."""
-    start, end = document.places.range(span)
+    start, end = document.offsets.offsets_of(span)
     lines = (line.partition("#")[0].strip() for line in document.text[start:end].splitlines())
     return " ".join(lines)

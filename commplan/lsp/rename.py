@@ -6,7 +6,7 @@ import re
 
 from commplan.diagnostics import Fix, Span, fail
 from commplan.dsl.lexer import KEYWORDS
-from commplan.lint.repairs import applied
+from commplan.lint.repairs import apply_fixes
 from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Symbol
 
@@ -29,7 +29,7 @@ def renamed(document: PlanDocument, line: int, column: int, name: str) -> list[S
         kind = "a word of the language" if name in KEYWORDS else "no name"
         fail("CP1117", f"`{name}` is {kind}", "a name has letters, digits and `_`, and begins with no digit")
     places = sorted(use.symbol.places)
-    text, _ = applied(document.text, [Fix("", place, name) for place in places])
+    text, _ = apply_fixes(document.text, [Fix("", place, name) for place in places])
     other = PlanDocument(text)
     if _meanings(other) != _meanings(document) or len(other.diagnostics) > len(document.diagnostics):
         note = "another name would be hidden, or this one: choose one that the plan does not have"

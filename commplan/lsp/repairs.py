@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from commplan.diagnostics import Diagnostic, Severity, Span
 from commplan.lint.ignores import ABOUT_COMMENTS
-from commplan.lint.repairs import edits, repaired
+from commplan.lint.repairs import edits, repair
 from commplan.lsp.document import PlanDocument
 
 
@@ -46,7 +46,7 @@ def all_repairs(document: PlanDocument) -> Repair | None:
     def found(text: str) -> tuple[Diagnostic, ...]:
         return PlanDocument(text, document.file).diagnostics
 
-    text, count = repaired(document.text, found)
+    text, count = repair(document.text, found)
     if not count:
         return None
     return Repair("put right all that is certain", ((0, len(document.text), text),), None, certain=True)
@@ -54,19 +54,19 @@ def all_repairs(document: PlanDocument) -> Repair | None:
 
 def _ignored(document: PlanDocument, warning: Diagnostic, span: Span) -> Repair:
     """Add an ignore comment to the line, or a code to an existing one."""
-    places = document.places
+    offsets = document.offsets
     comments = [token for token in document.tokens if token.type == "COMMENT" and token.line == span.line]
     written = next((token for token in comments if "commplan: ignore CP" in token.text), None)
     if written:
-        offset = places.offset(written.line, written.column + written.text.index("CP"))
+        offset = offsets.offset(written.line, written.column + written.text.index("CP"))
         change = (offset, offset, f"{warning.code}, ")
     else:
-        end = places.ends[span.line - 1]
+        end = offsets.ends[span.line - 1]
         last = max(token.end_column for token in document.tokens if token.line == span.line)
-        start = places.offset(span.line, last)
+        start = offsets.offset(span.line, last)
         change = (start, end, f"  # commplan: ignore {warning.code}")
         if comments:  # append the text of an existing comment
-            start = places.offset(span.line, comments[0].column)
+            start = offsets.offset(span.line, comments[0].column)
             text = comments[0].text.removeprefix("#").strip()
             change = (start, end, f"# commplan: ignore {warning.code}: {text}")
     return Repair(f"ignore {warning.code} here", (change,), warning, certain=False)

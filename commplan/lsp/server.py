@@ -91,7 +91,7 @@ def _edits(
     """Convert edits by offset to protocol edits."""
     result: list[types.TextEdit] = []
     for start, end, new in changes:
-        span = Span(*document.places.place(start), *document.places.place(end))
+        span = Span(*document.offsets.location(start), *document.offsets.location(end))
         result.append(types.TextEdit(_range(text, span), new))
     return result
 

@@ -18,7 +18,7 @@ from commplan.lowering.audit.expect import Expected, MeshLike, expected
 from commplan.lowering.hlo.step import CompiledCollective, CompiledStep
 
 
-def of_layers(
+def layer_collectives(
     traced: CompiledStep,
     layers: Iterable[Schedule],
     called: Sequence[Expected],
@@ -32,21 +32,26 @@ def of_layers(
         layers: The schedules of layers.
         called: The collectives of phases that the step may also call. A line that is requested exactly as
             often as by one call belongs to the phase.
-        mesh: The mesh.
-        platform: `cpu` or `gpu`.
+        mesh: The sizes of the mesh axes, in device order.
+        platform: The platform that the step is compiled for.
+
+    Returns:
+        One item per request, in the order of `traced`.
     """
     layer_items = [item for layer in layers for item in expected(layer, layer.phases[0].name, mesh, platform)]
     scopes = {item.scope for item in layer_items}
     candidates = [*layer_items, *(item for item in called if item.scope in scopes)]
     requested = [collective for collective in traced.collectives if scopes.intersection(collective.scopes)]
-    items = [item for collective in requested for item in _requested_by(collective, candidates)]
-    counts, once = _counts(items), _counts(called)
-    layered = {scope for scope, signatures in counts.items() if signatures != once.get(scope)}
+    matches = (_candidate_for(collective, candidates) for collective in requested)
+    # Copies, because differences tell items apart by identity.
+    items = [replace(item) for item in matches if item is not None]
+    counts, counts_of_one_call = _counts(items), _counts(called)
+    layered = {scope for scope, signatures in counts.items() if signatures != counts_of_one_call.get(scope)}
     return tuple(item for item in items if item.scope in layered)
 
 
-def _requested_by(traced: CompiledCollective, candidates: Sequence[Expected]) -> list[Expected]:
-    """The candidate that corresponds to `traced`; on CPUs the dtype may differ."""
+def _candidate_for(traced: CompiledCollective, candidates: Sequence[Expected]) -> Expected | None:
+    """The first candidate that corresponds to `traced`, with the same dtype if there is one."""
     fitting = [
         item
         for item in candidates
@@ -54,8 +59,8 @@ def _requested_by(traced: CompiledCollective, candidates: Sequence[Expected]) ->
         and (item.kind, item.op, item.count) == (traced.kind, traced.op, traced.count)
         and same_ranks(item, traced)
     ]
-    fitting.sort(key=lambda item: (item.dtype,) != traced.dtypes)
-    return [replace(item) for item in fitting[:1]]  # a copy: differences tell items apart by identity
+    # On CPUs the dtype may differ.
+    return min(fitting, key=lambda item: (item.dtype,) != traced.dtypes, default=None)
 
 
 def _counts(items: Iterable[Expected]) -> dict[tuple[str, int], Counter[tuple[object, ...]]]:
@@ -65,7 +70,7 @@ def _counts(items: Iterable[Expected]) -> dict[tuple[str, int], Counter[tuple[ob
     return counts
 
 
-def matched(items: Sequence[Expected], actual: Sequence[CompiledCollective]) -> StepComparison:
+def compare_unordered(items: Sequence[Expected], actual: Sequence[CompiledCollective]) -> StepComparison:
     """Compare `items` with the collectives of their lines, regardless of order."""
 
     def by_line(kind: object, count: int, dtypes: object, line: int) -> tuple[object, ...]:

@@ -16,7 +16,7 @@ from commplan.ir.types import timed
 from commplan.lowering.audit.causes import Causes, compiled_otherwise
 from commplan.lowering.audit.compare import StepComparison, StepDifference, match
 from commplan.lowering.audit.expect import Expected, expected
-from commplan.lowering.audit.layers import matched, of_layers
+from commplan.lowering.audit.layers import compare_unordered, layer_collectives
 from commplan.lowering.audit.tapped import of_taps
 from commplan.lowering.gpu.estimate import Estimate, Machine, estimate
 from commplan.lowering.gpu.profile import EXCHANGE_WEIGHT, CollectiveShift, shifts
@@ -202,7 +202,7 @@ def audit(
     planned_items = {name: expected(schedule, name, sizes, text.platform) for name in names}
     called_items = [item for items in planned_items.values() for item in items]
     own_layers = (layer for layer in text.layers if layer.plan == schedule.plan)
-    layered = of_layers(traced_step, own_layers, called_items, sizes, text.platform)
+    layered = layer_collectives(traced_step, own_layers, called_items, sizes, text.platform)
     tapped = of_taps(traced_step, schedule, planned_items, sizes, text.platform)
     lines = {item.scope for item in layered}
     unordered = (*layered, *(item for item in tapped if item.scope not in lines))
@@ -289,7 +289,7 @@ def _matched(
         else [*items_by_phase.values()]
     )
     places = {id(collective): place for place, collective in enumerate(step.collectives)}
-    reports = [matched(layered, in_layers)]
+    reports = [compare_unordered(layered, in_layers)]
     for items in map(tuple, parts):
         scopes = {item.phase for item in items}
         phase_collectives = [

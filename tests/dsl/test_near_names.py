@@ -6,7 +6,7 @@ import pytest
 
 from commplan import dsl
 from commplan.diagnostics import did_you_mean, near_name, near_note
-from commplan.lint.repairs import repaired
+from commplan.lint.repairs import repair
 
 PLAN = """plan p
 axis data = 4
@@ -78,7 +78,7 @@ def test_two_names_that_are_as_near_are_both_shown() -> None:
 def test_check_fix_puts_a_misspelt_name_right(right: str, wrong: str) -> None:
     text = PLAN.replace(right, wrong, 1)
     assert text != PLAN
-    better, count = repaired(text, lambda each: dsl.analyse(each, "p.plan").diagnostics)
+    better, count = repair(text, lambda each: dsl.analyse(each, "p.plan").diagnostics)
     assert (better, count) == (PLAN, 1)
 
 
@@ -87,7 +87,7 @@ def test_the_plan_is_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "repair"),
+    ("line", "expected"),
     [
         ("out = reduce x over data by mean { wire = bfloat16 }", "bf16"),
         ("out = reduce x over data by mean { accumulate = float32 }", "f32"),
@@ -96,10 +96,10 @@ def test_the_plan_is_right() -> None:
         ("out = reduce x over data by mean\n  output outt, out", None),
     ],
 )
-def test_repairs_of_options_and_outputs(line: str, repair: str | None) -> None:
+def test_repairs_of_options_and_outputs(line: str, expected: str | None) -> None:
     """A name that is an output already is no repair of another."""
     _, diagnostics = dsl.load(
         f"plan p\naxis data = 8\ninput x : tree partial data\neach step {{\n  {line}\n}}\n", "p"
     )
     fixes = [diagnostic.fix for diagnostic in diagnostics if diagnostic.code in ("CP0612", "CP0102")]
-    assert [fix and fix.text for fix in fixes] == [repair]
+    assert [fix and fix.text for fix in fixes] == [expected]

@@ -12,7 +12,7 @@ from commplan import dsl
 from commplan.diagnostics import Diagnostic, Fix, Span
 from commplan.dsl.lexer import tokenize
 from commplan.lint import lint
-from commplan.lint.repairs import TextOffsets, applied, repaired
+from commplan.lint.repairs import TextOffsets, apply_fixes, repair
 
 WRONG = sorted((Path(__file__).parents[1] / "plans" / "wrong").glob("*.plan"))
 
@@ -32,7 +32,7 @@ def test_layout_and_comments_stay():
         "  x , n=load s   batch 8 visit exactly_onc seed 1   # why\r\n"
         "  output  x\r\n}\r\n"
     )
-    better, count = repaired(text, diagnostics)
+    better, count = repair(text, diagnostics)
     assert count == 2  # the word, and then the unused count
     assert better == text.replace("exactly_onc", "exactly_once").replace("x , n=load", "x=load")
     assert not diagnostics(better)
@@ -43,7 +43,7 @@ def test_comments_that_ignore_nothing_go_with_their_line():
     text += (
         "    y = reduce x over a by sum  # commplan: ignore CP1205, CP1201, CP1209 as said\n    output y\n}\n"
     )
-    better, count = repaired(text, diagnostics)
+    better, count = repair(text, diagnostics)
     assert count == 4
     lines = text.splitlines(keepends=True)
     assert better.splitlines(keepends=True) == [*lines[:4], "    y = reduce x over a by sum\n", *lines[6:]]
@@ -52,14 +52,14 @@ def test_comments_that_ignore_nothing_go_with_their_line():
 @pytest.mark.parametrize("path", WRONG, ids=lambda path: path.stem)
 def test_repairs_of_wrong_plans_leave_no_more_errors_and_all_comments(path: Path):
     text = path.read_text("utf-8")
-    better, count = repaired(text, diagnostics)
+    better, count = repair(text, diagnostics)
     assert (count > 0) == any(each.fix for each in diagnostics(text))
     assert comments(better) == comments(text)
     errors = {each.code for each in diagnostics(text)}
     assert len(diagnostics(better)) <= len(diagnostics(text)) or not errors & {
         each.code for each in diagnostics(better)
     }
-    assert repaired(better, diagnostics) == (better, 0)
+    assert repair(better, diagnostics) == (better, 0)
 
 
 def test_what_comes_back_ends_the_repairs():
@@ -68,18 +68,18 @@ def test_what_comes_back_ends_the_repairs():
     def find(text: str) -> list[Diagnostic]:
         return [Diagnostic("CP1201", "", fix=Fix("", Span(1, 1, 1, 2), turns[text]))]
 
-    assert repaired("a", find) == ("b", 1)
+    assert repair("a", find) == ("b", 1)
 
 
 def test_of_fixes_that_overlap_the_first_is_taken():
     fixes = [Fix("", Span(1, 2, 1, 4), "X"), Fix("", Span(1, 3, 1, 5), "Y"), Fix("", Span(1, 5, 1, 6), "Z")]
-    assert applied("abcdef", fixes) == ("aXdZf", 2)
+    assert apply_fixes("abcdef", fixes) == ("aXdZf", 2)
 
 
 @given(st.text("a\n\ré\ufeff", max_size=30), st.integers(0, 40))
 def test_places_and_offsets_are_inverse(text: str, offset: int):
-    places = TextOffsets(text)
-    offset = min(max(offset, places.starts[0]), len(text))
-    line, column = places.place(offset)
-    inside = any(start <= offset <= end for start, end in zip(places.starts, places.ends, strict=True))
-    assert places.offset(line, column) == offset or not inside
+    offsets = TextOffsets(text)
+    offset = min(max(offset, offsets.starts[0]), len(text))
+    line, column = offsets.location(offset)
+    inside = any(start <= offset <= end for start, end in zip(offsets.starts, offsets.ends, strict=True))
+    assert offsets.offset(line, column) == offset or not inside

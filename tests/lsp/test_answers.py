@@ -19,7 +19,7 @@ from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.lexer import KEYWORDS, SOFT, VERBS, tokenize
 from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS
-from commplan.lint.repairs import applied
+from commplan.lint.repairs import apply_fixes
 from commplan.lsp import documentation
 from commplan.lsp.completion import complete
 from commplan.lsp.document import PlanDocument
@@ -157,7 +157,7 @@ def test_every_word_of_a_plan_is_among_what_completion_offers(plan: Path):
         header = lines[token.line - 1].startswith(("plan ", "at ", "each ", "every ", "phase "))
         if not token.is_word or token.span in new or header:  # headers are offered whole
             continue
-        for document in (whole, PlanDocument(whole.text[: whole.places.offset(token.line, token.column)])):
+        for document in (whole, PlanDocument(whole.text[: whole.offsets.offset(token.line, token.column)])):
             labels = {item.label for item in complete(document, token.line, token.column)}
             assert token.text in labels, (token, labels)
 
@@ -218,7 +218,7 @@ def test_a_state_is_one_name_wherever_it_is_bound():
     line = PLAN[: PLAN.index("state w")].count("\n") + 1
     places = renamed(document, line, 7, "weights")
     assert len(places) == 5
-    text, _ = applied(PLAN, [Fix("", each, "weights") for each in places])
+    text, _ = apply_fixes(PLAN, [Fix("", each, "weights") for each in places])
     assert len(PlanDocument(text).diagnostics) == len(document.diagnostics)
     assert "exchange grads into weights with update" in text
 
@@ -237,12 +237,12 @@ def test_renaming_changes_no_diagnostic_and_comes_back(plan: Path):
     for symbol in [*document.symbols.declared.values(), *document.symbols.bound]:
         spot = symbol.definition
         places = renamed(document, spot.line, spot.column, "unheard_of")
-        new, count = applied(text, [Fix("", place, "unheard_of") for place in places])
+        new, count = apply_fixes(text, [Fix("", place, "unheard_of") for place in places])
         assert count == len(symbol.places) == len(places)
         other = PlanDocument(new)
         assert not other.diagnostics
         back = renamed(other, spot.line, spot.column, symbol.name)
-        assert applied(new, [Fix("", place, symbol.name) for place in back])[0] == text
+        assert apply_fixes(new, [Fix("", place, symbol.name) for place in back])[0] == text
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.stem)

@@ -68,7 +68,7 @@ def test_a_large_leaf_travels_alone_and_whole() -> None:
     schedule = compiled(reduce_plan("sum"), "bucket{max=16}", grads=shapes)
     assert packed(schedule) == [[("d", 0, 1), ("c", 0, 1)], [("big", 0, 16)], [("a", 0, 1)]]
     why = schedule.choices[0].why
-    assert "1 leaf larger than that has a separate bucket, whole" in why
+    assert "1 leaf larger than 16 B has a separate bucket, whole" in why
     assert "pieces of leaves" not in why
 
 
@@ -81,7 +81,7 @@ def test_a_giant_leaf_is_cut_into_equal_runs() -> None:
         [("big", 0, 6)], [("big", 6, 6)], [("big", 12, 5)],
     ]  # fmt: skip
     why = schedule.choices[0].why
-    assert "1 leaf larger than that has a separate bucket" in why
+    assert "1 leaf larger than 16 B has a separate bucket" in why
     assert "6 buckets are equal pieces of leaves larger than 64 B" in why
 
 

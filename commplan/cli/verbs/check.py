@@ -90,18 +90,18 @@ def unknown_sources(plan: Plan, records: Mapping[str, int]) -> list[Diagnostic]:
 def _change(path: str, text: str, inputs: LintInputs, console: Console) -> str:
     """A diff of the repairs."""
     from commplan.cli.text_diff import unified
-    from commplan.lint.repairs import repaired
+    from commplan.lint.repairs import repair
 
     name = name_of(path)
-    better, _ = repaired(text, lambda candidate: _diagnostics(candidate, name, inputs))
+    better, _ = repair(text, lambda candidate: _diagnostics(candidate, name, inputs))
     return unified(text, better, name, "repaired", console.color(sys.stdout))
 
 
 def _repair(path: str, text: str, inputs: LintInputs, console: Console) -> tuple[str, int]:
     """Apply safe repairs, and write the text back unless it came from stdin."""
-    from commplan.lint.repairs import repaired
+    from commplan.lint.repairs import repair
 
-    better, count = repaired(text, lambda candidate: _diagnostics(candidate, name_of(path), inputs))
+    better, count = repair(text, lambda candidate: _diagnostics(candidate, name_of(path), inputs))
     if count and path != STDIN:
         if io.read(path) != text.encode():
             fail(

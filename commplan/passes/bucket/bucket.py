@@ -24,7 +24,9 @@ from commplan.passes.rewrite import Editor
 
 
 class BucketPass(Pass, frozen=True):
-    """Packs leaves into contiguous buckets in the order in which the backward pass makes them.
+    """Packs leaves into contiguous buckets.
+
+    Their order is the order in which the backward pass makes them, or the forward pass needs them.
 
     A leaf larger than the limit gets a separate bucket and is not split: its pieces would all be ready at the
     same time and could not overlap with each other. Leaves of more than 4 limits are split into equal pieces
@@ -49,7 +51,7 @@ class BucketPass(Pass, frozen=True):
     in_process: bool = False
 
     @property
-    def packs_unasked(self) -> bool:
+    def packs_by_default(self) -> bool:
         """Whether the pass packs leaves of stages without options for buffers."""
         return not (self.pinned or self.in_process)
 
@@ -67,17 +69,17 @@ class BucketPass(Pass, frozen=True):
             groups = [group for group in groups if _asks_for_buffers(group[0])]
         if not groups:
             return phase
-        last = {group[-1].result: group for group in groups}
-        inside = {op.result for group in groups for op in group}
+        group_by_last_result = {group[-1].result: group for group in groups}
+        packed_results = {op.result for group in groups for op in group}
         for op in phase.ops:
-            if not isinstance(op, Collective) or op.result not in inside:
+            if not isinstance(op, Collective) or op.result not in packed_results:
                 editor.ops.append(op)
-            elif op.result in last:
-                group = last[op.result]
+            elif op.result in group_by_last_result:
+                group = group_by_last_result[op.result]
                 items = items_of(editor, group, order)
-                update = group[0].hints.overlap == "update" and group[0].hints.bucket is None
+                is_update = group[0].hints.overlap == "update" and group[0].hints.bucket is None
                 # Split in halves only if the leaf sizes allow it.
-                if update and self.max is None and not size_model.in_halves(items):
+                if is_update and self.max is None and not size_model.in_halves(items):
                     group = [replace(op, hints=replace(op.hints, overlap=None)) for op in group]
                 size = self._size(schedule.backend, group, items, context.chosen(phase, group[0]))
                 buckets = pack_collectives(editor, group, items, size.limit)
@@ -87,8 +89,7 @@ class BucketPass(Pass, frozen=True):
     def _size(
         self, backend: Backend, group: Sequence[Collective], items: Sequence[LeafSlice], chosen: StageChoice
     ) -> Size:
-        """Use the stage's limit, the option of the pass, the searched choice or the default, in this
-        order."""
+        """Return the limit of the stage, of the pass, of the search, or the default, in this order."""
         if group[0].hints.bucket is not None:
             return Size(group[0].hints.bucket, f"the stage's limit is {sized(group[0].hints.bucket)}")
         if self.max is not None:
@@ -101,8 +102,9 @@ class BucketPass(Pass, frozen=True):
 def _groups(editor: Editor, phase: Phase, context: PassContext, *, coalesce: bool) -> list[list[Collective]]:
     """Group adjacent collectives that may share buffers.
 
-    They agree in kind, axes, op, root, algorithm, hints and placement, have no other collective between them,
-    do not depend on each other, and are of one stage or of stages that the search did not set apart.
+    They agree in kind, axes, op, root, algorithm, hints, divisor and placement, and for blocked kinds in
+    whether the operand is an array or a tree. They have no other collective between them, do not depend on
+    each other, and are of one stage or of stages that the search did not set apart.
     """
     groups: list[list[Collective]] = []
     tainted: set[Ref] = set()  # values that depend on the results of the current group
@@ -164,9 +166,9 @@ def _choice(group: Sequence[Collective], buckets: Sequence[LeafBucket], size: Si
     large = sum(bucket.nbytes > limit and not bucket.is_piece for bucket in sent)
     if large:
         single = large == 1
-        why += f"; {large} {'leaf' if single else 'leaves'} larger than that "
+        why += f"; {large} {'leaf' if single else 'leaves'} larger than {sized(limit)} "
         why += f"{'has a separate bucket' if single else 'have separate buckets'}, whole: "
-        why += "pieces are ready together and have nothing to travel under"
+        why += f"{'its' if single else 'their'} pieces would be ready together, so none could overlap"
     if pieces:
         why += f"; {pieces} buckets are equal pieces of leaves larger than {sized(WHOLE * limit)}"
     return Choice("bucket", text, why, group[0].span)
