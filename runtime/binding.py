@@ -91,7 +91,7 @@ def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Ma
     wrong += [
         Diagnostic(
             "CP0803",
-            f"function `{name}` is a {type(function).__name__}, which cannot be called",
+            f"function `{name}` is of type `{type(function).__name__}`, which cannot be called",
             file=schedule.file,
         )
         for name, function in functions.items()

@@ -229,7 +229,7 @@ def function_at(flag: str, location: str) -> Callable[..., Any]:
     if missing:
         fail("CP1109", *missing)
     if not callable(target):
-        fail("CP1109", f"{flag} is a {type(target).__name__}, which cannot be called")
+        fail("CP1109", f"{flag} is of type `{type(target).__name__}`, which cannot be called")
     return target
 
 

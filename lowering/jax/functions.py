@@ -152,7 +152,9 @@ class DeviceFunctions:
         answers = cast("Sequence[Any]", returned) if is_sequence else ()
         if len(answers) != count:
             shown = (
-                f"{len(answers)} values" if is_sequence else f"a {type(cast('object', returned)).__name__}"
+                f"{len(answers)} values"
+                if is_sequence
+                else f"a value of type `{type(cast('object', returned)).__name__}`"
             )
             self._refuse(op, f"should return a tuple of {count} values, but returned {shown}")
         return {

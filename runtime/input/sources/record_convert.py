@@ -94,7 +94,9 @@ def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Any:
         info = np.iinfo(dtype)
         fits = type(value) is int and info.min <= value <= info.max
     if not fits:
-        raise UnlikeError(f"{value!r}, a {type(value).__name__}", *_number_hints(np.asarray(value), element))
+        raise UnlikeError(
+            f"{value!r} of type {type(value).__name__}", *_number_hints(np.asarray(value), element)
+        )
     return dtype.type(value)
 
 

@@ -62,7 +62,7 @@ def _function_problem(fn: FnType, function: object) -> str | None:
     if function is None:
         return f"host function `{fn.name}` is not bound"
     if not callable(function):
-        return f"`{fn.name}` is a {type(function).__name__}, which cannot be called"
+        return f"`{fn.name}` is of type `{type(function).__name__}`, which cannot be called"
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
