@@ -36,7 +36,7 @@ from commplan.sidecar.states import (
 _GRACE_S = 2.0  # after the death of a process
 _ENDED_S = 1.0  # after the end of a program, and for a comparison
 _ANSWER_S = 1.5  # for other sidecars to answer
-_AGAIN_S, _LONGEST_S = 1.0, 5.0  # between two evaluations; while ranks are busy
+_AGAIN_S, _LONGEST_S = 1.0, 5.0  # between two evaluations, at least and at most
 _CONFIRM_S = 0.5  # between the two evaluations that must agree
 _STACK_S = 1.5  # for a process to answer with its stack
 _SETTLE_S = 0.2  # in which all ranks receive a verdict, before it applies
@@ -218,10 +218,11 @@ class Job:
         }
 
     def _evaluate(self, alarmed: Sequence[OpenRecord], bound: float, now: float) -> None:
+        began = time.thread_time()
         records = self._all_records()
         states = states_here(records, self._who, now) | self._answers | self._silent()
-        # Records of many ranks take long to read.
-        self._again = max(now + _AGAIN_S, now + 10 * (time.monotonic() - now))
+        # Records of many ranks take long to read. Waits for a core do not count.
+        self._again = now + min(_LONGEST_S, max(_AGAIN_S, 10 * (time.thread_time() - began)))
         failed = [each for each in alarmed if each in records and each.live.asks > each.live.answered]
         failed = [each for each in failed if not states[each.rank].waits or each.live.is_aborted]
         waiting = [each for each in alarmed if each in records and states[each.rank].waits]

@@ -105,7 +105,7 @@ def test_batches_that_cannot_be_kept_keep_the_member(feed_name: str, monkeypatch
         patch.setattr(Slots, "detach", without_memory)
         with pytest.raises(CommplanError) as error:
             feed.close()
-        assert code(error) == "CP0923" and "still shown" in str(error.value)
+        assert code(error) == "CP0923" and "batch in use" in str(error.value)
     assert len([next(feed) for _ in range(6)]) == 6
     np.testing.assert_array_equal(batch["pixels"], pixels)
     feed.close()

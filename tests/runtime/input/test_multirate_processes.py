@@ -25,16 +25,16 @@ OURS = f"clocks{os.getpid()}"  # runs of other tests exist at the same time
 
 @contextmanager
 def started(
-    run: str, members: Sequence[Sequence[int]], **orders: Any
+    run: str, members_of: Sequence[Sequence[int]], /, **orders: Any
 ) -> Generator[list[subprocess.Popen[str]]]:
     """A process for each list of members."""
-    common = {"run": f"{OURS}-{run}", "held": members, "rest": f"{ONCE} tail short", **orders}
+    common = {"run": f"{OURS}-{run}", "held": members_of, "rest": f"{ONCE} tail short", **orders}
     processes = [
         subprocess.Popen(
             [*interpreter.words(jax=False), SCRIPT, json.dumps({**common, "index": i})],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for i in range(len(members))
+        for i in range(len(members_of))
     ]  # fmt: skip
     try:
         yield processes
