@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
@@ -310,10 +309,20 @@ class _Step:
         return (answer, *values)
 
     def _called(self, state: Any, arguments: Mapping[str, Any]) -> Any:
-        """Call the function by its signature: its parameters may be positional-only or keyword-only."""
-        signature = inspect.signature(self.function)
-        bound = inspect.BoundArguments(signature, OrderedDict({self.first: state, **arguments}))
-        return self.function(*bound.args, **bound.kwargs)
+        """Call the function with the state and positional-only parameters by position, the rest by name."""
+        kinds = {name: each.kind for name, each in inspect.signature(self.function).parameters.items()}
+        values = {self.first: state, **arguments}
+        by_position = [
+            name
+            for name, kind in kinds.items()
+            if name in values
+            and (
+                kind is inspect.Parameter.POSITIONAL_ONLY
+                or (name == self.first and kind is not inspect.Parameter.KEYWORD_ONLY)
+            )
+        ]
+        by_name = {name: value for name, value in values.items() if name not in by_position}
+        return self.function(*(values[name] for name in by_position), **by_name)
 
     def _check_same(self, subject: str, tree: Any, placement: Placement, origin: str = "") -> None:
         """Raise CP0813 for leaves that vary over an axis along which the placement is the same.

@@ -38,7 +38,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import commplan
-from bench.compiled.models import Transformer, attention, feed_forward, next_token_loss, norm
+from bench.compiled.models import HEAD, Transformer, attention, feed_forward, next_token_loss, norm
 from commplan.lowering.audit import Machine, audit_text, target
 from commplan.lowering.gpu.estimate import estimate
 from commplan.lowering.jax.aot import devices
@@ -223,6 +223,8 @@ def main() -> None:
     for name, default in defaults.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     options = parser.parse_args()
+    if options.width % HEAD:
+        parser.error(f"--width {options.width} is not a multiple of {HEAD}, the width of an attention head")
     if options.on == "cpu":
         jax.config.update("jax_num_cpu_devices", RANKS)
         own = np.array(jax.devices())

@@ -140,7 +140,7 @@ def right(fault: Fault, text: str) -> bool:
         return False
     if fault.kind == "sleep" and "`decode`" not in errors.get(fault.culprit, ""):
         return False
-    state = {"stop": "is stopped", "kill": "died", "exit": "left", "skip": "left", "sleep": "lives"}[
+    state = {"stop": "is stopped", "kill": "died", "exit": "left", "skip": "left", "sleep": "is alive"}[
         fault.kind
     ]
     return all(

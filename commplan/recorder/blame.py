@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import groupby
 from typing import NamedTuple, get_args
@@ -269,8 +270,8 @@ def states_of(
 
 
 def sequence_of(ranks: Sequence[int]) -> str:
-    """The name of the sequence of whole steps that these ranks run together."""
-    return f"steps of {','.join(map(str, ranks))}"
+    """The name of the sequence of whole steps that these ranks run together. States repeat it."""
+    return f"steps {zlib.crc32(repr(tuple(ranks)).encode()):08x}"
 
 
 def _condition(state: str) -> Condition:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _LONGEST = 65536  # bytes of a message
 _READ_MS = 1000  # to wait until standard error is read
 _QUIET_S = 0.1  # without another end, before the ends so far are evaluated
+_LATEST_S = 1.0  # after an end, even if messages keep arriving
 _TICK_S = 0.25  # between two looks at processes that are watched
 
 
@@ -73,7 +74,8 @@ class Attended:
                     os.close(descriptor)
             if not data:
                 return False
-            self._take(json.loads(data))
+            with contextlib.suppress(ValueError):  # a message that was too long
+                self._take(json.loads(data))
 
     def _take(self, message: dict[str, Any]) -> None:
         if "stack" in message:
@@ -179,7 +181,7 @@ class Sidecar:
             if self.observer is not None and time.monotonic() >= looked + _TICK_S:
                 looked = time.monotonic()
                 self.observer.look()
-            if not events:
+            if not events or any(time.monotonic() > process.seconds + _LATEST_S for process in self.news):
                 for process in self.news:
                     self.weigh(process)
                 self.news.clear()

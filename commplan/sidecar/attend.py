@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 import warnings
+import zlib
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,12 +23,13 @@ from commplan import io
 from commplan.ending import at_last
 from commplan.sidecar.mail import Address, open_socket, own_addresses
 
-SOCKET = "sidecar-4"  # the number is the version of the messages
+# The number is the version of the messages. Installations do not share a sidecar.
+SOCKET = f"sidecar-5-{zlib.crc32(str(Path(__file__).resolve().parent).encode()):08x}"
 PORT = f"{SOCKET}.port"  # a file with the port for datagrams and the key
 LOCK_S = 5.0  # limit in seconds to start or end a sidecar, which takes milliseconds
 _POLL_S = 0.005
 _ANSWER_S = 3.0  # for the sidecar to answer a process that aborts
-_HOSTS = 200  # in a message
+_HOSTS = 20  # in a message, which has at most 64 kB
 _STACK = 2048  # characters of a stack
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _lock = threading.RLock()  # of the two lists below

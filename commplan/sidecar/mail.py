@@ -7,6 +7,7 @@ import fcntl
 import hmac
 import socket
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
@@ -15,6 +16,7 @@ import msgspec
 from commplan.recorder.verdict import RankState
 
 _LONGEST = 60_000  # bytes of a datagram
+_LARGEST = 1 << 22  # bytes of a message
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
@@ -87,7 +89,7 @@ def own_addresses() -> tuple[str, ...]:
 
 def send(line: socket.socket, message: SidecarMessage, to: Sequence[Address]) -> None:
     """Send a message to sidecars. It may be lost."""
-    data = msgspec.json.encode(message)
+    data = zlib.compress(msgspec.json.encode(message), 1)  # a datagram has at most 64 kB
     prefix = "::ffff:" if line.family == socket.AF_INET6 else ""
     for address in to:
         for place in address.addresses:
@@ -101,5 +103,6 @@ def received(line: socket.socket, key: str) -> Iterator[SidecarMessage]:
         while True:
             data = line.recv(_LONGEST, socket.MSG_DONTWAIT)
             if hmac.compare_digest(data[: len(key)], key.encode()):
-                with contextlib.suppress(msgspec.DecodeError):
-                    yield msgspec.json.decode(data[len(key) :], type=SidecarMessage)
+                with contextlib.suppress(msgspec.DecodeError, zlib.error):
+                    text = zlib.decompressobj().decompress(data[len(key) :], _LARGEST)
+                    yield msgspec.json.decode(text, type=SidecarMessage)

@@ -70,6 +70,7 @@ class Job:
         self._answers: dict[int, RankState] = {}
         self._suspected: object = None  # the result of the last evaluation
         self._noticed: object = None  # the wait about which a message was printed
+        self._stated_at, self._states = -1.0, dict[int, RankState]()  # the last answer to other sidecars
 
     @property
     def ranks(self) -> set[int]:
@@ -135,10 +136,12 @@ class Job:
                 self._greet([address], is_reply=True)
         self._heard.add(address)
         self._is_warned |= message.kind == "gone"
-        if message.kind == "ask":
-            for each in self.records:
-                each.live = live.read_live(each.descriptor)
-            for state in states_here(self._all_records(), self._who, now).values():
+        if message.kind == "ask" and self.records:
+            if now > self._stated_at + _CONFIRM_S:  # all hosts ask at about the same time
+                for each in self.records:
+                    each.live = live.read_live(each.descriptor)
+                self._states, self._stated_at = states_here(self._all_records(), self._who, now), now
+            for state in self._states.values():
                 answer = SidecarMessage(self.name, "answer", self._lowest, message.serial, state)
                 self._send(answer, [address])
         elif message.kind == "answer" and message.serial == self._serial and message.state is not None:
@@ -237,6 +240,8 @@ class Job:
         waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
         if not compares and not is_process:  # a rank that compares a step may still execute an earlier one
             states = {rank: _without_comparison(state) for rank, state in states.items()}
+        if not states[waiter].waits:
+            return
         usual = bound if compares else usual_wait_s(records[source], source.live.waits, bound)
         busy_s = max(each.live.busy_ns for each in self.records) * 1e-9
         late_s = inf if compares else max(usual, busy_s)
@@ -245,6 +250,11 @@ class Job:
         is_over = has_ended and not compares and not is_process  # the engine reports it
         is_still = min((states[rank].idle_s for rank in verdict.waiting), default=0.0) >= bound
         is_known = states.keys() >= self.ranks or verdict.kind in ("down", "apart")
+        if not is_known and waited_s(source.live, now) > FIRST * bound:
+            missing = ", ".join(map(str, sorted(self.ranks - states.keys())))
+            self._print(
+                f"the states of ranks that have not arrived are unknown: {missing}", source, (waiter,)
+            )
         if is_over or verdict.kind == "none" or not is_known:
             return
         if verdict.kind in ("stalled", "behind", "circle") and (compares or not is_still):
@@ -272,7 +282,7 @@ class Job:
             if states[waiter].idle_s >= usual and not is_excused:
                 excuse = _TIMEOUT if compares else f"the limit is {late_s:.0f} s: {_EXCUSE}" if ends else ""
                 limit = f"\nnote: {excuse}" if excuse else ""
-                self._print(f"{text}\nnote: {line} waits for it{limit}", source, verdict)
+                self._print(f"{text}\nnote: {line} waits for it{limit}", source, verdict.waiting)
                 self._again = now + min(_LONGEST_S, max(_CONFIRM_S, late_s - states[waiter].idle_s))
             return
         if verdict.kind == "late" and ends:
@@ -282,7 +292,8 @@ class Job:
         elif ends:
             self._judge(text, line, now, abandoned=False)
         else:
-            self._print(f"{text}\nnote: {line} waits for it", source, verdict)
+            down = tuple(verdict.reasons) if verdict.kind == "down" else ()
+            self._print(f"{text}\nnote: {line} waits for it", source, verdict.waiting, down)
 
     def _explain(self, failed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
         """Find out whether another process is the reason why a step has failed."""
@@ -309,7 +320,7 @@ class Job:
         text = f"{wait.where} has not ended for {states[source.rank].idle_s:.0f} s"
         where = [f"{self._who} {n} is at {states[n].stack or 'an unknown line'}" for n in late]
         text += f"; {'; '.join([*where, _TIMEOUT] if late else ['no process is late for it'])}"
-        self._print(text, source, verdict)
+        self._print(text, source, verdict.waiting)
 
     def _is_confirmed(self, verdict: Verdict, now: float) -> bool:
         """Whether the last evaluation had the same result. Otherwise the next one is soon."""
@@ -327,10 +338,12 @@ class Job:
             explained[each.rank] = states[each.rank]._replace(stack=f"{stack}; {_HELD}" if stack else _HELD)
         return explained
 
-    def _print(self, text: str, source: OpenRecord, verdict: Verdict) -> None:
-        """Print `text` once for each wait, on the first rank that waits."""
-        wait = source.live.waits or source.live.compares
-        first = next((each for each in self.records if each.rank == min(verdict.waiting)), None)
+    def _print(
+        self, text: str, source: OpenRecord, waiting: Sequence[int], down: tuple[int, ...] = ()
+    ) -> None:
+        """Print `text` once for each wait, and again once ranks are down, on the first rank that waits."""
+        wait = source.live.waits or source.live.compares, down
+        first = next((each for each in self.records if each.rank == min(waiting)), None)
         if self._noticed != wait and first is not None:
             self._noticed = wait
             first.process.say(f"commplan: {text}\n")
@@ -427,15 +440,15 @@ class Observer:
 
     def look(self) -> None:
         for job in self.jobs:
-            # A file that a user damages must not end the sidecar.
-            with contextlib.suppress(CommplanError, OSError, struct.error):
+            # A file that a user damages, or one job, must not end the sidecar of all.
+            with contextlib.suppress(Exception):
                 job.look(time.monotonic())
 
     def take(self, messages: Iterable[SidecarMessage]) -> None:
         for message in messages:
-            with contextlib.suppress(CommplanError, OSError, struct.error):
-                for job in self.jobs:
-                    if job.name == message.job:
+            for job in self.jobs:
+                if job.name == message.job:
+                    with contextlib.suppress(Exception):
                         job.take(message)
 
     def add_hosts(self, path: Path, hosts: Mapping[tuple[int, ...], Address]) -> None:
@@ -446,8 +459,10 @@ class Observer:
 
     def remove(self, path: Path) -> None:
         """Close a record to which its process no longer writes."""
-        for job in self.jobs:
+        for job in self.jobs.copy():
             job.remove(path)
+            if not job.records:
+                self.jobs.remove(job)
 
     def drop(self, running: Sequence[AttendedProcess]) -> None:
         """Close the records of jobs without running processes."""

@@ -117,6 +117,8 @@ def _live_state(
     lives, first = [each.live for each in records], next(iter(records))
     process, how = first.process, first.condition
     condition = _CONDITIONS.get(how, "alive")
+    if condition == "stuck in the kernel" and any(each.late for each in lives):
+        condition = "alive"  # it has announced that it writes a file
     idle_s = now - max(max(each.moved, each.compares) for each in lives) * 1e-9
     server = next((each for each in lives if each.served), None)
     is_frozen = condition == "alive" and any(each.is_frozen for each in lives)

@@ -51,7 +51,7 @@ class RankCalls(JointCalls):
         self._answers: dict[int, JointReport] = {}  # By rank, since the last query.
         self._sends: list[Any] = []
         self._sending = threading.Lock()  # The main thread and the listener both send.
-        _listener().calls.add(self)
+        _listener().add(self)
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:
@@ -115,7 +115,8 @@ class _Listener:
     """The thread of this process that answers other ranks. It ends before MPI does."""
 
     def __init__(self) -> None:
-        self.calls: weakref.WeakSet[RankCalls] = weakref.WeakSet()
+        self._calls: weakref.WeakSet[RankCalls] = weakref.WeakSet()
+        self._lock = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="commplan-steps", daemon=True)
         self._thread.start()
@@ -123,15 +124,24 @@ class _Listener:
         # A program may call MPI.Finalize itself. MPI first deletes the attributes of COMM_SELF.
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=self._end), None)
 
+    def add(self, calls: RankCalls) -> None:
+        with self._lock:
+            self._calls.add(calls)
+
     def _end(self, *_: Any) -> None:
         self._ended.set()
         self._thread.join(_END_S)
 
     def _run(self) -> None:
         while not self._ended.wait(_TICK_S):
-            for calls in tuple(self.calls):
-                with contextlib.suppress(MPI.Exception):  # A rank may have died.
-                    calls.answer()
+            self._answer()
+
+    def _answer(self) -> None:  # a function, so that the thread holds no call between two ticks
+        with self._lock:
+            every = tuple(self._calls)
+        for calls in every:
+            with contextlib.suppress(MPI.Exception):  # A rank may have died.
+                calls.answer()
 
 
 _listeners: list[_Listener] = []

@@ -92,7 +92,7 @@ class Calls:
         self.places: list[str] = []
         self.moved, self.waits, self.number = time.monotonic(), 0, 0
         self._pairs = itertools.count()
-        self._inside, self._open = False, _NOTHING
+        self._inside, self._open, self._head = False, _NOTHING, 0
         self.joint = JointCalls()
         self._result: Any = None
         self._last_state = (0, False, True)
@@ -119,7 +119,8 @@ class Calls:
             pair = next(pairs)
             place = EVENTS + pair % _PAIRS * _PAIR.size
             pack(memory, place, at, *before, 0, at, BEGIN, index, number, run, 0)
-            pack_head(memory, HEAD, 2 * pair + 2)
+            self._head = head = 2 * pair + 2
+            pack_head(memory, HEAD, head)
             try:
                 self._result = result = function(*args, **kwargs)
                 return result
@@ -178,6 +179,8 @@ class Calls:
     def observe(self) -> None:
         """Update the state of the last call, also in the record. Only one thread at a time may call this."""
         self._update()
+        if _HEAD.unpack_from(self.memory, HEAD)[0] < self._head:  # `_write` was interrupted by a call
+            _HEAD.pack_into(self.memory, HEAD, self._head)
         if self.recording is not None:
             latest = self.latest(1) if self.waits else []
             live.put_step(self.recording, self.moved, latest[0].nanoseconds if latest else 0)

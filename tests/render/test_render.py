@@ -28,8 +28,8 @@ each stepp {
 """
 
 
-@pytest.fixture(scope="module", name="found")
-def _found() -> tuple[Diagnostic, ...]:
+@pytest.fixture(scope="module", name="diagnostics")
+def _diagnostics() -> tuple[Diagnostic, ...]:
     return load(TEXT, "training.plan")[1]
 
 

@@ -29,7 +29,7 @@ def test_a_step_that_began_after_it_is_another_one(began_s: float, monkeypatch: 
         median_s=lambda: 0.1, began=lambda: time.monotonic() - began_s, processes=(0, 1),
         current=lambda: "line 5", recording=None,
     )  # fmt: skip
-    process: Any = SimpleNamespace(_waits=lambda: calls, _left=None, own=0, _leave=lambda _: None)
+    process: Any = SimpleNamespace(_waits=lambda: calls, _end_reason=None, number=0, _leave=lambda _: None)
     end_interrupted = watchdog.Watchdog._end_interrupted
     if began_s < 30:
         end_interrupted(process, 30.0)

@@ -94,7 +94,7 @@ class BucketPass(Pass, frozen=True):
             return Size(group[0].hints.bucket, f"the stage's limit is {sized(group[0].hints.bucket)}")
         if self.max is not None:
             return Size(self.max, f"the limit of the pass is {sized(self.max)}")
-        if chosen.bucket is not None:
+        if chosen.bucket is not None and group[0].hints.overlap != "update":
             return Size(chosen.bucket, f"up to {sized(chosen.bucket)} in one, chosen with the algorithm")
         return size_model.size(backend, group[0], sum(op.nbytes for op in group), items)
 

@@ -141,6 +141,11 @@ def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
     return list(dict.fromkeys([*result, NATIVE]))
 
 
+def with_algorithm(choice: StageChoice, algorithm: Algorithm | None) -> StageChoice:
+    """`choice` with another algorithm. MPI's own selects its message sizes."""
+    return replace(choice, algorithm=algorithm, chunk=None if algorithm == NATIVE else choice.chunk)
+
+
 def programs(unit: Unit, chooser: Chooser) -> Sequence[Algorithm]:
     """All algorithms without levels, to try with the best size."""
     op = unit.collective

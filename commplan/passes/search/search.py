@@ -33,6 +33,7 @@ from commplan.passes.search.candidates import (
     by_whether_they_split,
     message_sizes,
     programs,
+    with_algorithm,
     with_one_level_changed,
 )
 from commplan.passes.search.remarks import Searched, remark
@@ -77,10 +78,11 @@ def _searched(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context:
     if separate.is_spent:
         return search
     separate_search = _Search(separate)
-    shared = {(key.kind, key.axes): choice for key, choice in search.table.items()}
-    separate_search.begin_with(
-        {key: replace(shared.get((key.kind, key.axes), OPEN), apart=True) for key in trials.apart}
-    )
+    shared: dict[tuple[object, ...], StageChoice] = {}
+    for unit in search.units:  # the largest first
+        shared.setdefault((unit.key.kind, unit.key.axes), search.table[unit.key])
+    choices = {key: search.table.get(key) or shared.get((key.kind, key.axes), OPEN) for key in trials.apart}
+    separate_search.begin_with({key: replace(choice, apart=True) for key, choice in choices.items()})
     separate_search.run()
     trials.elsewhere = len(separate.predictions)
     best, second = search, separate_search
@@ -245,7 +247,7 @@ class _Search:
         else:
             attempt_sizes(current)
             for algorithm in ways if tried else ():
-                attempt(replace(best(), algorithm=algorithm))
+                attempt(with_algorithm(best(), algorithm))
             for order in orders()[:ORDERS] if tried else ():
                 for algorithm in with_one_level_changed(unit, order, self.chooser):
                     attempt(replace(best_of(order), algorithm=algorithm))
@@ -263,7 +265,7 @@ class _Search:
             last = best()
             refine(last)
             for algorithm in dict.fromkeys((*ways, *programs(unit, self.chooser))):
-                attempt(replace(best(), algorithm=algorithm))
+                attempt(with_algorithm(best(), algorithm))
             for chunk in message_sizes(unit, best(), self.chooser):
                 attempt(replace(best(), chunk=chunk))
         self.table[unit.key] = best()
