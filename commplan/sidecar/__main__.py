@@ -62,22 +62,22 @@ class Attended:
         """Receive messages. Returns False once the process has closed the connection."""
         while True:
             try:
-                data, descriptors, _, _ = socket.recv_fds(self.line, _LONGEST, 2)
+                data, descriptors, _, _ = socket.recv_fds(self.line, _LONGEST, 3)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
-            if len(descriptors) == 2 and self.descriptor < 0:
-                self.descriptor, self.errors = descriptors
-            else:
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            if len(descriptors) >= 2 and self.descriptor < 0:
+                self.descriptor, self.errors, *descriptors = descriptors
             if not data:
                 return False
             with contextlib.suppress(ValueError):  # a message that was too long
-                self._take(json.loads(data))
+                self._take(json.loads(data), descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Take a message. The open record is removed from `descriptors` if it is used."""
         if "stack" in message:
             self.stack, self.queried_at = message["stack"], 0.0
         elif "over" in message:
@@ -90,7 +90,7 @@ class Attended:
             self.records.append(record)
             if message["watched"]:
                 who, members = message["who"].split(" ")[0], tuple(message["members"])
-                self.sidecar.watch(job, record, self, who, members)
+                self.sidecar.watch(job, record, self, who, members, descriptors.pop() if descriptors else -1)
         else:
             self.has_left = True
             if message:
@@ -147,13 +147,19 @@ class Sidecar:
         if self.observer is not None:
             self.observer.take(messages)
 
-    def watch(self, job: str, record: Path, process: Attended, who: str, members: tuple[int, ...]) -> None:
-        """Find the rank that blocks the others of this record's job, while it runs."""
+    def watch(
+        self, job: str, record: Path, process: Attended, who: str, members: tuple[int, ...], descriptor: int
+    ) -> None:
+        """Find the rank that blocks the others of this record's job, while it runs.
+
+        Args:
+            descriptor: the open record, whose file may have been removed; -1 if the process sent none.
+        """
         from commplan.sidecar import mail, observer  # noqa: PLC0415
 
         if self.observer is None:
             self.observer = observer.Observer(functools.partial(mail.send, self.mail), self.address)
-        self.observer.add(job, record, process, who, members)
+        self.observer.add(job, record, process, who, members, descriptor)
 
     def unwatch(self, record: Path) -> None:
         if self.observer is not None:

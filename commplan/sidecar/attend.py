@@ -35,6 +35,7 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _lock = threading.RLock()  # of the two lists below
 _lines: list[socket.socket] = []  # to the sidecar, while there is one
 _sent: list[bytes] = []  # all messages to it, for a sidecar that replaces it
+_files: dict[bytes, int] = {}  # by message: an open record, whose file may be removed
 _released = threading.Event()  # the sidecar has closed its copy of standard error
 _exempt: list[bool] = []  # this process reports no more of itself
 
@@ -62,6 +63,8 @@ def attend(
     content = {"record": str(record), "who": who, "watched": watched, "job": job, "members": [*members]}
     message = json.dumps(content).encode()
     try:
+        if watched:
+            _files[message] = io.open_file(record, os.O_RDWR | os.O_NOFOLLOW)
         if _sent:
             _send(message)
         else:
@@ -103,7 +106,11 @@ def _send(message: bytes) -> None:
     with _lock, contextlib.suppress(OSError):
         _sent.append(message)
         if _lines:
-            _lines[0].send(message)
+            _ = socket.send_fds(_lines[0], [message], _descriptors(message))
+
+
+def _descriptors(message: bytes) -> list[int]:
+    return [_files[message]] if message in _files else []
 
 
 def _introduce(message: bytes) -> None:
@@ -124,9 +131,9 @@ def _join() -> socket.socket:
     # A sidecar that starts after the death of this process still receives both descriptors.
     descriptor = os.pidfd_open(os.getpid())
     try:
-        _ = socket.send_fds(line, _sent[:1], [descriptor, 2])
+        _ = socket.send_fds(line, _sent[:1], [descriptor, 2, *_descriptors(_sent[0])])
         for message in _sent[1:]:
-            line.send(message)
+            _ = socket.send_fds(line, [message], _descriptors(message))
     except OSError:
         line.close()
         raise
@@ -190,6 +197,8 @@ def leave(*, aborts: bool = False) -> None:
         lines = _lines.copy()
         _lines.clear()
         _sent.clear()
+        while _files:
+            os.close(_files.popitem()[1])
     for line in lines:
         with contextlib.suppress(OSError), line:
             line.send(b'{"aborts": 1}' if aborts else b"{}")

@@ -77,9 +77,11 @@ class Job:
         """All ranks of the job."""
         return {rank for each in self.records for rank in each.group}
 
-    def add(self, path: Path, process: AttendedProcess, members: tuple[int, ...] = ()) -> None:
+    def add(
+        self, path: Path, process: AttendedProcess, members: tuple[int, ...] = (), descriptor: int = -1
+    ) -> None:
         with contextlib.suppress(CommplanError, OSError, struct.error):
-            self.records.append(OpenRecord(path, process, members))
+            self.records.append(OpenRecord(path, process, members, descriptor))
 
     def absorb(self, other: Job) -> None:
         """Take the records of a job that has turned out to be this one."""
@@ -419,14 +421,15 @@ class Observer:
         self._send, self._address = send, address
 
     def add(
-        self, name: str, path: Path, process: AttendedProcess, who: str, members: tuple[int, ...] = ()
-    ) -> None:
+        self, name: str, path: Path, process: AttendedProcess, who: str, members: tuple[int, ...] = (),
+        descriptor: int = -1,
+    ) -> None:  # fmt: skip
         """Add a record to a job.
 
         Jobs of the same name are one job if they share processes.
         """
         new = Job(name, self._send, self._address, who)
-        new.add(path, process, members)
+        new.add(path, process, members, descriptor)
         job, *duplicates = [each for each in self.jobs if each.name == name and each.ranks & new.ranks] or [
             new
         ]

@@ -60,9 +60,12 @@ class OpenRecord:
         CommplanError: CP1114 if it is damaged.
     """
 
-    def __init__(self, path: Path, process: AttendedProcess, members: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, path: Path, process: AttendedProcess, members: tuple[int, ...] = (), descriptor: int = -1
+    ) -> None:
         self.path, self.process, self.members = path, process, members
-        self.descriptor = io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
+        opened = descriptor if descriptor >= 0 else io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
+        self.descriptor = opened
         record = self.record()
         self.rank = record.rank
         self.group: Sequence[int] = members or range(record.ranks)
@@ -134,7 +137,7 @@ def _live_state(
         begun |= {ANSWER: 1} if server.serves and not server.is_patient else {}
     name = f"process {process.number} on {rank.host}"
     how, notes = (silence(how, rank.host), (identity(who, rank.rank, process.number, rank.host, how),))
-    if not waits and all(each.left for each in lives):
+    if not waits and all(each.left for each in lives) and condition != "stopped":
         condition = "ended"
         how = next(iter(records.values())).ended.removeprefix("has ended").removeprefix(" with ")
     elif condition == "alive" and any(each.is_aborted for each in lives):
