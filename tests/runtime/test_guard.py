@@ -138,7 +138,7 @@ def step(x):
 x = jnp.ones(4)
 for number in range(6):
     if comm.rank == 1 and number == 4:
-        time.sleep(600 if sys.argv[1] == "abort" else 4)
+        time.sleep(600 if sys.argv[1] == "abort" else 8)
     x = step(x).block_until_ready()
 """
 
