@@ -35,7 +35,6 @@ _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _lock = threading.RLock()  # of the two lists below
 _lines: list[socket.socket] = []  # to the sidecar, while there is one
 _sent: list[bytes] = []  # all messages to it, for a sidecar that replaces it
-_files: dict[bytes, int] = {}  # by message: an open record, whose file may be removed
 _released = threading.Event()  # the sidecar has closed its copy of standard error
 _exempt: list[bool] = []  # this process reports no more of itself
 
@@ -62,19 +61,23 @@ def attend(
         return None
     content = {"record": str(record), "who": who, "watched": watched, "job": job, "members": [*members]}
     message = json.dumps(content).encode()
+    opened: list[int] = []
     try:
-        if watched:
-            _files[message] = io.open_file(record, os.O_RDWR | os.O_NOFOLLOW)
+        if watched:  # this process may end, and remove the file, before the sidecar opens it
+            opened.append(io.open_file(record, os.O_RDWR | os.O_NOFOLLOW))
         if _sent:
-            _send(message)
+            _send(message, opened)
         else:
-            _introduce(message)
+            _introduce(message, opened)
         return own_address()
     except (OSError, ValueError) as error:
         warnings.warn(
             f"processes that block others are not reported: no sidecar runs: {error}", RuntimeWarning, 3
         )
         return None
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def own_address() -> Address:
@@ -99,25 +102,21 @@ def unwatch(record: Path) -> None:
     _send(json.dumps({"over": str(record)}).encode())
 
 
-def _send(message: bytes) -> None:
+def _send(message: bytes, descriptors: Sequence[int] = ()) -> None:
     """Send a message to the sidecar, and to a sidecar that replaces it."""
     if not _sent or _exempt:
         return
     with _lock, contextlib.suppress(OSError):
         _sent.append(message)
         if _lines:
-            _ = socket.send_fds(_lines[0], [message], _descriptors(message))
+            _ = socket.send_fds(_lines[0], [message], descriptors)
 
 
-def _descriptors(message: bytes) -> list[int]:
-    return [_files[message]] if message in _files else []
-
-
-def _introduce(message: bytes) -> None:
+def _introduce(message: bytes, descriptors: Sequence[int]) -> None:
     with _lock:
         _sent.append(message)
         try:
-            line = _join()
+            line = _join(descriptors)
         except OSError:
             _sent.clear()
             raise
@@ -125,15 +124,15 @@ def _introduce(message: bytes) -> None:
     threading.Thread(target=_attended, args=(line,), name="commplan-sidecar", daemon=True).start()
 
 
-def _join() -> socket.socket:
+def _join(descriptors: Sequence[int] = ()) -> socket.socket:
     """Connect to the sidecar and send it all messages. Raises OSError."""
     line = _connected()
     # A sidecar that starts after the death of this process still receives both descriptors.
     descriptor = os.pidfd_open(os.getpid())
     try:
-        _ = socket.send_fds(line, _sent[:1], [descriptor, 2, *_descriptors(_sent[0])])
+        _ = socket.send_fds(line, _sent[:1], [descriptor, 2, *descriptors])
         for message in _sent[1:]:
-            _ = socket.send_fds(line, [message], _descriptors(message))
+            line.send(message)
     except OSError:
         line.close()
         raise
@@ -197,8 +196,6 @@ def leave(*, aborts: bool = False) -> None:
         lines = _lines.copy()
         _lines.clear()
         _sent.clear()
-        while _files:
-            os.close(_files.popitem()[1])
     for line in lines:
         with contextlib.suppress(OSError), line:
             line.send(b'{"aborts": 1}' if aborts else b"{}")

@@ -253,10 +253,9 @@ class Job:
         is_still = min((states[rank].idle_s for rank in verdict.waiting), default=0.0) >= bound
         is_known = states.keys() >= self.ranks or verdict.kind in ("down", "apart")
         if not is_known and waited_s(source.live, now) > FIRST * bound:
-            missing = ", ".join(map(str, sorted(self.ranks - states.keys())))
-            self._print(
-                f"the states of ranks that have not arrived are unknown: {missing}", source, (waiter,)
-            )
+            missing = tuple(sorted(self.ranks - states.keys()))
+            text = f"the states of these ranks are unknown here: {', '.join(map(str, missing))}"
+            self._print(text, source, (waiter,), missing)
         if is_over or verdict.kind == "none" or not is_known:
             return
         if verdict.kind in ("stalled", "behind", "circle") and (compares or not is_still):
@@ -341,10 +340,10 @@ class Job:
         return explained
 
     def _print(
-        self, text: str, source: OpenRecord, waiting: Sequence[int], down: tuple[int, ...] = ()
+        self, text: str, source: OpenRecord, waiting: Sequence[int], about: tuple[int, ...] = ()
     ) -> None:
-        """Print `text` once for each wait, and again once ranks are down, on the first rank that waits."""
-        wait = source.live.waits or source.live.compares, down
+        """Print `text` once for each wait and for other ranks `about`, on the first rank that waits."""
+        wait = source.live.waits or source.live.compares, about
         first = next((each for each in self.records if each.rank == min(waiting)), None)
         if self._noticed != wait and first is not None:
             self._noticed = wait

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from commplan import io
+from commplan.diagnostics import CommplanError
 from commplan.recorder import file, live
 from commplan.recorder.blame import ANSWER, Rank, ranks_along, ranks_of, sequence_of, states_of
 from commplan.recorder.file import BEGIN, Record
@@ -66,7 +67,11 @@ class OpenRecord:
         self.path, self.process, self.members = path, process, members
         opened = descriptor if descriptor >= 0 else io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
         self.descriptor = opened
-        record = self.record()
+        try:
+            record = self.record()
+        except (CommplanError, OSError):
+            os.close(opened)
+            raise
         self.rank = record.rank
         self.group: Sequence[int] = members or range(record.ranks)
         self.live = live.read_live(self.descriptor)

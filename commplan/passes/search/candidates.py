@@ -161,9 +161,9 @@ def with_one_level_changed(unit: Unit, algorithm: Algorithm, chooser: Chooser) -
     keys = [key for key, _ in algorithm.levels]
     if unit.collective.kind not in ("all_reduce", "broadcast") or not set(keys) <= set(unit.collective.axes):
         return []
-    programs = ("ring", "halving_doubling") if unit.collective.kind == "all_reduce" else ("binomial_tree",)
+    names = ("ring", "halving_doubling") if unit.collective.kind == "all_reduce" else ("binomial_tree",)
     return [
         Algorithm("hierarchical", tuple(Arg(changed, key) if key == level else Arg(key) for key in keys))
-        for changed in (programs if chooser.is_jax else (NATIVE.name,))
+        for changed in (names if chooser.is_jax else (NATIVE.name,))
         for level in keys
     ]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -163,26 +163,21 @@ class _Search:
 
     def _alike(self) -> Iterator[dict[StageKey, StageChoice]]:
         """For each algorithm, its fastest choice for each unit that can have it."""
-        leaders = {unit.key: self._leaders(unit, _name) for unit in self.units if unit.chooses}
-        for name in dict.fromkeys(name for each in leaders.values() for name in each):
-            yield {key: each[name] for key, each in leaders.items() if name in each}
+        fastest = {
+            unit.key: _fastest(self.tried.get(unit.key, {}), _name) for unit in self.units if unit.chooses
+        }
+        for name in dict.fromkeys(name for each in fastest.values() for name in each):
+            yield {key: each[name].choice for key, each in fastest.items() if name in each}
 
     def _pairs(self) -> Iterator[dict[StageKey, StageChoice]]:
         """The fastest choices of two large units, of each kind of algorithm, and of each size."""
         for kind in (_kind, _size):
-            leaders = [(unit.key, [*self._leaders(unit, kind).values()][:KINDS]) for unit in self.units]
-            for (first, choices), (second, other_choices) in itertools.combinations(leaders[:PAIRED], 2):
-                for choice, other in itertools.product(choices, other_choices):
-                    yield {first: choice, second: other}
-
-    def _leaders(self, unit: Unit, kind: Callable[[StageChoice], str]) -> dict[str, StageChoice]:
-        """The fastest choice of each kind that was tried for `unit`, the fastest kind first."""
-        result: dict[str, StageChoice] = {}
-        for each in sorted(
-            self.tried.get(unit.key, {}).values(), key=lambda each: (each.seconds, each.order)
-        ):
-            result.setdefault(kind(each.choice), each.choice)
-        return result
+            fastest = [
+                [(unit.key, each.choice) for each in _fastest(self.tried.get(unit.key, {}), kind).values()]
+                for unit in self.units[:PAIRED]
+            ]
+            for first, second in itertools.combinations(fastest, 2):
+                yield from map(dict, itertools.product(first[:KINDS], second[:KINDS]))
 
     def _unit(self, unit: Unit) -> None:
         """Search one unit, the choices of the others as they are."""
@@ -202,11 +197,8 @@ class _Search:
 
         def leaders(limit: float) -> list[Searched]:
             """The fastest of each kind of algorithm, without those slower than `limit` times the best."""
-            result: dict[str, Searched] = {}
-            for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
-                if each.seconds <= limit * tried[best()].seconds:
-                    result.setdefault(_kind(each.choice), each)
-            return [*result.values()]
+            slowest = limit * tried[best()].seconds
+            return [each for each in _fastest(tried, _kind).values() if each.seconds <= slowest]
 
         def orders() -> list[Algorithm]:
             """The hierarchies, by order of levels, the fastest first."""
@@ -301,6 +293,16 @@ class _Search:
             for unit in self.units
             if self.tried.get(unit.key)
         ]
+
+
+def _fastest(
+    tried: Mapping[StageChoice, Searched], kind: Callable[[StageChoice], str]
+) -> dict[str, Searched]:
+    """The fastest of each kind, the fastest kind first."""
+    result: dict[str, Searched] = {}
+    for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
+        result.setdefault(kind(each.choice), each)
+    return result
 
 
 def _name(choice: StageChoice) -> str:
