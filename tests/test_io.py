@@ -36,6 +36,7 @@ ELSEWHERE = {
     ("commplan.runtime.input.ring.meeting", "_available"): "/proc",
     ("commplan.runtime.input.ring.producers", "_times"): "/proc",
     ("commplan.runtime.observe.abort_hook", "aborted"): "/proc",
+    ("commplan.sidecar.mail", "received"): "a datagram of a sidecar that has the key, up to a bounded size",
 }
 
 

@@ -444,11 +444,8 @@ def read_call(path: Path) -> Call | None:
 
 
 def writer(record: Path) -> tuple[int, int]:
-    """The process that writes a record, and the signal that requests its stacks. The process is 0 if it is
-    not of this machine, the signal is 0 if it handles none. Raises OSError.
-
-    The file may contain any signal and any process: only `SIGNAL` counts, and only if the process handles it.
-    """
+    """The process that writes a record, and the signal that requests its stacks; 0 for either if the process
+    is not of this machine, or does not handle `SIGNAL`, the only one that counts. Raises OSError."""
     header, number = _pieces(record, (0, _HEADER.size), (STACK_SIGNAL, 8))
     if len(header) < _HEADER.size or len(number) < 8 or header[: len(MAGIC)] != MAGIC:
         return 0, 0
@@ -472,8 +469,8 @@ def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> I
     names = [_texts(data[at : at + _NAME]) for at in places]
     details = [_details(text) for _, text in names]
     for index in range(first, head):
-        event = EVENT.unpack_from(data, EVENTS + EVENT.size * (index % CAPACITY))
-        nanoseconds, kind, name, operation, runs, nbytes = event
+        place = EVENTS + EVENT.size * (index % CAPACITY)
+        nanoseconds, kind, name, operation, runs, nbytes = EVENT.unpack_from(data, place)
         if BEGIN <= kind <= ROUND and 0 <= name < len(names):
             when = (nanoseconds + offset_ns) / 1e9
             yield Event(when, kind, names[name][0], operation, runs, nbytes, details[name])

@@ -340,10 +340,10 @@ class Job:
         return explained
 
     def _print(
-        self, text: str, source: OpenRecord, waiting: Sequence[int], about: tuple[int, ...] = ()
+        self, text: str, source: OpenRecord, waiting: Sequence[int], named: tuple[int, ...] = ()
     ) -> None:
-        """Print `text` once for each wait and for other ranks `about`, on the first rank that waits."""
-        wait = source.live.waits or source.live.compares, about
+        """Print `text` once for each wait and each set of `named` ranks, on the first rank that waits."""
+        wait = source.live.waits or source.live.compares, named
         first = next((each for each in self.records if each.rank == min(waiting)), None)
         if self._noticed != wait and first is not None:
             self._noticed = wait

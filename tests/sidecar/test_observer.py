@@ -2,116 +2,33 @@
 
 from __future__ import annotations
 
-import json
-import re
-import struct
+import os
+import select
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
+import msgspec
 import pytest
+from support.observed_ranks import (
+    BOUND_S,
+    BUSY_S,
+    FAR,
+    HERE,
+    LINE,
+    OTHER_LINE,
+    FakeProcess,
+    Ranks,
+    began,
+    put,
+    waiting,
+)
 
 from commplan.hang_limits import HangLimits
 from commplan.recorder import live
-from commplan.recorder.file import BEGIN, END, EVENT, EVENTS, HEAD, LIVE, Call, Details, Recording, put_name
+from commplan.recorder.file import Recording
 from commplan.recorder.lane import Lane
-from commplan.recorder.verdict import Comparison, RankState, Wait
-from commplan.sidecar import observer, states
+from commplan.recorder.verdict import Need, RankState, Wait
 from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
-from commplan.sidecar.observer import Job
-
-LINE, OTHER_LINE = "line 6 of x.plan", "line 7 of x.plan"
-BOUND_S, BUSY_S = 2.0, 30.0
-FAR, HERE = Address("far", 1, "key", ("10.0.0.2",)), Address("here", 2, "own", ("10.0.0.1",))
-
-
-class FakeProcess:
-    """A process of the tests. `said`: the text that was printed on its standard error."""
-
-    def __init__(self, number: int) -> None:
-        self.number, self.seconds, self.queried_at = number, 0.0, 0.0
-        self.stack, self.said = f"train.py:{number} in load", ""
-
-    def ask_stack(self) -> None:
-        pass
-
-    def say(self, text: str) -> None:
-        self.said += text
-
-
-class Ranks:
-    """A job of `ranks` ranks, of which those in `local` are on this host. `sent`: messages to other hosts."""
-
-    def __init__(self, ranks: int, local: Sequence[int], lane: str = "") -> None:
-        self.sent: list[SidecarMessage] = []
-        self.receivers: list[Address] = []
-        self.job = Job("job", self.send, HERE)
-        self.recordings: dict[int, Recording] = {}
-        self.processes: dict[int, FakeProcess] = {}
-        for rank in local:
-            axes = {"data": ranks} if not lane else None
-            recording = self.recordings[rank] = Recording("job", "x", rank, ranks, axes, lane)
-            live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
-            process = self.processes[rank] = FakeProcess(100 + rank)
-            self.job.add(recording.path, process)
-
-    def send(self, message: SidecarMessage, to: Sequence[Address]) -> None:
-        self.sent.append(message)
-        self.receivers = list(to)
-
-    def look(self, after_s: float = 0.0) -> None:
-        """Look twice, at this time and when the first result is confirmed."""
-        now = time.monotonic() + after_s
-        self.job.look(now)
-        self.job.look(now + 0.6)
-
-    def verdict(self, rank: int) -> str:
-        """The verdict in the record of a rank, whenever it applies."""
-        recording = self.recordings[rank]
-        (effective,) = struct.unpack_from("<q", recording.memory, LIVE + 128)
-        return recording.memory[LIVE + 144 : LIVE + 4000].split(b"\0")[0].decode() if effective else ""
-
-
-def put(recording: Recording, **fields: int) -> None:
-    """Write fields of the `Live` block, as the engine does."""
-    for name, value in fields.items():
-        struct.pack_into("<q", recording.memory, LIVE + 8 * live.Live._fields.index(name), value)
-
-
-def began(recording: Recording, line: str, *, runs: int = 5, ends: bool = False) -> None:
-    """Record that a rank has begun `line` for the `runs`th time, and finished it before."""
-    details = Details("all_reduce", "ring", 0, "f32", 0, "", ("data",))
-    index = int(line == OTHER_LINE)
-    put_name(recording.memory, index, f"{line}\0{details.text()}")
-    now, (head,) = time.monotonic_ns(), struct.unpack_from("<q", recording.memory, HEAD)
-    events = [(kind, run) for run in range(1, runs + 1) for kind in (BEGIN, END)]
-    for kind, run in events if ends else events[:-1]:
-        at = EVENTS + EVENT.size * head
-        when = now - (runs - run) * 10_000_000 + (kind == END) * 1000
-        EVENT.pack_into(recording.memory, at, when, kind, index, 100 * index + run, run, 0)
-        head += 1
-    struct.pack_into("<q", recording.memory, HEAD, head)
-    put(recording, moved=now, waits=0 if ends else now)
-
-
-@pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
-
-
-@pytest.fixture(name="conditions")
-def _conditions(monkeypatch: pytest.MonkeyPatch) -> dict[int, str]:
-    """The conditions of processes by number; the others are alive."""
-    conditions: dict[int, str] = {}
-    monkeypatch.setattr(states, "process_state", lambda number: conditions.get(number, "alive"))
-    return conditions
-
-
-def waiting(ranks: Ranks, late: int) -> Ranks:
-    """All ranks but `late` wait in line 6."""
-    for rank, recording in ranks.recordings.items():
-        began(recording, LINE, runs=5 - (rank == late), ends=rank == late)
-    return ranks
 
 
 def test_a_rank_that_waits_within_its_bound_is_not_evaluated(conditions: dict[int, str]):
@@ -373,6 +290,37 @@ def test_questions_are_answered_and_verdicts_are_written(conditions: dict[int, s
     assert ranks.verdict(0) == "rank 3 is stopped"
 
 
+def test_a_record_that_was_removed_is_read_from_its_descriptor(conditions: dict[int, str]):
+    ranks = Ranks(2, [0])
+    recording = Recording("job", "x", 1, 2, {"data": 2}, "")
+    live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
+    descriptor = os.open(recording.path, os.O_RDWR)
+    recording.path.unlink()
+    ranks.job.add(recording.path, FakeProcess(101), descriptor=descriptor)
+    assert ranks.job.ranks == {0, 1} and [each.rank for each in ranks.job.records] == [0, 1]
+
+
+def test_a_rank_without_a_record_is_said_to_be_unknown(conditions: dict[int, str]):
+    ranks = Ranks(3, [0, 1])
+    for recording in ranks.recordings.values():
+        began(recording, LINE)
+    ranks.look(60)
+    ranks.look(70)
+    assert ranks.processes[0].said.count("the states of these ranks are unknown here: 2") == 1
+
+
+def test_states_of_many_ranks_fit_a_datagram():
+    with open_socket() as sender, open_socket() as receiver:
+        needs = tuple(Need(rank, "steps of many processes", 7) for rank in range(2000))
+        waits = (Wait(LINE, 1.0, needs, "reached it"),)
+        message = SidecarMessage("job", "answer", 0, 3, state(2, waits=True)._replace(waits=waits))
+        assert len(msgspec.json.encode(message)) > 65536
+        places = own_addresses() or ("127.0.0.1",)
+        send(sender, message, [Address("far", receiver.getsockname()[1], "right", places[:1])])
+        select.select([receiver], [], [], 5)
+        assert list(received(receiver, "right")) == [message]
+
+
 def test_datagrams_reach_the_sidecar_whose_key_they_have():
     with open_socket() as one, open_socket() as other:
         places = own_addresses() or ("127.0.0.1",)
@@ -382,168 +330,3 @@ def test_datagrams_reach_the_sidecar_whose_key_they_have():
         other.settimeout(5)
         assert other.recv(5) == b"wrong"
         assert list(received(other, "right")) == [message]
-
-
-STEP = "line 7 of x.plan, in `train`"
-
-
-class Processes(Ranks):
-    """A job of three processes of which whole steps are recorded: all have begun step 4 and ended step 3."""
-
-    def __init__(self, groups: Sequence[tuple[int, ...]] = ((0, 1, 2),)) -> None:
-        super().__init__(3, [])
-        self.observer = observer.Observer(self.send, HERE)
-        self.processes = {number: FakeProcess(100 + number) for number in range(3)}
-        self.of_group: dict[tuple[int, ...], dict[int, Recording]] = {group: {} for group in groups}
-        for group, recordings in self.of_group.items():
-            for number in group:
-                name = "".join(map(str, group))
-                recordings[number] = recording = Recording(name, "x", number, 3)
-                live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
-                path, process = recording.path, self.processes[number]
-                self.observer.add("job", path, process, "process", group)
-        self.recordings = self.of_group[groups[0]]
-        (self.job,) = self.observer.jobs
-
-
-def in_step(recording: Recording, number: int, *, ends: bool = False, name: str = STEP) -> None:
-    """Record that a process has begun step `number`, and ended it before if `ends`."""
-    began(recording, name, runs=number, ends=ends)
-    put(recording, comparison=number)
-
-
-def test_a_process_whose_program_has_ended_is_named_after_a_second_with_its_reason(
-    conditions: dict[int, str],
-):
-    processes = Processes()
-    for number, recording in processes.recordings.items():
-        in_step(recording, 5 - (number == 1), ends=number == 1)
-    processes.look(0.3)
-    assert processes.verdict(0) == ""
-    processes.recordings[1].put_end("has ended with ArithmeticError: loss is not finite")
-    live.put_left(processes.recordings[1])
-    processes.job.look(time.monotonic() + 1.5)
-    first, *notes = processes.verdict(0).splitlines()
-    assert first == "the program has ended on process 1: ArithmeticError: loss is not finite"
-    assert re.fullmatch(rf"note: process 1 \(process 101 on \S+\) last finished {STEP}, 4 times .*", notes[0])
-    assert processes.sent == []
-
-
-def test_a_step_that_all_processes_have_begun_is_printed_and_ends_nothing(conditions: dict[int, str]):
-    processes = Processes()
-    for recording in processes.recordings.values():
-        in_step(recording, 5)
-    processes.look(1000.0)
-    assert re.fullmatch(
-        rf"commplan: {STEP} has not ended for \d+ s; no process is late for it\n", processes.processes[0].said
-    )
-    assert processes.verdict(0) == ""
-
-
-def test_a_process_in_a_step_of_another_mesh_is_not_late(conditions: dict[int, str]):
-    """Processes 0 and 1 wait for one another on two meshes: process 2 holds both."""
-    whole, pair = (0, 1, 2), (1, 2)
-    processes = Processes([whole, pair])
-    for number in whole:
-        in_step(processes.of_group[whole][number], 5 - (number > 0), ends=number > 0)
-    for number in pair:
-        in_step(processes.of_group[pair][number], 9 - (number == 2), ends=number == 2)
-    processes.look(BUSY_S + 1)
-    assert processes.verdict(0).startswith("process 2 has not arrived within")
-    assert "process 1 " not in processes.verdict(0)
-
-
-def test_processes_that_compile_are_waited_for_though_only_one_knows_the_lines(conditions: dict[int, str]):
-    processes = Processes()
-    for number, recording in processes.recordings.items():
-        in_step(recording, 5, name="`train`" if number else STEP)
-    processes.look(1000.0)
-    assert processes.verdict(0) == "" and "in another order" not in processes.processes[0].said
-
-
-def compares(recording: Recording, number: int) -> None:
-    comparison = Comparison("process 1", "train", "process 1 differs from {}", "a fix", "run.py:7 in main")
-    recording.put_call(Call(json.dumps(comparison), 0.0))
-    live.put_comparison(recording, number, time.monotonic(), is_ahead=True)
-
-
-def test_a_process_that_compares_a_step_while_others_run_it_is_refused(conditions: dict[int, str]):
-    processes = Processes()
-    for recording in processes.recordings.values():
-        in_step(recording, 5)
-    compares(processes.recordings[1], 5)
-    processes.look(1.5)
-    assert processes.verdict(2).splitlines() == [
-        "CP0854: process 1 differs from process 0",
-        "note: process 1 calls it at run.py:7 in main, and waits for the others to compare it",
-        "note: process 0 runs a step that all have compared before, at train.py:100 in load",
-        "note: a fix",
-    ]
-
-
-def test_processes_that_prepare_the_step_or_run_an_earlier_one_are_waited_for(conditions: dict[int, str]):
-    processes = Processes()
-    for number, recording in processes.recordings.items():
-        in_step(recording, 4 + (number < 2))
-    live.put_comparison(processes.recordings[0], 5, None, is_ahead=True)
-    compares(processes.recordings[1], 5)
-    processes.look(1.5)
-    assert processes.verdict(0) == "" and processes.processes[1].said == ""
-
-
-def test_a_step_that_fails_is_explained_by_the_process_that_has_died(conditions: dict[int, str]):
-    processes = Processes()
-    for recording in processes.recordings.values():
-        in_step(recording, 5, ends=True)
-    live.put_failure(processes.recordings[0], is_aborted=False)
-    processes.look(0.1)
-    assert live.is_answered(processes.recordings[0]) and processes.verdict(0) == ""
-    live.put_failure(processes.recordings[0], is_aborted=False)
-    assert not live.is_answered(processes.recordings[0])
-    conditions[102] = "dead"
-    processes.look(3.0)
-    assert processes.verdict(0).startswith("process 2 has died")
-
-
-def test_a_process_whose_thread_does_not_run_is_late_in_the_next_step(conditions: dict[int, str]):
-    """The end of its step is not recorded, since a thread of it holds the interpreter's lock."""
-    processes = Processes()
-    for number, recording in processes.recordings.items():
-        in_step(recording, 5 - (number == 1))
-    put(processes.recordings[1], beat=1)
-    processes.processes[1].stack, processes.processes[1].queried_at = "", 1.0
-    processes.look(BUSY_S + 1)
-    assert processes.verdict(0).startswith("process 1 has not arrived within")
-    assert "its Python: it holds the interpreter's lock" in processes.verdict(0)
-
-
-def test_other_hosts_evaluate_soon_once_a_process_has_ended_elsewhere(conditions: dict[int, str]):
-    processes = Processes()
-    in_step(processes.recordings[0], 5, ends=True)
-    processes.job.add_hosts({(7,): FAR})
-    live.put_left(processes.recordings[0])
-    processes.look(0.1)
-    assert [message.kind for message in processes.sent].count("gone") == 1
-    ranks = Ranks(4, range(2))
-    ranks.job.add_hosts({(2, 3): FAR})
-    for recording in ranks.recordings.values():
-        put(recording, bound_ns=10**12)
-        began(recording, LINE)
-    ranks.look(3.0)
-    assert [message.kind for message in ranks.sent] == ["hello"]
-    ranks.job.take(SidecarMessage("job", "gone", 2))
-    ranks.look(3.0)
-    assert ranks.sent[-1].kind == "ask"
-
-
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_stopped_process_is_named(ends: bool, conditions: dict[int, str]):
-    """Also if it was stopped before its thread recorded the end of its last step."""
-    processes = Processes()
-    for number, recording in processes.recordings.items():
-        in_step(recording, 5 - (number == 0), ends=ends and number == 0)
-    conditions[100] = "stopped"
-    processes.look(BOUND_S + 1)
-    assert processes.verdict(1).startswith(
-        "process 0 is stopped (SIGSTOP, or a debugger)\nnote: process 0 is PID"
-    )
