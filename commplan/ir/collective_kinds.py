@@ -28,12 +28,13 @@ class KindProperties(NamedTuple):
     is_native: bool = False
 
 
+# In the order of the enum of the MPI engine, which lacks the last two.
 PROPERTIES: Mapping[str, KindProperties] = {
     "all_reduce": KindProperties(reduces=True, is_native=True),
     "reduce_scatter": KindProperties(reduces=True, takes_blocks=True, is_native=True),
     "all_gather": KindProperties(makes_blocks=True, is_native=True),
-    "broadcast": KindProperties(has_root=True, is_native=True),
     "all_to_all": KindProperties(takes_blocks=True, makes_blocks=True),
+    "broadcast": KindProperties(has_root=True, is_native=True),
     "reduce": KindProperties(reduces=True, has_root=True),
     "scatter": KindProperties(takes_blocks=True, has_root=True),
     "gather": KindProperties(makes_blocks=True, has_root=True),

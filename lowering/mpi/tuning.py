@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import cast
 
 import numpy as np
 
 from commplan.collectives.layout import message
 from commplan.collectives.program import IN_BLOCKS, ChunkProgram, Send
+from commplan.collectives.program import Kind as ProgramKind
 from commplan.diagnostics import fail
+from commplan.ir.collective_kinds import PROPERTIES
 from commplan.ir.plan import Algorithm
-from commplan.ir.schedule import Form, ReduceOp, Spread
+from commplan.ir.schedule import CollectiveKind, Form, ReduceOp, Spread
 from commplan.lowering import programs
 from commplan.lowering.mpi.job.groups import Groups
 
-Kind = Literal[
-    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "reduce", "scatter", "gather",
-    "shift", "swap",
-]  # fmt: skip
-KINDS: tuple[Kind, ...] = get_args(Kind)  # in the order of the engine's enum, which lacks the last two
+Kind = CollectiveKind | ProgramKind
+KINDS = cast("tuple[Kind, ...]", tuple(PROPERTIES))
 NATIVE = Algorithm("native")
 WINDOW = 4  # messages in flight from one rank to another
 COUNTED = 2**31 - 1  # MPI counts are 32-bit integers

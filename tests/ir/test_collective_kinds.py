@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -14,6 +16,14 @@ from commplan.ir.schedule import CollectiveKind
 
 def test_every_kind_has_properties() -> None:
     assert PROPERTIES.keys() == {*get_args(CollectiveKind), *KINDS}
+
+
+def test_the_engine_numbers_kinds_in_the_order_of_the_table() -> None:
+    engine = Path(__file__).parents[2] / "lowering/mpi/engine/engine.h"
+    enum = re.search(r"enum Collective : int64_t \{ (.*) \};", engine.read_text())
+    assert enum is not None
+    numbered = [re.sub(r"(?<=.)([A-Z])", r"_\1", name[1:]).lower() for name in enum[1].split(", ")]
+    assert [*numbered, "shift", "swap"] == list(PROPERTIES)
 
 
 @pytest.mark.parametrize("kind", KINDS)
