@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from bench.servers.mpirun import command, environment
+from bench.harness.mpirun import ULFM, command, environment
 
 PLAN = """
 plan sums
@@ -44,7 +44,6 @@ FAILURES = {  # and the expected messages
 }
 RANKS, STEPS = 3, 12
 DEADLINE_S = 300.0  # a launch takes a few seconds, and half a minute on a busy machine
-ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 
 
 def rank(elements: int, way: str, culprit: int) -> object:

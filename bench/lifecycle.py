@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.servers import mpirun
+from bench.harness import mpirun
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))
@@ -46,7 +46,6 @@ WEIGHTS = (10, 4, 4, 2, 2, 2, 2)  # a start of a launcher takes seconds
 DESIGNS = ("all_shared", "single_broadcast(readers = 1)", "multi_broadcast(readers = 2)")
 TOKEN = uuid.uuid4().hex[:8]  # another campaign may go on at the same time
 BATCH = 4
-ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 DIED = {"CP0920", "CP0921"}  # errors of processes that end with a dead one
 Place = tuple[int, int]  # epoch and step
 
@@ -178,7 +177,7 @@ def launched(start: Start, lives: Sequence[Life]) -> None:
     python = interpreter.words(environment, jax=start.kind != "feed")
     words = [[*python, *command(start, life)] for life in lives]
     if start.kind.startswith("mpirun"):
-        options = ULFM if start.orders["failure"] == "continue" else ()
+        options = mpirun.ULFM if start.orders["failure"] == "continue" else ()
         words = [_job(options, words)]
     with (start.folder / "errors.txt").open("ab") as errors:
         processes = [

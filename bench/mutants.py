@@ -3,7 +3,6 @@
     python -m bench.mutants --count 2000 --seed 0        # every counter-example is replayed
     python -m bench.mutants --valid                      # all algorithms, kinds and 1 to 64 ranks are proved
     python -m bench.mutants --schedules --count 5000     # schedules with a mistake are refused
-    python -m bench.mutants --systematic 5               # every single edit of five schedules
     python -m bench.mutants --sound --count 5000         # schedules of the compiler are not refused
 
 A mutant is a valid program (any algorithm, kind, number of ranks, root and slices) with one mistake: a
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _valid(options.most)
     if options.sound:
         return _sound(options)
-    if options.schedules or options.systematic:
+    if options.schedules:
         return _schedules(options)
     start = time.perf_counter()
     outcomes: Counter[tuple[str, str]] = Counter()
@@ -124,13 +123,9 @@ def _valid(most: int) -> int:
 
 def _schedules(options: argparse.Namespace) -> int:
     start, seed = time.perf_counter(), options.seed
-    if options.systematic:
-        campaign = schedules.Systematic(seed, options.systematic)
-        count, mode, least = len(campaign.index), f"--systematic {options.systematic}", 0
-    else:
-        campaign = schedules.Campaign(seed, options.share)
-        count, mode = options.count, f"--schedules --share {options.share}"
-        least = min(50, count // 100) if count >= 1000 else 0
+    campaign = schedules.Campaign(seed, options.share)
+    count, mode = options.count, f"--schedules --share {options.share}"
+    least = min(50, count // 100) if count >= 1000 else 0
     print(f"{mode} --seed {seed}: {len(campaign.bases)} schedules", flush=True)
     numbers = [options.case] if options.case is not None else range(count)
     case = partial(schedules.mutant_case, campaign, folder=options.keep)
@@ -174,7 +169,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--most", type=int, default=64, help="the most ranks of a program (64)")
     parser.add_argument("--valid", action="store_true", help="prove all valid programs instead")
     parser.add_argument("--schedules", action="store_true", help="mutants of schedules")
-    parser.add_argument("--systematic", type=int, default=0, metavar="N", help="all edits of N schedules")
     parser.add_argument("--sound", action="store_true", help="schedules of the compiler instead of mutants")
     parser.add_argument("--jobs", type=int, default=2, help="processes, for schedules (2)")
     parser.add_argument("--share", type=float, default=1.0, help="of the schedules to break, how many (1.0)")

@@ -30,14 +30,13 @@ from tests.support import schedule_bases
 from tests.support.schedule_bases import Base
 from tests.support.schedule_fields import joint_edit
 from tests.support.schedule_judge import Judge, Verdict
-from tests.support.schedule_mutation import NAMES, Edit, edits, head_edits, op_edits, phase_edits
+from tests.support.schedule_mutation import NAMES, Edit, head_edits, op_edits, phase_edits
 from tests.support.schedule_repair import Repair, repaired
 
 _COMPARISON = Path(schedule_rules.__file__).with_name("equivalence.py")
 # The codes of comparisons with the plan; any other code is an error of form.
 MEANING = set(re.findall(r"CP\d{4}", _COMPARISON.read_text())) if _COMPARISON.exists() else set[str]()
 REPAIRS: tuple[Repair, ...] = ("", "types", "placements")
-SYSTEMATIC = ("data_parallel", "two_level", "sharded_update", "weighted_mean", "easgd_sync")
 PATIENCE = 60  # seconds that one case may take
 SHOWN = 20  # failures of each kind that are printed
 
@@ -136,7 +135,7 @@ class Campaign:
                 problems.append(f"{base.name}: {refused[0].message if refused else errors[0]}\n{base.text}")
         return problems
 
-    def mutant(self, number: int) -> Mutant | None:
+    def mutant(self, number: int) -> Mutant:
         rng = random.Random(f"mutant {self.seed} {number}")
         while True:
             mutated = self._mutant(rng, self.labels[number % len(self.labels)])
@@ -272,51 +271,11 @@ def _confirmed(refused: Sequence[Diagnostic], verdict: Verdict) -> bool | None:
     return any(f"`{name}`" in messages for name in verdict.names)
 
 
-class Systematic(Campaign):
-    """Every single edit of a few schedules, unrepaired and with its consequences repaired."""
-
-    def __init__(self, seed: int, count: int) -> None:
-        super().__init__(seed, 0.1)
-        wanted = [base for name in SYSTEMATIC for base in self.bases if base.name.startswith(f"{name} ")][
-            :count
-        ]
-        others = [base for base in self.bases if base not in wanted and 3 < _size(base) < 40]
-        random.Random(seed).shuffle(others)
-        self.bases = [*wanted, *others][:count]
-        self._edits = [list(edits(base.schedule)) for base in self.bases]
-        self.index = [
-            (base, at, repair)
-            for base, edits_of_base in enumerate(self._edits)
-            for at in range(len(edits_of_base))
-            for repair in ("", "placements")
-        ]
-        self._judges.clear()
-
-    def mutant(self, number: int) -> Mutant | None:
-        chosen, at, repair = self.index[number]
-        edit, base = self._edits[chosen][at], self.bases[chosen]
-        changed = _made(edit, typing.cast("Repair", repair), base.schedule)
-        if (
-            changed is None
-            or changed == base.schedule
-            or (repair and changed == _made(edit, "", base.schedule))
-        ):
-            return None
-        hits = labels(base, base.schedule.phases[edit.phase].ops[edit.op]) if edit.op is not None else []
-        return Mutant(chosen, (edit,), typing.cast("Repair", repair), tuple(hits), changed)
-
-
-def _size(base: Base) -> int:
-    return sum(len(phase.ops) for phase in base.schedule.phases)
-
-
 # one case of each campaign
 
 
-def mutant_case(campaign: Campaign, number: int, folder: Path | None) -> Record | None:
+def mutant_case(campaign: Campaign, number: int, folder: Path | None) -> Record:
     mutant = campaign.mutant(number)
-    if mutant is None:
-        return None
     record = campaign.record(number, mutant)
     if record.failed and folder is not None:
         kept = campaign.keep(number, mutant, folder)
@@ -355,16 +314,16 @@ def _ring(_: int, __: FrameType | None) -> None:
     raise TooSlowError
 
 
-_case: Callable[[int], Record | None] | None = None  # in a child
+_case: Callable[[int], Record] | None = None  # in a child
 
 
-def _start(case: Callable[[int], Record | None]) -> None:
+def _start(case: Callable[[int], Record]) -> None:
     global _case  # noqa: PLW0603 - a pool hands it to its children so
     _case = case
     signal.signal(signal.SIGALRM, _ring)
 
 
-def _run(number: int) -> tuple[int, Record | None]:
+def _run(number: int) -> tuple[int, Record]:
     assert _case is not None
     signal.alarm(PATIENCE)
     try:
@@ -376,7 +335,7 @@ def _run(number: int) -> tuple[int, Record | None]:
 
 
 def run_all(
-    case: Callable[[int], Record | None], numbers: Sequence[int], jobs: int, state: Path | None, head: str
+    case: Callable[[int], Record], numbers: Sequence[int], jobs: int, state: Path | None, head: str
 ) -> Iterator[Record]:
     """The records of all cases: those in the state file, then the others as they are made."""
     done: set[int] = set()
@@ -386,12 +345,11 @@ def run_all(
             sys.exit(f"{state} belongs to another campaign: {lines[0]}")
         for line in lines[1:]:
             try:
-                number, record = msgspec.json.decode(line, type=tuple[int, Record | None])
+                number, record = msgspec.json.decode(line, type=tuple[int, Record])
             except msgspec.DecodeError:
                 break  # it was cut off in this line
             done.add(number)
-            if record is not None:
-                yield record
+            yield record
     missing = [number for number in numbers if number not in done]
     if state is not None:
         kept = state.read_text().splitlines()[: len(done) + 1] if done else [head]
@@ -404,13 +362,12 @@ def run_all(
             if count % 500 == 0:
                 passed = time.perf_counter() - start
                 print(f"  {len(done) + count} of {len(numbers)}, {passed:.0f} s", file=sys.stderr, flush=True)
-            if record is not None:
-                yield record
+            yield record
 
 
 def _results(
-    case: Callable[[int], Record | None], numbers: Sequence[int], jobs: int
-) -> Iterable[tuple[int, Record | None]]:
+    case: Callable[[int], Record], numbers: Sequence[int], jobs: int
+) -> Iterable[tuple[int, Record]]:
     if jobs == 1:
         yield from ((number, case(number)) for number in numbers)
         return

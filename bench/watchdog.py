@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.servers.mpirun import command, environment
+from bench.harness.mpirun import command, environment
 
 PLAN = """
 plan watched

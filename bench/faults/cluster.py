@@ -19,9 +19,9 @@ from pathlib import Path
 
 from bench.faults import mpi
 from bench.faults.campaign import Fault, Outcome, Place, observed
+from bench.harness.mpirun import ULFM, environment
 from bench.netlab import Lab, Shape, shell
 from bench.netlab.lab import BUCKET
-from bench.servers.mpirun import environment
 
 KINDS = ("down", "slow", "stop", "kill", "sleep")
 BOUND_S, RATE, SLOW = 2.0, "200mbit", "20mbit"
@@ -43,7 +43,7 @@ def judged(fault: Fault) -> Outcome:
         tempfile.TemporaryDirectory() as records,
         tempfile.TemporaryFile("w+") as output,
     ):
-        options = mpi.ULFM if fault.kind == "kill" else ()
+        options = ULFM if fault.kind == "kill" else ()
         words = lab.mpirun([sys.executable, "-m", mpi.__name__, *fault.words], options=options)
         env = dict(environment()) | {"COMMPLAN_RECORDS": records}
         job = subprocess.Popen(words, env=env, stdout=output, stderr=output, start_new_session=True)

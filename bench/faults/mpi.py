@@ -16,7 +16,7 @@ import tempfile
 from typing import Any
 
 from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed, without_memory
-from bench.servers.mpirun import command, environment
+from bench.harness.mpirun import ULFM, command, environment
 
 PLAN = """
 plan faulty
@@ -37,7 +37,6 @@ KINDS = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "plan", "fla
 RANKS, STEPS, BOUND_S, BUSY_S = 3, 12, 2.0, 8.0
 RING = " via ring"
 FLAG = "--xla_cpu_enable_fast_math=true"
-ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 
 
 def rank(fault: Fault) -> None:

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed
-from bench.faults.mpi import BUSY_S, FLAG, ULFM
-from bench.servers.mpirun import command, environment
+from bench.faults.mpi import BUSY_S, FLAG
+from bench.harness.mpirun import ULFM, command, environment
 
 SYNC = """
 plan served

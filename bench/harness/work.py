@@ -27,14 +27,11 @@ class Work(msgspec.Struct, frozen=True):
         counts: the elements of each tensor: of the whole buffer (for reduce_scatter the operand, for
             all_gather the result), a multiple of the number of ranks for these two.
         how: the method, in the words of the system; empty is one call for each tensor.
-        seconds: the computation before the first tensor, which the communication of the others can overlap.
-            For `empty` there is only computation.
     """
 
     kind: str
     counts: tuple[int, ...]
     how: str = ""
-    seconds: float = 0.0
 
     @property
     def nbytes(self) -> int:

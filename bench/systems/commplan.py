@@ -11,7 +11,6 @@ from typing import Any
 from bench.harness.plans import chosen, program
 from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
-from bench.systems.computation import JaxComputing, after_products
 from bench.systems.jitted import Jitted
 
 MPI: Any = importlib.import_module("mpi4py.MPI")
@@ -30,14 +29,14 @@ class Commplan:
 
     def prepare(self, work: Work) -> Operation:
         if work.kind == "empty":
-            return JaxComputing(work) if work.seconds else Empty(work)
+            return Empty(work)
         places = {"topology": os.environ.get(TOPOLOGY), "calibration": os.environ.get(CALIBRATION)}
         compiled = program(work, self.comm, **places)
         given = [[jnp.asarray(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
-        return phase(compiled.bind(self.comm), given, chosen(compiled.schedule), work.seconds)
+        return phase(compiled.bind(self.comm), given, chosen(compiled.schedule))
 
 
-def phase(run: Any, given: list[list[Array]], note: str, seconds: float) -> Jitted:
+def phase(run: Any, given: list[list[Array]], note: str) -> Jitted:
     """The phase `step` of a bound plan, jitted: a list of arrays in, a list of arrays out."""
     state = run.init()
 
@@ -45,7 +44,7 @@ def phase(run: Any, given: list[list[Array]], note: str, seconds: float) -> Jitt
         outputs, _ = run.step(state, x=xs)
         return outputs.y
 
-    return Jitted(jax.jit(after_products(step, seconds)), given, note)
+    return Jitted(jax.jit(step), given, note)
 
 
 class Empty(Operation):

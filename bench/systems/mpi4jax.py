@@ -13,7 +13,6 @@ import numpy as np
 
 from bench.harness.work import Operation, Work
 from bench.harness.worker import operands
-from bench.systems.computation import JaxComputing, after_products
 from bench.systems.jitted import Jitted
 
 MPI: Any = importlib.import_module("mpi4py.MPI")
@@ -30,8 +29,6 @@ class Mpi4jax:
         self.ranks: int = self.comm.Get_size()
 
     def prepare(self, work: Work) -> Operation:
-        if work.kind == "empty":
-            return JaxComputing(work)
         given = [[jnp.asarray(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
         collective = self._one(work.kind)
 
@@ -41,8 +38,7 @@ class Mpi4jax:
         def together(xs: list[Array]) -> list[Array]:
             return fused(collective, xs)
 
-        call = after_products(together if work.how == "fused" else each, work.seconds)
-        return Jitted(jax.jit(call), given)
+        return Jitted(jax.jit(together if work.how == "fused" else each), given)
 
     def _one(self, kind: str) -> Callable[[Array], Array]:
         comm, n = self.comm, self.ranks

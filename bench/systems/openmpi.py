@@ -10,7 +10,6 @@ import numpy as np
 
 from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
-from bench.systems.computation import LoopComputing, loop_count, matrix, numpy_products
 
 MPI: Any = importlib.import_module("mpi4py.MPI")
 
@@ -22,11 +21,9 @@ class OpenMPI:
         self.ranks: int = self.comm.Get_size()
 
     def prepare(self, work: Work) -> Operation:
-        if work.kind == "empty":
-            return LoopComputing(matrix(), work.seconds)
         if work.how == "fused":
             return Fused(self, work)
-        return Beside(self, work) if work.seconds else Each(self, work)
+        return Each(self, work)
 
     def call(self, kind: str) -> Callable[[Floats, Floats], None]:
         """(operand, result) -> None, by the name of the collective; broadcast is in place in the result."""
@@ -62,23 +59,6 @@ class Each(Operation):
 
     def results(self) -> list[Floats]:
         return self._results
-
-
-class Beside(Each):
-    """All tensors but the first in flight during the computation before the first one."""
-
-    def __init__(self, system: OpenMPI, work: Work) -> None:
-        super().__init__(system, work)
-        self._comm = system.comm
-        self._count = loop_count("numpy", work.seconds)
-        self._first = np.empty_like(self._given[0][0])
-
-    def run(self) -> None:
-        tensors = list(zip(self._operands, self._results, strict=True))
-        waiting = [self._comm.Iallreduce(x, y, op=MPI.SUM) for x, y in tensors[1:]]
-        np.add(self._operands[0], numpy_products(matrix(), self._count)[0, 0] - 1, out=self._first)
-        waiting.append(self._comm.Iallreduce(self._first, self._results[0], op=MPI.SUM))
-        MPI.Request.Waitall(waiting)
 
 
 class Fused(Operation):

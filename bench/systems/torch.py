@@ -14,7 +14,6 @@ import numpy as np
 
 from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
-from bench.systems.computation import LoopComputing, loop_count, matrix, numpy_products
 
 torch: Any = importlib.import_module("torch")
 dist: Any = importlib.import_module("torch.distributed")
@@ -28,11 +27,9 @@ class Torch:
         self.rank, self.ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
     def prepare(self, work: Work) -> Operation:
-        if work.kind == "empty":
-            return LoopComputing(torch.from_numpy(matrix()), work.seconds)
         if work.how == "fused":
             return Buckets(self, work)
-        return Beside(self, work) if work.seconds else Each(self, work)
+        return Each(self, work)
 
 
 class Each(Operation):
@@ -66,23 +63,6 @@ class Each(Operation):
 
     def results(self) -> list[Floats]:
         return [result.numpy() for result in self._results]
-
-
-class Beside(Each):
-    """All tensors but the first in flight during the computation before the first one."""
-
-    def __init__(self, system: Torch, work: Work) -> None:
-        super().__init__(system, work)
-        self._count = loop_count("torch", work.seconds)
-        self._matrix = torch.from_numpy(matrix())
-
-    def run(self) -> None:
-        first, *others = self._results
-        waiting = [dist.all_reduce(result, async_op=True) for result in others]
-        first += numpy_products(self._matrix, self._count)[0, 0] - 1
-        waiting.append(dist.all_reduce(first, async_op=True))
-        for handle in waiting:
-            handle.wait()
 
 
 class Buckets(Operation):

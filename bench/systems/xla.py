@@ -15,7 +15,6 @@ import numpy as np
 
 from bench.harness.work import Floats, Operation, Work
 from bench.harness.worker import operands
-from bench.systems.computation import JaxComputing, after_products
 from bench.systems.jitted import Jitted
 
 jax: Any = importlib.import_module("jax")
@@ -36,19 +35,13 @@ class Xla:
         self.split = sharding.NamedSharding(self.mesh, sharding.PartitionSpec("r"))
 
     def prepare(self, work: Work) -> Operation:
-        if work.kind == "empty":
-            return JaxComputing(work)
         given = [[self._own(x) for x in xs] for xs in operands(work, self.rank, self.ranks)]
         collective = self._one(work.kind)
         match work.how:
             case "fused":
                 call = self._jit(lambda xs: bucketed(collective, xs), work.kind)
             case "combined":  # left to XLA's combiner
-
-                def each(xs: list[Array]) -> list[Array]:
-                    return [collective(x) for x in xs]
-
-                call = self._jit(after_products(each, work.seconds), work.kind)
+                call = self._jit(lambda xs: [collective(x) for x in xs], work.kind)
             case _:
                 single = self._jit(lambda xs: [collective(x) for x in xs], work.kind)
 

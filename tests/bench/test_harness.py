@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench import collectives, fused, overlap, prediction
+from bench import collectives, fused, prediction
 from bench.collectives import entries, rows, share_of_openmpi, ways
 from bench.collectives import parser as collectives_parser
 from bench.harness.cli import size
@@ -214,19 +214,6 @@ def test_ratios_of_many_tensors():
     assert table[-1][1] == "no"
 
 
-def test_hidden_is_a_share_of_the_shorter_one():
-    assert overlap.hidden(0.2, 0.1, 0.2) == pytest.approx(1.0)
-    assert overlap.hidden(0.2, 0.1, 0.3) == pytest.approx(0.0)
-    assert overlap.hidden(0.1, 0.2, 0.25) == pytest.approx(0.5)
-    labels = [entry.label for entry in overlap.entries(("torch",), 4 << 20, 0.1)]
-    assert labels == ["torch exchange", "torch computation", "torch both"]
-    figures = [
-        figure(label, "all_reduce", 4, [t]) for label, t in zip(labels, (0.2, 0.1, 0.225), strict=True)
-    ]
-    assert overlap.rows(figures)[1][:5] == ["torch", "200 ms", "100 ms", "225 ms", "0.75"]
-    assert overlap.rows([*figures[:2], figure(labels[2], "all_reduce", 4, [], missing="no")])[1][1] == "no"
-
-
 # Simulation
 
 
@@ -348,6 +335,6 @@ def test_a_bench_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 @needs_lab
 def test_a_lab_that_stands_ends_a_bench(lab: Lab, capsys: pytest.CaptureFixture[str]):
-    for bench in (collectives, fused, overlap):
+    for bench in (collectives, fused):
         assert bench.main(["--systems", "openmpi", "--name", lab.name]) == 1
         assert "CP1121" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from support.byhand import HERE, compiled, ensemble_plan, reduce_plan, sharded_p
 from support.random_case import make_case
 
 import commplan
+from commplan.cli import main
 from commplan.cli.saved import read_saved
 from commplan.diagnostics import CommplanError, Span
 from commplan.ir.remark import Choice
@@ -169,10 +170,25 @@ def test_another_kind_of_file() -> None:
     )  # fmt: skip
 
 
-def test_another_schema_version() -> None:
-    problem = refusal(DATA.replace(b'"schema": %d' % SCHEMA_VERSION, b'"schema": 999', 1))
+@pytest.mark.parametrize("schema", [4, SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_another_schema_version(schema: int) -> None:
+    problem = refusal(DATA.replace(b'"schema": %d' % SCHEMA_VERSION, b'"schema": %d' % schema, 1))
     assert problem.code == "CP1002"
     assert f"this commplan reads {SCHEMA_VERSION}" in problem.message
+
+
+def test_a_file_of_schema_3_is_refused_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    """An earlier compiler wrote the file: its collectives lack `stage`, its unpacks lack `like`."""
+    path = Path(__file__).with_name("schema_3.schedule.json")
+    with pytest.raises(CommplanError) as caught:
+        commplan.Program.load(path)
+    (problem,) = caught.value.diagnostics
+    assert problem.code == "CP1002"
+    assert problem.message == f"the file has schema version 3, this commplan reads {SCHEMA_VERSION}"
+    assert [note.text for note in problem.notes] == ["compile the plan again"]
+    for verb in ("verify", "simulate"):
+        assert main([verb, str(path)]) == 1
+        assert "error[CP1002]" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from support import mpirun
 from support.campaign import parameters
 
 from bench import exits
+from bench.harness.mpirun import ULFM
 
 mpirun.needs_mpi()
 
-ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 EARLY = """
 import pathlib, sys, time
 import jax, numpy as np

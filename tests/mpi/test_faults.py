@@ -11,11 +11,11 @@ from support.campaign import parameters
 
 from bench.faults import servers
 from bench.faults.campaign import Fault
+from bench.harness.mpirun import ULFM
 
 mpirun.needs_mpi()
 
 WORKER = Path(__file__).parent / "faults_worker.py"
-ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 
 
 @pytest.fixture(autouse=True)

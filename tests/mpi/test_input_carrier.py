@@ -11,10 +11,11 @@ import pytest
 from support import mpirun
 from support.campaign import parameters
 
+from bench.harness.mpirun import ULFM
+
 mpirun.needs_mpi()
 
 WORKER = Path(__file__).parent / "input_worker.py"
-ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 
 
 def played(

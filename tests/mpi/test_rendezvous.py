@@ -10,10 +10,11 @@ import pytest
 from support import mpirun
 from support.campaign import parameters
 
+from bench.harness.mpirun import ULFM
+
 mpirun.needs_mpi()
 
 WORKER = Path(__file__).parent / "rendezvous_worker.py"
-ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 PURPOSES = {
     "bind": "bind plan `p`",
     "inside": "bind plan `p`",

@@ -15,10 +15,11 @@ import pytest
 from support import mpirun
 from support.campaign import parameters
 
+from bench.harness.mpirun import ULFM
+
 mpirun.needs_mpi()
 
 WORKER = Path(__file__).parent / "watchdog_worker.py"
-ULFM = ["--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1"]
 BOUND_S = 2.0
 STOPPED = "rank 2 is stopped (SIGSTOP, or a debugger)"
 LATE = "rank 2 has not arrived within "
@@ -119,7 +120,7 @@ def test_mpis_own_collectives_end_too(fault: str, form: str, tmp_path: Path):
 
 
 def test_mpis_own_collectives_fail_where_mpi_outlives_its_dead(tmp_path: Path):
-    done = job("sleep", tmp_path, "native", "call", tuple(ULFM))
+    done = job("sleep", tmp_path, "native", "call", ULFM)
     assert LATE in done.stdout and "has died" not in done.stdout, done.stdout + done.stderr
 
 

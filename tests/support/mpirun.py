@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support import interpreter
 
-from bench.servers import mpirun as ranks
+from bench.harness import mpirun as ranks
 
 TESTS = Path(__file__).resolve().parent.parent
 MPIRUN = Path(sys.executable).parent / "mpirun"

@@ -474,12 +474,3 @@ def _rearranged(value: tuple[Any, ...]) -> Iterator[Change]:
             yield Change(
                 f"{at} and {at + 1} exchanged", (*value[:at], value[at + 1], value[at], *value[at + 2 :])
             )
-
-
-def edits(schedule: ir.Schedule) -> Iterator[Edit]:
-    """Every single edit there is."""
-    for number, phase in enumerate(schedule.phases):
-        for at in range(len(phase.ops)):
-            yield from op_edits(schedule, number, at)
-        yield from phase_edits(schedule, number)
-    yield from head_edits(schedule)

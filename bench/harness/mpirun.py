@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+# An MPI that survives the death of a rank.
+ULFM = ("--with-ft", "ulfm", "--mca", "async_mpi_finalize", "1")
 PYTHON = [sys.executable]  # the first words of the command of a rank
 
 

@@ -1,1 +1,0 @@
-"""Processes of `mpirun`, and the ranks of `bench.soak`."""
