@@ -179,7 +179,7 @@ def test_another_schema_version(schema: int) -> None:
 
 def test_a_file_of_schema_3_is_refused_with_a_fix(capsys: pytest.CaptureFixture[str]) -> None:
     """An earlier compiler wrote the file: its collectives lack `stage`, its unpacks lack `like`."""
-    path = Path(__file__).with_name("schema_3.schedule.json")
+    path = Path(__file__).with_name("schema_3.json")
     with pytest.raises(CommplanError) as caught:
         commplan.Program.load(path)
     (problem,) = caught.value.diagnostics
