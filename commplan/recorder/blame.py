@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import groupby
 from typing import NamedTuple, get_args
 
@@ -245,7 +246,7 @@ def _blocking(ranks: Sequence[Rank], when: float, *, is_judged: bool) -> dict[in
 
 
 def states_of(
-    ranks: Sequence[Rank], when: float, down: Mapping[int, str], recorded: Sequence[int] = ()
+    ranks: Sequence[Rank], when: float, down: Mapping[int, str], recorded: Collection[int] = ()
 ) -> dict[int, RankState]:
     """The states of ranks at a time, for `verdict.blame`.
 
@@ -253,7 +254,7 @@ def states_of(
         down: The ranks that cannot go on, each with the reason.
         recorded: The ranks that record collectives, by default those among `ranks`.
     """
-    recorded = recorded or [rank.rank for rank in ranks if rank.collective]
+    recorded = recorded or dict.fromkeys(rank.rank for rank in ranks if rank.collective)
     steps = sequence_of(recorded) if any(rank.recent[1] for rank in ranks) else ""
     return {
         rank.rank: RankState(
@@ -269,7 +270,7 @@ def states_of(
     }
 
 
-def sequence_of(ranks: Sequence[int]) -> str:
+def sequence_of(ranks: Iterable[int]) -> str:
     """The name of the sequence of whole steps that these ranks run together. States repeat it."""
     return f"steps {zlib.crc32(repr(tuple(ranks)).encode()):08x}"
 
@@ -278,37 +279,45 @@ def _condition(state: str) -> Condition:
     return next((condition for condition in get_args(Condition) if condition == state), "unknown")
 
 
-def _waits(rank: Rank, recorded: Sequence[int], when: float) -> Iterator[Wait]:
+def _waits(rank: Rank, recorded: Collection[int], when: float) -> Iterator[Wait]:
     """The collective that a rank waits in, and its other waits. recorded: see `_members`."""
     if rank.waits is not None:
         event, progress = rank.waits, rank.progress
         is_rooted = event.details is not None and event.details.kind in TOWARDS_SOME
         needed = [progress.rank] if is_rooted and progress is not None else _members(rank, event, recorded)
         if "`" in event.name:  # a whole step: its name may still be extended by lines on other ranks
-            needs = tuple(Need(other, sequence_of(recorded), event.operation) for other in needed)
+            need = Need.begin(needed, sequence_of(recorded), event.operation)
         else:
-            needs = tuple(Need(other, event.name, event.runs) for other in needed)
+            need = Need.begin(needed, event.name, event.runs)
         seconds, missing = when - event.seconds, f"reached {event.name}"
-        yield Wait(event.name, seconds, needs, missing, event.runs, str(progress or ""))
+        yield Wait(event.name, seconds, (need,), missing, event.runs, str(progress or ""))
     for activity in rank.activities:
         if activity.waits is not None and activity.progress is not None:
             event = activity.waits
-            needs = (Need(activity.progress.rank, ANSWER, 1),)
+            needs = (Need.begin([activity.progress.rank], ANSWER, 1),)
             owed = _owed(activity, event)
             yield Wait(described(event), when - event.seconds, needs, owed, event.runs)
 
 
-def _members(rank: Rank, event: Event, recorded: Sequence[int]) -> Sequence[int]:
+def _members(rank: Rank, event: Event, recorded: Collection[int]) -> Collection[int]:
     """The ranks of a collective that have recorded their collectives."""
     if event.details is None or not rank.axes:
         return recorded
     along = ranks_along(rank, [axis for axis in event.details.axes if axis in rank.axes])
-    return [number for number in recorded if number in along]
+    return [number for number in along if number in recorded]
 
 
 def ranks_along(rank: Rank, axes: Sequence[str]) -> Sequence[int]:
     """The ranks that lie along `axes` of the record with `rank`."""
-    return group(coordinates(rank.rank, rank.axes, rank.axes), axes, rank.axes)
+    place = coordinates(rank.rank, rank.axes, rank.axes) | dict.fromkeys(axes, 0)
+    return _group(tuple(place.items()), tuple(axes), tuple(rank.axes.items()))
+
+
+@functools.lru_cache  # ranks of a host are in few groups
+def _group(
+    place: tuple[tuple[str, int], ...], axes: tuple[str, ...], sizes: tuple[tuple[str, int], ...]
+) -> Sequence[int]:
+    return group(dict(place), axes, dict(sizes))
 
 
 def _owed(activity: Activity, event: Event) -> str:

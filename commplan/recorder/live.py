@@ -68,6 +68,14 @@ class Live(NamedTuple):
     answered: int = 0
 
     @property
+    def bound_s(self) -> float:
+        return self.bound_ns * 1e-9
+
+    @property
+    def busy_s(self) -> float:
+        return self.busy_ns * 1e-9
+
+    @property
     def is_frozen(self) -> bool:
         """Whether the process cannot record ends of steps."""
         return bool(self.beat) and time.monotonic_ns() - self.beat > _FROZEN_S * 1e9

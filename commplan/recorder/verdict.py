@@ -9,8 +9,8 @@ import itertools
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Literal, NamedTuple, Self
 
 Condition = Literal[
     "alive", "silent", "stopped", "stuck in the kernel", "dead", "aborted", "ended", "unknown"
@@ -23,11 +23,33 @@ _FEW, _INTERVALS, _MEDIANS = 3, 16, 5.0  # first runs; intervals for the median;
 
 
 class Need(NamedTuple):
-    """The condition that `rank` begins call `number` of `sequence`."""
+    """The condition that ranks begin call `number` of `sequence`.
 
-    rank: int
+    Attributes:
+        spans: The ranks, as arguments of `range`: states of large jobs stay short.
+    """
+
+    spans: tuple[tuple[int, int, int], ...]
     sequence: str
     number: int
+
+    @classmethod
+    def begin(cls, ranks: Iterable[int], sequence: str, number: int) -> Self:
+        """The condition that these ranks begin the call."""
+        spans = list[tuple[int, int, int]]()
+        for rank in sorted(ranks):
+            first, stop, step = spans[-1] if spans else (rank, 0, 0)
+            if spans and rank - stop + 1 == step:
+                spans[-1] = first, rank + 1, step
+            elif spans and stop == first + 1:  # a single rank, so far
+                spans[-1] = first, rank + 1, rank - first
+            else:
+                spans.append((rank, rank + 1, 1))
+        return cls(tuple(spans), sequence, number)
+
+    @property
+    def ranks(self) -> Iterator[int]:
+        return itertools.chain.from_iterable(range(*span) for span in self.spans)
 
 
 class Wait(NamedTuple):
@@ -210,32 +232,45 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
 
 def _apart(states: States) -> Verdict | None:
     """The verdict if a rank waits for others to compare a step that one of them runs; else None."""
-    for rank, state in sorted(states.items()):
+    alive = [state for _, state in sorted(states.items()) if state.condition == "alive"]
+    running: dict[str, list[tuple[int, int]]] = {}
+    for state in alive:
+        for sequence, theirs in state.joint.items():
+            if theirs.is_running:
+                running.setdefault(sequence, []).append((theirs.number, state.rank))
+    for state in alive:
         for sequence, mine in state.joint.items():
-            is_stuck = mine.waits_s > _SETTLE_S and state.condition == "alive"
-            for other in sorted(states) if is_stuck else ():
-                theirs = states[other].joint.get(sequence, Joint())
-                if theirs.is_running and theirs.number >= mine.number and states[other].condition == "alive":
-                    return Verdict("apart", {other: "it runs a step that others compare"}, (rank,))
+            for number, other in running.get(sequence, ()) if mine.waits_s > _SETTLE_S else ():
+                if number >= mine.number:
+                    return Verdict("apart", {other: "it runs a step that others compare"}, (state.rank,))
     return None
 
 
 def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int, Wait]]:
     """The waiting ranks that `sources` depend on, and the ranks that they need and that do not wait."""
     waiting = [rank for rank in sources if states[rank].waits and states[rank].condition == "alive"]
-    needed: dict[int, Wait] = {}
+    is_waiting, needed, followed = {*waiting}, dict[int, Wait](), set[Need]()
     for rank in waiting:
-        for wait in states[rank].waits:
-            for need in wait.needs:
-                state = states.get(need.rank)
-                if state is None or need.rank == rank or not (_is_unmet(need, state) or state.waits):
+        pairs = [(wait, need) for wait in states[rank].waits for need in wait.needs]
+        for wait, need in pairs:
+            if need in followed:  # all ranks of a collective have the same needs
+                continue
+            followed.add(need)
+            for other in need.ranks:
+                state = states.get(other)
+                if state is None or other == rank or not (_is_unmet(need, state) or state.waits):
                     continue
                 if not state.waits or state.condition != "alive":
-                    previous = needed.get(need.rank, wait)  # prefer the wait for the fewest ranks
-                    needed[need.rank] = min(wait, previous, key=lambda each: len(each.needs))
-                elif need.rank not in waiting:
-                    waiting.append(need.rank)
+                    needed[other] = min(wait, needed.get(other, wait), key=_awaited)
+                elif other not in is_waiting:
+                    is_waiting.add(other)
+                    waiting.append(other)
     return waiting, needed
+
+
+def _awaited(wait: Wait) -> int:
+    """The number of ranks that a wait needs."""
+    return sum(len(range(*span)) for need in wait.needs for span in need.spans)
 
 
 def _is_unmet(need: Need, state: RankState) -> bool:
@@ -245,19 +280,18 @@ def _is_unmet(need: Need, state: RankState) -> bool:
 def _all_wait(states: States, waiting: Sequence[int], limits: Patience) -> Verdict:
     """The verdict on ranks that all wait: for those that are behind, or for one another."""
     oldest = {rank: states[rank].waits[0] for rank in waiting}
-    awaited = {
-        rank: {
-            need.rank
-            for wait in states[rank].waits
-            for need in wait.needs
-            if need.rank in oldest and need.rank != rank and _is_unmet(need, states[need.rank])
-        }
-        for rank in waiting
+    needs = {need for rank in waiting for wait in states[rank].waits for need in wait.needs}
+    unmet = {
+        need: frozenset(n for n in need.ranks if n in oldest and _is_unmet(need, states[n])) for need in needs
     }
+    awaited = {
+        rank: _union([unmet[need] for wait in states[rank].waits for need in wait.needs]) for rank in waiting
+    }
+    needed = frozenset[int]().union(*unmet.values())
     behind = {
         rank: f"it is still in {wait.where}, run {wait.runs}"
         for rank, wait in oldest.items()
-        if not awaited[rank] and any(rank in ranks for ranks in awaited.values())
+        if rank in needed and not awaited[rank]
     }
     if behind:
         return Verdict("behind", behind, tuple(waiting))
@@ -268,6 +302,11 @@ def _all_wait(states: States, waiting: Sequence[int], limits: Patience) -> Verdi
     return Verdict("circle", _out_of_order(states, oldest, awaited), tuple(waiting))
 
 
+def _union(sets: Sequence[frozenset[int]]) -> frozenset[int]:
+    """The union, without a copy of a single set."""
+    return sets[0] if len(sets) == 1 else frozenset[int]().union(*sets)
+
+
 def _out_of_order(
     states: States, oldest: Mapping[int, Wait], awaited: Mapping[int, Set[int]]
 ) -> dict[int, str]:
@@ -275,17 +314,19 @@ def _out_of_order(
 
     awaited: by rank, the ranks for which it waits.
     """
+    by_call: dict[tuple[str, int], list[int]] = {}
+    for rank, wait in oldest.items():
+        by_call.setdefault((wait.where, wait.runs), []).append(rank)
     reasons: dict[int, str] = {}
-    for rank, other in itertools.combinations(oldest, 2):
-        if not (other in awaited[rank] and rank in awaited[other]):
+    for pair in itertools.combinations(by_call, 2):
+        sides = [by_call[call] for call in pair]
+        if not any(n in awaited[m] and m in awaited[n] for m, n in itertools.product(*sides)):
             continue
-        pair = oldest[rank], oldest[other]
         votes = [0, 0]  # for either call as the first one
         for state in states.values():
-            places = [state.order.index(call) if call in state.order else -1 for call in map(_call, pair)]
+            places = [state.order.index(call) if call in state.order else -1 for call in pair]
             if min(places) >= 0:
                 votes[places[0] > places[1]] += 1
-        sides = [[each for each in oldest if _call(oldest[each]) == _call(wait)] for wait in pair]
         sides = [
             [each for each in side if any(each in awaited[opposite] for opposite in sides[not at])]
             for at, side in enumerate(sides)
@@ -294,13 +335,9 @@ def _out_of_order(
             votes = [len(side) for side in sides]
         if votes[0] != votes[1]:
             wrong = int(votes[0] > votes[1])
-            reason = f"it waits in {pair[wrong].where}, most others in {pair[not wrong].where}"
+            reason = f"it waits in {pair[wrong][0]}, most others in {pair[not wrong][0]}"
             reasons |= dict.fromkeys(sides[wrong], reason)
     return dict(sorted(reasons.items()))
-
-
-def _call(wait: Wait) -> tuple[str, int]:
-    return wait.where, wait.runs
 
 
 def _another_order(sequence: str, states: States) -> Verdict | None:

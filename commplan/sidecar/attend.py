@@ -24,7 +24,7 @@ from commplan.ending import at_last
 from commplan.sidecar.mail import Address, open_socket, own_addresses
 
 # The number is the version of the messages. Installations do not share a sidecar.
-SOCKET = f"sidecar-5-{zlib.crc32(str(Path(__file__).resolve().parent).encode()):08x}"
+SOCKET = f"sidecar-6-{zlib.crc32(str(Path(__file__).resolve().parent).encode()):08x}"
 PORT = f"{SOCKET}.port"  # a file with the port for datagrams and the key
 LOCK_S = 5.0  # limit in seconds to start or end a sidecar, which takes milliseconds
 _POLL_S = 0.005

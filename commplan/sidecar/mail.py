@@ -15,7 +15,9 @@ import msgspec
 
 from commplan.recorder.verdict import RankState
 
-_LONGEST = 60_000  # bytes of a datagram
+_LONGEST = 60_000  # bytes of a datagram, which has at most 64 kB
+_KEY = 64  # bytes of a key, at most
+_BUFFER = 1 << 23  # bytes of datagrams that have arrived, if the system allows so many
 _LARGEST = 1 << 22  # bytes of a message
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
@@ -42,7 +44,7 @@ class SidecarMessage(msgspec.Struct, frozen=True, array_like=True):
         job: The name of the job, as in its records.
         sender: The lowest rank of the job on the sender's host.
         serial: The number of a question, and of its answers.
-        state: Of an answer, the state of one rank.
+        states: Of an answer, the states of ranks of the sender's host.
         address: Of `hello`, the address of the sender, which may have replaced a killed sidecar.
         is_reply: Whether `hello` answers another one.
         text, line, abandoned: Of a verdict, see `recorder.live.write_verdict`.
@@ -52,7 +54,7 @@ class SidecarMessage(msgspec.Struct, frozen=True, array_like=True):
     kind: Literal["hello", "ask", "answer", "gone", "verdict"]
     sender: int
     serial: int = 0
-    state: RankState | None = None
+    states: tuple[RankState, ...] = ()
     text: str = ""
     line: str = ""
     abandoned: bool = False
@@ -65,6 +67,7 @@ def open_socket() -> socket.socket:
     with contextlib.suppress(OSError):
         both = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
         try:
+            both.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
             both.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             both.bind(("::", 0))
         except OSError:
@@ -72,6 +75,7 @@ def open_socket() -> socket.socket:
             raise
         return both
     single = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    single.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER)
     single.bind(("", 0))
     return single
 
@@ -88,8 +92,13 @@ def own_addresses() -> tuple[str, ...]:
 
 
 def send(line: socket.socket, message: SidecarMessage, to: Sequence[Address]) -> None:
-    """Send a message to sidecars. It may be lost."""
-    data = zlib.compress(msgspec.json.encode(message), 1)  # a datagram has at most 64 kB
+    """Send a message to sidecars. It may be lost. Many states are sent in several messages."""
+    data = zlib.compress(msgspec.json.encode(message), 1)
+    if len(data) > _LONGEST - _KEY and len(message.states) > 1:
+        middle = len(message.states) // 2
+        for states in (message.states[:middle], message.states[middle:]):
+            send(line, msgspec.structs.replace(message, states=states), to)
+        return
     prefix = "::ffff:" if line.family == socket.AF_INET6 else ""
     for address in to:
         for place in address.addresses:

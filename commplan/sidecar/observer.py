@@ -35,7 +35,7 @@ from commplan.sidecar.states import (
 
 _GRACE_S = 2.0  # after the death of a process
 _ENDED_S = 1.0  # after the end of a program, and for a comparison
-_ANSWER_S = 1.5  # for other sidecars to answer
+_ANSWER_S, _REPEAT_S = 1.5, 0.5  # for other sidecars to answer; until they are asked again
 _AGAIN_S, _LONGEST_S = 1.0, 5.0  # between two evaluations, at least and at most
 _CONFIRM_S = 0.5  # between the two evaluations that must agree
 _STACK_S = 1.5  # for a process to answer with its stack
@@ -66,6 +66,7 @@ class Job:
         self._is_warned = False  # there are such ranks on other hosts
         self._began, self._greeted = time.monotonic(), 0.0
         self._queried_at: float | None = None
+        self._asked_at = 0.0
         self._serial, self._again, self._is_judged = 0, 0.0, False
         self._answers: dict[int, RankState] = {}
         self._suspected: object = None  # the result of the last evaluation
@@ -110,18 +111,20 @@ class Job:
         for each in self.records:
             each.live = live.read_live(each.descriptor)
         self._tell_gone()
-        bound = max((each.live.bound_ns for each in self.records), default=0) * 1e-9
-        alarmed = self._alarmed(bound, now)
+        alarmed = self._alarmed(now)
         if not alarmed or self._is_judged:
             self._queried_at = self._suspected = None
         elif self._queried_at is not None:
-            if now > self._queried_at + _ANSWER_S or self._answers.keys() >= self._known():
+            missing = self._known() - self._answers.keys()
+            if not missing or now > self._queried_at + _ANSWER_S:
                 self._queried_at = None
-                self._evaluate(alarmed, bound, now)
+                self._evaluate(alarmed, now)
+            elif now > self._asked_at + _REPEAT_S:  # datagrams may be lost, above all in large jobs
+                self._ask(missing, now)
         elif now >= self._again:
             self._queried_at, self._serial = now, self._serial + 1
             self._answers.clear()
-            self._tell("ask", serial=self._serial)
+            self._ask(self.addresses, now)
             if not self._heard:
                 self.look(now)
 
@@ -143,11 +146,10 @@ class Job:
                 for each in self.records:
                     each.live = live.read_live(each.descriptor)
                 self._states, self._stated_at = states_here(self._all_records(), self._who, now), now
-            for state in self._states.values():
-                answer = SidecarMessage(self.name, "answer", self._lowest, message.serial, state)
-                self._send(answer, [address])
-        elif message.kind == "answer" and message.serial == self._serial and message.state is not None:
-            self._answers[message.state.rank] = message.state
+            states = tuple(self._states.values())
+            self._send(SidecarMessage(self.name, "answer", self._lowest, message.serial, states), [address])
+        elif message.kind == "answer" and message.serial == self._serial:
+            self._answers |= {state.rank: state for state in message.states}
         elif message.kind == "verdict" and not self._is_judged:
             self._write(message.text, message.line, now, abandoned=message.abandoned)
 
@@ -163,6 +165,12 @@ class Job:
         if self.addresses:
             message = SidecarMessage(self.name, kind, self._lowest, **content)  # pyright: ignore[reportArgumentType]
             self._send(message, list({*self.addresses.values()}))
+
+    def _ask(self, ranks: Iterable[int], now: float) -> None:
+        """Ask the sidecars of these ranks of other hosts for states."""
+        self._asked_at = now
+        if addresses := list({self.addresses[rank] for rank in ranks}):
+            self._send(SidecarMessage(self.name, "ask", self._lowest, self._serial), addresses)
 
     def _tell_gone(self) -> None:
         """Have the other sidecars evaluate waits soon, if ranks here have died or their program has ended."""
@@ -189,7 +197,7 @@ class Job:
 
     # The decision.
 
-    def _alarmed(self, bound: float, now: float) -> list[OpenRecord]:
+    def _alarmed(self, now: float) -> list[OpenRecord]:
         """The records of ranks that wait for longer than the bound, or whose steps have failed.
 
         Two seconds suffice after a death, and for a comparison if a rank has ended its program. If whole
@@ -199,7 +207,7 @@ class Job:
         has_ended = self._is_warned or any(each.live.left for each in self.records)
         is_process, alarmed = self._who == "process", list[OpenRecord]()
         for each in self.records:
-            waited, compares = waited_s(each.live, now), each.live.compares
+            waited, compares, bound = waited_s(each.live, now), each.live.compares, each.live.bound_s
             is_alarmed = waited > bound or each.live.asks > each.live.answered
             is_alarmed |= has_died and waited > min(_GRACE_S, bound)
             is_alarmed |= has_ended and compares > 0 and waited > min(_GRACE_S, bound)
@@ -222,7 +230,7 @@ class Job:
             for rank in sorted(self._known() - self._answers.keys())
         }
 
-    def _evaluate(self, alarmed: Sequence[OpenRecord], bound: float, now: float) -> None:
+    def _evaluate(self, alarmed: Sequence[OpenRecord], now: float) -> None:
         began = time.thread_time()
         records = self._all_records()
         states = states_here(records, self._who, now) | self._answers | self._silent()
@@ -236,17 +244,17 @@ class Job:
             self._explain(failed, states, now)
             return
         if not waiting:
-            self._part([each for each in alarmed if each in records], states, bound, now)
+            self._part([each for each in alarmed if each in records], states, now)
             return
         source, is_process = _source(waiting, states), self._who == "process"
         waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
+        bound = source.live.bound_s
         if not compares and not is_process:  # a rank that compares a step may still execute an earlier one
             states = {rank: _without_comparison(state) for rank, state in states.items()}
         if not states[waiter].waits:
             return
         usual = bound if compares else usual_wait_s(records[source], source.live.waits, bound)
-        busy_s = max(each.live.busy_ns for each in self.records) * 1e-9
-        late_s = inf if compares else max(usual, busy_s)
+        late_s = inf if compares else max(usual, source.live.busy_s)
         verdict = blame(states, waiter, Patience(bound, late_s, usual if is_process else bound))
         has_ended = any(states[rank].condition == "ended" for rank in verdict.reasons)
         is_over = has_ended and not compares and not is_process  # the engine reports it
@@ -349,9 +357,7 @@ class Job:
             self._noticed = wait
             first.process.say(f"commplan: {text}\n")
 
-    def _part(
-        self, alarmed: Sequence[OpenRecord], states: Mapping[int, RankState], bound: float, now: float
-    ) -> None:
+    def _part(self, alarmed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
         """Decide whether the ranks that a rank waits for at its end are dead.
 
         A rank that is alive may still have work to do.
@@ -376,7 +382,7 @@ class Job:
                 source.process.say(f"commplan: {text}\n")
             return
         late = next((rank for rank in remaining if rank not in down and not states[rank].waits), None)
-        has_waited = now - source.live.parting * 1e-9 > FIRST * bound
+        has_waited = now - source.live.parting * 1e-9 > FIRST * source.live.bound_s
         if late is not None and has_waited and not source.live.served and self._noticed != "parting":
             self._noticed = "parting"
             _, *notes = described(Verdict("busy", {late: ""}), states, self._who, waiter).splitlines()

@@ -22,6 +22,7 @@ from commplan.recorder.verdict import Comparison, Condition, Joint, Need, RankSt
 LEFT = "left"  # a sequence that a rank begins when it leaves
 _STACK_AFTER_S = 0.5  # without progress
 COMPARISON, _SEQUENCE = "the comparison of a step", "comparison {}"  # a wait; its sequence for a group
+_DISK = "unknown, since it waits for a disk or a file system"
 _ABORTED = "was aborted by its runtime: its own output says why"
 _CONDITIONS: Mapping[str, Condition] = {
     "dead": "dead",
@@ -125,8 +126,6 @@ def _live_state(
     lives, first = [each.live for each in records], next(iter(records))
     process, how = first.process, first.condition
     condition = _CONDITIONS.get(how, "alive")
-    if condition == "stuck in the kernel" and any(each.late for each in lives):
-        condition = "alive"  # it has announced that it writes a file
     idle_s = now - max(max(each.moved, each.compares) for each in lives) * 1e-9
     server = next((each for each in lives if each.served), None)
     is_frozen = condition == "alive" and any(each.is_frozen for each in lives)
@@ -137,6 +136,9 @@ def _live_state(
             sequence = _SEQUENCE.format(each.live.group or sequence_of(each.members))
             waits += tuple(_comparison(rank, each, sequence, now))
             begun[sequence] = each.live.comparison
+    is_working = not waits and idle_s < max(each.busy_s for each in lives)
+    is_writing = condition == "stuck in the kernel" and (is_working or any(each.late for each in lives))
+    condition = "alive" if is_writing else condition  # it reads or writes a file, as other ranks compute
     if server is not None:
         waits = state.waits if server.serves and server.flags and not server.is_patient else ()
         begun |= {ANSWER: 1} if server.serves and not server.is_patient else {}
@@ -160,7 +162,7 @@ def _live_state(
         begun=begun,
         idle_s=idle_s,
         is_excused=any(each.late or each.is_patient for each in lives),
-        stack=process.stack,
+        stack=process.stack or (_DISK if is_writing else ""),
         joint=dict(_joint(each, record, now) for each, record in records.items() if each.members),
     )
     if condition == "alive" and idle_s > _STACK_AFTER_S:
@@ -174,7 +176,7 @@ def _comparison(rank: Rank, opened: OpenRecord, sequence: str, now: float) -> It
     if state.compares:
         axes = [axis for place, axis in enumerate(rank.axes) if state.group >> place & 1]
         ranks = opened.members or ranks_along(rank, axes)
-        needs = tuple(Need(other, sequence, state.comparison) for other in ranks)
+        needs = (Need.begin(ranks, sequence, state.comparison),)
         yield Wait(COMPARISON, now - state.compares * 1e-9, needs, "reached it")
 
 

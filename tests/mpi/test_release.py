@@ -33,8 +33,8 @@ def handles():  # the lowest number that no communicator of this process has
     number = probe.py2f()
     probe.Free()
     return number
-def summed(run):
-    return jax.jit(lambda x: run.step({}, x=x)[0].y)
+def summed(run, jit):
+    return jit(lambda x: run.step({}, x=x)[0].y)
 """
 MANY = (
     BEGIN
@@ -42,14 +42,14 @@ MANY = (
 gc.disable()  # each rank collects at another time, one of them with other runs still in use
 kept = collections.deque(maxlen=1 + 15 * comm.rank)
 before = handles()
-for number in range(240):
+for number in range(160):
     run = program.bind(comm)
     kept.append(run)
-    if number % 60 == 0:
-        assert (np.asarray(summed(run)(x)) == 2).all()
+    if number % 40 == 0:
+        assert (np.asarray(summed(run, run.jit if number % 80 else jax.jit)(x)) == 2).all()
     if number % (12 + 8 * comm.rank) == 0:
         gc.collect()
-assert handles() < before + 240, (before, handles())
+assert handles() < before + 240, (before, handles())  # each run has three communicators
 records = list(Path(os.environ['COMMPLAN_RECORDS']).iterdir())
 assert len(records) < 100, len(records)
 assert len(os.listdir('/proc/self/task')) < 60
@@ -59,23 +59,26 @@ print('done')
 USED = (
     BEGIN
     + """
-def bound():
+def used(is_of_run):
     run = program.bind(comm)
-    return jax.jit(lambda x: run.step({}, x=x)[0].y).lower(x).compile(), run
-compiled, run = bound()
-step = jax.jit(lambda x: run.step({}, x=x)[0].y)
-in_flight = [step(np.ones(100, np.float32) * number) for number in range(20)]
-for _ in range(6):
-    run = program.bind(comm)
-    gc.collect()
+    step = summed(run, run.jit if is_of_run else jax.jit)
+    in_flight = [step(np.ones(100, np.float32) * number) for number in range(20)]
+    return step, step.lower(x).compile(), in_flight, run.context.backend.channel.recording.path
+def is_released(record):  # a call of `bind` frees the runs that all ranks have dropped before
+    for _ in range(30):
+        program.bind(comm)
+        gc.collect()
+        if not comm.allreduce(record.exists()):
+            return True
+    return False
+for is_of_run in (False, True):
+    step, compiled, in_flight, record = used(is_of_run)
+    other = used(is_of_run)[-1]
+    assert is_released(other) and record.exists()
     assert (np.asarray(compiled(x)) == 2).all() and (np.asarray(step(x)) == 2).all()
-assert [float(y[0]) for y in in_flight] == [2.0 * number for number in range(20)]
-used = handles()
-del compiled, step, in_flight
-for _ in range(6):
-    run = program.bind(comm)
-    gc.collect()
-assert handles() <= used, (used, handles())
+    assert [float(y[0]) for y in in_flight] == [2.0 * number for number in range(20)]
+    del compiled, step, in_flight
+    assert is_released(record)
 print('done')
 """
 )

@@ -21,7 +21,7 @@ FINISHED = f"{STEP}, 5 times so far"
 
 def state(rank: int, names: str, *, waits: bool = False, idle: float = 20.0, late: bool = False) -> RankState:
     """names: of the calls that it has begun, a letter each; the last has not ended if it `waits`."""
-    needs = tuple(Need(other, "all", len(names)) for other in ALL)
+    needs = (Need.begin(ALL, "all", len(names)),)
     waiting = (Wait(f"`{names[-1]}`", idle, needs, f"reached `{names[-1]}`", 5),) if waits else ()
     return RankState(
         rank, waits=waiting, begun={"all": len(names)}, recent={"all": (1, tuple(names))}, idle_s=idle,
@@ -98,8 +98,8 @@ def test_an_aborted_rank_is_named_without_patience_unless_orders_differ():
 
 def test_ranks_that_wait_in_different_groups_wait_for_one_another():
     begun = {0: {"pair": 1}, 1: {"all": 1}, 2: {"all": 1}}
-    pair = Wait("`member`", 20.0, (Need(1, "pair", 1),))
-    whole = Wait("`whole`", 20.0, tuple(Need(rank, "all", 1) for rank in ALL))
+    pair = Wait("`member`", 20.0, (Need.begin([1], "pair", 1),))
+    whole = Wait("`whole`", 20.0, (Need.begin(ALL, "all", 1),))
     waits = {0: pair, 1: whole, 2: whole}
     states = [RankState(rank, waits=(waits[rank],), begun=begun[rank], idle_s=20.0) for rank in ALL]
     assert verdict(*states).kind == "circle"

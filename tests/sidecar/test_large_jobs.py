@@ -1,0 +1,144 @@
+"""Jobs of up to 4,096 ranks on many hosts: one decision, its answers from other hosts, and its cost."""
+
+from __future__ import annotations
+
+import random
+import select
+import time
+import tracemalloc
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.observed_ranks import BUSY_S, FAR, HERE, LINE, OTHER_LINE, Ranks, began
+
+from commplan.recorder.verdict import Need, Patience, RankState, Verdict, Wait, blame
+from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
+
+HOST = 8  # ranks on a host
+SIZES = (1, 128, 1000, 4096)
+PATIENCE = Patience(bound=2.0, late=10.0)
+
+
+def waiting(rank: int, needs: Need, where: str = LINE, runs: int = 5) -> RankState:
+    """A rank that waits in `where`, whose last 48 calls are those of all ranks."""
+    wait = Wait(where, 20.0, (needs,), f"reached {where}", runs)
+    order = tuple((f"line {number % 12} of x.plan", number // 12) for number in range(48))
+    return RankState(rank, waits=(wait,), begun={where: runs}, order=order, idle_s=20.0, process="process 7")
+
+
+def decided(states: list[RankState]) -> Verdict:
+    return blame({state.rank: state for state in states}, states[0].rank, PATIENCE)
+
+
+def measured(states: list[RankState], name: str) -> Verdict:
+    """The verdict. Prints the time and the memory that it takes."""
+    begin = time.perf_counter()
+    verdict = decided(states)
+    seconds = time.perf_counter() - begin
+    tracemalloc.start()
+    decided(states)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(f"{name}: {len(states)} ranks, {seconds * 1e3:.1f} ms, {peak / 1e6:.2f} MB")
+    return verdict
+
+
+@pytest.mark.parametrize("ranks", SIZES)
+def test_the_one_culprit_of_many_ranks_is_named(ranks: int):
+    everyone, culprit = Need.begin(range(ranks), LINE, 5), ranks - 1
+    states = [waiting(rank, everyone) for rank in range(ranks)]
+    assert measured(states, "all wait").reasons == {}
+    if ranks == 1:
+        return
+    idle = states[culprit]._replace(waits=(), begun={LINE: 4})
+    late = decided([*states[:culprit], idle])
+    assert (late.kind, [*late.reasons], len(late.waiting)) == ("late", [culprit], ranks - 1)
+    dead = decided([*states[:culprit], idle._replace(condition="dead", how="has died")])
+    assert (dead.kind, [*dead.reasons]) == ("down", [culprit])
+    assert decided(states[:culprit]).reasons == {}  # without the state of one rank
+
+
+@pytest.mark.parametrize("ranks", SIZES[1:])
+def test_half_of_the_ranks_in_another_order_are_not_blamed_for_the_other_half(ranks: int):
+    lines = (LINE, OTHER_LINE)
+    needs = [Need.begin(range(ranks), line, 5) for line in lines]
+    states = [waiting(rank, needs[rank % 2], lines[rank % 2]) for rank in range(ranks)]
+    circle = measured(states, "two halves")
+    assert (circle.kind, circle.reasons, len(circle.waiting)) == ("circle", {}, ranks)
+    usual = [waiting(rank, needs[0], lines[0]) for rank in range(2, ranks)]
+    odd = [waiting(rank, needs[1], lines[1]) for rank in range(2)]
+    assert [*decided([*usual, *odd]).reasons] == [0, 1]
+
+
+@pytest.mark.parametrize("ranks", SIZES[1:])
+def test_all_hosts_of_a_job_answer_and_the_late_rank_is_named(ranks: int, conditions: dict[int, str]):
+    """Records of two hosts; the states of the others are copies, sent and received as datagrams."""
+    culprit, asked = ranks - 1, "job"
+    here, far = Ranks(ranks, range(HOST)), Ranks(ranks, range(HOST, 2 * HOST))
+    for recording in (*here.recordings.values(), *far.recordings.values()):
+        began(recording, LINE)
+    hosts = {tuple(range(n, min(n + HOST, ranks))): FAR._replace(port=n) for n in range(HOST, ranks, HOST)}
+    here.job.add_hosts(hosts)
+    far.job.add_hosts({tuple(range(HOST)): HERE})
+    for members in hosts:
+        here.job.take(SidecarMessage(asked, "hello", members[0]))
+    far.job.take(SidecarMessage(asked, "ask", 0, 1))
+    template = far.sent[-1].states
+    now, began_s = time.monotonic() + BUSY_S, time.perf_counter()
+    with open_socket() as sender, open_socket() as receiver:
+        places = own_addresses() or ("127.0.0.1",)
+        address = Address("here", receiver.getsockname()[1], "key", places[:1])
+        for turn in range(2):
+            here.job.look(now + turn)
+            serial = here.sent[-1].serial
+            for members in hosts:
+                states = [s._replace(rank=n, idle_s=60.0) for n, s in zip(members, template, strict=False)]
+                if culprit in members:
+                    states[-1] = states[-1]._replace(waits=(), begun={LINE: 4})
+                send(sender, SidecarMessage(asked, "answer", members[0], serial, tuple(states)), [address])
+                select.select([receiver], [], [], 5)
+                for message in received(receiver, "key"):
+                    here.job.take(message)
+            here.job.look(now + turn + 0.1)
+    print(f"two decisions of {ranks} ranks on {len(hosts) + 1} hosts: {time.perf_counter() - began_s:.2f} s")
+    assert here.verdict(0).splitlines()[0].startswith(f"rank {culprit} has not arrived within")
+
+
+def test_sidecars_that_have_not_answered_are_asked_again(conditions: dict[int, str]):
+    ranks, lost = Ranks(3, [0]), FAR._replace(port=2)
+    ranks.job.add_hosts({(1,): FAR, (2,): lost})
+    for rank in (1, 2):
+        ranks.job.take(SidecarMessage("job", "hello", rank))
+    began(ranks.recordings[0], LINE)
+    now = time.monotonic() + 3
+    ranks.job.look(now)
+    ranks.job.take(SidecarMessage("job", "answer", 1, ranks.sent[-1].serial, (RankState(1),)))
+    ranks.job.look(now + 0.3)
+    assert [message.kind for message in ranks.sent].count("ask") == 1
+    ranks.job.look(now + 0.6)
+    assert ranks.sent[-1].kind == "ask" and ranks.receivers == [lost]
+    assert ranks.sent[-1].serial == ranks.sent[-2].serial
+
+
+def test_states_of_many_ranks_are_sent_in_several_datagrams():
+    stacks = random.Random(1).randbytes(64 * 2000).hex()  # which zlib cannot shorten by much
+    needs = Need.begin(range(64), LINE, 5)
+    states = tuple(waiting(n, needs)._replace(stack=stacks[4000 * n :][:4000]) for n in range(64))
+    message, taken = SidecarMessage("job", "answer", 0, 3, states), dict[int, RankState]()
+    with open_socket() as sender, open_socket() as receiver:
+        address = Address("far", receiver.getsockname()[1], "k" * 32, (own_addresses() or ("127.0.0.1",))[:1])
+        send(sender, message, [address])
+        while len(taken) < len(states) and select.select([receiver], [], [], 5)[0]:
+            taken |= {state.rank: state for each in received(receiver, "k" * 32) for state in each.states}
+    assert tuple(taken.values()) == states
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_the_ranks_of_a_need_are_those_that_it_was_made_of(ranks: set[int]):
+    assert [*Need.begin(ranks, LINE, 1).ranks] == sorted(ranks)
+
+
+def test_a_need_of_a_grid_has_few_spans():
+    assert Need.begin(range(4096), LINE, 1).spans == ((0, 4096, 1),)
+    assert Need.begin(range(3, 4096, 64), LINE, 1).spans == ((3, 4036, 64),)
