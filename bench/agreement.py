@@ -18,6 +18,8 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 
+from bench.harness.arguments import program_parser
+
 NARROW = ("f32", "bf16", "f16", "i32", "u8", "bool")
 
 
@@ -61,9 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.agreement", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = program_parser("agreement", __doc__)
     parser.add_argument("--plans", type=int, default=200, help="how many random plans (200)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument(

@@ -21,7 +21,8 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
-from bench.harness.cli import in_lab, lab_parser, names, shape_of, size
+from bench.harness.arguments import names, size
+from bench.harness.cli import in_lab, lab_parser, shape_of
 from bench.harness.figures import Results, size_text, table, time_text
 from bench.harness.stage import Entry, Figure, Stage, Surroundings
 from bench.harness.work import KINDS, Work, count_of

@@ -24,8 +24,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from bench.harness.arguments import names, program_parser
 from bench.harness.figures import write
 from bench.input import cells, show
+from bench.input.consumers import KINDS
 from bench.input.members import BATCH
 from bench.input.records import pack
 
@@ -66,13 +68,13 @@ def _surroundings() -> dict[str, str]:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = program_parser("ensemble_input", __doc__)
     parser.add_argument("--members", type=_numbers, default=[1, 2, 4, 8, 12])
     parser.add_argument("--cores", type=_numbers, default=[1, 2])
-    parser.add_argument("--consumers", type=_words, default=["ids", "step"])
+    parser.add_argument("--consumers", type=names(KINDS), default=KINDS)
     parser.add_argument("--records", type=int, default=512, help=f"a multiple of {BATCH}")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--systems", type=_words, default=list(cells.SYSTEMS))
+    parser.add_argument("--systems", type=names(cells.SYSTEMS), default=cells.SYSTEMS)
     parser.add_argument("--peer-python", default=sys.executable, help="an interpreter that has Grain")
     parser.add_argument(
         "--timeout", type=float, default=120.0, help="seconds until a silent system is given up"
@@ -91,10 +93,6 @@ def _options(argv: list[str] | None) -> argparse.Namespace:
 
 def _numbers(text: str) -> list[int]:
     return [int(word) for word in text.split(",")]
-
-
-def _words(text: str) -> list[str]:
-    return text.split(",")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from bench.harness.arguments import program_parser
 from bench.harness.mpirun import ULFM, command, environment
 
 PLAN = """
@@ -134,7 +135,7 @@ def campaign(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = program_parser("exits", __doc__)
     parser.add_argument("--count", type=int, default=200, help="exits, of three processes a launch")
     parser.add_argument("--elements", type=int, default=30_000)
     parser.add_argument("--jobs", type=int, default=1, help="launches at a time")

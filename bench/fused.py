@@ -18,7 +18,8 @@ import sys
 from collections.abc import Sequence
 
 from bench.collectives import PEERS, SYSTEMS, ways
-from bench.harness.cli import in_lab, lab_parser, names, shape_of
+from bench.harness.arguments import names
+from bench.harness.cli import in_lab, lab_parser, shape_of
 from bench.harness.figures import Results, table, time_text
 from bench.harness.stage import Entry, Figure, Stage
 from bench.harness.work import ITEM, Work

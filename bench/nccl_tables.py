@@ -9,13 +9,13 @@ bandwidth. Nothing runs.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from bench.harness.arguments import program_parser
 from bench.harness.figures import size_text, table
 from commplan.cost import CollectiveQuery, Network, collective_time, one_group
 from commplan.cost.collective.cost import CostKind, library_algorithm
@@ -53,7 +53,7 @@ class Table(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.nccl_tables")
+    parser = program_parser("nccl_tables", __doc__)
     parser.add_argument("--rows", action="store_true", help="every size")
     options = parser.parse_args(arguments)
     tables = read()

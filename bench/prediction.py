@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from bench.harness.arguments import program_parser
 from bench.harness.figures import read, size_text, table, time_text
 from bench.harness.plans import schedule
 from bench.harness.stage import Figure, Surroundings
@@ -157,9 +158,7 @@ def _way(pair: Pair) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.prediction", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = program_parser("prediction", __doc__)
     parser.add_argument("results", type=Path, nargs="+", help="what the other benches wrote with --out")
     parser.add_argument("--calibration", type=Path, default=None, help="what it was measured with")
     parser.add_argument("--model", action="store_true", help="leave out the measured curves of collectives")

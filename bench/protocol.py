@@ -8,16 +8,16 @@ Exit 1 if an order violates a property; the events that lead there are printed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from bench.harness.arguments import program_parser
 from tests.support.server_models.exploration import explore
 from tests.support.server_models.models import QUICK, WHOLE, models
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench.protocol", description=__doc__)
+    parser = program_parser("protocol", __doc__)
     parser.add_argument("--whole", action="store_true", help="up to four workers and two servers")
     options = parser.parse_args(arguments)
     states = 0

@@ -12,7 +12,6 @@ alarm. Exit 1 if the cost is above 1% of a step of 50 ms, or after any alarm.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import socket
@@ -23,6 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench.harness.arguments import program_parser
 from bench.harness.mpirun import command, environment
 
 PLAN = """
@@ -134,7 +134,7 @@ def processes(words: Sequence[Any]) -> list[int]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = program_parser("watchdog", __doc__)
     parser.add_argument("--alarms", action="store_true")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--bound", type=float, default=1.0, help="seconds")

@@ -24,6 +24,7 @@ from pathlib import Path
 from bench.compiled.models import MODELS
 from bench.compiled.rows import HEAD, Row, cells, summary
 from bench.compiled.steps import ALONE, PLAN, Compiler, ways_of
+from bench.harness.arguments import program_parser
 from commplan.lowering.audit import target
 
 
@@ -38,7 +39,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = program_parser("compiled", __doc__)
     parser.add_argument("--models", default=";".join(MODELS), help="names, between semicolons")
     parser.add_argument("--targets", default="h100:1x8,h100:4x8,h100:16x8")
     parser.add_argument("--ways", default=";".join((ALONE, PLAN)), help="what names of ways begin with")

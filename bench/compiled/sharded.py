@@ -25,7 +25,6 @@ GSPMD's groups: those steps have no estimate.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,6 +38,7 @@ from jax.sharding import PartitionSpec as P
 
 import commplan
 from bench.compiled.models import HEAD, Transformer, attention, feed_forward, next_token_loss, norm
+from bench.harness.arguments import program_parser
 from commplan.lowering.audit import Machine, audit_text, target
 from commplan.lowering.gpu.estimate import estimate
 from commplan.lowering.jax.aot import devices
@@ -217,7 +217,7 @@ def compiled(step: Callable[..., Any], *arguments: Any, donate: Sequence[int] = 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = program_parser("compiled.sharded", __doc__)
     parser.add_argument("--on", choices=("cpu", "h100"), default="cpu")
     defaults = {"layers": 4, "width": 256, "rows": 2, "length": 128}
     for name, default in defaults.items():

@@ -14,7 +14,6 @@ that no process waits for. Exit 1 if a job hangs, or fewer than 95% are right in
 
 from __future__ import annotations
 
-import argparse
 import concurrent.futures
 import functools
 import random
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from bench.faults import cluster, input, jax, mpi, process, servers
 from bench.faults.campaign import Fault, Outcome, in_time, resumed, table
+from bench.harness.arguments import names, program_parser
 
 DRAWS = 100  # of one fault, until it is another one than all before
 PLACES = {
@@ -38,10 +38,10 @@ PLACES = {
 }
 
 
-def faults(names: Sequence[str], count: int, seed: int) -> list[Fault]:
+def faults(places: Sequence[str], count: int, seed: int) -> list[Fault]:
     """All kinds of faults of these places in turn, each at a random moment, and all different if possible."""
     draw, drawn = random.Random(seed), list[Fault]()
-    pairs = [(name, kind) for name in names for kind in PLACES[name].kinds]
+    pairs = [(name, kind) for name in places for kind in PLACES[name].kinds]
     for number in range(count):
         name, kind = pairs[number % len(pairs)]
         fault = PLACES[name].draw(draw, kind)._replace(place=name)
@@ -58,17 +58,17 @@ def judged(fault: Fault) -> Outcome:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = program_parser("faults", __doc__)
     parser.add_argument("--place", default="all", choices=("all", *PLACES))
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--kinds", type=lambda text: text.split(","), help="these alone, with commas")
+    kinds = tuple(dict.fromkeys(kind for place in PLACES.values() for kind in place.kinds))
+    parser.add_argument("--kinds", type=names(kinds), default=kinds, help="these alone, with commas")
     parser.add_argument("--resume", type=Path, help="a file of outcomes: those in it are taken from it")
     options = parser.parse_args(arguments)
-    names = list(PLACES) if options.place == "all" else [options.place]
-    drawn = faults(names, options.count, options.seed)
-    drawn = [fault for fault in drawn if options.kinds is None or fault.kind in options.kinds]
+    places = list(PLACES) if options.place == "all" else [options.place]
+    drawn = [fault for fault in faults(places, options.count, options.seed) if fault.kind in options.kinds]
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         outcomes = list(pool.map(functools.partial(resumed, options.resume, judged), drawn))
     print("\n".join(table(outcomes, {name: place.bound_s for name, place in PLACES.items()})))

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import msgspec
 
+from bench.harness.arguments import program_parser
 from bench.harness.figures import heading, write
 from bench.harness.stage import Stage
 from bench.netlab import Shape
 from commplan.diagnostics import CommplanError
 
-UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 R = TypeVar("R", bound=msgspec.Struct)
 
 
@@ -49,9 +49,7 @@ def shape_of(options: argparse.Namespace) -> Shape:
 
 def lab_parser(program: str, summary: str | None) -> argparse.ArgumentParser:
     """A parser with the flags that every bench in the lab has. summary: the docstring of the program."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m bench.{program}", description=(summary or "").split("\n")[0]
-    )
+    parser = program_parser(program, summary)
     parser.add_argument("--hosts", type=int, default=4, help="hosts in each rack (4)")
     parser.add_argument("--racks", type=int, default=1, help="racks (1)")
     parser.add_argument("--rate", default="200mbit", help="of a host's link (200mbit)")
@@ -64,25 +62,3 @@ def lab_parser(program: str, summary: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="every repetition")
     return parser
-
-
-def size(text: str) -> int:
-    """4B, 16KiB, 4MiB -> bytes."""
-    digits = text.rstrip("BKMGi ")
-    unit = text[len(digits) :].strip() or "B"
-    if unit not in UNITS or not digits.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r}: write sizes as 4B, 16KiB or 4MiB")
-    return int(digits) * UNITS[unit]
-
-
-def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """A type of arguments: some of the names `known`, separated by commas."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        chosen = tuple(text.split(","))
-        unknown = [name for name in chosen if name not in known]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is not among {', '.join(known)}")
-        return chosen
-
-    return parse

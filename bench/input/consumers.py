@@ -1,11 +1,9 @@
-"""What members do with a batch: look at the numbers of its records, run a jitted step on it, or wait for an
-accelerator."""
+"""The use of a batch by a member: read the numbers of its records, or run a jitted step on it."""
 
 from __future__ import annotations
 
 import importlib
 import mmap
-import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -17,51 +15,32 @@ from bench.input.records import SHAPE, numbers
 
 Batch = npt.NDArray[np.uint8]
 Touch = Callable[[Any], Any]
+KINDS = ("ids", "step")
 
 
 class Consumer:
     """Counts the records of one member, epoch by epoch.
 
-    `kind`: `ids` reads only the numbers, `step` is a jitted step, and a number is the seconds of an
-    accelerator's step: the host sleeps.
+    `kind`: `ids` reads only the numbers, `step` is a jitted step.
     """
 
     def __init__(self, kind: str, rows: int) -> None:
-        self._touch = _toucher(kind, rows)
+        self._touch = _step(rows) if kind == "step" else None
         self._seen: list[npt.NDArray[np.uint32]] = []
-        self._begun: list[float] = []
 
     def __call__(self, batch: Any, ids: npt.NDArray[np.uint32] | None = None) -> None:
         """One batch u8 [rows, 224, 224, 3]; `ids` are the numbers of its records if the batch does not
         contain them."""
-        self._begun.append(time.perf_counter())
         self._seen.append(numbers(np.asarray(batch)) if ids is None else ids)
         if self._touch is not None:
             self._touch(batch)
 
     def epoch(self, wanted: int) -> dict[str, Any]:
-        """The records since the last call, compared with `wanted` records once each; and the duration of a
-        step, from one batch to the next."""
+        """The records since the last call, compared with `wanted` records once each."""
         seen = Counter(np.concatenate(self._seen).tolist() if self._seen else ())
-        steps = np.diff(self._begun).tolist()
         self._seen.clear()
-        self._begun.clear()
         missing = sum(number not in seen for number in range(wanted))
-        return {
-            "records": seen.total(),
-            "missing": missing,
-            "again": seen.total() - len(seen),
-            "steps": steps,
-        }
-
-
-def _toucher(kind: str, rows: int) -> Touch | None:
-    if kind == "ids":
-        return None
-    if kind == "step":
-        return _step(rows)
-    seconds = float(kind)
-    return lambda batch: time.sleep(seconds)
+        return {"records": seen.total(), "missing": missing, "again": seen.total() - len(seen)}
 
 
 def _step(rows: int) -> Touch:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.input.consumers import Batch, Consumer
+from bench.input.consumers import KINDS, Batch, Consumer
 from bench.input.records import SHAPE, Packed, decode
 from bench.input.team import answer, cannot, member_parser
 
@@ -192,9 +192,7 @@ SYSTEMS: dict[str, Callable[[Any, Packed], None]] = {
 def main() -> None:
     parser = member_parser(__doc__, tuple(SYSTEMS))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--consumer", default="ids", help="ids, step, or the seconds that an accelerator takes"
-    )
+    parser.add_argument("--consumer", default="ids", choices=KINDS)
     options = parser.parse_args()
     SYSTEMS[options.system](options, Packed(options.records))
 

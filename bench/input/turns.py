@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from bench.harness.arguments import names, program_parser
 from bench.harness.figures import write
 from bench.harness.spread import quartiles, turns
 from bench.input.team import Block, StalledError, Team
@@ -68,13 +69,15 @@ def in_turns(teams: Mapping[str, Team], rounds: int) -> Iterator[dict[str, Block
         yield blocks
 
 
-def bench_parser(summary: str | None, systems: Sequence[str], **defaults: Any) -> argparse.ArgumentParser:
+def bench_parser(
+    program: str, summary: str | None, systems: Sequence[str], **defaults: Any
+) -> argparse.ArgumentParser:
     """The flags of a bench whose members read one input. summary: the docstring of the program."""
-    parser = argparse.ArgumentParser(description=(summary or "").splitlines()[0])
+    parser = program_parser(program, summary)
     parser.add_argument("--members", type=int, default=12)
     parser.add_argument("--records", type=int, default=1024)
     parser.add_argument("--rounds", type=int)
-    parser.add_argument("--systems", type=lambda text: text.split(","), default=list(systems))
+    parser.add_argument("--systems", type=names(systems), default=tuple(systems))
     parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for a system to answer")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
@@ -82,16 +85,12 @@ def bench_parser(summary: str | None, systems: Sequence[str], **defaults: Any) -
     return parser
 
 
-def checked(
-    parser: argparse.ArgumentParser, argv: Sequence[str] | None, systems: Sequence[str], batch: int
-) -> argparse.Namespace:
+def checked(parser: argparse.ArgumentParser, argv: Sequence[str] | None, batch: int) -> argparse.Namespace:
     """The arguments. Ends the program if they are invalid."""
     options = parser.parse_args(argv)
     counts = [options.members, options.records, options.rounds, getattr(options, "makers", 1)]
     if min(counts) < 1 or options.records % batch:
         parser.error(f"counts are 1 or more, and --records a multiple of {batch}: every batch has one shape")
-    if unknown := set(options.systems) - set(systems):
-        parser.error(f"there is no system {', '.join(unknown)}: {', '.join(systems)}")
     return options
 
 

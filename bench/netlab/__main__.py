@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from bench.harness.arguments import program_parser
 from bench.netlab import state
 from bench.netlab.lab import Lab, Shape, down
 from bench.netlab.rate import line_rate
@@ -115,9 +116,7 @@ def _describe(lab: Lab) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.netlab", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = program_parser("netlab", __doc__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     named = argparse.ArgumentParser(add_help=False)
     named.add_argument("--name", default="lab", help="of the lab (lab)")

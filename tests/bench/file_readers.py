@@ -12,8 +12,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import files
-from bench.files_formats import Format
+from bench.files import __main__ as files
+from bench.files.formats import Format
 from commplan.diagnostics import fail
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.campaign import parameters
 
-from bench import files
-from bench.files_formats import FORMATS
+from bench.files import __main__ as files
+from bench.files.formats import FORMATS
 from commplan.runtime.input.ring import words
 
 ROOT = Path(__file__).parents[2]

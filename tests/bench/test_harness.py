@@ -15,7 +15,7 @@ import pytest
 from bench import collectives, fused, prediction
 from bench.collectives import entries, rows, share_of_openmpi, ways
 from bench.collectives import parser as collectives_parser
-from bench.harness.cli import size
+from bench.harness.arguments import size
 from bench.harness.figures import Results, heading, read, size_text, table, time_text, write
 from bench.harness.group import Group
 from bench.harness.plans import chosen, schedule

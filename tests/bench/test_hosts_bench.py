@@ -9,21 +9,21 @@ import pytest
 
 pytest.importorskip("mpi4py")
 
-from bench import input_hosts
 from bench.harness.stage import Surroundings, topology
-from bench.input import hosts
+from bench.input_hosts import __main__ as input_hosts
+from bench.input_hosts import ranks
 from bench.netlab import Lab, Shape
 
 WHERE = Surroundings(
     "2026-11-21", Shape(), "reno", {"host": 24e6}, ["a", "b", "c", "d"], "", 2, (0.0, 0.0, 0.0), "3.11", {}
 )
-ORDERS = hosts.Orders("records", ["all_shared"], 2, 64, 1, 2, "out")
+ORDERS = ranks.Orders("records", ["all_shared"], 2, 64, 1, 2, "out")
 
 
-def epoch(**changed: Any) -> hosts.Epoch:
+def epoch(**changed: Any) -> ranks.Epoch:
     usual = {"wall_s": 5.0, "batch_s": 0.32, "cpu_s": 2.0, "sent": 10_000_000, "received": 9_000_000}
     usual |= {"busy": 0.5, "network": 0.2}
-    return hosts.Epoch(**{**usual, "right": True, **changed})
+    return ranks.Epoch(**{**usual, "right": True, **changed})
 
 
 @pytest.mark.parametrize(

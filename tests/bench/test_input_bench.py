@@ -49,12 +49,8 @@ def test_consumers_hold_what_they_saw_against_what_there_is():
     batch.reshape(4, -1)[:, 0] = [0, 1, 1, 3]
     consumer = Consumer("ids", 4)
     consumer(batch)
-    assert consumer.epoch(4) == {"records": 4, "missing": 1, "again": 1, "steps": []}
-    assert consumer.epoch(2) == {"records": 0, "missing": 2, "again": 0, "steps": []}
-    waiting = Consumer("0.01", 4)
-    for _ in range(3):
-        waiting(batch)
-    assert [time >= 0.01 for time in waiting.epoch(4)["steps"]] == [True, True]
+    assert consumer.epoch(4) == {"records": 4, "missing": 1, "again": 1}
+    assert consumer.epoch(2) == {"records": 0, "missing": 2, "again": 0}
     step = Consumer("step", 4)
     step(batch)
     assert step.epoch(4)["records"] == 4

@@ -12,7 +12,7 @@ import pytest
 from support import mpirun
 from support.campaign import parameters
 
-from bench import lifecycle
+from bench.lifecycle import __main__ as lifecycle
 
 
 # The few starts: feeds with members that are killed and return, a group with clocks, and both launchers.

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import ring
 from bench.input.records import Packed, pack
-from bench.input.ring import BATCH, Notes, expected
 from bench.input.turns import Figure
+from bench.ring import __main__ as ring
+from bench.ring.member import BATCH, Notes, expected
 
 for _package in ("PIL", "sklearn", "skimage"):
     if importlib.util.find_spec(_package) is None:

@@ -9,7 +9,7 @@ from support.matching import prove as prove_projection
 from support.mutation import MUTATIONS, Draft, mutate, same_as_project, some_program
 from support.program_replay import correct, replay
 
-from bench import mutants
+from bench.mutants import __main__ as mutants
 from commplan.collectives.registry import program
 from commplan.verify.programs.counterexample import CODES
 from commplan.verify.programs.proof import prove

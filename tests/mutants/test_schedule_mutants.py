@@ -21,8 +21,8 @@ from support.schedule_mutation import in_phase, op_edits, rewired, with_op
 from support.schedule_repair import repaired
 
 import commplan
-from bench import mutants
-from bench import schedule_mutants as campaign
+from bench.mutants import __main__ as mutants
+from bench.mutants import schedules as campaign
 from commplan.diagnostics import CommplanError
 from commplan.ir import schedule as ir
 from commplan.ir.serialization.canonical_json import decode, encode

@@ -1,6 +1,6 @@
 """The processes of `bench.ring`: members of a feed, of a host's group, and of a hand-written ring.
 
-    python -m bench.input.ring SYSTEM --plan FILE --records FILE --members N --place I --memory PATH
+    python -m bench.ring.member SYSTEM --plan FILE --records FILE --members N --place I --memory PATH
         --run-id ID
 
 All return the same batches in the same order: a picture, decoded and then changed at random, and the number
@@ -103,7 +103,7 @@ def make(records: Packed, epoch: int, step: int, batch: Batch) -> None:
 
 def maker(options: Any, records: Packed) -> None:
     """One process makes every batch, straight into its slot."""
-    from bench.input.hand_ring import Ring  # noqa: PLC0415  the others do without
+    from bench.ring.hand_ring import Ring  # noqa: PLC0415  the others do without
 
     threading.Thread(target=_end_with_input, daemon=True).start()
     ring = Ring(options.memory, options.members)
@@ -116,7 +116,7 @@ def _end_with_input() -> None:
 
 
 def ring_batches(options: Any, records: Packed) -> Callable[[], Iterator[Batch]]:
-    from bench.input.hand_ring import Ring  # noqa: PLC0415
+    from bench.ring.hand_ring import Ring  # noqa: PLC0415
 
     return Ring(options.memory, options.members).epochs(options.place, len(records) // BATCH)
 

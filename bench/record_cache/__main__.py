@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.figures import table as columns
-from bench.input.cached import BATCH, SYSTEMS
 from bench.input.records import SHAPE, Packed, decode, pack
 from bench.input.team import Block, StalledError, Team
 from bench.input.turns import Figure, bench_parser, checked, commands, finished, in_turns, megabytes, run_id
+from bench.record_cache.member import BATCH, SYSTEMS
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,7 +87,7 @@ def started(system: str, options: argparse.Namespace, folder: Path, records: Pat
     """The members of a system, which have yet to read their first batch."""
     python = options.peer_python if system.startswith("tf_") else ""
     common = ["--records", records, "--rows", rows, "--members", options.members, "--run-id", run_id()]
-    members = commands("bench.input.cached", system, options.members, *common, python=python)
+    members = commands("bench.record_cache.member", system, options.members, *common, python=python)
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
     return Team(
         [], members, cores=range(options.cores), folder=folder / system, timeout=options.timeout,
@@ -117,10 +117,10 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def options_of(argv: list[str] | None) -> argparse.Namespace:
-    parser = bench_parser(__doc__, tuple(SYSTEMS), rounds=5)
+    parser = bench_parser("record_cache", __doc__, tuple(SYSTEMS), rounds=5)
     parser.add_argument("--peer-python", default="", help="an interpreter that has TensorFlow")
     parser.add_argument("--folder", help="for records and rows; a file system of memory is a fair one")
-    return checked(parser, argv, tuple(SYSTEMS), BATCH)
+    return checked(parser, argv, BATCH)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ from commplan.runtime.param_server.event_log import Recorder, log_header, read_e
 from commplan.topology import load_topology
 from tests.support.server_jobs import Job
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAN = """plan p
 axis data = 4
 server hub = 1

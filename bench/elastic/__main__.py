@@ -5,7 +5,7 @@
 
 Each method trains the same network from the same weights on the same pictures, every worker a share of them,
 and averages after every step (tau = 1). Hosts compute on simulated devices: a step's gradients are ready a
-fixed time after it began, so that few cores can simulate nine hosts (`bench.exchange.network`). That time is
+fixed time after it began, so that few cores can simulate nine hosts (`bench.elastic.network`). That time is
 chosen so that round robin spends between 85 and 90% of a step communicating, as in the paper (You et al., SC
 2017); the ratio of computation to communication is printed. `exposed` is the share of a step in which its
 worker's device waits for communication: one minus the ratio to a step without any.
@@ -28,7 +28,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from bench.exchange import network, ranks
+from bench.elastic import network, ranks
+from bench.harness.arguments import names
 from bench.harness.cli import in_lab, lab_parser
 from bench.harness.figures import table
 from bench.harness.stage import Stage, Surroundings, run_ranks
@@ -123,8 +124,8 @@ def rows(results: Results) -> list[list[str]]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = lab_parser("elastic", __doc__)
-    names = [way.name for way in WAYS if way.mode != "alone"]
-    parser.add_argument("--ways", type=lambda text: text.split(","), default=names, help=", ".join(names))
+    known = [way.name for way in WAYS if way.mode != "alone"]
+    parser.add_argument("--ways", type=names(known), default=known, help=", ".join(known))
     parser.add_argument("--steps", type=int, default=60, help="of each way (60)")
     parser.add_argument("--seconds", type=float, default=0.2, help="of a step on a pretended device (0.2)")
     parser.add_argument("--batch", type=int, default=8, help="pictures of a worker's step (8)")
@@ -134,9 +135,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.set_defaults(hosts=9, rate="25mbit")
     options = parser.parse_args(arguments)
-    unknown = [way for way in options.ways if way not in names]
-    if unknown:
-        parser.error(f"{unknown[0]!r} is not among {', '.join(names)}")
     if options.hosts < 3 or options.racks != 1:
         parser.error("two workers and a master need three hosts, on one switch")
     if options.steps < 2:

@@ -30,7 +30,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bench import schedule_mutants as schedules
+from bench.harness.arguments import program_parser
+from bench.mutants import schedules
 from commplan.collectives.program import KINDS
 from commplan.collectives.registry import algorithms, program
 from commplan.ir.collective_kinds import ROOTED
@@ -161,9 +162,7 @@ def _sound(options: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.mutants", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = program_parser("mutants", __doc__)
     parser.add_argument("--count", type=int, default=2000, help="how many mutants (2000)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (0)")
     parser.add_argument("--most", type=int, default=64, help="the most ranks of a program (64)")

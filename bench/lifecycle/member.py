@@ -1,6 +1,6 @@
 """A process of `bench.lifecycle`: it takes batches and writes down each one before it takes the next.
 
-    python -m bench.input.lifecycle_member '{"kind": "feed", "index": 0, ..}'
+    python -m bench.lifecycle.member '{"kind": "feed", "index": 0, ..}'
 
 Kinds: `feed` joins a feed; `group` shares batches with the processes that were named to it; `mpirun` and
 `jax` are processes of a launcher; with `clocks` behind them, members have batches of different sizes. A line

@@ -29,22 +29,23 @@ from pathlib import Path
 
 import msgspec
 
-from bench.exchange import steps
+from bench.harness.arguments import names
 from bench.harness.cli import in_lab, lab_parser
 from bench.harness.figures import table
 from bench.harness.stage import Stage, Surroundings, run_ranks
 from bench.netlab import Counters, Shape, counters
+from bench.parameter_exchange import ranks
 
 WAYS = (
-    steps.Way("central", "central", 1),
-    steps.Way("server", "exchange", 1),
-    steps.Way("servers", "exchange", 2),
-    steps.Way("colocated", "exchange", 0, "via parameter_server(owners = 1)"),
-    steps.Way("sharded", "exchange", 0, "via parameter_server(owners = {workers})"),
-    steps.Way("rack", "exchange", 0, "via parameter_server(within = rack)"),
-    steps.Way("auto", "exchange", 0),
-    steps.Way("reduce", "reduce"),
-    steps.Way("ddp", "ddp"),
+    ranks.Way("central", "central", 1),
+    ranks.Way("server", "exchange", 1),
+    ranks.Way("servers", "exchange", 2),
+    ranks.Way("colocated", "exchange", 0, "via parameter_server(owners = 1)"),
+    ranks.Way("sharded", "exchange", 0, "via parameter_server(owners = {workers})"),
+    ranks.Way("rack", "exchange", 0, "via parameter_server(within = rack)"),
+    ranks.Way("auto", "exchange", 0),
+    ranks.Way("reduce", "reduce"),
+    ranks.Way("ddp", "ddp"),
 )
 TENSORS = 40
 SAMPLE_S = 0.2  # between two looks at the counters
@@ -59,7 +60,7 @@ class Figure(msgspec.Struct, frozen=True):
         crossed, crossing: the same for the uplinks, both directions together; 0 on one switch.
     """
 
-    measured: steps.Measured
+    measured: ranks.Measured
     busiest: float
     bound: float
     crossed: float
@@ -92,15 +93,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def measure(stage: Stage) -> Results:
         with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
             out = Path(folder) / "measured.json"
-            orders = steps.Orders(
+            orders = ranks.Orders(
                 _ways(options), _order(stage.lab.shape, workers), workers, options.racks,
                 sizes(int(options.megabytes * 1e6)), options.rounds or 3, stage.lab.hosts[0].address,
                 str(stage.topology), str(options.calibration) if options.calibration else None, str(out),
             )  # fmt: skip
             with _Watch(stage) as watch:
-                words = ["-m", steps.__name__, msgspec.json.encode(orders).decode()]
+                words = ["-m", ranks.__name__, msgspec.json.encode(orders).decode()]
                 run_ranks(stage.lab, "the workers", *words, out=sys.stderr)
-            measured = msgspec.json.decode(out.read_bytes(), type=list[steps.Measured])
+            measured = msgspec.json.decode(out.read_bytes(), type=list[ranks.Measured])
         figures = [_figure(step, watch, orders) for step in measured]
         results = Results(stage.surroundings, 4 * sum(orders.sizes), workers, figures)
         print(table(rows(results)))
@@ -147,12 +148,12 @@ def _order(shape: Shape, workers: int) -> list[int]:
     return working + serving
 
 
-def _ways(options: argparse.Namespace) -> list[steps.Way]:
+def _ways(options: argparse.Namespace) -> list[ranks.Way]:
     chosen = [way for way in WAYS if way.name in options.ways and (way.name != "rack" or options.racks > 1)]
     return [msgspec.structs.replace(way, how=way.how.format(workers=options.workers)) for way in chosen]
 
 
-def _figure(measured: steps.Measured, watch: _Watch, orders: steps.Orders) -> Figure:
+def _figure(measured: ranks.Measured, watch: _Watch, orders: ranks.Orders) -> Figure:
     if measured.missing:
         return Figure(measured, 0, 0, 0, 0)
     crossed = watch.between(measured.began, measured.ended)
@@ -199,16 +200,13 @@ PEERS = ("central", "reduce", "ddp")
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = lab_parser("parameter_exchange", __doc__)
-    names = [way.name for way in WAYS]
-    parser.add_argument("--ways", type=lambda text: text.split(","), default=names, help=", ".join(names))
+    known = [way.name for way in WAYS]
+    parser.add_argument("--ways", type=names(known), default=known, help=", ".join(known))
     parser.add_argument("--workers", type=int, default=8, help="in all (8)")
     parser.add_argument("--megabytes", type=float, default=25.0, help="of weights (25)")
     parser.set_defaults(hosts=0)
     options = parser.parse_args(arguments)
     options.hosts = options.hosts or (options.workers + 2) // options.racks
-    unknown = [way for way in options.ways if way not in names]
-    if unknown:
-        parser.error(f"{unknown[0]!r} is not among {', '.join(names)}")
     if options.interleave:
         parser.error("workers fill one rack after another")
     if options.workers % options.racks or options.hosts * options.racks < options.workers + 2:

@@ -4,7 +4,7 @@
         [--cores 2] [--out FILE.json]
 
 Members are separate processes on one host: of a feed (`commplan.join`), of a group as under a launcher, or of
-the ring (`bench.input.hand_ring`). Batches of 32 come from two loads, JPEGs (500 x 375, decoded with Pillow
+the ring (`bench.ring.hand_ring`). Batches of 32 come from two loads, JPEGs (500 x 375, decoded with Pillow
 to 224 x 224 u8) and their numbers, and a random function changes the pictures. All systems are started, read
 an epoch to get warm and then take turns, epoch by epoch; each round begins with another one. Members store
 the numbers and some cells of every picture of every batch, and after each round the checksums are compared
@@ -25,13 +25,13 @@ from pathlib import Path
 
 import commplan
 from bench.harness.figures import table as columns
-from bench.input.hand_ring import nbytes
 from bench.input.records import Packed, pack
-from bench.input.ring import BATCH, PLAN, expected
 from bench.input.team import Block, StalledError, Team
 from bench.input.turns import Figure, bench_parser, checked, commands, finished, in_turns, megabytes, run_id
+from bench.ring.hand_ring import nbytes
+from bench.ring.member import BATCH, PLAN, expected
 
-MODULE = "bench.input.ring"
+MODULE = "bench.ring.member"
 SYSTEMS = ("ring", "feed", "group")
 
 
@@ -123,9 +123,9 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def options_of(argv: list[str] | None) -> argparse.Namespace:
-    parser = bench_parser(__doc__, SYSTEMS, rounds=7)
+    parser = bench_parser("ring", __doc__, SYSTEMS, rounds=7)
     parser.add_argument("--makers", type=int, default=1, help="processes of commplan's that make batches")
-    return checked(parser, argv, SYSTEMS, BATCH)
+    return checked(parser, argv, BATCH)
 
 
 if __name__ == "__main__":

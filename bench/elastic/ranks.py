@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 import commplan
-from bench.exchange import network
+from bench.elastic import network
 
 MPI: Any = importlib.import_module("mpi4py.MPI")
 jax: Any = importlib.import_module("jax")

@@ -35,8 +35,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness import mpirun
+from bench.harness.arguments import names, program_parser
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests"))
 from tests.support import interpreter, ports  # noqa: E402  processes need not import JAX again
 
@@ -162,7 +163,7 @@ def drawn(seed: int, number: int, kinds: Sequence[str], folder: Path, limit: flo
 
 
 def command(start: Start, life: Life) -> list[str]:
-    return ["-m", "bench.input.lifecycle_member", json.dumps(life.orders)]
+    return ["-m", "bench.lifecycle.member", json.dumps(life.orders)]
 
 
 def launched(start: Start, lives: Sequence[Life]) -> None:
@@ -424,18 +425,15 @@ def _tail(errors: Path) -> str:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = program_parser("lifecycle", __doc__)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="this start alone, with what its processes wrote to stderr")
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS))
+    parser.add_argument("--kinds", type=names(KINDS), default=KINDS)
     parser.add_argument("--limit", type=float, default=60.0, help="seconds for a start to end")
     parser.add_argument("--most", type=int, default=10, help="problems after which the campaign ends")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    options = parser.parse_args(arguments)
-    if unknown := set(options.kinds) - set(KINDS):
-        parser.error(f"there is no kind {', '.join(unknown)}: {', '.join(KINDS)}")
-    return options
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

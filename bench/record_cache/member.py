@@ -1,6 +1,6 @@
 """The processes of `bench.record_cache`: one member that reads decoded records again, epoch by epoch.
 
-python -m bench.input.cached SYSTEM --records FILE --rows FILE --members N --place I --run-id ID
+python -m bench.record_cache.member SYSTEM --records FILE --rows FILE --members N --place I --run-id ID
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from bench.files_formats import FORMATS, Format
+from bench.files.formats import FORMATS, Format
+from bench.harness.arguments import program_parser
 from commplan.diagnostics import CommplanError
 
 ACCEPTED, REFUSED, WRONG = "accepted", "refused", "wrong"
@@ -237,7 +238,7 @@ def _child(of: Format, path: Path, output: Path) -> NoReturn:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description="Damage files of all formats, and have them read.")
+    parser = program_parser("files", __doc__)
     parser.add_argument("--count", type=int, default=1000, help="how many files (default: 1000)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--format", choices=list(FORMATS), help="one format (default: all in turn)")

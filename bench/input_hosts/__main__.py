@@ -32,13 +32,14 @@ from typing import cast
 
 import msgspec
 
+from bench.harness.arguments import names
 from bench.harness.cli import in_lab, lab_parser
 from bench.harness.figures import table
 from bench.harness.stage import Stage, Surroundings, run_ranks
-from bench.input import hosts
 from bench.input.members import DESIGNS
 from bench.input.records import SHAPE, pack
 from bench.input.team import MALLOC
+from bench.input_hosts import ranks
 from commplan import dsl
 from commplan.compiler import compile_plan
 from commplan.cost.calibration import only_input
@@ -64,7 +65,7 @@ class Figure(msgspec.Struct, frozen=True):
     Attributes:
         cpu_s: per record and member, all hosts together.
         sent, received: bytes per record of the busiest host, as counted by the kernel.
-        busy, network: shares of the time of all cores, see `hosts.Epoch`.
+        busy, network: shares of the time of all cores, see `ranks.Epoch`.
         right: whether every member received every record once.
     """
 
@@ -99,7 +100,7 @@ class Results(msgspec.Struct, frozen=True):
     readers: int
     decode_s: float
     figures: list[Figure]
-    epochs: dict[str, list[list[hosts.Epoch]]]
+    epochs: dict[str, list[list[ranks.Epoch]]]
     auto: str = ""
 
 
@@ -110,11 +111,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="commplan-bench-") as folder:
             records, out = Path(folder) / "records.bin", Path(folder) / "measured.json"
             pack(records, options.records)
-            orders = hosts.Orders(
+            orders = ranks.Orders(
                 str(records), options.designs, options.readers, options.batch, options.threads,
                 options.rounds or 3, str(out),
             )  # fmt: skip
-            words = ["-m", hosts.__name__, hosts.orders_text(orders)]
+            words = ["-m", ranks.__name__, ranks.orders_text(orders)]
             run_ranks(stage.lab, "the members", *words, environment=MALLOC)
             results = _results(stage.surroundings, orders, options.records, out)
         print(table(rows(results)))
@@ -125,8 +126,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(results is None or not all(figure.right for figure in results.figures))
 
 
-def _results(where: Surroundings, orders: hosts.Orders, count: int, out: Path) -> Results:
-    measured = msgspec.json.decode(out.read_bytes(), type=hosts.Measured)
+def _results(where: Surroundings, orders: ranks.Orders, count: int, out: Path) -> Results:
+    measured = msgspec.json.decode(out.read_bytes(), type=ranks.Measured)
     decode = measured.decoding.seconds
     figures = [
         figure(design, epochs, orders, count, decode, where) for design, epochs in measured.epochs.items()
@@ -137,17 +138,17 @@ def _results(where: Surroundings, orders: hosts.Orders, count: int, out: Path) -
 
 def figure(
     design: str,
-    epochs: Sequence[Sequence[hosts.Epoch]],
-    orders: hosts.Orders,
+    epochs: Sequence[Sequence[ranks.Epoch]],
+    orders: ranks.Orders,
     count: int,
     decode: float,
     where: Surroundings,
 ) -> Figure:
     """The figure of one design from its epochs. `decode`: CPU seconds of one decode."""
-    ranks = len(epochs[0])
-    batches = [max(rank.batch_s for rank in ranks_) for ranks_ in epochs]
+    hosts = len(epochs[0])
+    batches = [max(rank.batch_s for rank in epoch) for epoch in epochs]
     usual = statistics.median(batches)
-    bytes_made, moved = least(design, ranks, orders.readers, orders.batch)
+    bytes_made, moved = least(design, hosts, orders.readers, orders.batch)
     busiest = [[sum(rank.sent for rank in epoch) for epoch in zip(*epochs, strict=True)],
                [sum(rank.received for rank in epoch) for epoch in zip(*epochs, strict=True)]]  # fmt: skip
     sent, got = (max(each) / len(epochs) / count for each in busiest)
@@ -157,7 +158,7 @@ def figure(
         spread=(max(batches) - min(batches)) / 2 / usual,
         links_s=moved * ROW / where.line,
         cores_s=bytes_made * decode / where.cores,
-        cpu_s=statistics.median(sum(rank.cpu_s for rank in epoch) for epoch in epochs) / count / ranks,
+        cpu_s=statistics.median(sum(rank.cpu_s for rank in epoch) for epoch in epochs) / count / hosts,
         sent=sent,
         received=got,
         busy=statistics.median(epoch[0].busy for epoch in epochs),
@@ -187,12 +188,11 @@ def least(design: str, ranks: int, readers: int, batch: int) -> tuple[int, float
     return batch, max(moved) / ROW
 
 
-def chosen(where: Surroundings, orders: hosts.Orders, decode: float) -> str:
+def chosen(where: Surroundings, orders: ranks.Orders, decode: float) -> str:
     """The compiler's choice and its explanation, for hosts with one core each and the links of `where`, from
     the CPU seconds of one decode."""
-    ranks = len(where.hosts)
-    lines = [line for line in hosts.PLAN.splitlines() if "share" not in line]
-    written = "\n".join(lines).format(members=ranks, batch=orders.batch, threads=orders.threads)
+    lines = [line for line in ranks.PLAN.splitlines() if "share" not in line]
+    written = "\n".join(lines).format(members=len(where.hosts), batch=orders.batch, threads=orders.threads)
     plan, problems = dsl.load(written, "input_hosts.plan")
     if plan is None:
         raise ValueError("\n".join(map(str, problems)))
@@ -237,7 +237,7 @@ def rows(results: Results) -> list[list[str]]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = lab_parser("input_hosts", __doc__)
-    parser.add_argument("--designs", type=lambda text: text.split(","), default=list(DESIGNS))
+    parser.add_argument("--designs", type=names(tuple(DESIGNS)), default=tuple(DESIGNS))
     parser.add_argument("--readers", type=int, default=2, help="of the broadcasts (2)")
     parser.add_argument("--records", type=int, default=1024, help="of an epoch (1024)")
     parser.add_argument("--batch", type=int, default=64, help="records of a batch (64)")
@@ -246,9 +246,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.quick:
         options.records, options.rounds = 256, 1
-    unknown = [design for design in options.designs if design not in DESIGNS]
-    if unknown:
-        parser.error(f"{unknown[0]!r} is not among {', '.join(DESIGNS)}")
     if options.records % options.batch or options.records < 2 * options.batch:
         parser.error("--records must be a multiple of --batch, and at least two of it")
     if not 1 <= options.readers <= options.hosts * options.racks:

@@ -1,0 +1,1 @@
+"""Elastic averaging on emulated hosts: the command, a rank, and the network that it trains."""

@@ -1,1 +1,0 @@
-"""Shared code of the benches of parameter exchange and elastic averaging."""

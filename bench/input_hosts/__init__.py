@@ -1,0 +1,1 @@
+"""Shared input between emulated hosts: the command and a rank."""

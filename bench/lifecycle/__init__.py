@@ -1,0 +1,1 @@
+"""Processes that share their input start, stop, die and return."""

@@ -1,0 +1,1 @@
+"""Programs and schedules with one mistake, which the verifier must refuse."""

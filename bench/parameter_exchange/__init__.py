@@ -1,0 +1,1 @@
+"""Parameter exchange on emulated hosts: the command and a rank."""

@@ -1,0 +1,1 @@
+"""Decoded records that are read again: the command and a member."""
