@@ -180,3 +180,26 @@ def test_a_stopped_process_is_named(ends: bool, conditions: dict[int, str]):
     assert processes.verdict(1).startswith(
         "process 0 is stopped (SIGSTOP, or a debugger)\nnote: process 0 is PID"
     )
+
+
+@pytest.mark.parametrize("fault", ["alive", "stopped", "stuck in the kernel", "dead", "ended", "order"])
+def test_on_hang_report_names_the_process_without_a_limit_and_ends_none(
+    fault: str, conditions: dict[int, str]
+):
+    processes = Processes()
+    for number, recording in processes.recordings.items():
+        is_culprit = number == 1
+        name = f"`{'look' if is_culprit and fault == 'order' else 'train'}`"
+        in_step(
+            recording, 5 - (is_culprit and fault != "order"), ends=is_culprit and fault != "order", name=name
+        )
+        put(recording, ends=0)
+    conditions[101] = fault
+    processes.processes[1].seconds = float(fault == "dead")
+    if fault == "ended":
+        live.put_left(processes.recordings[1])
+    for seconds in (3.0, BUSY_S + 3, 100 * BUSY_S):
+        processes.look(seconds)
+    said = processes.processes[0].said
+    assert "process 1" in said and "the limit is" not in said
+    assert [processes.verdict(number) for number in range(3)] == ["", "", ""]
