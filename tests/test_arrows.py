@@ -190,7 +190,6 @@ BOTH_WAYS = {
     frozenset(f"commplan.{name}" for name in pair.split())
     for pair in (
         "runtime.input runtime.input.observe",
-        "runtime.input runtime.input.prefetch",
         "runtime.input runtime.input.ring",
         "runtime.input runtime.input.shm",
         "runtime.input runtime.input.sources",

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read
 from commplan.ir.types import Placement
-from commplan.runtime.input.layout import Array, Bools, agrees, aligned, compacted
+from commplan.runtime.input.layout import ALIGNMENT, Array, Bools, agrees, aligned, compacted
 from commplan.runtime.input.program import Coords, Flow, HostProgram
 
 
@@ -100,20 +100,20 @@ class FlowState:
     shown: dict[Ref, Array] = field(default_factory=dict[Ref, Array])
 
 
-def layout(program: HostProgram, ref: Ref, shape: tuple[int, ...], rows: int) -> tuple[int, ...] | None:
+def layout(program: HostProgram, ref: Ref, array: Array, rows: int) -> tuple[int, ...] | None:
     """The shape of a value as a view of the slot; None if its layout requires a copy.
 
     Args:
         program: the host program.
         ref: the value.
-        shape: the shape in the slot, [copies, rows of a full batch, ...].
+        array: the value in the slot, [copies, rows of a full batch, ...].
         rows: the rows of this batch.
     """
-    per = program.per(ref)
+    per, shape = program.per(ref), array.shape
     if program.copies[ref] != per:
         return None
-    if rows < shape[1] and shape[0] > 1:
-        return None  # the copies would not be contiguous
+    if shape[0] > 1 and (rows < shape[1] or array[0].nbytes % ALIGNMENT):
+        return None  # the copies would not be contiguous, or JAX could not use their memory
     return (*(len(program.local[axis]) for axis in per), rows, *shape[2:])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots
@@ -29,32 +29,20 @@ from commplan.runtime.input.phase_order import (
     orders,
     restored,
 )
-from commplan.runtime.input.prefetch.prefetch import Prefetcher
-from commplan.runtime.input.program import EpochCursor, HostProgram, host_program
+from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.ring.exchange import GroupExchange
 from commplan.runtime.input.ring.forming import form
 from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.shm.arena import Arena
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
-from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
+from commplan.runtime.input.stages.batch_builder import BatchFactory
 from commplan.runtime.input.stages.functions import called_functions, workers_of
 from commplan.runtime.input.stages.records import stages
+from commplan.runtime.input.window import BatchWindow
 
 if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
-
-
-@dataclass
-class _Cursor:
-    """Starts batches ahead, up to the end of epoch `until`."""
-
-    make: Callable[[int], BatchBuilder]
-    course: EpochCursor
-    until: int
-
-    def start(self, number: int) -> BatchBuilder | None:
-        return None if self.course.at(number)[0] > self.until else self.make(number)
 
 
 class PhaseBatches(EpochIterator):
@@ -113,47 +101,45 @@ class PhaseBatches(EpochIterator):
         self._orders = orders(program, bound_sources)
         self._program = program
         steps, order = epoch_steps(program, self._orders), fingerprint(program, self._orders)
-        course = EpochCursor(*restored(program, self._orders, state, steps, order), steps)
-        self._start(course.epoch, course.step, steps, order)
+        epoch_cursor = EpochCursor(*restored(program, self._orders, state, steps, order), steps)
+        self._start(epoch_cursor.epoch, epoch_cursor.step, steps, order)
         self._meter = Meter(phase, schedule.plan)
         stage_of = stages(program, bound_sources, chosen, self._meter)
         prefetch, cores = hints(program)
         block = block_of(program, cores)
         self.on_devices = device_prefetch(ops_of(program))
         self.pinning = pinning = pinning if self.on_devices else None
-        crew = workers_of(workers, cores, program, bound_sources, chosen, block, self._meter, pinning)
+        worker_pool = workers_of(workers, cores, program, bound_sources, chosen, block, self._meter, pinning)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
         maker = BatchFactory(
-            program, self._orders, stage_of, self._meter, block, crew, _adapters.together(bound_sources),
-            course, aligned if pinning is None else Arena(pinning).fresh,
+            program, self._orders, stage_of, self._meter, block, worker_pool,
+            _adapters.together(bound_sources), epoch_cursor,
+            aligned if pinning is None else Arena(pinning).fresh,
         )  # fmt: skip
-        overdue = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
-        if crew is not None:
-            overdue.in_worker, overdue.ask_worker = crew.call_in, crew.ask_stack
+        self._calls = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
+        if worker_pool is not None:
+            self._calls.in_worker, self._calls.ask_worker = worker_pool.call_in, worker_pool.ask_stack
         among = group if apart and any(flow.moved for flow in program.flows) else None
-        record, exchange = batch_record(program, course, among), None
-        if among is not None:
-            room, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
-            exchange = form(
-                among, maker, order, slots=room, keep=keep,
-                calls=replace(overdue),  # separate state, for other threads
+        self._record = record = batch_record(program, epoch_cursor, among)
+        name = f"commplan-{schedule.plan}-{phase}"
+        self._window = window = BatchWindow(maker, cores, name, worker_pool, self._calls, record)
+        if any(flow.moved for flow in program.flows):
+            slot_count, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
+            window.exchange = form(
+                among or Group(f"{schedule.plan}-{phase}", 0, 1, self._calls.bound_s, (0,)), maker, order,
+                slots=slot_count, keep=keep, calls=replace(self._calls),  # separate state, for other threads
                 recording=Recording(record), doing=record.doing if record is not None else lambda _: "",
                 pinning=pinning,
             )  # fmt: skip
-            if crew is not None:
-                crew.share(exchange.slots, exchange.made_slots)
-        self._exchange, self._prefetch, self._by_caller = exchange, prefetch, by_caller
-        self._checks = Checks(program, self._orders, steps, course.step, self._meter)
-        self._cursor, self._is_armed = _Cursor(maker.batch, course, self._armed), False
-        name = f"commplan-{schedule.plan}-{phase}"
-        direct = _direct(program, exchange)
-        self._ring = Prefetcher(
-            self._cursor.start, ahead, cores, name, exchange, crew, direct, overdue, record
-        )
+            if worker_pool is not None:
+                worker_pool.share(window.exchange.slots, window.exchange.made_slots)
+        self._is_shared, self._ahead, self._by_caller = among is not None, ahead, by_caller
+        self._prefetch, self._until = prefetch, 0
+        self._checks = Checks(program, self._orders, steps, epoch_cursor.step, self._meter)
         if record is not None:
-            record.watch(_overdue_call(self._ring, overdue), _awaited(exchange))
-        self._closing = weakref.finalize(self, _end, self._ring, self._formed, pinning, self._process)
+            record.watch(_overdue_call(window, self._calls), _awaited(window.exchange))
+        self._closing = weakref.finalize(self, _end, window, self._formed, pinning, self._process)
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -161,56 +147,52 @@ class PhaseBatches(EpochIterator):
         return (self._meter,)
 
     def _await_due(self) -> HostBatch:
-        self._arm()
         number, step = self._front - self._first, self._front % self._steps
+        self._arm(number)
         if self._due is None or self._due.number != number:
-            self._ring.pass_on(number)
-            self._carry_ahead(step)
-            self._due, ready, waited = self._ring.look(number)
-            self._meter.handed_out(ready, waited, first=step == 0)
-        if self._exchange is not None:
-            self._exchange.handed(self._due.number)
+            remaining = self._steps - step  # batches of this epoch, including this one
+            self._due, ready, waited = self._window.take(number, min(self._prefetch, remaining))
+            self._meter.handed_out(min(ready, self._ahead), waited, first=step == 0)
+        if self._window.exchange is not None:
+            self._window.exchange.handed(self._due.number)
         return self._due
 
+    def _arm(self, number: int) -> None:
+        """Have batches made from `number` on: to the end of the epoch, if processes share them."""
+        end = (self._armed + 1) * self._steps - self._first
+        upto = end if self._is_shared else min(number + self._prefetch, end)
+        if upto > self._until and self._window.exchange is not None and self._closing.alive:
+            self._window.exchange.arm(upto)
+            self._until = upto
+
     def _pass_on(self, place: int) -> None:
-        self._ring.pass_on(place - self._first)
+        number, end = place - self._first, (self._armed + 1) * self._steps - self._first
+        self._arm(number)
+        self._window.pass_on(number, min(number + self._prefetch, end))
 
     def _is_ready(self, place: int) -> bool:
         """Whether the batch is ready. If the caller's thread carries batches, all processes must form equally
         many, ready or not."""
-        return self._by_caller or self._ring.ready(place - self._first)
-
-    def _arm(self) -> None:
-        if self._armed > self._cursor.until or not self._is_armed:
-            self._cursor.until, self._is_armed = self._armed, True
-            if self._exchange is not None and self._closing.alive:
-                self._exchange.arm(self._armed + 1)
-
-    def _carry_ahead(self, step: int) -> None:
-        """Carry batches between hosts in this thread: a number that depends on the position alone."""
-        if self._by_caller and self._exchange is not None:
-            self._ring.admit()
-            left = self._steps - step  # in this epoch, including this batch
-            self._exchange.carry_ahead(self._front - self._first + min(self._prefetch, left) - 1)
+        return self._by_caller or self._window.ready(place - self._first) > 0
 
     @property
     def exchange(self) -> GroupExchange | None:
         """This process's side of the group; None if no values are shared."""
-        return self._exchange
+        return self._window.exchange if self._is_shared else None
 
     def summary(self) -> Summary:
         """The cost of the input so far, per plan line, in this process."""
-        ready, depth = self._ring.depth_now()
-        exchange = self._exchange if self._closing.alive else None
+        ready = min(self._window.ready(self._front - self._first), self._ahead)
+        exchange = self.exchange if self._closing.alive else None
         slots, used = exchange.in_use() if exchange is not None else (0, 0)
-        return self._meter.summary(Queue(ready=ready, depth=depth, slots=slots, used=used))
+        return self._meter.summary(Queue(ready=ready, depth=self._ahead, slots=slots, used=used))
 
     def close(self) -> None:
         """Stop the work ahead, join its threads and leave the group. May be called twice."""
         if self._closing.detach() is not None:
             self._due = None
             _drop(self._formed, self.pinning)
-            self._ring.close()
+            self._window.close()
 
 
 def _drop(formed: dict[int, Any], pinning: Pinning | None) -> None:
@@ -220,21 +202,21 @@ def _drop(formed: dict[int, Any], pinning: Pinning | None) -> None:
     formed.clear()
 
 
-def _end(ring: Prefetcher, formed: dict[int, Any], pinning: Pinning | None, process: int) -> None:
+def _end(window: BatchWindow, formed: dict[int, Any], pinning: Pinning | None, process: int) -> None:
     if os.getpid() == process:  # a forked process has separate copies
         _drop(formed, pinning)
-    ring.end()
+    window.end()
 
 
-def _overdue_call(ring: Prefetcher, calls: OverdueCalls) -> Callable[[], Call | None]:
-    """A function that returns the oldest call of user code in the threads of `ring`, without keeping `ring`
-    alive."""
-    ring_of = weakref.ref(ring)
-    own = OverdueCalls(calls.bound_s, calls.file, calls.in_worker)
+def _overdue_call(window: BatchWindow, calls: OverdueCalls) -> Callable[[], Call | None]:
+    """A function that returns the oldest call of user code in the threads of `window`, without keeping
+    `window` alive."""
+    reference = weakref.ref(window)
+    overdue_calls = OverdueCalls(calls.bound_s, calls.file, calls.in_worker)
 
     def call() -> Call | None:
-        ring = ring_of()
-        return None if ring is None else own.oldest(ring.makers())
+        window = reference()
+        return None if window is None else overdue_calls.oldest(window.callers_of_user_code())
 
     return call
 
@@ -247,11 +229,3 @@ def _awaited(exchange: GroupExchange | None) -> Callable[[], int]:
         return -1 if exchange is None else exchange.awaited
 
     return awaited
-
-
-def _direct(program: HostProgram, exchange: GroupExchange | None) -> bool:
-    """Whether the caller takes batches directly from the slots: this process runs no stages after the shared
-    part, and no thread of it carries batches between hosts."""
-    if exchange is None or any(flow.after or not flow.moved for flow in program.flows):
-        return False
-    return not exchange.leads() or (exchange.carrier is not None and exchange.carrier.by_caller)

@@ -127,8 +127,8 @@ class HostProgram:
 
     def shards(self, split: Sequence[str]) -> list[int]:
         """The shards that this process holds, in order."""
-        held = itertools.product(*(self.local[axis] for axis in split))
-        return sorted(self.member(split, dict(zip(split, coords, strict=True))) for coords in held)
+        indices = itertools.product(*(self.local[axis] for axis in split))
+        return sorted(self.member(split, dict(zip(split, coords, strict=True))) for coords in indices)
 
     def rows(self, flow: Flow, rows: int) -> npt.NDArray[np.int64]:
         """The rows of a global batch of `rows` rows that this process holds, in shard order."""
@@ -138,15 +138,17 @@ class HostProgram:
         return np.concatenate([np.arange(s * each, (s + 1) * each) for s in self.shards(flow.split)])
 
 
-def held(schedule: Schedule, local: Mapping[str, Sequence[int]] | None) -> dict[str, tuple[int, ...]]:
+def local_indices(
+    schedule: Schedule, local: Mapping[str, Sequence[int]] | None
+) -> dict[str, tuple[int, ...]]:
     """The indices that this process holds along every axis; all indices of axes not in `local`.
 
     Raises:
         CommplanError: CP0915 for an unknown axis, or for indices that are missing, repeated or out of range.
     """
-    given = dict(local or {})
+    chosen = dict(local or {})
     sizes = {axis.name: axis.size for axis in schedule.axes}
-    for name, indices in given.items():
+    for name, indices in chosen.items():
         if not _are_indices(indices):
             fail(
                 "CP0915",
@@ -164,13 +166,13 @@ def held(schedule: Schedule, local: Mapping[str, Sequence[int]] | None) -> dict[
                 f"a process cannot hold {list(indices)} of `{name}`",
                 f"expected: different indices from 0 to {sizes[name] - 1}, at least one",
             )
-    return {name: tuple(given.get(name, range(size))) for name, size in sizes.items()}
+    return {name: tuple(chosen.get(name, range(size))) for name, size in sizes.items()}
 
 
-def _are_indices(given: object) -> bool:
-    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+def _are_indices(value: object) -> bool:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
         return False
-    return all(isinstance(index, SupportsIndex) for index in cast("Sequence[object]", given))
+    return all(isinstance(index, SupportsIndex) for index in cast("Sequence[object]", value))
 
 
 def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref, tuple[str, ...]]:
@@ -192,12 +194,12 @@ def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref
         first = results(op)[0]
         for ref in results(op):
             counted = isinstance(op, Read) and ref == op.count
-            own = frozenset[str]() if counted else per[first] | pinned.get(first, frozenset[str]())
-            copies[ref] = from_operands | own
+            axes = frozenset[str]() if counted else per[first] | pinned.get(first, frozenset[str]())
+            copies[ref] = from_operands | axes
     return {ref: tuple(a for a in ensembles if a in axes) for ref, axes in copies.items()}
 
 
-def record_types(schedule: Schedule, op: HostOp, known: Mapping[Ref, Element]) -> dict[Ref, Element]:
+def record_types(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]) -> dict[Ref, Element]:
     """The record types of an op's results, without counts."""
     match op:
         case Read():
@@ -205,7 +207,7 @@ def record_types(schedule: Schedule, op: HostOp, known: Mapping[Ref, Element]) -
         case Map():
             return dict(zip(op.results, schedule.fn(op.fn).results, strict=True))
         case Share():
-            return {op.result: known[op.operand]}
+            return {op.result: elements[op.operand]}
 
 
 def _flow(
@@ -223,19 +225,20 @@ def _flow(
     per = tuple(dict.fromkeys(axis for read in reads for axis in read.per))
     shares = [op for op in ops if isinstance(op, Share) and op.design != "duplicate"] if apart else []
     _agree(shares, file)
-    before = DefUse(ops).ancestors(op.result for op in shares)
+    # One process makes whole batches in the slots of its ring.
+    before = DefUse(ops).ancestors(op.result for op in shares) if apart else tuple(ops)
     computed = {ref for op in before for ref in results(op)} & set(elements)
     after = [op for op in ops if op not in before]
-    asked = set(roots).union(*(operands(op) for op in after))
+    consumed = set(roots).union(*(operands(op) for op in after))
     moved: list[Ref] = []
     again: list[HostOp] = []
     for op in before:
         for ref in results(op):
-            if ref not in computed or ref not in asked:
+            if ref not in computed or ref not in consumed:
                 continue
             if not isinstance(elements[ref], BytesType):
                 moved.append(ref)
-            elif isinstance(op, Read):
+            elif isinstance(op, Read) or not apart:
                 again.append(op)  # bytes have unknown length: each process reads them again
             else:
                 fail(
@@ -246,7 +249,9 @@ def _flow(
                     span=op.span,
                     file=file,
                 )
-    shared = shares[0] if moved else None
+    if not moved:  # only counts and values of unknown size
+        before, again, after = (), [], list(ops)
+    shared = shares[0] if moved and shares else None
     return Flow(tuple(ops), reads, split, per, tuple(before), (*again, *after), tuple(moved), shared)
 
 
@@ -285,7 +290,7 @@ def host_program(
         CommplanError: CP0817 for an unknown phase, CP0912, CP0913, CP0915, CP0925.
     """
     phase = schedule.phase(phase_name)
-    holds = held(schedule, local)
+    indices = local_indices(schedule, local)
     on_host: dict[Ref, HostOp] = {}
     for op in phase.ops:
         is_host = isinstance(op, Read) or (isinstance(op, Share) and op.operand in on_host)
@@ -301,7 +306,7 @@ def host_program(
         _refuse(schedule, op, elements)
     flows = tuple(_flow(ops, phase, roots, elements, apart, schedule.file) for ops in connected(chosen))
     copies = _copies(schedule, phase, chosen)
-    return HostProgram(schedule, phase, flows, roots, elements, copies, holds)
+    return HostProgram(schedule, phase, flows, roots, elements, copies, indices)
 
 
 def _refuse(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]) -> None:

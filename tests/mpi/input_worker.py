@@ -26,7 +26,7 @@ from commplan.diagnostics import CommplanError, Span, fail
 from commplan.input.work_partition import Division, division
 from commplan.lowering.mpi import build
 from commplan.runtime.input.group import Blame
-from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.transport.mpi import MpiCarrier
 from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
 

@@ -127,7 +127,7 @@ def test_copies_are_made_before_they_are_asked_for(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(MeshInput, "array", watched)
     with fed(2, get, prefetch=3).batches() as early:
         iter(early)
-        early._host._ring.admit()
+        early._host._arm(0)
 
         def two_are_ready() -> bool:
             return early.summary().queue.ready >= 3

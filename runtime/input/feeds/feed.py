@@ -205,7 +205,7 @@ class Feed(RingMember):
                 self._drop_roots(place + 1)
                 self._begin_ahead(place + 1)
             else:
-                self._cursor.held = {}
+                self._cursor.roots = {}
             # If interrupted before this line, the iterator does not advance.
             self._ready, self._place = None, place + 1
             return batch

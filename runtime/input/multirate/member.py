@@ -105,7 +105,7 @@ class RingMember(EpochIterator):
         self._threads = hints(program)[1] if has_own else 0
         self._checks = self._contract = Checks(program, mine, steps, place[1], self._meter)
         waiter = MemberWaiter(
-            self._attachment, member, timeout, _weakly_open(self), plan.schedule.file,
+            self._attachment, member, timeout, self.idle_s, _weakly_open(self), plan.schedule.file,
             plan.first_load.span, self._is_paced(),
         )  # fmt: skip
         slots, recording = ring.memory.mapped_slots(), self._attachment.recording
@@ -178,7 +178,7 @@ class RingMember(EpochIterator):
         program = self._program
         return BatchFactory(
             program, self._orders, stages(program, self._bound, self._called, self._meter), self._meter,
-            block_of(program, hints(program)[1]), course=EpochCursor(0, 0, self._steps),
+            block_of(program, hints(program)[1]), epoch_cursor=EpochCursor(0, 0, self._steps),
         )  # fmt: skip
 
     # --- taking ---
@@ -295,7 +295,7 @@ class RingMember(EpochIterator):
 
     def _drop_roots(self, place: int) -> None:
         """Release the units of the batches before `place`, except for those that arrays still reference."""
-        first, roots = self._position(place), self._cursor.held
+        first, roots = self._position(place), self._cursor.roots
         for unit in [unit for unit in roots if unit < first]:
             del roots[unit]
 

@@ -80,7 +80,7 @@ class Carriage:
         memory = self._slots.memory
         before = layout.parcels(memory(unit - 1), units.rows(unit - 1)) if has_before else ()
         parcels = layout.parcels(root, units.rows(unit))
-        self.carrier.carry(unit, parcels, before, units.course.count(unit))
+        self.carrier.carry(unit, parcels, before, units.epoch_cursor.count(unit))
 
     # --- the transfer thread ---
 

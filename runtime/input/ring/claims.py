@@ -6,10 +6,21 @@ from typing import Literal, NamedTuple
 
 
 class Claim(NamedTuple):
-    """A part of a unit, claimed by this process."""
+    """Consecutive parts of a unit, claimed by this process.
+
+    Attributes:
+        unit: the unit.
+        part: the first part.
+        part_count: the number of parts.
+    """
 
     unit: int
     part: int
+    part_count: int = 1
+
+    @property
+    def parts(self) -> range:
+        return range(self.part, self.part + self.part_count)
 
 
 class Blocker(NamedTuple):

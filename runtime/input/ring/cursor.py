@@ -56,7 +56,7 @@ class Cursor:
         recording: receives an entry for each wait.
 
     Attributes:
-        held: the slots of the batch that is being built.
+        roots: the slots of the batch that is being built.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Cursor:
     ) -> None:
         self.ring, self.number, self.slots = ring, number, slots
         self.record = ring.cursors[number]
-        self.held: dict[int, Any] = {}
+        self.roots: dict[int, Any] = {}
         self._words, self._slot_words = self.record.words, ring.memory.slots
-        self._count, self._kept = ring.slots, min(keep, ring.slots) - 1
+        self._count, self._borrowed = ring.slots, min(keep, ring.slots) - 1
         self._waiter, self._recording = waiter, recording
         self._look_s = min(LOOK_S, waiter.timeout)
-        self._made = ring.memory.bell("made")
+        self._bell = ring.memory.bell("made")
         self._returns = CompletionCounter(functools.partial(ring.release, number))
         slots.returned = self._returns.add  # creates no reference cycle
 
@@ -95,15 +95,15 @@ class Cursor:
             self._returns.add(unit)
 
     def take(self, unit: int) -> tuple[Any, int, int]:
-        """Wait for `unit` and borrow its slot until `held` and all arrays no longer reference it.
+        """Wait for `unit` and borrow its slot until `roots` and all arrays no longer reference it.
 
         Returns:
             The bytes of the slot, the wait in nanoseconds, and 1 if a part failed or skipped records, else 0.
         """
         slots, words = self.slots, self._slot_words[unit % self._count].words
-        slots.recall_before(unit - self._kept)  # so that at most `keep` units are borrowed
+        slots.recall_before(unit - self._borrowed)  # so that at most `keep` units are borrowed
         waited = self.wait(unit, self.ring.is_made) if words[MADE] != unit + 1 else 0
-        return slots.lend(unit, self.held), waited, words[SPOILED]
+        return slots.lend(unit, self.roots), waited, words[SPOILED]
 
     def recall(self) -> None:
         """Release all slots. Arrays that reference them keep their contents."""
@@ -141,11 +141,11 @@ class Cursor:
 
     def _is_there_after(self, unit: int, is_there: Callable[[int], bool], seconds: float) -> bool:
         """Wait up to `seconds` for `is_there(unit)`; returns its value."""
-        bell = self._made
-        seen = bell.value
+        bell = self._bell
+        value = bell.value
         fence()
         if not is_there(unit) and seconds:
-            futex.wait(bell, seen, seconds)
+            futex.wait(bell, value, seconds)
         result = is_there(unit)
         fence()  # the slot must be read after this check
         return result
@@ -175,7 +175,7 @@ class Cursor:
         Raises:
             CommplanError: CP0923 if there is no memory for these copies; the cursor stays open.
         """
-        self.held = {}
+        self.roots = {}
         self.slots.close()
 
 
@@ -184,4 +184,5 @@ def leave(ring: Ring, number: int) -> None:
     ring.cursors[number].set(state=ABSENT, process=0)
     ring_bell(ring.memory.bell("changed"))
     ring_bell(ring.memory.bell("made"))
+    fence()
     ring.call_maker()

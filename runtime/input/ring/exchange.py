@@ -7,10 +7,12 @@ the leader exchanges the parts of the unit with other hosts. Other processes wai
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -22,7 +24,7 @@ from commplan.recorder.processes import process_state
 from commplan.runtime.input.layout import Array, aligned
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
-from commplan.runtime.input.observe.wait_log import Cadence, WaitReporter
+from commplan.runtime.input.observe.wait_log import Cadence, ClosedError, WaitReporter
 from commplan.runtime.input.ring import cursor as cursors
 from commplan.runtime.input.ring.carriage import Carriage, carriage_of
 from commplan.runtime.input.ring.cursor import Cursor
@@ -35,10 +37,7 @@ from commplan.runtime.input.ring.words import DIED, LEAVES, LEFT, LIVES
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.transport.transport import RegroupedError
-
-
-class _LeadsError(Exception):
-    """Raised when this process becomes the leader of its host."""
+from commplan.wait import LONGEST_S
 
 
 @dataclass(eq=False)
@@ -74,9 +73,10 @@ class GroupExchange:
     calls: OverdueCalls
     recording: Recording
     awaited: int = -1  # the process that blocks a long wait; -1 if there is none
+    failure: tuple[int, BaseException] | None = None  # the first unit that was not carried, and the error
     _carried: int = 0
     _parties: int = 1  # this object and, while they run, the producers; the last of them leaves the ring
-    _left: bool = False
+    _has_left: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cadence: Cadence = field(default_factory=Cadence)
     _reporter: WaitReporter = field(default_factory=WaitReporter)
@@ -86,24 +86,28 @@ class GroupExchange:
         ring, group = self.ring, self.errors.group
         self.group, self.carrier, self._local = group, group.carrier, group.local
         self._carriage = carriage_of(ring, self.units, self.slots, group)
-        self._cursor = Cursor(ring, ring.place, KEEP, self.slots, self, Recording())
+        self._cursor = Cursor(ring, ring.place, KEEP, self.slots, weakref.proxy(self), Recording())
         self.made_slots = ring.memory.mapped_slots()
         name = f"commplan-{group.run_id}"
+        self._armed = 0
         self.producers = Producers(
             ring, self.units, self.made_slots, name, self.recording, self._over, lambda: None
         )
 
     # --- producing ---
 
-    def arm(self, epochs: int) -> None:
-        """Request the batches of all epochs before epoch `epochs`."""
-        first = self.units.course
+    def arm(self, upto: int) -> None:
+        """Request all batches before `upto`."""
         if not self.producers.running:
             with self._lock:
                 self._parties += 1
             self.producers.start()
-        self.ring.arm(self.ring.place, epochs * first.steps - first.epoch * first.steps - first.step)
-        ring_bell(self.ring.memory.bell("changed"))
+            if self._carriage is not None and not self._carriage.carrier.by_caller:
+                self.producers.begin(functools.partial(self._lead, self._carriage), "carry")
+        self._armed = upto
+        self.ring.arm(self.ring.place, upto)
+        if self._carriage is not None:
+            ring_bell(self.ring.memory.bell("changed"))
 
     def in_use(self) -> tuple[int, int]:
         """The number of slots, and the number of slots that contain a batch, complete or in progress."""
@@ -118,15 +122,18 @@ class GroupExchange:
         Raises:
             CommplanError: the error of the first part that failed, or an error about another process.
         """
-        with self.meter.working(self.key, waits=True):
-            while not self.ring.is_made(number):
-                with contextlib.suppress(_LeadsError):
-                    if (carriage := self._carriage) and carriage.leads() and not carriage.carrier.by_caller:
-                        self._carry(carriage, number)
-                    else:
-                        self._cursor.wait(number, self.ring.is_made)
-            self.awaited = -1
+        ring = self.ring
+        if not self.key:
+            if not ring.is_made(number):
+                self._cursor.wait(number, ring.is_made)
+        else:
+            with self.meter.working(self.key, waits=True):
+                if not ring.is_made(number):
+                    self._cursor.wait(number, ring.is_made)
+        self.awaited = -1
         self._cadence.came()
+        if self.group.count == 1 and not ring.is_spoiled(number):
+            return
         trouble = self.units.trouble(number, self.slots.memory(number))
         if trouble is None:
             return
@@ -146,10 +153,19 @@ class GroupExchange:
     def _division(self) -> Division:
         return next(iter(self.units.layout.divisions.values()))
 
-    def lend(self, number: int) -> tuple[Mapping[Ref, Array], Sequence[int]]:
-        """The read-only arrays of batch `number`, and the parts of it that this process has made."""
-        root = self.slots.lend(number, {})
-        return self.units.layout.views(root, writable=False), self.ring.made_here(number)
+    def lend(self, number: int, roots: dict[int, Any]) -> tuple[Mapping[Ref, Array], Sequence[int] | None]:
+        """Borrow the slot of batch `number`.
+
+        Args:
+            number: the batch.
+            roots: keeps the slot until the batch is handed out; see `Slots.lend`.
+
+        Returns:
+            The read-only arrays of the batch, and the parts of it that this process has made. None stands
+            for all parts, if there is no other process.
+        """
+        views = self.units.layout.views(self.slots.lend(number, roots), writable=False)
+        return views, self.ring.made_here(number) if self.group.count > 1 else None
 
     def handed(self, number: int) -> None:
         """Record that the caller receives batch `number`. Arrays of the last `keep` batches need no copy."""
@@ -167,6 +183,8 @@ class GroupExchange:
     @property
     def timeout(self) -> float:
         """The timeout of waits. It is shorter for the leader, which reports the blocking process."""
+        if self.group.count == 1:
+            return LONGEST_S  # a call that does not return ends it
         return self.group.timeout * (1 if self.carrier is None or self.leads() else 2)
 
     def is_open(self) -> bool:
@@ -183,8 +201,10 @@ class GroupExchange:
             for place, record in enumerate(self.ring.cursors[: len(self._local)]):
                 if self._state(place) in (LEFT, DIED) and record.get("position") <= unit:
                     self._lost(place)
-        if self._carriage is not None and self._carriage.elect():
-            raise _LeadsError
+        if self.failure is not None and self.failure[0] <= unit:
+            raise self.failure[1]
+        if self._carriage is not None:
+            self._carriage.elect()
         self.calls.look(self.producers.running)
         makers, takers = self._awaited_by(unit)
         if self.ring.place in takers or not (makers or takers):
@@ -192,7 +212,7 @@ class GroupExchange:
         place = (takers or makers)[0]
         self.awaited = self._local[place]
         if self._reporter.due(waited):
-            count = self.units.course.count
+            count = self.units.epoch_cursor.count
             full = f"to take batch {count(unit - self.ring.slots)}"
             task = full if takers else f"for its part of batch {count(unit)}"
             self.errors.warn(self.awaited, waited, task, self.ring.processes[place].get("pid"))
@@ -210,7 +230,7 @@ class GroupExchange:
         if self._carriage is not None and self.ring.is_whole(unit):
             return [self._carriage.leader] * (not self.leads()), []
         makers, takers = self.ring.awaited(unit)
-        return [place for place in makers if place != self.ring.place], takers
+        return [place for place in makers if place not in (self.ring.place, -1)], takers
 
     def _state(self, place: int) -> int:
         return self.ring.processes[place].get("state")
@@ -229,8 +249,8 @@ class GroupExchange:
             self.errors.lost(self._local[place], "left: it had waited for this one in vain")
         if self._lives(culprit):
             self._silent(culprit, self.group.timeout)
-        left = self._state(culprit) in (LEAVES, LEFT)
-        how = "left: its batches were closed before the epoch's end" if left else "died"
+        has_left = self._state(culprit) in (LEAVES, LEFT)
+        how = "left: its batches were closed before the epoch's end" if has_left else "died"
         self.errors.lost(self._local[culprit], how)
 
     def _give_up(self, place: int) -> int:
@@ -268,6 +288,27 @@ class GroupExchange:
                     self._carry(carriage, self._carried)
                 self._carried += 1
 
+    def _lead(self, carriage: Carriage) -> None:
+        """Carry batches in order, while this process leads."""
+        number, memory = 0, self.ring.memory
+        bell = memory.bell("changed")
+        while not memory.is_stopped:
+            value = bell.value
+            carriage.elect()
+            if not carriage.leads() or number >= self._armed:
+                futex.wait(bell, value, futex.LOOK_S)
+                continue
+            try:
+                if number >= (self.ring.least() or 0) and not self.ring.is_made(number):
+                    self._carry(carriage, number)
+            except ClosedError:
+                return
+            except BaseException as error:  # noqa: BLE001  the consumers of the batch raise it
+                self.failure = number, error
+                ring_bell(memory.bell("made"))
+                return
+            number += 1
+
     def _carry(self, carriage: Carriage, number: int) -> None:
         """Move the parts of batch `number` between hosts. If a wait fails, send its error instead."""
         ring = self.ring
@@ -297,9 +338,9 @@ class GroupExchange:
     def leave(self) -> None:
         """Release all slots and leave the group."""
         with self._lock:
-            if self._left:
+            if self._has_left:
                 return
-            self._left = True
+            self._has_left = True
         self._cursor.close()
         if not self.ends_with_one:
             cursors.leave(self.ring, self.ring.place)
@@ -312,7 +353,13 @@ class GroupExchange:
             self._parties -= 1
             is_last = self._parties == 0
         if is_last:
+            self.units.close()
+            self.producers.ended = _ignore  # breaks a reference cycle, so that the memory is freed now
             self.ring.leave()
             # In the record, a part of a detached thread stays in progress.
             if self.recording.record is not None and not self.producers.detached:
                 self.recording.record.close()
+
+
+def _ignore() -> None:
+    pass

@@ -59,7 +59,7 @@ class Met(NamedTuple):
 def meet(
     group: Group,
     program: HostProgram,
-    course: EpochCursor,
+    epoch_cursor: EpochCursor,
     order: int,
     *,
     slots: int,
@@ -71,7 +71,7 @@ def meet(
     Args:
         group: the group.
         program: the host program, which has a stage that shares.
-        course: the epochs and steps of units.
+        epoch_cursor: the epochs and steps of units.
         order: a checksum of the order of records.
         slots: the number of slots.
         members: the members, if they advance independently. Then a process may leave at any time.
@@ -91,7 +91,7 @@ def meet(
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
     facts = {
         "the plan": program.schedule.plan_digest or program.schedule.plan,
-        "the place in the order": (course.epoch, course.step, members and members.start),
+        "the place in the order": (epoch_cursor.epoch, epoch_cursor.step, members and members.start),
         "the order of records (lengths of the sources, seeds, visits)": order,
         "slots and what lies in them": (slots, slot_layout(program, divisions).nbytes),
         "the hosts": group.hosts,
@@ -106,7 +106,7 @@ def meet(
     count, place, is_carried = len(group.local), group.local.index(group.index), group.carrier is not None
     errors, layout = PeerErrors(group, blame, doing), slot_layout(program, divisions)
     values = {"count": count, "keeps": int(ends_with_one), "carried": int(is_carried), "makers": makers}
-    values |= {"epoch": course.steps, "unit": program.flows[0].batch}
+    values |= {"epoch": epoch_cursor.steps, "unit": program.flows[0].batch}
     number, start, cursors = place, 0, count
     if members is not None:
         number, start, cursors = members.first, members.start, members.most + is_carried
@@ -184,15 +184,40 @@ def form(
     Raises:
         CommplanError: as `meet`.
     """
-    program, course, meter = factory.program, factory.course, factory.meter
+    program, epoch_cursor, meter = factory.program, factory.epoch_cursor, factory.meter
+    if group.count == 1:
+        return _alone(group, factory, order, slots, keep, calls, recording, pinning)
     share = next(flow.shared for flow in program.flows if flow.shared is not None)
     with meter.working(share.result, waits=True):
         ring, layout, errors, share, ends_with_one = meet(
-            group, program, course, order, slots=slots, doing=doing
+            group, program, epoch_cursor, order, slots=slots, doing=doing
         )
     return GroupExchange(
-        ring, Units(lambda: factory, course, order, layout, group.index),
+        ring, Units(lambda: factory, epoch_cursor, order, layout, group.index),
         ring.memory.mapped_slots(pinning), errors, share.result, meter, keep, ends_with_one, calls, recording,
+    )  # fmt: skip
+
+
+def _alone(
+    group: Group, factory: BatchFactory, order: int, slots: int, keep: int, calls: OverdueCalls,
+    recording: Recording, pinning: Pinning | None,
+) -> GroupExchange:  # fmt: skip
+    """A ring of this process alone."""
+    program, epoch_cursor, threads = factory.program, factory.epoch_cursor, hints(factory.program)[1]
+    title = f"the batches of phase `{program.phase.name}`"
+    layout = layout_of(program, parts_of(program, threads))
+    memory = meeting.created(
+        "alone", title, Shape(slots, layout.nbytes, layout.parts, 1, 1), {}, kind="own", count=1, keeps=1,
+        makers=1, cores=threads, cursor_places=1,
+    )  # fmt: skip
+    memory.lock_place(0)
+    memory.cursors[0].set(process=1, position=0, state=HOLDS)
+    ring, blame = Ring(memory), Blame("", program.phase.span, program.schedule.file)
+    ring.enter(0, 1)
+    return GroupExchange(
+        ring, Units(lambda: factory, epoch_cursor, order, layout, 0, is_alone=True),
+        memory.mapped_slots(pinning), PeerErrors(group, blame), "", factory.meter, keep, True, calls,
+        recording,
     )  # fmt: skip
 
 
@@ -215,11 +240,11 @@ def _memory(
     name, title = f"{group.run_id}-{phase[:100]}-{group.host}", f"the group of run {group.run_id!r}"
     mine = {fact: hashlib.sha256(repr(value).encode()).hexdigest()[:16] for fact, value in facts.items()}
     for candidate in meeting.found(name, KIND):
-        own = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
-        if own is not None and not own.header.get("sealed"):
+        opened = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
+        if opened is not None and not opened.header.get("sealed"):
             _refuse_second(errors)
         # Opening and closing a file again would release the locks of this process.
-        memory = None if own is not None else meeting.opened(candidate, title)
+        memory = None if opened is not None else meeting.opened(candidate, title)
         if memory is None or memory.header.get("sealed"):
             if memory is not None:
                 memory.close()
@@ -248,10 +273,10 @@ def _meet(errors: PeerErrors, ring: Ring, facts: Sequence[str]) -> None:
         return [f"process {p} of {group.count}" for p, record in states if record.get("state") == ABSENT]
 
     def attempt(seconds: float) -> bool:
-        seen = bell.value
+        value = bell.value
         if header.get("sealed") or not missing():
             return True
-        futex.wait(bell, seen, seconds)
+        futex.wait(bell, value, seconds)
         return False
 
     def look(waited: float) -> None:

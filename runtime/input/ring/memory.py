@@ -50,6 +50,7 @@ class SharedMemory:
     def __init__(self, descriptor: int, key: tuple[int, int], title: str, shape: Shape) -> None:
         self.descriptor, self.key, self.title, self.shape = descriptor, key, title, shape
         self.is_stopped, self._place = False, -1
+        self._is_private = shape.processes == 1  # then a lock between threads suffices
         # Python's `mmap` would duplicate the descriptor, and closing the duplicate would release all locks.
         nbytes = shape.data_at
         self._root = owner_of(mapped(nbytes, mmap.MAP_SHARED, descriptor, 0), nbytes)
@@ -158,30 +159,32 @@ class SharedMemory:
             ClosedError: if this process is leaving the ring.
         """
 
-        def late(waited: float) -> NoReturn:
-            fail(
-                "CP0921",
-                f"process {self.lock_holder()} holds {self.title} for {waited:.0f} s",
-                "is it stopped?",
-            )
-
-        def attempt(seconds: float) -> bool:
-            if self.descriptor < 0 or self.is_stopped:  # a leaving process must not wait for a stopped one
-                raise ClosedError
-            return lock_byte(self.descriptor, RING_LOCK) or bool(time.sleep(min(seconds, 0.0005)))
-
         with self._lock:
             if self._is_inside:  # record locks are not counted: the inner exit would release the lock
                 yield
                 return
-            _ = until(attempt, Wait(_LOCK_S, late))
+            if not self._locked_now():
+                _ = until(
+                    lambda seconds: self._locked_now() or bool(time.sleep(min(seconds, 0.0005))),
+                    Wait(_LOCK_S, self._locked_late),
+                )
             self._is_inside = True
             try:
                 yield
             finally:
                 self._is_inside = False
-                if self.descriptor >= 0:
+                if self.descriptor >= 0 and not self._is_private:
                     unlock_byte(self.descriptor, RING_LOCK)
+
+    def _locked_now(self) -> bool:
+        if self.descriptor < 0 or self.is_stopped:  # a leaving process must not wait for a stopped one
+            raise ClosedError
+        return self._is_private or lock_byte(self.descriptor, RING_LOCK)
+
+    def _locked_late(self, waited: float) -> NoReturn:
+        fail(
+            "CP0921", f"process {self.lock_holder()} holds {self.title} for {waited:.0f} s", "is it stopped?"
+        )
 
     def lock_holder(self) -> int:
         """The PID of another process that holds the ring's lock; 0 if the lock is free."""
@@ -211,10 +214,10 @@ class SharedMemory:
         return self._work[place]
 
 
-def ring(bell: ctypes.c_uint32) -> None:
-    """Wake all threads that wait for `bell`."""
+def ring(bell: ctypes.c_uint32, most: int = futex.ALL) -> None:
+    """Wake the threads that wait for `bell`, or `most` of them."""
     bell.value = (bell.value + 1) & 0xFFFFFFFF
-    futex.wake(bell)
+    futex.wake(bell, most)
 
 
 os.register_at_fork(after_in_child=SharedMemory.opened.clear)

@@ -16,7 +16,7 @@ from commplan.runtime.input.ring.claims import Claim
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.units import Units
 from commplan.runtime.input.shm import futex
-from commplan.runtime.input.shm.futex import LOOK_S
+from commplan.runtime.input.shm.futex import LOOK_S, fence
 from commplan.runtime.input.shm.slots import Slots
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 TEND_S = 2.0  # seconds between checks of whether this process may make units
 _EVERY, _MEASURED = 64, range(1, 4)  # of each `_EVERY` units, those whose production is timed
+_CHEAP_US = 2000  # a unit that takes less time is made by one thread
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -57,7 +58,9 @@ class Producers:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _alive: int = 0
     _makers: int = 0
+    _waiting: int = 0  # makers that wait for parts
     _making: dict[int, Claim] = field(default_factory=dict[int, Claim])  # by thread identifier
+    _part_us: int = _CHEAP_US  # recent time of making a part
 
     def start(self) -> None:
         """Start the supervisor.
@@ -140,13 +143,13 @@ class Producers:
         """Start makers while this process is eligible, and call `tend` periodically."""
         memory, bell = self.ring.memory, self.ring.memory.bell("changed")
         while not memory.is_stopped:
-            seen = bell.value
+            value = bell.value
             try:
                 while self._makers < self.ring.threads():
                     self._begin_maker()
             except CommplanError as error:  # other processes make units; this one retries
                 LOG.warning("%s", error.diagnostics[0].message)
-            futex.wait(bell, seen, TEND_S)
+            futex.wait(bell, value, TEND_S)
             with contextlib.suppress(CommplanError, OSError):  # retried in the next iteration
                 self.tend()
 
@@ -164,26 +167,42 @@ class Producers:
     def _make_units(self) -> None:
         """Make units until the ring stops or this process has more makers than `Ring.threads`."""
         ring, memory = self.ring, self.ring.memory
-        bell, is_counted = memory.work_bell(ring.place), True
+        bell, is_counted, claim = memory.work_bell(ring.place), True, ring.claim()
         try:
             while not memory.is_stopped:
-                seen = bell.value
-                claim = ring.claim_or_idle()
                 if claim is not None:
-                    self._make(claim)
+                    claim = self._make(claim)
+                    continue
+                value = bell.value
+                if (claim := self._claim_or_idle()) is not None:
                     continue
                 with self._lock:  # surplus threads end one at a time
                     if self._makers > ring.threads():
                         is_counted = False
                         self._makers -= 1
                         return
-                futex.wait(bell, seen, LOOK_S)
+                    self._waiting += 1
+                futex.wait(bell, value, LOOK_S)
+                with self._lock:
+                    self._waiting -= 1
+                    ring.mark_idle(self._waiting > 0)  # `Ring.call_maker` wakes one thread
+                claim = ring.claim()
         finally:
             if is_counted:
                 with self._lock:
                     self._makers -= 1
 
-    def _make(self, claim: Claim) -> None:
+    def _claim_or_idle(self) -> Claim | None:
+        """Claim a part that has become free. If there is none, mark this process as idle."""
+        self.ring.mark_idle(True)
+        fence()
+        claim = self.ring.claim()
+        if claim is not None:
+            self.ring.mark_idle(self._waiting > 0)
+        return claim
+
+    def _make(self, claim: Claim) -> Claim | None:
+        """Make the parts of `claim`. Returns the next claim, if any."""
         me, record, memory = threading.get_ident(), self.recording.record, self.ring.memory
         with self._lock:
             if memory.is_stopped:
@@ -192,9 +211,9 @@ class Producers:
         root = self.slots.memory(claim.unit)
         operation = record.begin("make", claim.unit) if record is not None else 0
         place = claim.unit % _EVERY
-        before = _times() if place in _MEASURED and self.ring.header.get("most") else None
+        before = _times() if place in _MEASURED else None
         try:
-            result = self.units.fill(claim.unit, claim.part, root, lambda: memory.is_stopped)
+            result = self.units.fill(claim.unit, claim.parts, root, lambda: memory.is_stopped)
         except ClosedError:
             with self._lock:
                 self._making.pop(me, None)
@@ -202,18 +221,22 @@ class Producers:
         after = _times() if before is not None else None
         if before is not None and after is not None:
             spent, waited = after[0] - before[0], max(0, after[1] - before[1])
-            self.ring.measure(spent, waited, is_first=place == _MEASURED.start)
+            is_first, part_us = place == _MEASURED.start, (spent + waited) // claim.part_count
+            self._part_us = part_us if is_first else min(part_us, self._part_us)
+            self.ring.claims_units = self._part_us * self.ring.parts < _CHEAP_US
+            if self.ring.header.get("most"):
+                self.ring.measure(spent, waited, is_first=is_first)
         if record is not None:
             record.end(operation, result.error)
         with self._lock:
             if self._making.pop(me, None) is None:
                 raise ClosedError  # this thread was detached: another process makes the part
-            self.units.note(claim.unit, claim.part, root, result.error)
+            for part in claim.parts:
+                self.units.note(claim.unit, part, root, result.error)
             while True:
                 try:
-                    self.ring.done(claim, result.records, spoiled=result.is_spoiled)
-                    return
-                except CommplanError as error:  # this process holds the claim until `done` succeeds
+                    return self.ring.next_claim(claim, result.records, spoiled=result.is_spoiled)
+                except CommplanError as error:  # this process holds the claim until it is done
                     LOG.warning("%s", error.diagnostics[0].message)
 
 

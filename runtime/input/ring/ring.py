@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from commplan.diagnostics import fail
-from commplan.input.work_partition import dealt
 from commplan.runtime.input import this_process
-from commplan.runtime.input.ring.claims import Blocker, Claim
+from commplan.runtime.input.ring.claims import Claim
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.state import RingState
 from commplan.runtime.input.ring.words import (
     ABSENT,
     CURSOR_PLACES,
@@ -25,41 +25,39 @@ from commplan.runtime.input.ring.words import (
     DONE,
     HOLDS,
     IDLE,
+    JOINED,
     LEAVES,
     LEFT,
     LIVES,
     MADE,
     MAKES,
     NEXT,
-    ORDER,
     OWNER,
     PARTS,
+    PARTS_MADE,
     POSITION,
     PROCESS_PLACES,
+    RECORDS_MADE,
     SPOILED,
     STATE,
     UNIT,
-    Record,
     Words,
 )
 from commplan.runtime.input.shm.futex import fence
 
-# Making units counts as blocked above this fraction of blocked time, which includes waits between threads.
-_WAITS = 0.33
 
+class Ring(RingState):
+    """One process's access to a ring.
 
-class Ring:
-    """One process's access to a ring. `place` is the place of the process; -1 for an observer."""
+    Attributes:
+        claims_units: whether a claim takes consecutive parts of a unit, which saves time if they are cheap.
+    """
 
     def __init__(self, memory: SharedMemory) -> None:
-        self.memory, self.place = memory, -1
-        self.header, self.processes, self.cursors = memory.header, memory.processes, memory.cursors
-        self.slots, self._is_group = memory.shape.slots, self.header.get("count") > 0
+        super().__init__(memory)
+        self.claims_units, self._process = False, this_process.pid
+        self._is_group = self.header.get("count") > 0
         self._is_carried, self._keeps_cursors = self.header.get("carried"), self.header.get("keeps")
-        self.parts = memory.shape.parts - self._is_carried
-        *self._slots, self._fresh = [record.words for record in memory.slots]
-        self._process = this_process.pid
-        self._part_words = range(PARTS, PARTS + self.parts)
         self._carry_word = PARTS + self.parts
 
     # --- processes ---
@@ -121,9 +119,6 @@ class Ring:
         states = ((p, record.words[STATE]) for p, record in enumerate(self._present_processes()))
         return [place for place, state in states if state in (LIVES, LEAVES) and not self.memory.lives(place)]
 
-    def _present_processes(self) -> list[Record]:
-        return self.processes[: self.header.words[PROCESS_PLACES]]
-
     def _free(self, place: int) -> None:
         """Free the cursors, claims and place of a dead process. The caller holds the lock."""
         for record in self.cursors:
@@ -138,7 +133,7 @@ class Ring:
     def _free_claims(self, place: int) -> None:
         for slot in self._slots:
             for index in range(PARTS, PARTS + self.memory.shape.parts):
-                if slot[index] == place + 1:
+                if slot[index] in (place + 1, JOINED + place + 1):
                     slot[index] = 0
 
     def _call_all(self) -> None:
@@ -149,36 +144,14 @@ class Ring:
 
     # --- making units ---
 
-    def eligible(self) -> list[int]:
-        """The places of the first `makers` processes in the order of joining, unresponsive ones last."""
-        places = (record.words for record in self._present_processes())
-        living = [(not w[MAKES], w[ORDER], place) for place, w in enumerate(places) if w[STATE] == LIVES]
-        return [place for _, _, place in sorted(living)[: self.header.get("makers")]]
-
-    def threads(self) -> int:
-        """The number of threads of this process that should make units; 0 if it is not eligible."""
-        eligible = self.eligible()
-        return -(-self.most_making() // len(eligible)) if self.place in eligible else 0
-
-    def most_making(self) -> int:
-        """The most parts in progress: one for each core, and more if making is blocked by I/O."""
-        cores, most = self.header.get("cores"), self.header.get("most")
-        if most <= cores:
-            return cores
-        processes = self._present_processes()
-        spent, waited = (sum(record.get(name) for record in processes) for name in ("spent_us", "waited_us"))
-        if waited <= _WAITS * (spent + waited):
-            return cores
-        return min(most, -(-cores * (spent + waited) // max(spent, 1)))
-
     def measure(self, spent_us: int, waited_us: int, *, is_first: bool) -> None:
         """Add the times of making a part, in microseconds; `is_first` discards earlier times."""
         record = self.processes[self.place]
-        kept = (0, 0) if is_first else (record.get("spent_us"), record.get("waited_us"))
-        record.set(spent_us=kept[0] + spent_us, waited_us=kept[1] + waited_us)
+        earlier = (0, 0) if is_first else (record.get("spent_us"), record.get("waited_us"))
+        record.set(spent_us=earlier[0] + spent_us, waited_us=earlier[1] + waited_us)
 
     def claim(self) -> Claim | None:
-        """Claim the first part that is free for this process, if any."""
+        """Claim the first part that is free for this process, if any. See `claims_units`."""
         with self.memory.locked():
             self.processes[self.place].words[MAKES] = 1
             least, makers = self.least(), self.eligible()
@@ -191,35 +164,35 @@ class Ring:
             while claim is None and self._open(least, free):
                 claim = self._own(free, makers)
             if claim is not None:
-                self._slots[claim.unit % self.slots][PARTS + claim.part] = self.place + 1
+                slot, making = self._slots[claim.unit % self.slots], making + 1
+                slot[PARTS + claim.part] = self.place + 1
                 free.remove(claim)
-                making += 1
+                if self.claims_units:
+                    claim = self._extended(claim, slot, free, makers)
             if making < most:
                 self._call(least, free, makers)
             return claim
+
+    def _extended(self, claim: Claim, slot: Words, free: list[Claim], makers: list[int]) -> Claim:
+        """Add to `claim` the parts after it that are free for this process."""
+        while True:
+            following = Claim(claim.unit, claim.parts.stop)
+            if following not in free or self._own([following], makers) is None:
+                return claim
+            slot[PARTS + following.part] = JOINED + self.place + 1
+            free.remove(following)
+            claim = claim._replace(part_count=claim.part_count + 1)
 
     def _own(self, free: Iterable[Claim], makers: list[int]) -> Claim | None:
         """The first of `free` that this process may make."""
         return next((claim for claim in free if self._maker_of(claim, makers) in (self.place, -1)), None)
 
-    def _maker_of(self, claim: Claim, makers: list[int]) -> int:
-        """The place of the process that a free part is dealt to; -1 if any process may make it."""
-        if not self._is_group:
-            return -1
-        responsive = [place for place in makers if self.processes[place].words[MAKES]] or makers
-        return dealt(claim.unit, claim.part, self.parts, responsive)
-
-    def claim_or_idle(self) -> Claim | None:
-        """Claim a part. If there is no free part, mark this process as idle for `call_maker`."""
-        claim = self.claim()
-        if claim is None:
-            self.processes[self.place].words[IDLE] = 1
-            fence()
-            claim = self.claim()  # a part may have become free before the mark
-        return claim
+    def mark_idle(self, is_idle: bool) -> None:
+        """Record whether threads of this process wait for `call_maker`."""
+        self.processes[self.place].words[IDLE] = int(is_idle)
 
     def _parts_in(self, least: int) -> tuple[int, list[Claim]]:
-        """The number of parts in progress and the free parts, in the open units from `least` on."""
+        """The number of claims and the free parts, in the open units from `least` on."""
         following, making, free = self.header.words[NEXT], 0, list[Claim]()
         for unit in range(max(least, following - self.slots), following):
             slot = self._slots[unit % self.slots]
@@ -228,7 +201,7 @@ class Ring:
             for part, index in enumerate(self._part_words):
                 if not slot[index]:
                     free.append(Claim(unit, part))
-                elif slot[index] < DONE:
+                elif slot[index] < JOINED:
                     making += 1
         return making, free
 
@@ -265,17 +238,28 @@ class Ring:
         return True
 
     def done(self, claim: Claim, records: int, *, spoiled: bool) -> None:
-        """Mark the part of `claim` as done; `spoiled` if it failed or some of its `records` were skipped."""
-        slot, own = self._slots[claim.unit % self.slots], self.processes[self.place]
+        """Mark the parts of `claim` as done; `spoiled` if making failed or skipped some of the `records`."""
         with self.memory.locked():
-            if slot[PARTS + claim.part] != self.place + 1:
-                raise AssertionError(f"the claim of part {claim.part} of unit {claim.unit} was lost")
-            own.set(parts=own.get("parts") + 1, records=own.get("records") + records)
-            slot[SPOILED] |= int(spoiled)
-            fence()
-            slot[PARTS + claim.part] = DONE + self.place + 1
-            is_whole = self._complete(slot)
-        if is_whole:
+            self._mark_done(claim, records, spoiled)
+
+    def next_claim(self, claim: Claim, records: int, *, spoiled: bool) -> Claim | None:
+        """Mark the parts of `claim` as done and claim the next ones; see `done` and `claim`."""
+        with self.memory.locked():
+            self._mark_done(claim, records, spoiled)
+            return self.claim()
+
+    def _mark_done(self, claim: Claim, records: int, spoiled: bool) -> None:
+        slot, process = self._slots[claim.unit % self.slots], self.processes[self.place].words
+        for part in claim.parts:
+            if slot[PARTS + part] not in (self.place + 1, JOINED + self.place + 1):
+                raise AssertionError(f"the claim of part {part} of unit {claim.unit} was lost")
+        process[PARTS_MADE] += claim.part_count
+        process[RECORDS_MADE] += records
+        slot[SPOILED] |= int(spoiled)
+        fence()
+        for part in claim.parts:
+            slot[PARTS + part] = DONE + self.place + 1
+        if self._complete(slot):
             ring_bell(self.memory.bell("made"))
 
     def made_here(self, unit: int) -> list[int]:
@@ -299,7 +283,12 @@ class Ring:
         return True
 
     def call_maker(self) -> None:
-        """Wake the producers of one process that can claim a part, if any. Takes no lock."""
+        """Wake a thread of one process that can claim a part, if any. Takes no lock.
+
+        The caller calls `fence` after the change that lets a process claim a part.
+        """
+        if not any(record.words[IDLE] for record in self._present_processes()):
+            return
         least = self.least()
         if least is None:
             return
@@ -309,10 +298,10 @@ class Ring:
 
     def _call(self, least: int, free: Iterable[Claim], makers: list[int]) -> None:
         for place in self._callable(least, free, makers):
-            own = self.processes[place].words
-            if own[IDLE]:
-                own[IDLE] = 0
-                ring_bell(self.memory.work_bell(place))
+            process = self.processes[place].words
+            if process[IDLE]:
+                process[IDLE] = 0
+                ring_bell(self.memory.work_bell(place), 1)
                 return
 
     def _callable(self, least: int, free: Iterable[Claim], makers: list[int]) -> Iterator[int]:
@@ -321,7 +310,7 @@ class Ring:
         following = range(0)
         if unit is not None:
             following = range(unit, min(least + self.slots, unit + self.most_making()))
-        if self._is_group and makers:
+        if self._is_dealt and makers:
             claims = [*free, *(Claim(unit, part) for unit in following for part in range(self.parts))]
             yield from dict.fromkeys(self._maker_of(claim, makers) for claim in claims)
         elif following or free:
@@ -382,37 +371,10 @@ class Ring:
 
     # --- cursors ---
 
-    def present(self) -> list[Record]:
-        """The open cursors, including those of dead processes."""
-        places = self.cursors[: self.header.words[CURSOR_PLACES]]
-        return [record for record in places if record.words[STATE]]
-
-    def least(self) -> int | None:
-        """The first unit that is kept for a cursor; None if no cursor holds units."""
-        held = (record.words for record in self.cursors[: self.header.words[CURSOR_PLACES]])
-        return min([w[POSITION] for w in held if w[STATE] == HOLDS], default=None)
-
     def begin_at(self, unit: int) -> None:
         """Allow `unit` as the first unit if no unit has been opened. The caller holds the lock."""
         if not any(slot[UNIT] for slot in self._slots):
             self.header.set(next=min(unit, self.header.get("next")))
-
-    def is_kept(self, unit: int) -> bool:
-        """Whether all opened units from `unit` on are still in their slots. The caller holds the lock."""
-        following = self.header.words[NEXT]
-        kept = range(unit, following)
-        return len(kept) <= self.slots and all(self._slots[u % self.slots][UNIT] == u + 1 for u in kept)
-
-    def is_wanted(self, position: int) -> bool:
-        """Whether a cursor waits for a unit whose slot is kept for a cursor at `position`."""
-        return any(record.get("wanted") > position + self.slots for record in self.present())
-
-    def is_made(self, unit: int) -> bool:
-        return self._slots[unit % self.slots][MADE] == unit + 1
-
-    def is_open(self, unit: int) -> bool:
-        """Whether `unit` has a slot."""
-        return self._slots[unit % self.slots][UNIT] == unit + 1
 
     def arm(self, cursor: int, upto: int) -> None:
         """Request all units before `upto`. If `excuse` has marked this process, the mark is cleared."""
@@ -427,70 +389,15 @@ class Ring:
         """Release all units before `upto`. Takes no lock, because the garbage collector may call this."""
         if this_process.pid != self._process:  # a forked process drops arrays that its parent still uses
             return
-        own = self.cursors[cursor].words
-        before = own[POSITION]
+        words = self.cursors[cursor].words
+        before = words[POSITION]
         fence()
-        own[POSITION] = upto
+        words[POSITION] = upto
         fence()  # if two cursors release the least unit concurrently, one of them reads the other's position
+        if self.header.words[NEXT] < before + self.slots:
+            return  # producers did not need the slots
         for record in self.cursors[: self.header.words[CURSOR_PLACES]]:
             other = record.words
             if other[POSITION] <= before and other[STATE] == HOLDS:
                 return
         self.call_maker()
-
-    # --- blame ---
-
-    def maker(self, unit: int) -> int:
-        """The PID of a living process that is making a part of `unit`; 0 if there is none."""
-        slot = self._slots[unit % self.slots]
-        for index in self._part_words if slot[UNIT] == unit + 1 else ():
-            owner = slot[index]
-            if 0 < owner < DONE and self.memory.lives(owner - 1):
-                pid = self.processes[owner - 1].get("pid")
-                fence()
-                if slot[index] == owner:  # otherwise another process may have taken the place
-                    return pid
-        return 0
-
-    def slowest(self, unit: int) -> int:
-        """The cursor that still holds the slot of `unit`; -1 if there is none."""
-        places = enumerate(self.cursors[: self.header.words[CURSOR_PLACES]])
-        held = [(w.words[POSITION], cursor) for cursor, w in places if w.words[STATE] == HOLDS]
-        position, cursor = min(held, default=(0, -1))
-        return cursor if position <= unit - self.slots else -1
-
-    def blocker(self, unit: int) -> Blocker:
-        """The reason why `unit` has not been made."""
-        from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
-
-        holder = self.memory.lock_holder()
-        if holder and process_state(holder) != "alive":
-            return Blocker("lock", holder)
-        if pid := self.maker(unit):
-            return Blocker("maker", pid)
-        cursor = self.slowest(unit)
-        if cursor >= 0:
-            return Blocker("cursor", self.pid_of(cursor), cursor)
-        return Blocker("none")
-
-    def awaited(self, unit: int) -> tuple[list[int], list[int]]:
-        """The places of the processes of a group that block `unit`.
-
-        Returns:
-            The places of processes that must make a part of `unit`, and of those that must take the previous
-            unit in its slot.
-        """
-        slot, makers = self._slots[unit % self.slots], self.eligible()
-        if slot[UNIT] != unit + 1:
-            held = (w.words for w in self.cursors if w.words[STATE] == HOLDS and w.words[OWNER])
-            slow = [words[OWNER] - 1 for words in held if words[POSITION] <= unit - self.slots]
-            undone = [] if slow else [Claim(unit, part) for part in range(self.parts)]
-            return [self._maker_of(claim, makers) for claim in undone if makers], slow
-        owners = [(Claim(unit, part), slot[index]) for part, index in enumerate(self._part_words)]
-        waits = [(claim, owner) for claim, owner in owners if owner < DONE]
-        return [owner - 1 if owner else self._maker_of(claim, makers) for claim, owner in waits], []
-
-    def pid_of(self, cursor: int) -> int:
-        """The PID of the process of a cursor; 0 if the cursor has no process."""
-        owner = self.cursors[cursor].words[OWNER]
-        return self.processes[owner - 1].get("pid") if owner else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -109,24 +109,20 @@ class Units:
     Args:
         load: returns the factory of the batches. It is called before the first part is made, so that
             processes that only consume units need less memory.
-        course: the epochs and steps of units.
+        epoch_cursor: the epochs and steps of units.
         order: a checksum of the order of records.
         layout: the layout of a slot.
         process: the index of this process in its group; -1 in a feed.
+        is_alone: whether no other process consumes the units, so that all errors are raised as they are.
     """
 
     def __init__(
-        self, load: Callable[[], BatchFactory], course: EpochCursor, order: int, layout: SlotLayout,
-        process: int = -1,
+        self, load: Callable[[], BatchFactory], epoch_cursor: EpochCursor, order: int, layout: SlotLayout,
+        process: int = -1, *, is_alone: bool = False,
     ) -> None:  # fmt: skip
-        self._load, self.course, self._order, self.layout, self._process = (
-            load,
-            course,
-            order,
-            layout,
-            process,
-        )
-        self._errors: dict[tuple[int, int], CommplanError] = {}  # of this process, by (unit, part)
+        self._load, self.epoch_cursor, self._order = load, epoch_cursor, order
+        self.layout, self._process, self._is_alone = layout, process, is_alone
+        self._errors: dict[tuple[int, int], BaseException] = {}  # of this process, by (unit, part)
 
     @functools.cached_property
     def _factory(self) -> BatchFactory:
@@ -136,16 +132,21 @@ class Units:
         """Create the factory now, which opens the caches. A cache exists until the last process closes it."""
         _ = self._factory
 
+    def close(self) -> None:
+        """Release the factory with its caches. No parts are made afterwards."""
+        self.__dict__.pop("_factory", None)
+        self._load = _closed
+
     def place(self, unit: int) -> Place:
         """The epoch, the step and the order of records of `unit`."""
-        return Place(*self.course.at(unit), self._order)
+        return Place(*self.epoch_cursor.at(unit), self._order)
 
-    def fill(self, unit: int, part: int, root: Any, is_stopped: Callable[[], bool]) -> Made:
-        """Make a part of `unit`.
+    def fill(self, unit: int, parts: range, root: Any, is_stopped: Callable[[], bool]) -> Made:
+        """Make consecutive parts of `unit`.
 
         Args:
             unit: the unit.
-            part: the index of the part.
+            parts: the indices of the parts.
             root: the bytes of the slot.
             is_stopped: returns whether to stop. It is called before each task of the part.
 
@@ -154,12 +155,12 @@ class Units:
         """
         try:
             moved = self.layout.views(root, writable=True)
-            return self._fill(*self.course.at(unit), part, moved, is_stopped)
+            return self._fill(*self.epoch_cursor.at(unit), parts, moved, is_stopped)
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001  every consumer of the unit raises it
-            if isinstance(error, CommplanError):  # the status of a part may be too short for it
-                self._errors[unit, part] = error
+            if isinstance(error, CommplanError) or self._is_alone:
+                self._errors[unit, parts[0]] = error  # the status of a part may be too short for it
             return Made(0, True, error)
 
     def note(self, unit: int, part: int, root: Any, error: BaseException | None) -> None:
@@ -176,22 +177,21 @@ class Units:
         workers = self._factory.workers
         fresh = aligned if workers is None else workers.fresh
         moved = self.layout.views(fresh((self.layout.nbytes,), np.dtype(np.uint8)), writable=True)
-        for part in range(self.layout.parts):
-            self._fill(epoch, step, part, moved, lambda: False)
+        self._fill(epoch, step, range(self.layout.parts), moved, lambda: False)
         return moved
 
     def _fill(
-        self, epoch: int, step: int, part: int, moved: Mapping[Ref, Array], is_stopped: Callable[[], bool]
+        self, epoch: int, step: int, parts: range, moved: Mapping[Ref, Array], is_stopped: Callable[[], bool]
     ) -> Made:
         builder = self._factory.at(epoch, step)
-        for task in builder.part(part, moved, self.layout.divisions):
+        for task in builder.parts(parts, moved, self.layout.divisions):
             if is_stopped():
                 raise ClosedError
             task()
         is_clean, records = True, 0
         for flow, cut in reversed(tuple(self.layout.divisions.items())):
             state = builder.states[flow]
-            low, high = cut.part(len(state.rows), part)
+            low, high = cut.part(len(state.rows), parts[0])[0], cut.part(len(state.rows), parts[-1])[1]
             is_clean, records = is_clean and bool(state.valid[:, low:high].all()), high - low
         return Made(records, not is_clean)
 
@@ -213,14 +213,14 @@ class Units:
         Raises:
             CommplanError: the error of the part, if this process made it.
         """
-        seen, fine = memoryview(root), slot_status.head(self.place(unit))
+        statuses, without_error = memoryview(root), slot_status.head(self.place(unit))
         for part in range(self.layout.parts):
             at = part * slot_status.ROOM
-            if seen[at : at + slot_status.HEAD_NBYTES].tobytes() == fine:
+            if statuses[at : at + slot_status.HEAD_NBYTES].tobytes() == without_error:
                 continue
             if (error := self._errors.get((unit, part))) is not None:
                 raise error
-            return Trouble(part, *slot_status.read_status(bytes(seen[at : at + slot_status.ROOM])))
+            return Trouble(part, *slot_status.read_status(bytes(statuses[at : at + slot_status.ROOM])))
         return None
 
     def check(self, unit: int, root: Any, title: str) -> None:
@@ -246,6 +246,10 @@ class Units:
         )
 
 
+def _closed() -> NoReturn:
+    raise ClosedError
+
+
 def layout_of(program: HostProgram, parts: int) -> SlotLayout:
     """The layout of a slot for units with `parts` parts, made on one host."""
     return slot_layout(program, divisions_of(program, parts))
@@ -259,7 +263,7 @@ def units_of(content: UnitProgram, layout: SlotLayout, workers: Workers | None =
         layout: the layout of a slot.
         workers: worker processes that make the units; None for threads.
     """
-    program, course = content.program, EpochCursor(0, 0, content.epoch)
+    program, epoch_cursor = content.program, EpochCursor(0, 0, content.epoch)
 
     def load() -> BatchFactory:
         from commplan.runtime.input.stages.batch_builder import BatchFactory  # noqa: PLC0415
@@ -268,9 +272,11 @@ def units_of(content: UnitProgram, layout: SlotLayout, workers: Workers | None =
         made_of = stages(program, content.sources, content.called, content.meter)
         block = _BLOCK if workers is None else workers.block
         batched = adapters.together(content.sources)
-        return BatchFactory(program, content.orders, made_of, content.meter, block, workers, batched, course)
+        return BatchFactory(
+            program, content.orders, made_of, content.meter, block, workers, batched, epoch_cursor
+        )
 
-    units = Units(load, course, content.order, layout)
+    units = Units(load, epoch_cursor, content.order, layout)
     if program.has_caches:
         units.load()
     return units

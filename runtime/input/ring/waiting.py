@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
@@ -27,6 +28,7 @@ class MemberWaiter:
         attachment: the ring and the members of this process.
         member: the number of the member.
         timeout: the timeout of each wait in seconds.
+        idle_s: seconds between two epochs after which an idle member releases slots.
         is_open: returns whether the member has not been closed.
         file: the file of the plan.
         span: the position of the load in the file.
@@ -37,6 +39,7 @@ class MemberWaiter:
     attachment: Attachment
     member: int
     timeout: float
+    idle_s: float
     is_open: Callable[[], bool]
     file: str
     span: Span | None = None
@@ -58,10 +61,11 @@ class MemberWaiter:
         attachment, ring = self.attachment, self.attachment.ring
         attachment.leave_forgotten()
         while (slowest := ring.slowest(unit)) >= 0 and not ring.is_open(unit):
-            is_idle = bool(ring.cursors[slowest].get("idle_since"))
+            idle_since = ring.cursors[slowest].get("idle_since")
+            is_idle = bool(idle_since)
             look = attachment.looks.get(slowest) if self._is_own(slowest) else None
             if look is None or slowest == self.member:
-                if is_idle:
+                if is_idle and time.monotonic_ns() - idle_since >= self.idle_s * 1e9:
                     ring_bell(ring.memory.bell("changed"))  # its process releases the slot
                 return
             other = look()

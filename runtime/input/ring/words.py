@@ -20,8 +20,9 @@ ABSENT = 0
 LIVES, LEAVES = 1, 2  # states of a process: may make units; only completes parts in progress
 LEFT, DIED = 3, 4  # states of a process of a group; its place is not reused
 HOLDS, ALONE = 1, 2  # states of a cursor: units are kept for it; it reads its units itself
-# The word of a part: 0 if it is free; place + 1 of its maker; DONE + place + 1 when the part is made.
-DONE = 1 << 32
+# The word of a part: 0 if it is free; place + 1 of its maker, plus JOINED if it was claimed together with the
+# part before it; DONE + place + 1 when the part is made.
+JOINED, DONE = 1 << 31, 1 << 32
 RING_LOCK, PROCESS_LOCK = 0, 1  # the locked bytes of the file
 
 
@@ -53,6 +54,7 @@ WORK_BELL = RECORD_NBYTES - 8  # byte offset in the record of a process
 # Indices of the words that are read for every batch, because `Record.get` is too slow for them.
 NEXT, PROCESS_PLACES, CURSOR_PLACES = HEADER["next"], HEADER["process_places"], HEADER["cursor_places"]
 ORDER, MAKES, IDLE = PROCESS["order"], PROCESS["makes"], PROCESS["idle"]
+PARTS_MADE, RECORDS_MADE = PROCESS["parts"], PROCESS["records"]
 STATE, POSITION, OWNER = (
     CURSOR["state"],
     CURSOR["position"],

@@ -15,7 +15,7 @@ import time
 
 _SYSCALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "loongarch64": 98, "ppc64le": 221, "s390x": 238}
 _WAIT, _WAKE = 0, 1  # not the private operations: several processes map the word
-_EVERYONE = 0x7FFFFFFF
+ALL = 0x7FFFFFFF  # the number of waiting threads that the system call wakes at most
 _SLEEP_FIRST, _SLEEP_MOST = 0.0005, 0.02  # seconds
 LOOK_S = 0.25  # seconds between two checks of a waiting process that its peers are alive
 
@@ -66,10 +66,10 @@ def wait(word: ctypes.c_uint32, expected: int, seconds: float, *, futex: bool = 
         sleep = min(2 * sleep, _SLEEP_MOST)
 
 
-def wake(word: ctypes.c_uint32) -> None:
-    """Wake all waiters for `word`, in every process."""
+def wake(word: ctypes.c_uint32, most: int = ALL) -> None:
+    """Wake up to `most` of the waiters for `word`, in all processes."""
     if _FUTEX is not None:
-        _call(_FUTEX, word, _WAKE, _EVERYONE, None)
+        _call(_FUTEX, word, _WAKE, most, None)
 
 
 def fence() -> None:

@@ -62,13 +62,13 @@ class BatchFactory:
     block: int
     workers: Workers | None = None
     together: Sequence[Sequence[str]] = ()  # groups of sources that fetch their records together
-    course: EpochCursor = FIRST
+    epoch_cursor: EpochCursor = FIRST
     memory: Fresh = aligned  # allocates the arrays that this process makes
     # Facts common to most batches: the rows of a step, which of them count, the roots of a flow.
-    _known: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
+    _facts: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False, compare=False)
 
     def batch(self, number: int) -> BatchBuilder:
-        return self.at(*self.course.at(number), number)
+        return self.at(*self.epoch_cursor.at(number), number)
 
     def at(self, epoch: int, step: int, number: int = 0) -> BatchBuilder:
         states = [self.state(flow, step) for flow in self.program.flows]
@@ -91,9 +91,9 @@ class BatchFactory:
         other chained operand, and is not called with memory that it returned.
         """
         key = (flow.reads[0].result, before)
-        if key not in self._known:
+        if key not in self._facts:
             ops = flow.before if before else flow.after
-            kept = {*flow.moved, *self.roots(flow)}
+            outputs = {*flow.moved, *self.roots(flow)}
             takers: dict[Ref, list[HostOp]] = {}
             for op in flow.ops:
                 for ref in operands(op):
@@ -105,7 +105,7 @@ class BatchFactory:
                 if isinstance(op, Share) or len(refs) != 1:
                     continue
                 (ref,) = refs
-                if ref in kept or not self._is_taken_once(ref, takers.get(ref, []), ops):
+                if ref in outputs or not self._is_taken_once(ref, takers.get(ref, []), ops):
                     continue
                 if isinstance(op, Read):
                     stage = self.stages[ref]
@@ -121,8 +121,8 @@ class BatchFactory:
                 if first not in fed and self.stages[first].call not in calls:
                     fed.add(first)
                     memory[ref] = calls
-            self._known[key] = frozenset(memory)
-        return self._known[key]
+            self._facts[key] = frozenset(memory)
+        return self._facts[key]
 
     def _is_taken_once(self, ref: Ref, takers: Sequence[HostOp], ops: Sequence[HostOp]) -> bool:
         copies = self.program.copies
@@ -140,16 +140,16 @@ class BatchFactory:
         rows = self.orders[flow.reads[0].result].rows(step)
         counted = tuple(self.orders[read.result].counted(step) for read in flow.reads)
         key = (flow.reads[0].result, rows, counted)
-        if key not in self._known:
+        if key not in self._facts:
             owned = self.program.rows(flow, rows)
             counts = {read.result: self.orders[read.result].counts(step)[owned] for read in flow.reads}
             valid = np.ones((len(self.program.variants(flow.per)), len(owned)), bool)
-            self._known[key] = (owned, counts, valid, {})
-        owned, counts, valid, known = self._known[key]
-        return FlowState(flow, owned, {}, counts, {}, valid.copy(), known)
+            self._facts[key] = (owned, counts, valid, {})
+        owned, counts, valid, layouts = self._facts[key]
+        return FlowState(flow, owned, {}, counts, {}, valid.copy(), layouts)
 
     def mask(self, states: Sequence[FlowState]) -> Mask | None:
-        return mask(self.program, states, self._known)
+        return mask(self.program, states, self._facts)
 
     def look_up(self, state: FlowState, epoch: int, step: int) -> None:
         """Compute the records of the rows, in the order of each load."""
@@ -163,12 +163,12 @@ class BatchFactory:
     def roots(self, flow: Flow) -> list[Ref]:
         """The flow's values that are part of the batch, without counts."""
         key = flow.reads[0].result
-        if key not in self._known:
+        if key not in self._facts:
             computed = {ref for op in flow.ops for ref in results(op)}
-            self._known[key] = [
+            self._facts[key] = [
                 ref for ref in self.program.roots if ref in computed and ref in self.program.elements
             ]
-        return self._known[key]
+        return self._facts[key]
 
     def fresh(self, ref: Ref, rows: int) -> Array:
         element = self.program.elements[ref]
@@ -183,7 +183,7 @@ class BatchFactory:
 class BatchBuilder:
     """One batch under construction.
 
-    For shared values: run the tasks of `part` for each part, then call `receive` when all parts are done.
+    For shared values: run the tasks of `parts` for all parts, then call `receive` when they are done.
     For all batches: run the tasks of `second`, then call `finish`.
     """
 
@@ -195,18 +195,26 @@ class BatchBuilder:
     moved: Mapping[Ref, Array] = field(default_factory=dict[Ref, Array])
     received: bool = False
 
-    def part(self, number: int, moved: Mapping[Ref, Array], divisions: Mapping[int, Division]) -> list[Task]:
-        """Tasks that fill part `number` of the shared rows, in `moved`. divisions: of the flows with shared
-        values."""
+    def parts(
+        self, parts: range, moved: Mapping[Ref, Array], divisions: Mapping[int, Division]
+    ) -> list[Task]:
+        """Return the tasks that fill consecutive parts of the shared rows.
+
+        Args:
+            parts: the indices of the parts. Several parts are cheap: they are one task per flow.
+            moved: the arrays of the slot.
+            divisions: the divisions of the flows with shared values.
+        """
         self.moved = moved
         tasks: list[list[Task]] = [[] for _ in self.states]
         for place, state in enumerate(self.states):
             if state.flow.moved:
                 self.maker.look_up(state, self.epoch, self.step)
-                tasks[place] = self._fill(state, *divisions[place].part(len(state.rows), number))
+                bounds = [divisions[place].part(len(state.rows), part) for part in (parts[0], parts[-1])]
+                tasks[place] = self._fill(state, bounds[0][0], bounds[1][1], is_one_task=len(parts) > 1)
         return self._joined(tasks)
 
-    def _fill(self, state: FlowState, low: int, high: int) -> list[Task]:
+    def _fill(self, state: FlowState, low: int, high: int, *, is_one_task: bool) -> list[Task]:
         """Tasks that fill rows of a flow. Writes the record indices of these rows to the slot."""
         state.valid = self.moved[validity(state.flow)][:, : len(state.rows)].view(bool)
         state.valid[:, low:high] = True
@@ -214,17 +222,19 @@ class BatchBuilder:
             for row, coords in enumerate(self.maker.program.variants(read.per)):
                 ids = state.records[read.result, coords]
                 self.moved[identity(read)][row, low:high] = ids[low:high]
+        if is_one_task and self.maker.workers is None:
+            return [functools.partial(self.block, state, True, low, high)]
         return self._tasks(state, True, low, high)
 
     def receive(
-        self, moved: Mapping[Ref, Array], parts: Sequence[int], divisions: Mapping[int, Division]
+        self, moved: Mapping[Ref, Array], parts: Sequence[int] | None, divisions: Mapping[int, Division]
     ) -> None:
-        """Take the shared values from `moved`. parts: the parts that this process made."""
+        """Take the shared values from `moved`. parts: those that this process made; None for all."""
         is_again, self.moved, self.received = self.received, moved, True  # after an interruption
         for place, state in enumerate(self.states):
             if state.flow.moved:
-                self._seen(state)
-                if not is_again:
+                self._copy_records(state)
+                if parts is not None and not is_again:
                     self._account(state, parts, divisions[place])
 
     def _account(self, state: FlowState, parts: Sequence[int], division: Division) -> None:
@@ -255,7 +265,7 @@ class BatchBuilder:
                 tasks[place] += self._tasks(state, False, 0, rows)
         return self._joined(tasks)
 
-    def _seen(self, state: FlowState) -> None:
+    def _copy_records(self, state: FlowState) -> None:
         """Copy record indices and validity flags from the slot, which other processes share."""
         rows = len(state.rows)
         state.valid = self.moved[validity(state.flow)][:, :rows].astype(bool)
@@ -271,7 +281,7 @@ class BatchBuilder:
             if ref not in roots:
                 continue
             if ref not in state.known:
-                state.known[ref] = layout(self.maker.program, ref, self.moved[ref].shape, rows)
+                state.known[ref] = layout(self.maker.program, ref, self.moved[ref], rows)
             if state.known[ref] is not None:
                 state.shown[ref] = self.moved[ref][:, :rows].reshape(state.known[ref])
 
@@ -314,7 +324,7 @@ class BatchBuilder:
             for ref in (flow.moved if before else state.arrays)
         }
         ops = flow.before if before else flow.after
-        rooms = self._rooms(ops, targets)
+        destinations = self._destinations(ops, targets)
         chained = self.maker.chained(flow, before)
         caches = self.maker.caches
         missing = {} if caches is None else caches.missing(ops, targets, state.records, low, high)
@@ -330,11 +340,11 @@ class BatchBuilder:
                 if isinstance(op, Share):
                     computed[op.result][coords] = inputs[0]
                     continue
-                rows = [next((a for c, a in rooms.get(ref, ()) if c == coords), None) for ref in names]
+                rows = [next((a for c, a in destinations.get(ref, ()) if c == coords), None) for ref in names]
                 named = dict(zip(axes, coords, strict=True))
                 columns = self._run(
                     state, op, named, low, high, inputs, rows, ahead=names[0] in chained,
-                    wanted=missing.get(names[0]),
+                    needed=missing.get(names[0]),
                 )  # fmt: skip
                 for ref, column in zip(names, columns, strict=True):
                     computed[ref][coords] = column
@@ -344,16 +354,20 @@ class BatchBuilder:
                 for coords, array in copies:
                     fill_rows(array, computed[ref][coords])
 
-    def _rooms(
+    def _destinations(
         self, ops: Sequence[HostOp], targets: Mapping[Ref, list[tuple[Coords, Array]]]
     ) -> dict[Ref, list[tuple[Coords, Array]]]:
         """`targets`, and the same arrays for operands of shares, so that stages write their results in
         place."""
-        rooms, copies = dict(targets), self.maker.program.copies
+        destinations, copies = dict(targets), self.maker.program.copies
         for op in reversed(ops):
-            if isinstance(op, Share) and op.result in rooms and copies[op.operand] == copies[op.result]:
-                rooms.setdefault(op.operand, rooms[op.result])
-        return rooms
+            if (
+                isinstance(op, Share)
+                and op.result in destinations
+                and copies[op.operand] == copies[op.result]
+            ):
+                destinations.setdefault(op.operand, destinations[op.result])
+        return destinations
 
     def _targets(self, state: FlowState, ref: Ref, before: bool) -> list[tuple[Coords, Array]]:
         """The destinations of a value's rows, in the shared slot or in the batch, each with the coordinates
@@ -372,7 +386,7 @@ class BatchBuilder:
 
     def _run(
         self, state: FlowState, op: Read | Map, coords: Mapping[str, int], low: int, high: int,
-        inputs: list[Sequence[Record]], targets: list[Array | None], *, ahead: bool, wanted: Bools | None,
+        inputs: list[Sequence[Record]], targets: list[Array | None], *, ahead: bool, needed: Bools | None,
     ) -> list[Sequence[Record]]:  # fmt: skip
         """The results of `op`.
 
@@ -385,16 +399,16 @@ class BatchBuilder:
             inputs: the operands.
             targets: the destination of each result, if any.
             ahead: return a column that computes each record when the consuming stage reads it.
-            wanted: the rows to compute; None for all.
+            needed: the rows to compute; None for all.
         """
         program = self.maker.program
-        if wanted is not None and not wanted.any():
+        if needed is not None and not needed.any():
             return [[None] * (high - low) for ref in results(op) if ref in program.elements]
         read = op if isinstance(op, Read) else state.flow.reads[0]
         records = state.records[read.result, tuple(coords[axis] for axis in read.per)]
         chosen = self._variants(state, coords)
         before: Bools = np.asarray(state.valid[chosen, low:high].all(0))
-        before = before if wanted is None else before & wanted
+        before = before if needed is None else before & needed
         valid = before.copy()
         member = program.member(op.per, coords) if isinstance(op, Map) and op.per else -1
         place = Place(self.epoch, self.step, member)
@@ -445,10 +459,10 @@ class BatchBuilder:
             return count(self.maker.program, state, read, ref)
         if ref not in state.known:
             state.known[ref] = count(self.maker.program, state, read, ref)
-        known: Array = state.known[ref]
-        own = aligned(known.shape, known.dtype)
-        own[...] = known
-        return own
+        counts: Array = state.known[ref]
+        copy = aligned(counts.shape, counts.dtype)
+        copy[...] = counts
+        return copy
 
     def _visits(self, state: FlowState, clean: bool) -> list[Visit]:
         """The records that count, per load and member."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from commplan.input.work_partition import Division
-from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.transport.transport import RowSlices
 
 

@@ -30,9 +30,10 @@ CELL = 64  # bytes of a part
 class Numbers:
     """Units whose parts are their numbers."""
 
-    def fill(self, unit: int, part: int, root: Any, is_stopped: Callable[[], bool]) -> Made:
-        memoryview(root).cast("B")[part * CELL : part * CELL + 8] = content(unit, part)
-        return Made(1, False)
+    def fill(self, unit: int, parts: range, root: Any, is_stopped: Callable[[], bool]) -> Made:
+        for part in parts:
+            memoryview(root).cast("B")[part * CELL : part * CELL + 8] = content(unit, part)
+        return Made(len(parts), False)
 
     def note(self, unit: int, part: int, root: Any, error: BaseException | None) -> None:
         del unit, part, root
@@ -82,6 +83,10 @@ class Faulty(Ring):
             if self.fault == "stopped maker":
                 self.stop()
         return claim
+
+    def next_claim(self, claim: Claim, records: int, *, spoiled: bool) -> Claim | None:
+        self.done(claim, records, spoiled=spoiled)
+        return self.claim()  # outside of the lock, so that a fault does not keep it
 
     def stop(self) -> None:
         self.fault = ""
@@ -133,7 +138,7 @@ def main(orders: dict[str, Any]) -> None:
         assert parts == [content(unit, part) for part in range(SHAPE.parts)], (unit, parts)
         assert not is_spoiled
         del root, data
-        cursor.held = {}
+        cursor.roots = {}
     place, made = ring.place, ring.processes[ring.place].get("parts")
     cursor.close()
     cursors.leave(ring, place)

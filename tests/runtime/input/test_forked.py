@@ -82,7 +82,7 @@ def test_a_forked_process_closes_without_waiting_for_threads_that_it_has_not() -
         is_held, done = threading.Event(), threading.Event()
 
         def hold() -> None:
-            with feed._ring._lock:
+            with feed._window._lock:
                 is_held.set()
                 done.wait()
 

@@ -6,79 +6,17 @@ import linecache
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
-from input_plans import FUNCTIONS, ensemble, images
+from input_plans import FUNCTIONS, decode, ensemble, images
 from multirate_plans import members, rates
 
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
-from commplan.runtime.input.prefetch.prefetch import Prefetcher, Task
-
-
-class One:
-    """A batch of one task."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-
-    def first(self) -> Sequence[Task]:
-        return ()
-
-    def publish(self, error: BaseException | None) -> None:
-        raise AssertionError(error)
-
-    def second(self) -> Sequence[Task]:
-        return (self.task,)
-
-    def finish(self) -> str:
-        return "made"
-
-
-def ring(task: Task = lambda: None) -> Prefetcher[str]:
-    return Prefetcher(lambda number: One(task), depth=2, threads=2, name="interrupted")
-
-
-def interrupting(frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
-    """A trace function: Ctrl-C between entering a condition and the body of `with`."""
-    if frame.f_code is not threading.Condition.__enter__.__code__ or frame.f_back is None:
-        return None
-    if not frame.f_back.f_code.co_filename.endswith("prefetch/prefetch.py"):
-        return None
-
-    def inside(frame: FrameType, event: str, arg: Any) -> Callable[..., Any]:
-        if event == "return":
-            raise KeyboardInterrupt
-        return inside
-
-    return inside
-
-
-def test_an_interruption_leaves_no_lock_behind():
-    made = ring()
-    before = sys.gettrace()
-    sys.settrace(interrupting)
-    try:
-        made.look()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    seen: list[bool] = []
-
-    def elsewhere() -> None:
-        seen.append(made._lock.acquire(timeout=5))
-        if seen[0]:
-            made._lock.release()
-
-    other = threading.Thread(target=elsewhere)
-    other.start()
-    other.join()
-    made.close()
-    assert seen == [True]
 
 
 def test_an_interrupted_wait_is_not_waited_for_again():
@@ -87,18 +25,20 @@ def test_an_interrupted_wait_is_not_waited_for_again():
     giving_up.daemon = True
     giving_up.start()
 
-    def hanging() -> None:
+    def hanging(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
         begun.set()
         gate.wait()
+        return decode(record)
 
     def interrupt() -> None:
         begun.wait()
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    made = ring(hanging)
+    functions = {**FUNCTIONS, "decode": hanging}
+    made = PhaseBatches(ensemble("", 1), "step", {"images": images(32)}, functions)
     threading.Thread(target=interrupt, daemon=True).start()
     with pytest.raises(KeyboardInterrupt):
-        made.look()
+        next(made)
     made.close()
     still = not gate.is_set()
     giving_up.cancel()
@@ -110,7 +50,13 @@ class Interrupting:
     """A trace function: Ctrl-C once at every line of the pipeline's code, except during the return after all
     work is done, and while another Ctrl-C is being handled."""
 
-    FILES = ("iterator.py", "prefetch.py", "multirate/member.py", "multirate/clocked.py", "visit_check.py")
+    FILES = (
+        "iterator.py",
+        "input/window.py",
+        "multirate/member.py",
+        "multirate/clocked.py",
+        "visit_check.py",
+    )
 
     def __init__(self) -> None:
         self.done: set[tuple[str, int]] = set()

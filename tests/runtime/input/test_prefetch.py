@@ -26,7 +26,7 @@ def test_the_ring_is_bounded() -> None:
         assert ours() == [], "nothing starts before the first batch is asked for"
         next(feed)
         _settle(source, 32)
-        assert len(ours()) == 2
+        assert len(ours()) == 3  # one of them tends the others
         next(feed)
         _settle(source, 40)
 
@@ -94,7 +94,7 @@ def test_collection_in_the_middle_of_anything_waits_for_nothing() -> None:
 
     feed = batches(ensemble("", 1), images(80), functions={"decode": needs})
     with held:
-        feed._ring.admit()  # pyright: ignore[reportPrivateUsage]  the work starts, and nobody waits for it
+        feed._arm(0)  # pyright: ignore[reportPrivateUsage]  the work starts, and nobody waits for it
         assert entered.wait(20)
         del feed
         gc.collect()

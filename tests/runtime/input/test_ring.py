@@ -26,6 +26,7 @@ from commplan.runtime.input.ring import memory as ring_memory
 from commplan.runtime.input.ring.claims import Blocker, Claim
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.ring import Ring
+from commplan.runtime.input.ring.words import PARTS
 
 # pyright: reportPrivateUsage=false
 UNITS = 60
@@ -187,13 +188,19 @@ def test_a_process_that_is_stopped_in_the_lock_is_named(
         process.wait()
 
 
-def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
-    """The view of one process: parts in order, no more than `cores` at once, reused slots."""
+def joined(memory: SharedMemory) -> Ring:
+    """The ring of this process, which has one cursor."""
     ring = Ring(memory)
     with memory.locked():
         ring.join()
         memory.cursors[0].set(process=ring.place + 1, position=0, state=1)
         memory.header.set(cursor_places=1)
+    return ring
+
+
+def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
+    """The view of one process: parts in order, no more than `cores` at once, reused slots."""
+    ring = joined(memory)
     assert ring.claim() is None  # no cursor has asked for an epoch
     ring.arm(0, UNITS)
     claims = [ring.claim(), ring.claim()]
@@ -216,6 +223,43 @@ def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
     assert ring.blocker(SHAPE.slots) == Blocker("maker", os.getpid())
     ring.leave()
     assert ring.blocker(SHAPE.slots) == Blocker("none")
+
+
+def test_cheap_parts_of_a_unit_are_claimed_together(memory: SharedMemory) -> None:
+    ring = joined(memory)
+    ring.claims_units = True
+    ring.arm(0, UNITS)
+    claims = [ring.claim() for _ in range(3)]
+    assert claims == [Claim(0, 0, 2), Claim(1, 0, 2), None], "one claim for each core"
+    assert ring.blocker(0) == Blocker("maker", os.getpid())
+    following = ring.next_claim(Claim(0, 0, 2), 8, spoiled=False)
+    assert ring.is_made(0) and ring.made_here(0) == [0, 1] and following == Claim(2, 0, 2)
+    assert [ring.processes[0].get(name) for name in ("parts", "records")] == [2, 8]
+    ring.leave()  # frees both parts of each claim
+    assert [list(memory.slots[slot].words[PARTS : PARTS + 2]) for slot in (1, 2)] == [[0, 0]] * 2
+
+
+def test_a_release_wakes_producers_only_if_they_need_the_slot(memory: SharedMemory) -> None:
+    ring = joined(memory)
+    ring.arm(0, UNITS)
+    bell = memory.work_bell(ring.place)
+    for unit in range(SHAPE.slots):
+        ring.mark_idle(True)
+        value = bell.value
+        ring.release(0, unit)
+        assert bell.value == value, "there are free slots"
+        for part in range(SHAPE.parts):
+            assert ring.claim() == Claim(unit, part)
+            ring.done(Claim(unit, part), 1, spoiled=False)
+    for part in range(2 * (SHAPE.slots - 1)):
+        claim = ring.claim()
+        assert claim is not None, part
+        ring.done(claim, 1, spoiled=False)
+    assert ring.claim() is None
+    ring.mark_idle(True)
+    value = bell.value
+    ring.release(0, SHAPE.slots)
+    assert bell.value == value + 1 and not ring.processes[ring.place].get("idle")
 
 
 @pytest.fixture(name="group")

@@ -15,7 +15,7 @@ from support.ports import free_port
 from commplan.diagnostics import Span
 from commplan.input.work_partition import division
 from commplan.runtime.input.group import Blame
-from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.transport.jax import JaxCarrier, chain
 
 

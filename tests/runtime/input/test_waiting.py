@@ -10,8 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import ml_dtypes
@@ -25,7 +23,6 @@ from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.layout import aligned, compacted
-from commplan.runtime.input.prefetch.prefetch import ClosedError, Prefetcher, Task
 from commplan.runtime.input.shm import futex
 
 
@@ -77,93 +74,6 @@ def test_a_wait_reaches_across_processes(tmp_path: Path) -> None:
     out, _ = child.communicate(timeout=40)
     turns, value = map(int, out.split())
     assert value == 7 and turns <= 2
-
-
-@dataclass
-class Making:
-    """Two tasks; `fails` lists those that raise."""
-
-    number: int
-    fails: tuple[int, ...] = ()
-    ran: list[int] = field(default_factory=list[int])
-
-    def first(self) -> Sequence[Task]:
-        return ()
-
-    def publish(self, error: BaseException | None) -> None:
-        raise AssertionError("nothing is published in one process")
-
-    def second(self) -> Sequence[Task]:
-        def task(place: int) -> None:
-            time.sleep(0.002 * (3 - place))
-            self.ran.append(place)
-            if place in self.fails:
-                raise ValueError(f"task {place} of batch {self.number}")
-
-        return [lambda place=place: task(place) for place in range(3)]
-
-    def finish(self) -> str:
-        assert sorted(self.ran) == [0, 1, 2]
-        return f"batch {self.number}"
-
-
-def test_the_error_of_the_earliest_record_wins_and_later_batches_wait() -> None:
-    ring: Prefetcher[str] = Prefetcher(
-        lambda n: Making(n, (0, 2) if n == 2 else ()), depth=3, threads=3, name="commplan-ring"
-    )
-    try:
-        assert [ring.look(n)[0] for n in range(2)] == ["batch 0", "batch 1"]
-        for _ in range(2):
-            with pytest.raises(ValueError, match="task 0 of batch 2"):
-                ring.look(2)
-    finally:
-        ring.close()
-    with pytest.raises(ClosedError):
-        ring.look(2)
-
-
-def test_a_ring_that_halts_goes_on_when_it_may() -> None:
-    until = [2]
-    ring: Prefetcher[str] = Prefetcher(
-        lambda n: Making(n) if n < until[0] else None, depth=4, threads=2, name="commplan-halts"
-    )
-    try:
-        assert [ring.look(n)[0] for n in range(2)] == ["batch 0", "batch 1"]
-        until[0] = 3
-        assert ring.look(2)[0] == "batch 2"
-    finally:
-        ring.close()
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_has_died_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def dies(*_: object) -> None:
-        raise SystemExit
-
-    monkeypatch.setattr(Prefetcher, "_carry_out", dies)
-    ring: Prefetcher[str] = Prefetcher(Making, depth=2, threads=2, name="commplan-dead")
-    try:
-        with pytest.raises(RuntimeError, match=r"thread 'commplan-dead-[01]', which makes"):
-            ring.look()
-    finally:
-        ring.close()
-
-
-def test_a_batch_that_cannot_be_begun_fails_and_so_do_those_behind_it() -> None:
-    class Broken(Making):
-        def second(self) -> Sequence[Task]:
-            raise MemoryError(f"batch {self.number}")
-
-    ring: Prefetcher[str] = Prefetcher(
-        lambda n: Broken(n) if n == 1 else Making(n), depth=3, threads=2, name="commplan-broken"
-    )
-    try:
-        assert ring.look(0)[0] == "batch 0"
-        for number in (1, 2):
-            with pytest.raises(MemoryError, match="batch 1"):
-                ring.look(number)
-    finally:
-        ring.close()
 
 
 def test_an_interrupt_leaves_no_thread_and_no_noise(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from batch_feed import batches, no_thread_is_left_behind
 from input_plans import ensemble, images
 from support.campaign import parameters
 
-from commplan.runtime.input.prefetch.prefetch import ClosedError
+from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.stages import worker_pool
 
 HERE = Path(__file__).parent
@@ -134,9 +134,10 @@ def test_batches_that_are_forgotten_take_their_workers_along(tmp_path: Path) -> 
     feed = batches(
         ensemble("", 1, hints="{ cores = 1 }"), images(8), functions=functions, workers="processes"
     )
-    feed._ring.admit()
+    feed._arm(0)
     until(lambda: len(pids(tmp_path)) == 1)
-    threads = feed._ring._running
+    assert feed._window.exchange is not None
+    threads = list(feed._window.exchange.producers.running)
     del feed
     for thread in threads:
         thread.join()

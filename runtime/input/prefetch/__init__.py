@@ -1,1 +1,0 @@
-"""Batches that are built ahead of time and returned in order."""

@@ -1,0 +1,170 @@
+"""The words of a ring as its processes and observers read them, without taking its lock."""
+
+from __future__ import annotations
+
+from commplan.input.work_partition import dealt
+from commplan.runtime.input.ring.claims import Blocker, Claim
+from commplan.runtime.input.ring.memory import SharedMemory
+from commplan.runtime.input.ring.words import (
+    CURSOR_PLACES,
+    DONE,
+    HOLDS,
+    JOINED,
+    LIVES,
+    MADE,
+    MAKES,
+    NEXT,
+    ORDER,
+    OWNER,
+    PARTS,
+    POSITION,
+    PROCESS_PLACES,
+    SPOILED,
+    STATE,
+    UNIT,
+    Record,
+)
+from commplan.runtime.input.shm.futex import fence
+
+# Making units counts as blocked above this fraction of blocked time, which includes waits between threads.
+_WAITS = 0.33
+
+
+class RingState:
+    """The state of a ring.
+
+    Attributes:
+        place: the place of this process; -1 for an observer.
+    """
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self.memory, self.place = memory, -1
+        self.header, self.processes, self.cursors = memory.header, memory.processes, memory.cursors
+        self.slots, self._is_dealt = memory.shape.slots, self.header.get("count") > 1
+        self.parts = memory.shape.parts - self.header.get("carried")
+        *self._slots, self._fresh = [record.words for record in memory.slots]
+        self._part_words = range(PARTS, PARTS + self.parts)
+
+    # --- processes ---
+
+    def _present_processes(self) -> list[Record]:
+        return self.processes[: self.header.words[PROCESS_PLACES]]
+
+    def eligible(self) -> list[int]:
+        """The places of the first `makers` processes in the order of joining, unresponsive ones last."""
+        places = (record.words for record in self._present_processes())
+        living = [(not w[MAKES], w[ORDER], place) for place, w in enumerate(places) if w[STATE] == LIVES]
+        return [place for _, _, place in sorted(living)[: self.header.get("makers")]]
+
+    def threads(self) -> int:
+        """The number of threads of this process that should make units; 0 if it is not eligible."""
+        eligible = self.eligible()
+        return -(-self.most_making() // len(eligible)) if self.place in eligible else 0
+
+    def most_making(self) -> int:
+        """The most parts in progress: one for each core, and more if making is blocked by I/O."""
+        cores, most = self.header.get("cores"), self.header.get("most")
+        if most <= cores:
+            return cores
+        processes = self._present_processes()
+        spent, waited = (sum(record.get(name) for record in processes) for name in ("spent_us", "waited_us"))
+        if waited <= _WAITS * (spent + waited):
+            return cores
+        return min(most, -(-cores * (spent + waited) // max(spent, 1)))
+
+    def _maker_of(self, claim: Claim, makers: list[int]) -> int:
+        """The place of the process that a free part is dealt to; -1 if any process may make it."""
+        if not self._is_dealt:
+            return -1
+        responsive = [place for place in makers if self.processes[place].words[MAKES]] or makers
+        return dealt(claim.unit, claim.part, self.parts, responsive)
+
+    # --- cursors and units ---
+
+    def present(self) -> list[Record]:
+        """The open cursors, including those of dead processes."""
+        places = self.cursors[: self.header.words[CURSOR_PLACES]]
+        return [record for record in places if record.words[STATE]]
+
+    def least(self) -> int | None:
+        """The first unit that is kept for a cursor; None if no cursor holds units."""
+        cursors = (record.words for record in self.cursors[: self.header.words[CURSOR_PLACES]])
+        return min([words[POSITION] for words in cursors if words[STATE] == HOLDS], default=None)
+
+    def is_kept(self, unit: int) -> bool:
+        """Whether all opened units from `unit` on are still in their slots. The caller holds the lock."""
+        following = self.header.words[NEXT]
+        units = range(unit, following)
+        return len(units) <= self.slots and all(self._slots[u % self.slots][UNIT] == u + 1 for u in units)
+
+    def is_wanted(self, position: int) -> bool:
+        """Whether a cursor waits for a unit whose slot is kept for a cursor at `position`."""
+        return any(record.get("wanted") > position + self.slots for record in self.present())
+
+    def is_made(self, unit: int) -> bool:
+        return self._slots[unit % self.slots][MADE] == unit + 1
+
+    def is_spoiled(self, unit: int) -> bool:
+        """Whether making a part of `unit` failed or skipped records on this host."""
+        return bool(self._slots[unit % self.slots][SPOILED])
+
+    def is_open(self, unit: int) -> bool:
+        """Whether `unit` has a slot."""
+        return self._slots[unit % self.slots][UNIT] == unit + 1
+
+    def pid_of(self, cursor: int) -> int:
+        """The PID of the process of a cursor; 0 if the cursor has no process."""
+        owner = self.cursors[cursor].words[OWNER]
+        return self.processes[owner - 1].get("pid") if owner else 0
+
+    # --- blame ---
+
+    def maker(self, unit: int) -> int:
+        """The PID of a living process that is making a part of `unit`; 0 if there is none."""
+        slot = self._slots[unit % self.slots]
+        for index in self._part_words if slot[UNIT] == unit + 1 else ():
+            owner = slot[index]
+            if 0 < owner < DONE and self.memory.lives(owner % JOINED - 1):
+                pid = self.processes[owner % JOINED - 1].get("pid")
+                fence()
+                if slot[index] == owner:  # otherwise another process may have taken the place
+                    return pid
+        return 0
+
+    def slowest(self, unit: int) -> int:
+        """The cursor that still holds the slot of `unit`; -1 if there is none."""
+        places = enumerate(self.cursors[: self.header.words[CURSOR_PLACES]])
+        positions = [(w.words[POSITION], cursor) for cursor, w in places if w.words[STATE] == HOLDS]
+        position, cursor = min(positions, default=(0, -1))
+        return cursor if position <= unit - self.slots else -1
+
+    def blocker(self, unit: int) -> Blocker:
+        """The reason why `unit` has not been made."""
+        from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
+
+        holder = self.memory.lock_holder()
+        if holder and process_state(holder) != "alive":
+            return Blocker("lock", holder)
+        if pid := self.maker(unit):
+            return Blocker("maker", pid)
+        cursor = self.slowest(unit)
+        if cursor >= 0:
+            return Blocker("cursor", self.pid_of(cursor), cursor)
+        return Blocker("none")
+
+    def awaited(self, unit: int) -> tuple[list[int], list[int]]:
+        """The places of the processes of a group that block `unit`.
+
+        Returns:
+            The places of processes that must make a part of `unit`, and of those that must take the previous
+            unit in its slot.
+        """
+        slot, makers = self._slots[unit % self.slots], self.eligible()
+        if slot[UNIT] != unit + 1:
+            cursors = (w.words for w in self.cursors if w.words[STATE] == HOLDS and w.words[OWNER])
+            slow = [words[OWNER] - 1 for words in cursors if words[POSITION] <= unit - self.slots]
+            undone = [] if slow else [Claim(unit, part) for part in range(self.parts)]
+            return [self._maker_of(claim, makers) for claim in undone if makers], slow
+        owners = [(Claim(unit, part), slot[index]) for part, index in enumerate(self._part_words)]
+        waits = [(claim, owner) for claim, owner in owners if owner < DONE]
+        return [owner % JOINED - 1 if owner else self._maker_of(claim, makers) for claim, owner in waits], []

@@ -1,0 +1,260 @@
+"""The batches of a phase between its ring and the caller, with the stages that each process runs itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from concurrent import futures
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from commplan.diagnostics import CommplanError
+from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.observe.batch_record import BatchRecord
+from commplan.runtime.input.observe.overdue_calls import OverdueCalls
+from commplan.runtime.input.observe.wait_log import ClosedError
+from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
+from commplan.wait import attended, ended
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.ring.exchange import GroupExchange
+    from commplan.runtime.input.stages.worker_pool import Workers
+
+_END_S = 1.0  # seconds for threads to end after an interruption
+
+
+@dataclass
+class _Entry:
+    """A batch that the caller has not passed yet.
+
+    Attributes:
+        builder: builds the batch.
+        roots: the memory of its slot.
+        tasks: the stages that run in this process; None before they are begun.
+        batch: the finished batch.
+    """
+
+    builder: BatchBuilder
+    roots: dict[int, Any] = field(default_factory=dict[int, Any])
+    tasks: list[Future[None]] | None = None
+    batch: HostBatch | None = None
+
+
+@dataclass
+class BatchWindow:
+    """The batches that the caller has not passed yet.
+
+    Attributes:
+        factory: makes the builders of batches.
+        threads: the number of threads for stages that each process runs itself.
+        name: the prefix of the threads' names.
+        workers: the worker processes, if any.
+        calls: detects user functions that do not return.
+        record: the record of this process's run, if any.
+        exchange: waits for the units; None if the phase has no value that can be stored in a slot.
+    """
+
+    factory: BatchFactory
+    threads: int
+    name: str
+    workers: Workers | None
+    calls: OverdueCalls
+    record: BatchRecord | None
+    exchange: GroupExchange | None = None
+    _entries: dict[int, _Entry] = field(default_factory=dict[int, _Entry])
+    _pool: ThreadPoolExecutor | None = None
+    _pool_threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may acquire it again
+    _callers: set[int] = field(default_factory=set[int])  # threads that use the slots
+    _is_closed: bool = False
+    _has_departed: bool = False
+    _process: int = field(default_factory=os.getpid)
+    _is_interrupted: bool = False  # during a wait for a batch, whose construction may hang
+
+    def take(self, number: int, ahead: int) -> tuple[HostBatch, int, float]:
+        """Wait for batch `number`. An interrupted caller can call again.
+
+        Args:
+            number: the number of the batch.
+            ahead: the number of batches to move between hosts, if the caller's thread does this.
+
+        Returns:
+            The batch, the number of ready batches, and the seconds waited.
+
+        Raises:
+            Exception: the error of the batch.
+        """
+        caller, record, failure = self._enter(), self.record, None
+        operation = 0 if record is None else record.begin("wait", number)
+        try:
+            return self._take(number, ahead)
+        except ClosedError:
+            raise
+        except KeyboardInterrupt:
+            self._is_interrupted = True
+            raise
+        except Exception as error:
+            is_overdue = isinstance(error, CommplanError) and error.diagnostics[0].code == "CP0926"
+            self._is_interrupted |= is_overdue  # an overdue call does not return, either
+            failure = error
+            raise
+        finally:
+            if record is not None:
+                record.end(operation, failure)
+            self._exit(caller)
+
+    def _enter(self) -> int:
+        """Keep the slots until `_exit`, which takes the result."""
+        caller = threading.get_ident()
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError
+            self._callers.add(caller)
+        return caller
+
+    def _exit(self, caller: int) -> None:
+        with self._lock:
+            self._callers.discard(caller)
+            is_last = self._is_closed and not self._callers
+        if is_last:
+            self._depart()
+
+    def _take(self, number: int, ahead: int) -> tuple[HostBatch, int, float]:
+        begun, ready = time.perf_counter(), self.ready(number)
+        if self.exchange is not None:
+            self.exchange.carry_ahead(number + ahead - 1)
+        entry = self._begin(number)
+        for task in entry.tasks or ():
+            attended(
+                lambda seconds, task=task: task.done() or bool(futures.wait([task], seconds).done),
+                lambda waited: self.calls.look(self.callers_of_user_code()),
+            )
+            task.result(0)
+        if entry.batch is None:
+            entry.batch = entry.builder.finish()
+        return entry.batch, ready, time.perf_counter() - begun
+
+    @functools.cached_property
+    def _uses_pool(self) -> bool:
+        """Whether stages that each process runs itself follow the shared ones."""
+        return self.exchange is not None and any(flow.after for flow in self.factory.program.flows)
+
+    def _begin(self, number: int) -> _Entry:
+        """Wait for the units of batch `number` and begin the remaining stages."""
+        entry, exchange = self._entries.get(number), self.exchange
+        if entry is None:
+            entry = self._entries[number] = _Entry(self.factory.batch(number))
+        if entry.tasks is not None:
+            return entry
+        if exchange is not None:
+            exchange.readable(number)
+            arrays, parts = exchange.lend(number, entry.roots)
+            entry.builder.receive(arrays, parts, exchange.units.layout.divisions)
+        tasks = entry.builder.second()
+        if self._uses_pool:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, f"{self.name}-own", self._add_pool_thread)
+            entry.tasks = [self._pool.submit(task) for task in tasks]
+        else:
+            for task in tasks:
+                task()
+            entry.tasks = []
+        return entry
+
+    def _add_pool_thread(self) -> None:
+        self._pool_threads.append(threading.current_thread())
+
+    def pass_on(self, number: int, end: int) -> None:
+        """Drop all batches before `number`, and begin the stages of made batches from `number` to `end`."""
+        for place in [place for place in self._entries if place < number]:
+            del self._entries[place]
+        if self.exchange is None or not self._uses_pool:
+            return
+        with contextlib.suppress(ClosedError):
+            caller = self._enter()
+            try:
+                while number < end and self.exchange.ring.is_made(number):
+                    self._begin(number)
+                    number += 1
+            except CommplanError:
+                return  # raised again when the caller reaches the batch
+            finally:
+                self._exit(caller)
+
+    def ready(self, number: int) -> int:
+        """The number of consecutive batches from `number` on that are made."""
+        return 0 if self.exchange is None or self._is_closed else self.exchange.ahead(number)
+
+    def callers_of_user_code(self) -> list[threading.Thread]:
+        """The threads that call user code: those that make batches, and the main thread."""
+        makers = [] if self.exchange is None else self.exchange.producers.running
+        return [*self._pool_threads, *makers, threading.main_thread()]
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Stop, join every thread and leave the group. May be called twice, and from any thread.
+
+        After an interruption, threads that are still busy after a second are not joined: the interrupted call
+        may hang.
+        """
+        if os.getpid() != self._process:
+            return
+        self.abandon()
+        deadline = time.monotonic() + _END_S
+        joined = {threading.main_thread(), threading.current_thread()}
+        while threads := [thread for thread in self.callers_of_user_code() if thread not in joined]:
+            for thread in threads:  # the first of them may have started another
+                joined.add(thread)
+                if thread.ident is not None:
+                    attended(
+                        lambda seconds, thread=thread: (
+                            ended(thread, seconds) or (self._is_interrupted and time.monotonic() > deadline)
+                        )
+                    )
+        if self.exchange is not None:
+            self.exchange.producers.detach()
+
+    def abandon(self) -> None:
+        """Stop without waiting: threads end after their current record, and the last one leaves the group.
+
+        Finalizers call this at any point of any thread. In a forked process this does nothing.
+        """
+        if os.getpid() != self._process:
+            return
+        with self._lock:
+            self._is_closed = True
+            is_last = not self._callers - {threading.get_ident()}
+        if self.workers is not None:
+            self.workers.stop()
+        if self.exchange is not None:
+            self.exchange.stop()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        if is_last:
+            self._depart()
+
+    def end(self) -> None:
+        """Stop, from a finalizer. Joins threads only at interpreter exit, when no running code can hold a
+        lock that they need."""
+        if threading.main_thread().is_alive():
+            self.abandon()
+        else:
+            self.close()
+
+    def _depart(self) -> None:
+        with self._lock:
+            if self._has_departed:
+                return
+            self._has_departed = True
+        self._entries.clear()
+        if self.exchange is not None:
+            self.exchange.leave()
+        elif self.record is not None:
+            self.record.close()
+        if self.workers is not None:
+            self.workers.close()
