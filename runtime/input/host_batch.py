@@ -86,7 +86,7 @@ class FlowState:
         counts: [rows] per load, the slots that count by the visit's contract.
         arrays: arrays of the batch.
         valid: [variants of flow.per, rows], False for a skipped record.
-        known: cached facts common to batches with the same number of rows.
+        layouts: cached facts common to batches with the same number of rows.
         shown: views of the slot that become part of the batch.
     """
 
@@ -96,7 +96,7 @@ class FlowState:
     counts: dict[Ref, Bools]
     arrays: dict[Ref, Array]
     valid: Bools
-    known: dict[Ref, Any] = field(default_factory=dict[Ref, Any])
+    layouts: dict[Ref, Any] = field(default_factory=dict[Ref, Any])
     shown: dict[Ref, Array] = field(default_factory=dict[Ref, Array])
 
 
@@ -150,7 +150,7 @@ def mask(program: HostProgram, states: Sequence[FlowState], cache: dict[Any, Any
 
     cache: a cache of masks of batches without skipped records.
     """
-    key = ("mask", *(id(state.known) for state in states)) if all(s.valid.all() for s in states) else None
+    key = ("mask", *(id(state.layouts) for state in states)) if all(s.valid.all() for s in states) else None
     if key not in cache:
         rows = _mask(program, states)
         if key is None:

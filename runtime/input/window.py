@@ -206,10 +206,10 @@ class BatchWindow:
             return
         self.abandon()
         deadline = time.monotonic() + _END_S
-        joined = {threading.main_thread(), threading.current_thread()}
-        while threads := [thread for thread in self.callers_of_user_code() if thread not in joined]:
+        finished = {threading.main_thread(), threading.current_thread()}
+        while threads := [thread for thread in self.callers_of_user_code() if thread not in finished]:
             for thread in threads:  # the first of them may have started another
-                joined.add(thread)
+                finished.add(thread)
                 if thread.ident is not None:
                     attended(
                         lambda seconds, thread=thread: (

@@ -66,7 +66,7 @@ class Cursor:
         self.record = ring.cursors[number]
         self.roots: dict[int, Any] = {}
         self._words, self._slot_words = self.record.words, ring.memory.slots
-        self._count, self._borrowed = ring.slots, min(keep, ring.slots) - 1
+        self._count, self._borrowed = ring.slot_count, min(keep, ring.slot_count) - 1
         self._waiter, self._recording = waiter, recording
         self._look_s = min(LOOK_S, waiter.timeout)
         self._bell = ring.memory.bell("made")
@@ -102,7 +102,11 @@ class Cursor:
         """
         slots, words = self.slots, self._slot_words[unit % self._count].words
         slots.recall_before(unit - self._borrowed)  # so that at most `keep` units are borrowed
-        waited = self.wait(unit, self.ring.is_made) if words[MADE] != unit + 1 else 0
+        if words[MADE] != unit + 1:
+            waited = self.wait(unit, self.ring.is_made)
+        else:
+            waited = 0
+            fence()  # the slot must be read after this check
         return slots.lend(unit, self.roots), waited, words[SPOILED]
 
     def recall(self) -> None:

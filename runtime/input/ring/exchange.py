@@ -75,6 +75,7 @@ class GroupExchange:
     awaited: int = -1  # the process that blocks a long wait; -1 if there is none
     failure: tuple[int, BaseException] | None = None  # the first unit that was not carried, and the error
     _carried: int = 0
+    _carry_thread: int = 0  # the identifier of the thread that runs `_lead`
     _parties: int = 1  # this object and, while they run, the producers; the last of them leaves the ring
     _has_left: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -112,7 +113,7 @@ class GroupExchange:
     def in_use(self) -> tuple[int, int]:
         """The number of slots, and the number of slots that contain a batch, complete or in progress."""
         used = self.ring.header.get("next") - (self.ring.least() or 0)
-        return self.ring.slots, max(0, min(used, self.ring.slots))
+        return self.ring.slot_count, max(0, min(used, self.ring.slot_count))
 
     # --- taking ---
 
@@ -130,6 +131,7 @@ class GroupExchange:
             with self.meter.working(self.key, waits=True):
                 if not ring.is_made(number):
                     self._cursor.wait(number, ring.is_made)
+        futex.fence()  # the slot must be read after these checks
         self.awaited = -1
         self._cadence.came()
         if self.group.count == 1 and not ring.is_spoiled(number):
@@ -174,7 +176,7 @@ class GroupExchange:
     def ahead(self, number: int) -> int:
         """The number of consecutive batches from `number` on that are made."""
         count = 0
-        while count < self.ring.slots and self.ring.is_made(number + count):
+        while count < self.ring.slot_count and self.ring.is_made(number + count):
             count += 1
         return count
 
@@ -185,7 +187,13 @@ class GroupExchange:
         """The timeout of waits. It is shorter for the leader, which reports the blocking process."""
         if self.group.count == 1:
             return LONGEST_S  # a call that does not return ends it
-        return self.group.timeout * (1 if self.carrier is None or self.leads() else 2)
+        is_shorter = self.carrier is None or (self.leads() and not self._is_led_by_thread())
+        return self.group.timeout * (1 if is_shorter else 2)
+
+    def _is_led_by_thread(self) -> bool:
+        """Whether another thread of this process leads the host. Only that thread looks for the reason of a
+        wait, because the error must reach the other hosts before the caller raises it and leaves."""
+        return self._carry_thread not in (0, threading.get_ident()) and self.leads()
 
     def is_open(self) -> bool:
         return True
@@ -195,16 +203,18 @@ class GroupExchange:
 
     def look(self, unit: int, waited: float) -> None:
         """Check and report a long wait. Raises an error if the wait cannot end."""
+        if self.failure is not None and self.failure[0] <= unit:
+            raise self.failure[1]
+        if self._carriage is not None:
+            self._carriage.elect()
+        if self._is_led_by_thread():
+            return
         if self._reported != unit:
             self._reporter, self._reported = WaitReporter(self._cadence.usual_s()), unit
         if self.ends_with_one:
             for place, record in enumerate(self.ring.cursors[: len(self._local)]):
                 if self._state(place) in (LEFT, DIED) and record.get("position") <= unit:
                     self._lost(place)
-        if self.failure is not None and self.failure[0] <= unit:
-            raise self.failure[1]
-        if self._carriage is not None:
-            self._carriage.elect()
         self.calls.look(self.producers.running)
         makers, takers = self._awaited_by(unit)
         if self.ring.place in takers or not (makers or takers):
@@ -213,7 +223,7 @@ class GroupExchange:
         self.awaited = self._local[place]
         if self._reporter.due(waited):
             count = self.units.epoch_cursor.count
-            full = f"to take batch {count(unit - self.ring.slots)}"
+            full = f"to take batch {count(unit - self.ring.slot_count)}"
             task = full if takers else f"for its part of batch {count(unit)}"
             self.errors.warn(self.awaited, waited, task, self.ring.processes[place].get("pid"))
 
@@ -290,6 +300,13 @@ class GroupExchange:
 
     def _lead(self, carriage: Carriage) -> None:
         """Carry batches in order, while this process leads."""
+        self._carry_thread = threading.get_ident()
+        try:
+            self._carry_all(carriage)
+        finally:
+            self._carry_thread = 0
+
+    def _carry_all(self, carriage: Carriage) -> None:
         number, memory = 0, self.ring.memory
         bell = memory.bell("changed")
         while not memory.is_stopped:

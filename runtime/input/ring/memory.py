@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import threading
@@ -173,22 +174,33 @@ class SharedMemory:
                 yield
             finally:
                 self._is_inside = False
-                if self.descriptor >= 0 and not self._is_private:
-                    unlock_byte(self.descriptor, RING_LOCK)
+                descriptor = self.descriptor
+                if descriptor >= 0 and not self._is_private:
+                    with contextlib.suppress(OSError):  # another thread has closed the file
+                        unlock_byte(descriptor, RING_LOCK)
 
     def _locked_now(self) -> bool:
-        if self.descriptor < 0 or self.is_stopped:  # a leaving process must not wait for a stopped one
+        descriptor = self.descriptor
+        if descriptor < 0 or self.is_stopped:  # a leaving process must not wait for a stopped one
             raise ClosedError
-        return self._is_private or lock_byte(self.descriptor, RING_LOCK)
+        return self._is_private or lock_byte(descriptor, RING_LOCK)
 
     def _locked_late(self, waited: float) -> NoReturn:
+        holder = self.lock_holder()
         fail(
-            "CP0921", f"process {self.lock_holder()} holds {self.title} for {waited:.0f} s", "is it stopped?"
+            "CP0921",
+            f"process {holder} has held the lock of {self.title} for {waited:.0f} s",
+            f"expected: less than a millisecond. If the process is stopped, kill -CONT {holder} continues it",
         )
 
     def lock_holder(self) -> int:
-        """The PID of another process that holds the ring's lock; 0 if the lock is free."""
-        return lock_holder(self.descriptor, RING_LOCK) if self.descriptor >= 0 else 0
+        """The PID of another process that holds the ring's lock; 0 if the lock is free.
+
+        Raises:
+            ClosedError: after `close`.
+        """
+        with self._opened_file() as descriptor:
+            return lock_holder(descriptor, RING_LOCK)
 
     def lock_place(self, place: int) -> bool:
         """Take `place` for this process until `close`. Returns False if another process has it."""
@@ -198,10 +210,28 @@ class SharedMemory:
         return True
 
     def lives(self, place: int) -> bool:
-        """Whether the process at `place` is alive."""
+        """Whether the process at `place` is alive.
+
+        Raises:
+            ClosedError: after `close`.
+        """
         if place == self._place:  # the kernel does not report a process's own locks
             return True
-        return self.descriptor >= 0 and is_locked(self.descriptor, PROCESS_LOCK + place)
+        with self._opened_file() as descriptor:
+            return is_locked(descriptor, PROCESS_LOCK + place)
+
+    @contextlib.contextmanager
+    def _opened_file(self) -> Generator[int]:
+        """The descriptor. Raises `ClosedError` if the file is closed, also during the use."""
+        descriptor = self.descriptor
+        if descriptor < 0:
+            raise ClosedError
+        try:
+            yield descriptor
+        except OSError as error:
+            if error.errno == errno.EBADF:
+                raise ClosedError from None
+            raise
 
     # --- bells ---
 
@@ -215,7 +245,12 @@ class SharedMemory:
 
 
 def ring(bell: ctypes.c_uint32, most: int = futex.ALL) -> None:
-    """Wake the threads that wait for `bell`, or `most` of them."""
+    """Wake the threads that wait for `bell`, or `most` of them.
+
+    The increment is not atomic: two processes may write the same value, and a thread that begins to wait
+    between these writes may miss the second. Therefore all waits are short, and the condition is tested again
+    after each.
+    """
     bell.value = (bell.value + 1) & 0xFFFFFFFF
     futex.wake(bell, most)
 

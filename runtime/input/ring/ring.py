@@ -88,7 +88,11 @@ class Ring(RingState):
         self._call_all()
 
     def retire(self) -> None:
-        """Stop making units in this process. Its threads may still complete parts in progress."""
+        """Stop making units in this process.
+
+        Its threads end at their next record, without completing parts in progress. Other processes make these
+        parts after `leave`.
+        """
         self.memory.is_stopped = True
         if self.place >= 0:
             self.processes[self.place].set(state=LEAVES, idle=0)
@@ -145,7 +149,13 @@ class Ring(RingState):
     # --- making units ---
 
     def measure(self, spent_us: int, waited_us: int, *, is_first: bool) -> None:
-        """Add the times of making a part, in microseconds; `is_first` discards earlier times."""
+        """Add the times of making the parts of a claim.
+
+        Args:
+            spent_us: the time on a core, in microseconds.
+            waited_us: the blocked time, in microseconds.
+            is_first: whether this claim begins a new measurement; earlier times are discarded.
+        """
         record = self.processes[self.place]
         earlier = (0, 0) if is_first else (record.get("spent_us"), record.get("waited_us"))
         record.set(spent_us=earlier[0] + spent_us, waited_us=earlier[1] + waited_us)
@@ -164,7 +174,7 @@ class Ring(RingState):
             while claim is None and self._open(least, free):
                 claim = self._own(free, makers)
             if claim is not None:
-                slot, making = self._slots[claim.unit % self.slots], making + 1
+                slot, making = self._slots[claim.unit % self.slot_count], making + 1
                 slot[PARTS + claim.part] = self.place + 1
                 free.remove(claim)
                 if self.claims_units:
@@ -194,8 +204,8 @@ class Ring(RingState):
     def _parts_in(self, least: int) -> tuple[int, list[Claim]]:
         """The number of claims and the free parts, in the open units from `least` on."""
         following, making, free = self.header.words[NEXT], 0, list[Claim]()
-        for unit in range(max(least, following - self.slots), following):
-            slot = self._slots[unit % self.slots]
+        for unit in range(max(least, following - self.slot_count), following):
+            slot = self._slots[unit % self.slot_count]
             if slot[UNIT] != unit + 1 or slot[MADE] == unit + 1:
                 continue
             for part, index in enumerate(self._part_words):
@@ -206,16 +216,20 @@ class Ring(RingState):
         return making, free
 
     def _openable(self, least: int) -> int | None:
-        """The unit that may be opened next; None if its slot is in use or no cursor has requested it."""
+        """The unit that may be opened next.
+
+        The result is None if no cursor has requested it, or if its slot is in use: by a cursor, by a maker,
+        or for hosts that may still need the previous unit.
+        """
         unit = max(least, self.header.words[NEXT])
         armed = max((record.get("armed") for record in self.present()), default=0)
-        if unit >= min(least + self.slots, armed):
+        if unit >= min(least + self.slot_count, armed):
             return None
-        slot = self._slots[unit % self.slots]
+        slot = self._slots[unit % self.slot_count]
         if any(0 < slot[index] < DONE for index in self._part_words):  # for cursors that have left the ring
             return None
         # If a host dies during a transfer, other hosts receive the previous unit from this one.
-        carried = unit - self.slots + 1
+        carried = unit - self.slot_count + 1
         is_first = carried < self.header.get("start")
         if self._is_carried and not self._keeps_cursors and not is_first and not self.is_made(carried):
             return None
@@ -226,10 +240,11 @@ class Ring(RingState):
         unit = self._openable(least)
         if unit is None:
             return False
-        slot = self._slots[unit % self.slots]
+        slot = self._slots[unit % self.slot_count]
         slot[MADE] = slot[SPOILED] = 0
         for index in range(PARTS, PARTS + self.memory.shape.parts):
             slot[index] = self._fresh[index]
+        fence()  # a process that reads the unit must not read parts of the previous unit
         slot[UNIT] = unit + 1
         self.header.words[NEXT] = unit + 1
         free += [Claim(unit, part) for part, index in enumerate(self._part_words) if not slot[index]]
@@ -249,7 +264,7 @@ class Ring(RingState):
             return self.claim()
 
     def _mark_done(self, claim: Claim, records: int, spoiled: bool) -> None:
-        slot, process = self._slots[claim.unit % self.slots], self.processes[self.place].words
+        slot, process = self._slots[claim.unit % self.slot_count], self.processes[self.place].words
         for part in claim.parts:
             if slot[PARTS + part] not in (self.place + 1, JOINED + self.place + 1):
                 raise AssertionError(f"the claim of part {part} of unit {claim.unit} was lost")
@@ -264,13 +279,16 @@ class Ring(RingState):
 
     def made_here(self, unit: int) -> list[int]:
         """The parts of `unit` that this process has made."""
-        slot = self._slots[unit % self.slots]
+        slot = self._slots[unit % self.slot_count]
         return [part for part, index in enumerate(self._part_words) if slot[index] == DONE + self.place + 1]
 
     def is_whole(self, unit: int) -> bool:
         """Whether all parts of `unit` that this host makes are done."""
-        slot = self._slots[unit % self.slots]
-        return slot[UNIT] == unit + 1 and all(slot[index] >= DONE for index in self._part_words)
+        slot = self._slots[unit % self.slot_count]
+        if slot[UNIT] != unit + 1:
+            return False
+        fence()  # the parts must be read after the unit
+        return all(slot[index] >= DONE for index in self._part_words)
 
     def _complete(self, slot: Words) -> bool:
         """Mark a unit as made if all parts are done and it is not moved between hosts. Returns whether all
@@ -309,7 +327,7 @@ class Ring(RingState):
         unit = self._openable(least)
         following = range(0)
         if unit is not None:
-            following = range(unit, min(least + self.slots, unit + self.most_making()))
+            following = range(unit, min(least + self.slot_count, unit + self.most_making()))
         if self._is_dealt and makers:
             claims = [*free, *(Claim(unit, part) for unit in following for part in range(self.parts))]
             yield from dict.fromkeys(self._maker_of(claim, makers) for claim in claims)
@@ -353,7 +371,7 @@ class Ring(RingState):
     def begin_carry(self, unit: int) -> bool:
         """Reserve the transfer of `unit` for this process; False if another process has done so."""
         with self.memory.locked():
-            slot = self._slots[unit % self.slots]
+            slot = self._slots[unit % self.slot_count]
             if slot[UNIT] != unit + 1 or slot[self._carry_word]:
                 return False
             slot[self._carry_word] = self.place + 1
@@ -361,7 +379,7 @@ class Ring(RingState):
 
     def end_carry(self, unit: int) -> None:
         """Mark `unit` as complete on this host."""
-        slot = self._slots[unit % self.slots]
+        slot = self._slots[unit % self.slot_count]
         with self.memory.locked():
             fence()
             slot[self._carry_word] = DONE + self.place + 1
@@ -394,7 +412,7 @@ class Ring(RingState):
         fence()
         words[POSITION] = upto
         fence()  # if two cursors release the least unit concurrently, one of them reads the other's position
-        if self.header.words[NEXT] < before + self.slots:
+        if self.header.words[NEXT] < before + self.slot_count:
             return  # producers did not need the slots
         for record in self.cursors[: self.header.words[CURSOR_PLACES]]:
             other = record.words

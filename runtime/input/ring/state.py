@@ -26,8 +26,8 @@ from commplan.runtime.input.ring.words import (
 )
 from commplan.runtime.input.shm.futex import fence
 
-# Making units counts as blocked above this fraction of blocked time, which includes waits between threads.
-_WAITS = 0.33
+# Making units counts as blocked above this share of blocked time, which includes waits between threads.
+_MAX_BLOCKED_SHARE = 0.33
 
 
 class RingState:
@@ -35,12 +35,14 @@ class RingState:
 
     Attributes:
         place: the place of this process; -1 for an observer.
+        slot_count: the number of slots.
+        parts: the number of parts of a unit.
     """
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory, self.place = memory, -1
         self.header, self.processes, self.cursors = memory.header, memory.processes, memory.cursors
-        self.slots, self._is_dealt = memory.shape.slots, self.header.get("count") > 1
+        self.slot_count, self._is_dealt = memory.shape.slots, self.header.get("count") > 1
         self.parts = memory.shape.parts - self.header.get("carried")
         *self._slots, self._fresh = [record.words for record in memory.slots]
         self._part_words = range(PARTS, PARTS + self.parts)
@@ -68,7 +70,7 @@ class RingState:
             return cores
         processes = self._present_processes()
         spent, waited = (sum(record.get(name) for record in processes) for name in ("spent_us", "waited_us"))
-        if waited <= _WAITS * (spent + waited):
+        if waited <= _MAX_BLOCKED_SHARE * (spent + waited):
             return cores
         return min(most, -(-cores * (spent + waited) // max(spent, 1)))
 
@@ -93,24 +95,24 @@ class RingState:
 
     def is_kept(self, unit: int) -> bool:
         """Whether all opened units from `unit` on are still in their slots. The caller holds the lock."""
-        following = self.header.words[NEXT]
-        units = range(unit, following)
-        return len(units) <= self.slots and all(self._slots[u % self.slots][UNIT] == u + 1 for u in units)
+        units = range(unit, self.header.words[NEXT])
+        return len(units) <= self.slot_count and all(map(self.is_open, units))
 
     def is_wanted(self, position: int) -> bool:
         """Whether a cursor waits for a unit whose slot is kept for a cursor at `position`."""
-        return any(record.get("wanted") > position + self.slots for record in self.present())
+        return any(record.get("wanted") > position + self.slot_count for record in self.present())
 
     def is_made(self, unit: int) -> bool:
-        return self._slots[unit % self.slots][MADE] == unit + 1
+        """Whether `unit` is complete. The caller calls `fence` before it reads the slot."""
+        return self._slots[unit % self.slot_count][MADE] == unit + 1
 
     def is_spoiled(self, unit: int) -> bool:
         """Whether making a part of `unit` failed or skipped records on this host."""
-        return bool(self._slots[unit % self.slots][SPOILED])
+        return bool(self._slots[unit % self.slot_count][SPOILED])
 
     def is_open(self, unit: int) -> bool:
         """Whether `unit` has a slot."""
-        return self._slots[unit % self.slots][UNIT] == unit + 1
+        return self._slots[unit % self.slot_count][UNIT] == unit + 1
 
     def pid_of(self, cursor: int) -> int:
         """The PID of the process of a cursor; 0 if the cursor has no process."""
@@ -121,7 +123,7 @@ class RingState:
 
     def maker(self, unit: int) -> int:
         """The PID of a living process that is making a part of `unit`; 0 if there is none."""
-        slot = self._slots[unit % self.slots]
+        slot = self._slots[unit % self.slot_count]
         for index in self._part_words if slot[UNIT] == unit + 1 else ():
             owner = slot[index]
             if 0 < owner < DONE and self.memory.lives(owner % JOINED - 1):
@@ -136,7 +138,7 @@ class RingState:
         places = enumerate(self.cursors[: self.header.words[CURSOR_PLACES]])
         positions = [(w.words[POSITION], cursor) for cursor, w in places if w.words[STATE] == HOLDS]
         position, cursor = min(positions, default=(0, -1))
-        return cursor if position <= unit - self.slots else -1
+        return cursor if position <= unit - self.slot_count else -1
 
     def blocker(self, unit: int) -> Blocker:
         """The reason why `unit` has not been made."""
@@ -159,12 +161,13 @@ class RingState:
             The places of processes that must make a part of `unit`, and of those that must take the previous
             unit in its slot.
         """
-        slot, makers = self._slots[unit % self.slots], self.eligible()
+        slot, makers = self._slots[unit % self.slot_count], self.eligible()
         if slot[UNIT] != unit + 1:
             cursors = (w.words for w in self.cursors if w.words[STATE] == HOLDS and w.words[OWNER])
-            slow = [words[OWNER] - 1 for words in cursors if words[POSITION] <= unit - self.slots]
+            slow = [words[OWNER] - 1 for words in cursors if words[POSITION] <= unit - self.slot_count]
             undone = [] if slow else [Claim(unit, part) for part in range(self.parts)]
             return [self._maker_of(claim, makers) for claim in undone if makers], slow
+        fence()  # the parts must be read after the unit
         owners = [(Claim(unit, part), slot[index]) for part, index in enumerate(self._part_words)]
         waits = [(claim, owner) for claim, owner in owners if owner < DONE]
         return [owner % JOINED - 1 if owner else self._maker_of(claim, makers) for claim, owner in waits], []

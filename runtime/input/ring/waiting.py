@@ -122,7 +122,7 @@ class MemberWaiter:
     @property
     def _room(self) -> str:
         ring = self.attachment.ring
-        return f"{ring.slots * ring.header.get('unit')} records are kept at most"
+        return f"{ring.slot_count * ring.header.get('unit')} records are kept at most"
 
     def _behind(self, unit: int, cursor: int) -> int:
         """The number of records from the position of `cursor` to `unit`."""

@@ -2,8 +2,9 @@
 
     header | processes | cursors | slots | facts (JSON) | compiled plan (JSON) | data of the slots
 
-A process writes its own words and those of its cursors; `Ring.reap` clears them after its death. The process
-that holds the ring's lock writes the words of slots and `next`.
+A process writes its own words and those of its cursors; `Ring.reap` clears them after its death. Others only
+clear `makes` and `idle` of a process. The process that holds the ring's lock writes the words of slots and
+`next`, except that a process without the lock frees its own claims when it leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ RECORD_NBYTES = 128  # size of the record of a process or cursor: whole cache li
 FACTS_NBYTES, PLAN_NBYTES = 1 << 14, 1 << 16
 MOST_SLOTS, MOST_PARTS, MOST_PLACES = 4096, 4096, 4096
 ABSENT = 0
-LIVES, LEAVES = 1, 2  # states of a process: may make units; only completes parts in progress
+LIVES, LEAVES = 1, 2  # states of a process: may make units; ends its threads and makes no more units
 LEFT, DIED = 3, 4  # states of a process of a group; its place is not reused
 HOLDS, ALONE = 1, 2  # states of a cursor: units are kept for it; it reads its units itself
 # The word of a part: 0 if it is free; place + 1 of its maker, plus JOINED if it was claimed together with the

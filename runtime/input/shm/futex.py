@@ -1,7 +1,6 @@
 """Wait for a word of shared memory to change, without spending CPU.
 
-Uses futex(2) on Linux; elsewhere it polls with a back-off. Words are 32 bits, aligned to 4 bytes, and each
-has a single writing process.
+Uses futex(2) on Linux; elsewhere it polls with a back-off. Words are 32 bits, aligned to 4 bytes.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class BatchFactory:
     meter: Meter
     block: int
     workers: Workers | None = None
-    together: Sequence[Sequence[str]] = ()  # groups of sources that fetch their records together
+    source_groups: Sequence[Sequence[str]] = ()  # groups of sources that fetch their records together
     epoch_cursor: EpochCursor = FIRST
     memory: Fresh = aligned  # allocates the arrays that this process makes
     # Facts common to most batches: the rows of a step, which of them count, the roots of a flow.
@@ -280,15 +280,15 @@ class BatchBuilder:
         for ref in state.flow.moved:
             if ref not in roots:
                 continue
-            if ref not in state.known:
-                state.known[ref] = layout(self.maker.program, ref, self.moved[ref], rows)
-            if state.known[ref] is not None:
-                state.shown[ref] = self.moved[ref][:, :rows].reshape(state.known[ref])
+            if ref not in state.layouts:
+                state.layouts[ref] = layout(self.maker.program, ref, self.moved[ref], rows)
+            if state.layouts[ref] is not None:
+                state.shown[ref] = self.moved[ref][:, :rows].reshape(state.layouts[ref])
 
     def _joined(self, tasks: list[list[Task]]) -> list[Task]:
         """The tasks of all flows; blocks of flows whose sources fetch their records together become one
         task."""
-        for names in self.maker.together:
+        for names in self.maker.source_groups:
             reading = [
                 place
                 for place, state in enumerate(self.states)
@@ -457,9 +457,9 @@ class BatchBuilder:
     def _count(self, state: FlowState, read: Read, ref: Ref, clean: bool) -> Array:
         if not clean:
             return count(self.maker.program, state, read, ref)
-        if ref not in state.known:
-            state.known[ref] = count(self.maker.program, state, read, ref)
-        counts: Array = state.known[ref]
+        if ref not in state.layouts:
+            state.layouts[ref] = count(self.maker.program, state, read, ref)
+        counts: Array = state.layouts[ref]
         copy = aligned(counts.shape, counts.dtype)
         copy[...] = counts
         return copy

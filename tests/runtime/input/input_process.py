@@ -24,6 +24,7 @@ from commplan.ir.schedule import Schedule
 from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.observe import wait_log
+from commplan.runtime.input.ring.exchange import GroupExchange
 
 
 def say(**fields: Any) -> None:
@@ -88,6 +89,17 @@ def changed_by_a_fork(feed: PhaseBatches, when: str) -> bool:
     return batch is not None and before != {ref: array.tobytes() for ref, array in batch.values.items()}
 
 
+def look_late(seconds: float) -> None:
+    """Let the thread that moves batches ignore other processes in the first `seconds` of each wait."""
+    look = GroupExchange.look
+
+    def late(self: GroupExchange, unit: int, waited: float) -> None:
+        if waited > seconds or not threading.current_thread().name.endswith("-carry"):
+            look(self, unit, waited)
+
+    GroupExchange.look = late
+
+
 def main(orders: dict[str, Any]) -> None:
     index, count = orders["index"], orders["count"]
     program = (
@@ -116,6 +128,8 @@ def main(orders: dict[str, Any]) -> None:
             orders["run"], index, count, timeout=orders.get("timeout", 30.0), hosts=places, carrier=carrier
         )
     time.sleep(orders.get("late", 0.0))
+    if "look_late" in orders:
+        look_late(orders["look_late"])
     wait_log.USUAL_S = orders.get("usual_s", wait_log.USUAL_S)
     wait_log.LOG.addHandler(Said())
     try:

@@ -145,7 +145,7 @@ def test_who_makes_a_unit_is_not_who_has_its_place_now(
         unit = slot.get("unit") - 1
         slot.set(parts=ring.place + 1)
         assert ring.maker(unit) == os.getpid()
-        assert not ring.maker(unit + ring.slots)
+        assert not ring.maker(unit + ring.slot_count)
 
         def followed(self: SharedMemory, owner: int) -> bool:  # it dies as it is looked at
             slot.set(parts=0)

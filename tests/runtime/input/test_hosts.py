@@ -104,8 +104,10 @@ def test_hosts_that_stand_at_different_places_are_told(hosts: Hosts, tmp_path: P
     assert {p["code"] for p in problems} == {"CP0922"}
 
 
-def test_a_process_that_dies_is_told_to_other_hosts(hosts: Hosts) -> None:
-    processes = hosts.told([0, 0, 1], design="all_shared", records=400, each={1: {"stop_after": 2}})
+def test_other_hosts_receive_the_error_of_a_process_that_has_left(hosts: Hosts) -> None:
+    """Even if the caller of the process that moves batches could raise the error before it is sent."""
+    each = {0: {"look_late": 1.0}, 1: {"stop_after": 2}}
+    processes = hosts.told([0, 0, 1], design="all_shared", records=400, each=each)
     for reports in (processes[0], processes[2]):
         problem = next(x for x in reports if "code" in x)
         assert problem["code"] == "CP0920" and "process 1 of 3 left" in problem["message"]

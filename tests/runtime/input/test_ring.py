@@ -21,12 +21,13 @@ from support.campaign import parameters
 
 from commplan.diagnostics import CommplanError
 from commplan.recorder.processes import process_state
+from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring import memory as ring_memory
 from commplan.runtime.input.ring.claims import Blocker, Claim
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.ring import Ring
-from commplan.runtime.input.ring.words import PARTS
+from commplan.runtime.input.ring.words import DONE, PARTS, UNIT
 
 # pyright: reportPrivateUsage=false
 UNITS = 60
@@ -222,7 +223,37 @@ def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
     assert not memory.slots[0].get("spoiled") and not ring.is_kept(0) and ring.is_kept(1)
     assert ring.blocker(SHAPE.slots) == Blocker("maker", os.getpid())
     ring.leave()
-    assert ring.blocker(SHAPE.slots) == Blocker("none")
+    assert not ring.maker(SHAPE.slots)
+    with pytest.raises(ClosedError):
+        ring.blocker(SHAPE.slots)
+
+
+def test_processes_that_see_a_new_unit_do_not_read_parts_of_the_previous_one(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On processors that reorder memory accesses, the words of parts are written before that of the unit."""
+    ring = joined(memory)
+    ring.arm(0, UNITS)
+    ring.release(0, 1)
+    words, fenced = memory.slots[1].words, list[tuple[int, ...]]()
+    words[PARTS], words[PARTS + 1] = DONE + 1, DONE + 1
+    monkeypatch.setattr("commplan.runtime.input.ring.ring.fence", lambda: fenced.append(tuple(words)))
+    assert ring.claim() == Claim(1, 0)
+    assert (0, 0, 0) in [(entry[UNIT], entry[PARTS], entry[PARTS + 1]) for entry in fenced]
+    fenced.clear()
+    assert not ring.is_whole(1) and len(fenced) == 1, "the reader also orders its accesses"
+
+
+def test_a_file_closed_by_another_thread_ends_waits(memory: SharedMemory) -> None:
+    joined(memory)
+    os.close(memory.descriptor)  # `SharedMemory.close` then sets `descriptor`
+    with pytest.raises(ClosedError):
+        memory.lives(1)
+    with pytest.raises(ClosedError):
+        memory.lock_holder()
+    memory.descriptor = -1
+    with pytest.raises(ClosedError):
+        memory.lives(1)
 
 
 def test_cheap_parts_of_a_unit_are_claimed_together(memory: SharedMemory) -> None:
