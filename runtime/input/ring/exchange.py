@@ -215,6 +215,7 @@ class GroupExchange:
             for place, record in enumerate(self.ring.cursors[: len(self._local)]):
                 if self._state(place) in (LEFT, DIED) and record.get("position") <= unit:
                     self._lost(place)
+        self.producers.check()
         self.calls.look(self.producers.running)
         makers, takers = self._awaited_by(unit)
         if self.ring.place in takers or not (makers or takers):

@@ -164,13 +164,13 @@ class SharedMemory:
             if self._is_inside:  # record locks are not counted: the inner exit would release the lock
                 yield
                 return
-            if not self._locked_now():
-                _ = until(
-                    lambda seconds: self._locked_now() or bool(time.sleep(min(seconds, 0.0005))),
-                    Wait(_LOCK_S, self._locked_late),
-                )
-            self._is_inside = True
-            try:
+            try:  # from here on, so that Ctrl-C leaves no lock behind
+                if not self._locked_now():
+                    _ = until(
+                        lambda seconds: self._locked_now() or bool(time.sleep(min(seconds, 0.0005))),
+                        Wait(_LOCK_S, self._locked_late),
+                    )
+                self._is_inside = True
                 yield
             finally:
                 self._is_inside = False

@@ -55,6 +55,7 @@ class Producers:
     tend: Callable[[], None]
     running: list[threading.Thread] = field(default_factory=list[threading.Thread])
     detached: set[int] = field(default_factory=set[int])  # identifiers of threads
+    failure: BaseException | None = None  # ended a thread
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _alive: int = 0
     _makers: int = 0
@@ -79,6 +80,11 @@ class Producers:
         for thread in list(self.running):
             if thread is not threading.current_thread():
                 thread.join(seconds)
+
+    def check(self) -> None:
+        """Raise an error if a thread has failed outside of user functions, whose errors belong to parts."""
+        if self.failure is not None:
+            raise RuntimeError(f"a thread of {self.name} has failed") from self.failure
 
     def detach(self) -> None:
         """Detach the threads that still make parts, so that other processes can make these parts.
@@ -130,6 +136,8 @@ class Producers:
             pass
         except CommplanError as error:  # another process holds the lock: the supervisor retries
             LOG.warning("%s", error.diagnostics[0].message)
+        except BaseException as error:  # noqa: BLE001  raised by `check`
+            self.failure = error
         finally:
             self.units.release_thread()
             with self._lock:

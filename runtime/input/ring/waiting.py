@@ -87,6 +87,7 @@ class MemberWaiter:
         failure = None if attachment.carriage is None else attachment.carriage.failure
         if failure is not None and failure[0] <= unit:
             raise failure[1]
+        attachment.producers.check()
         self.blocked(unit)
         slowest = -1 if ring.is_open(unit) else ring.slowest(unit)
         if slowest >= 0:

@@ -15,6 +15,7 @@ from input_plans import SIDE, Counting, decode, ensemble, images
 
 from commplan.diagnostics import CommplanError
 from commplan.input.order import Order
+from commplan.runtime.input.ring.units import Units
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
@@ -50,6 +51,18 @@ def test_order_is_kept_when_records_take_different_times() -> None:
     with batches(made, images(64), functions={"decode": slow_first}) as feed:
         for step, batch in enumerate(feed):
             assert by_name(made, batch)["labels"].tolist() == order.records(0, step).tolist()
+
+
+def test_a_thread_that_fails_outside_of_functions_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Units, "note", fails)
+    with (
+        batches(ensemble("", 1), images(80)) as feed,
+        pytest.raises(RuntimeError, match=r"a thread of commplan-\S+ has failed"),
+    ):
+        next(feed)
 
 
 def test_close_ends_the_threads_in_the_middle_of_work() -> None:
