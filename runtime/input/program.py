@@ -238,7 +238,7 @@ def _flow(
                 continue
             if not isinstance(elements[ref], BytesType):
                 moved.append(ref)
-            elif isinstance(op, Read) or not apart:
+            elif isinstance(op, Read):
                 again.append(op)  # bytes have unknown length: each process reads them again
             else:
                 fail(
@@ -249,7 +249,7 @@ def _flow(
                     span=op.span,
                     file=file,
                 )
-    if not moved:  # only counts and values of unknown size
+    if not moved:  # only counts
         before, again, after = (), [], list(ops)
     shared = shares[0] if moved and shares else None
     return Flow(tuple(ops), reads, split, per, tuple(before), (*again, *after), tuple(moved), shared)
