@@ -92,7 +92,7 @@ class GroupExchange:
         name = f"commplan-{group.run_id}"
         self._armed = 0
         self.producers = Producers(
-            ring, self.units, self.made_slots, name, self.recording, self._over, lambda: None
+            ring, self.units, self.made_slots, name, self.recording, self._end_party, lambda: None
         )
 
     # --- producing ---
@@ -364,9 +364,10 @@ class GroupExchange:
             cursors.leave(self.ring, self.ring.place)
         if self.carrier is not None:
             self.carrier.close()
-        self._over()
+        self._end_party()
 
-    def _over(self) -> None:
+    def _end_party(self) -> None:
+        """Leave the ring if neither this object nor the producers use it any more."""
         with self._lock:
             self._parties -= 1
             is_last = self._parties == 0

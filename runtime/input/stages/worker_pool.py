@@ -218,7 +218,7 @@ class Workers:
             self._book(done, state, before, low, high)
             return
 
-    # --- called by the prefetcher ---
+    # --- called by producers ---
 
     def stop(self) -> None:
         """Make every wait for a worker return."""
@@ -237,7 +237,7 @@ class Workers:
     def close(self) -> None:
         """End all workers, for good. Batches in use stay valid."""
         self.stop()
-        for worker in list(self._living):  # workers of other threads than the prefetcher's
+        for worker in list(self._living):  # workers of other threads
             self._drop(worker)
         self._arena.close()
 
