@@ -113,6 +113,7 @@ class SharedMemory:
     def plan(self) -> bytes | None:
         """The compiled plan that `keep_plan` stored, if any."""
         nbytes = min(self.header.get("plan"), words.PLAN_NBYTES)
+        fence()  # the plan must be read after its size
         at = ctypes.addressof(self._root) + self.shape.facts_at + words.FACTS_NBYTES
         return ctypes.string_at(at, nbytes) if nbytes else None
 
@@ -151,7 +152,7 @@ class SharedMemory:
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
-        """Hold the ring's lock, which protects claims, joins and departures.
+        """Hold the ring's lock, which protects claims, new units, joins and the words of dead processes.
 
         The holder may die at any point, so each write under the lock must leave the words consistent.
 

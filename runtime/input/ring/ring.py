@@ -184,7 +184,7 @@ class Ring(RingState):
             return claim
 
     def _extended(self, claim: Claim, slot: Words, free: list[Claim], makers: list[int]) -> Claim:
-        """Add to `claim` the parts after it that are free for this process."""
+        """Extend `claim` by the parts directly after it, up to one that is not free for this process."""
         while True:
             following = Claim(claim.unit, claim.parts.stop)
             if following not in free or self._own([following], makers) is None:
@@ -236,7 +236,11 @@ class Ring(RingState):
         return unit
 
     def _open(self, least: int, free: list[Claim]) -> bool:
-        """Open the next unit, if possible, and add its parts to `free`. Returns whether it was opened."""
+        """Open the next unit, if possible, and add the parts that this host makes to `free`.
+
+        Returns:
+            Whether a unit was opened.
+        """
         unit = self._openable(least)
         if unit is None:
             return False
