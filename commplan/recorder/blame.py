@@ -16,7 +16,8 @@ from commplan.ir.collective_kinds import TOWARDS_SOME
 from commplan.recorder import verdict
 from commplan.recorder.file import BEGIN, END, FAILED, GONE, ROUND, VERDICT, Call, Event, Record, machine
 from commplan.recorder.processes import process_state
-from commplan.recorder.verdict import Condition, Need, RankState, Wait, step_of
+from commplan.recorder.rank_state import Condition, Need, RankState, Wait
+from commplan.recorder.verdict import step_of
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")

@@ -9,12 +9,11 @@ import itertools
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Literal, NamedTuple, Self
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Literal, NamedTuple
 
-Condition = Literal[
-    "alive", "silent", "stopped", "stuck in the kernel", "dead", "aborted", "ended", "unknown"
-]
+from commplan.recorder.rank_state import STUCK, Comparison, Need, RankState, States, Wait
+
 Kind = Literal["none", "apart", "order", "down", "late", "busy", "behind", "circle", "stalled"]
 _SHOWN, _LISTED = 4, 8  # ranks with a separate note; ranks in a list
 FIRST = 12  # times the bound in the first runs of an operation, since late ranks may be compiling
@@ -22,136 +21,10 @@ _SETTLE_S = 1.0  # in which other ranks may also begin a comparison
 _FEW, _INTERVALS, _MEDIANS = 3, 16, 5.0  # first runs; intervals for the median; times the median
 
 
-class Need(NamedTuple):
-    """The condition that ranks begin call `number` of `sequence`.
-
-    Attributes:
-        spans: The ranks, as arguments of `range`: states of large jobs stay short.
-    """
-
-    spans: tuple[tuple[int, int, int], ...]
-    sequence: str
-    number: int
-
-    @classmethod
-    def begin(cls, ranks: Iterable[int], sequence: str, number: int) -> Self:
-        """The condition that these ranks begin the call."""
-        spans = list[tuple[int, int, int]]()
-        for rank in sorted(ranks):
-            first, stop, step = spans[-1] if spans else (rank, 0, 0)
-            if spans and rank - stop + 1 == step:
-                spans[-1] = first, rank + 1, step
-            elif spans and stop == first + 1:  # a single rank, so far
-                spans[-1] = first, rank + 1, rank - first
-            else:
-                spans.append((rank, rank + 1, 1))
-        return cls(tuple(spans), sequence, number)
-
-    @property
-    def ranks(self) -> Iterator[int]:
-        return itertools.chain.from_iterable(range(*span) for span in self.spans)
-
-
-class Wait(NamedTuple):
-    """An operation that has begun and not ended.
-
-    Attributes:
-        where: The operation, such as `line 7 of x.plan`.
-        seconds: The time since it began.
-        needs: The conditions that it waits for.
-        missing: The action that awaited ranks have not performed, such as `reached line 7`.
-        runs: How often the operation has begun.
-        progress: Its progress, for a message.
-    """
-
-    where: str
-    seconds: float = 0.0
-    needs: tuple[Need, ...] = ()
-    missing: str = ""
-    runs: int = 0
-    progress: str = ""
-
-
-class Comparison(NamedTuple):
-    """A step that a rank compares with the others before it runs it, for messages.
-
-    Attributes:
-        rank: Such as `process 1`.
-        message: How its arguments differ from those of a step with this name that all have compared; `{}` is
-            the other rank. Empty if there is no such step.
-        fix: The rule that `message` violates.
-        place: The line of the program that calls it.
-    """
-
-    rank: str
-    name: str
-    message: str = ""
-    fix: str = ""
-    place: str = ""
-
-
-class Joint(NamedTuple):
-    """The progress of a rank in steps that all ranks compare before they first run them.
-
-    Attributes:
-        number: The number of the last step that it has begun, or compares.
-        is_running: Whether this step runs and has not ended.
-        waits_s: Seconds for which it has waited for others to compare; 0 if it does not wait.
-        comparison: The compared step, if it waits.
-    """
-
-    number: int = 0
-    is_running: bool = False
-    waits_s: float = 0.0
-    comparison: Comparison = Comparison("", "")
-
-
-class RankState(NamedTuple):
-    """The known state of a rank.
-
-    Attributes:
-        how, notes: Its condition for a message, if it is not alive.
-        waits: Its unfinished operations, a collective first.
-        begun: By sequence of calls, the number of calls that it has begun.
-        recent: By sequence whose order is the same on all ranks, the number of a call, and the names of this
-            call and those after it.
-        order: Its last operations in order of their begin, each with its run.
-        idle_s: Seconds since an operation last began or ended.
-        is_excused: Whether it has announced that it is late.
-        process: Its process, such as `process 4711 on node3`.
-        last, runs: The operation that it last finished, and how often that has run.
-        stack: The Python stack of its main thread.
-        joint: By sequence, its progress in steps that are compared.
-    """
-
-    rank: int
-    condition: Condition = "alive"
-    how: str = ""
-    notes: tuple[str, ...] = ()
-    waits: tuple[Wait, ...] = ()
-    begun: Mapping[str, int] = {}
-    recent: Mapping[str, tuple[int, tuple[str, ...]]] = {}
-    order: tuple[tuple[str, int], ...] = ()
-    idle_s: float = 0.0
-    is_excused: bool = False
-    process: str = ""
-    last: str = ""
-    runs: int = 0
-    stack: str = ""
-    joint: Mapping[str, Joint] = {}
-
-    @property
-    def finished(self) -> str:
-        """The operation that it last finished, for a message; empty if there is none."""
-        return f"; it last finished {self.last}, {self.runs} times so far" if self.last else ""
-
-
-States = Mapping[int, RankState]
-
-
 class Patience(NamedTuple):
     """Seconds: a rank that is alive is `late` if a wait for it lasts `late` and nothing moves for `bound`.
 
+    A rank that waits for a disk outside of operations may be writing a file: it is `down` after `late`.
     Ranks wait for one another in a `circle` if nothing moves for `still`, or for `late` if that is None.
     """
 
@@ -217,7 +90,8 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
         waiting, needed = [rank for rank in states if states[rank].waits], {}
     else:
         conditions = {rank: states[rank].how for rank in needed} | aborted
-    down = {rank: how for rank, how in sorted(conditions.items()) if states[rank].condition != "alive"}
+    waited_s = states[waiter].idle_s if waiter is not None and states[waiter].waits else None
+    down = {rank: how for rank, how in sorted(conditions.items()) if is_down(states[rank], waited_s, limits)}
     waiting = sorted(waiting)
     if down:
         return Verdict("down", down, tuple(waiting))
@@ -227,7 +101,34 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
         is_late &= not any(states[rank].is_excused for rank in late)
         is_late &= _idle([states[rank] for rank in (*late, *sorted(waiting))]) >= limits.bound
         return Verdict("late" if is_late else "busy", late, tuple(waiting))
-    return _all_wait(states, waiting, limits)
+    verdict = _all_wait(states, waiting, limits)
+    stuck = {n: states[n].how for n in verdict.reasons or waiting if _is_stuck(states[n])}
+    if verdict.kind in ("stalled", "behind") and stuck and _is_complete(states, waiting):
+        return Verdict("down", stuck, tuple(rank for rank in waiting if rank not in stuck))
+    return verdict
+
+
+def is_down(state: RankState, waited_s: float | None, limits: Patience) -> bool:
+    """Whether a rank cannot continue, and other ranks need not be evaluated.
+
+    Args:
+        waited_s: seconds for which another rank has waited for it; None if none waits.
+    """
+    if state.condition != STUCK:
+        return state.condition != "alive"
+    seconds = state.idle_s if waited_s is None else waited_s
+    return not state.waits and not state.is_excused and seconds >= limits.late
+
+
+def _is_stuck(state: RankState) -> bool:
+    """Whether a rank waits for a disk in an operation. The operation may run in another thread."""
+    return state.condition == STUCK and bool(state.waits) and not state.is_excused
+
+
+def _is_complete(states: States, waiting: Iterable[int]) -> bool:
+    """Whether the states of all ranks that these ranks need are known."""
+    needs = {need for rank in waiting for wait in states[rank].waits for need in wait.needs}
+    return all(rank in states for need in needs for rank in need.ranks)
 
 
 def _apart(states: States) -> Verdict | None:
@@ -260,7 +161,7 @@ def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int
                 state = states.get(other)
                 if state is None or other == rank or not (_is_unmet(need, state) or state.waits):
                     continue
-                if not state.waits or state.condition != "alive":
+                if not state.waits or state.condition not in ("alive", STUCK):
                     needed[other] = min(wait, needed.get(other, wait), key=_awaited)
                 elif other not in is_waiting:
                     is_waiting.add(other)
@@ -425,7 +326,8 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
     seconds = states[reporter].waits[0].seconds if states[reporter].waits else 0.0
     lines = [f"{listed(who, ranks)} {'have' if len(ranks) > 1 else 'has'} not arrived within {seconds:.1f} s"]
     for state in (states[rank] for rank in ranks[:_SHOWN]):
-        text = f"{who} {state.rank} ({state.process}) is alive, in no {noun} for {state.idle_s:.1f} s"
+        condition = "waits for a disk or a file system" if state.condition == STUCK else "is alive"
+        text = f"{who} {state.rank} ({state.process}) {condition}, in no {noun} for {state.idle_s:.1f} s"
         lines += [text + state.finished, *([f"its Python: {state.stack}"] if state.stack else [])]
     return _joined(*lines)
 

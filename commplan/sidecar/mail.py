@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from commplan.recorder.verdict import RankState
+from commplan.recorder.rank_state import RankState
 
 _LONGEST = 60_000  # bytes of a datagram, which has at most 64 kB
 _KEY = 64  # bytes of a key, at most

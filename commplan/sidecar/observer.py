@@ -12,15 +12,15 @@ import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
 from pathlib import Path
 
 from commplan.diagnostics import CommplanError
 from commplan.recorder import live
 from commplan.recorder.file import Record
 from commplan.recorder.processes import silence
+from commplan.recorder.rank_state import RankState
 from commplan.recorder.stacks import main_stack
-from commplan.recorder.verdict import FIRST, Patience, RankState, Verdict, blame, described
+from commplan.recorder.verdict import FIRST, Patience, Verdict, blame, described, is_down
 from commplan.sidecar.mail import Address, SidecarMessage
 from commplan.sidecar.states import (
     COMPARISON,
@@ -254,8 +254,10 @@ class Job:
         if not states[waiter].waits:
             return
         usual = bound if compares else usual_wait_s(records[source], source.live.waits, bound)
-        late_s = inf if compares else max(usual, source.live.busy_s)
+        late_s = max(usual, source.live.busy_s)
         verdict = blame(states, waiter, Patience(bound, late_s, usual if is_process else bound))
+        if compares and verdict.kind == "late":  # ranks may compile before they compare
+            verdict = verdict._replace(kind="busy")
         has_ended = any(states[rank].condition == "ended" for rank in verdict.reasons)
         is_over = has_ended and not compares and not is_process  # the engine reports it
         is_still = min((states[rank].idle_s for rank in verdict.waiting), default=0.0) >= bound
@@ -307,7 +309,7 @@ class Job:
     def _explain(self, failed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
         """Find out whether another process is the reason why a step has failed."""
         waiter = failed[0].rank
-        verdict = blame(states, waiter)
+        verdict = blame(states, waiter, Patience(late=failed[0].live.busy_s, still=0.0))
         is_known = states.keys() >= self.ranks or verdict.kind == "down"
         is_reason = is_known and verdict.kind in _REASONS
         if not self._is_confirmed(verdict, now):
@@ -367,7 +369,12 @@ class Job:
             return
         waiter = source.rank
         remaining = [rank for rank in sorted(states) if LEFT not in states[rank].begun and rank != waiter]
-        down = {rank: states[rank].how for rank in remaining if states[rank].how}
+        limits, waited = Patience(late=source.live.busy_s), now - source.live.parting * 1e-9
+        down = {
+            rank: states[rank].how
+            for rank in remaining
+            if states[rank].how and is_down(states[rank], waited, limits)
+        }
         states = {rank: state._replace(condition="silent") for rank, state in states.items()}
         verdict = Verdict("down" if len(down) == len(remaining) else "busy", down)
         if not remaining or not self._is_confirmed(verdict, now):
@@ -382,7 +389,7 @@ class Job:
                 source.process.say(f"commplan: {text}\n")
             return
         late = next((rank for rank in remaining if rank not in down and not states[rank].waits), None)
-        has_waited = now - source.live.parting * 1e-9 > FIRST * source.live.bound_s
+        has_waited = waited > FIRST * source.live.bound_s
         if late is not None and has_waited and not source.live.served and self._noticed != "parting":
             self._noticed = "parting"
             _, *notes = described(Verdict("busy", {late: ""}), states, self._who, waiter).splitlines()
@@ -409,8 +416,10 @@ def _source(waiting: Sequence[OpenRecord], states: Mapping[int, RankState]) -> O
     """The rank whose wait is evaluated: the oldest collective, or a comparison that cannot end."""
     oldest = sorted(waiting, key=lambda each: max(each.live.waits or each.live.compares, each.live.moved))
     comparison = next((each for each in oldest if each.live.is_comparing), None)
-    if comparison is not None and blame(states, comparison.rank).kind == "down":
-        return comparison
+    if comparison is not None:
+        limits = Patience(late=comparison.live.busy_s)
+        if blame(states, comparison.rank, limits).kind == "down":
+            return comparison
     return next((each for each in oldest if not each.live.is_comparing), oldest[0])
 
 

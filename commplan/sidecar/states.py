@@ -17,18 +17,14 @@ from commplan.recorder.blame import ANSWER, Rank, ranks_along, ranks_of, sequenc
 from commplan.recorder.file import BEGIN, Record
 from commplan.recorder.live import Live
 from commplan.recorder.processes import identity, process_state, silence
-from commplan.recorder.verdict import Comparison, Condition, Joint, Need, RankState, Wait, usual_s
+from commplan.recorder.rank_state import STUCK, Comparison, Condition, Joint, Need, RankState, Wait
+from commplan.recorder.verdict import usual_s
 
 LEFT = "left"  # a sequence that a rank begins when it leaves
 _STACK_AFTER_S = 0.5  # without progress
 COMPARISON, _SEQUENCE = "the comparison of a step", "comparison {}"  # a wait; its sequence for a group
-_DISK = "unknown, since it waits for a disk or a file system"
 _ABORTED = "was aborted by its runtime: its own output says why"
-_CONDITIONS: Mapping[str, Condition] = {
-    "dead": "dead",
-    "stopped": "stopped",
-    "stuck in the kernel": "stuck in the kernel",
-}
+_CONDITIONS: Mapping[str, Condition] = {"dead": "dead", "stopped": "stopped", STUCK: STUCK}
 
 
 class AttendedProcess(Protocol):
@@ -128,7 +124,7 @@ def _live_state(
     condition = _CONDITIONS.get(how, "alive")
     idle_s = now - max(max(each.moved, each.compares) for each in lives) * 1e-9
     server = next((each for each in lives if each.served), None)
-    is_frozen = condition == "alive" and any(each.is_frozen for each in lives)
+    is_frozen = condition in ("alive", STUCK) and any(each.is_frozen for each in lives)
     waits = state.waits if any(each.waits for each in lives) and not is_frozen else ()
     begun = dict(state.begun)
     for each in records:
@@ -136,9 +132,6 @@ def _live_state(
             sequence = _SEQUENCE.format(each.live.group or sequence_of(each.members))
             waits += tuple(_comparison(rank, each, sequence, now))
             begun[sequence] = each.live.comparison
-    is_working = not waits and idle_s < max(each.busy_s for each in lives)
-    is_writing = condition == "stuck in the kernel" and (is_working or any(each.late for each in lives))
-    condition = "alive" if is_writing else condition  # it reads or writes a file, as other ranks compute
     if server is not None:
         waits = state.waits if server.serves and server.flags and not server.is_patient else ()
         begun |= {ANSWER: 1} if server.serves and not server.is_patient else {}
@@ -147,7 +140,7 @@ def _live_state(
     if not waits and all(each.left for each in lives) and condition != "stopped":
         condition = "ended"
         how = next(iter(records.values())).ended.removeprefix("has ended").removeprefix(" with ")
-    elif condition == "alive" and any(each.is_aborted for each in lives):
+    elif condition in ("alive", STUCK) and any(each.is_aborted for each in lives):
         condition, how = "aborted", _ABORTED
     state = state._replace(condition=condition, process=name, last=rank.last.name if rank.last else "")
     state = state._replace(runs=rank.last.runs if rank.last else 0)
@@ -162,7 +155,7 @@ def _live_state(
         begun=begun,
         idle_s=idle_s,
         is_excused=any(each.late or each.is_patient for each in lives),
-        stack=process.stack or (_DISK if is_writing else ""),
+        stack=process.stack,
         joint=dict(_joint(each, record, now) for each, record in records.items() if each.members),
     )
     if condition == "alive" and idle_s > _STACK_AFTER_S:

@@ -18,8 +18,8 @@ from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.lowering.jax import _compat
 from commplan.recorder import live
 from commplan.recorder.file import Call, Recording
+from commplan.recorder.rank_state import Comparison
 from commplan.recorder.stacks import user_line
-from commplan.recorder.verdict import Comparison
 from commplan.tracebacks import shorten
 
 _LONGEST = 600  # characters of a part of a comparison in the record

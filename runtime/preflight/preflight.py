@@ -23,8 +23,9 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
 from commplan.ir.types import DType
 from commplan.lowering.gpu.profile import LatencyProfile
 from commplan.lowering.jax import _jit
+from commplan.recorder.rank_state import Comparison
 from commplan.recorder.stacks import user_line
-from commplan.recorder.verdict import Comparison, disagreement
+from commplan.recorder.verdict import disagreement
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason
 from commplan.runtime.observe.abort_hook import alike, common

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from commplan.recorder import blame as of_records
 from commplan.recorder.file import BEGIN, END, Details, Event, Record, machine
-from commplan.recorder.verdict import Need, Patience, RankState, Verdict, Wait, blame, described
+from commplan.recorder.rank_state import Need, RankState, Wait
+from commplan.recorder.verdict import Patience, Verdict, blame, described
 
 ALL = (0, 1, 2)
 PATIENCE = Patience(bound=2.0, late=10.0)
@@ -114,6 +115,37 @@ def test_ranks_that_are_down_are_named_with_their_condition():
         "process 1 is stopped", "note: process 2 has died", "note: process 1 is PID 6 on a",
         "note: process 2 is PID 7 on b", "note: process 0 waits",
     ]  # fmt: skip
+
+
+STUCK = state(1, "ab", waits=True)._replace(condition="stuck in the kernel", how="is stuck")
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "named"),
+    [
+        (state(2, "ab", waits=True), "down", [1]),
+        (state(2, "a"), "late", [2]),
+        (state(2, "a", late=True), "busy", [2]),
+        (state(2, "a")._replace(condition="dead", how="has died"), "down", [2]),
+        (RankState(3), "stalled", []),  # the state of rank 2 is unknown
+    ],
+)
+def test_a_rank_that_waits_for_a_disk_in_a_step_is_named_if_no_other_rank_is(
+    other: RankState, kind: str, named: list[int]
+):
+    """The step may run in another thread."""
+    result = verdict(state(0, "ab", waits=True), STUCK, other)
+    assert (result.kind, [*result.reasons]) == (kind, named)
+
+
+@pytest.mark.parametrize(
+    ("waited_s", "late", "kind"), [(9.0, False, "busy"), (11.0, False, "down"), (99.0, True, "busy")]
+)
+def test_a_rank_that_waits_for_a_disk_outside_of_steps_is_named_after_the_limit_of_late_ranks(
+    waited_s: float, late: bool, kind: str
+):
+    stuck = state(1, "a", idle=1000.0, late=late)._replace(condition="stuck in the kernel", how="is stuck")
+    assert verdict(state(0, "ab", waits=True, idle=waited_s), stuck, state(2, "ab", waits=True)).kind == kind
 
 
 def test_a_failed_operation_is_explained_by_a_dead_rank_and_not_by_one_that_ended_well():

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.observed_ranks import BUSY_S, FAR, HERE, LINE, OTHER_LINE, Ranks, began
 
-from commplan.recorder.verdict import Need, Patience, RankState, Verdict, Wait, blame
+from commplan.recorder.rank_state import Need, RankState, Wait
+from commplan.recorder.verdict import Patience, Verdict, blame
 from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
 
 HOST = 8  # ranks on a host

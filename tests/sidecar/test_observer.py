@@ -26,7 +26,7 @@ from commplan.hang_limits import HangLimits
 from commplan.recorder import live
 from commplan.recorder.file import Recording
 from commplan.recorder.lane import Lane
-from commplan.recorder.verdict import RankState, Wait
+from commplan.recorder.rank_state import RankState, Wait
 from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
 
 
@@ -79,12 +79,14 @@ def test_a_rank_that_announces_late_work_or_has_ended_is_not_named(field: str, c
 
 
 def test_a_rank_that_waits_for_a_disk_is_busy_and_named_after_busy_s(conditions: dict[int, str]):
+    """Also if all ranks had worked for longer than that before the others began to wait."""
     ranks = waiting(Ranks(3, range(3)), late=1)
     conditions[101], ranks.processes[1].stack = "stuck in the kernel", ""
+    put(ranks.recordings[1], moved=time.monotonic_ns() - int(1.5 * BUSY_S * 1e9))
     ranks.look(3.0)
     said = ranks.processes[0].said
     assert "rank 1 has not arrived within" in said and "the limit is 30 s" in said
-    assert "its Python: unknown, since it waits for a disk or a file system" in said
+    assert "rank 1 (process 101 on " in said and ") waits for a disk or a file system, in no" in said
     assert ranks.verdict(0) == ""
     ranks.look(BUSY_S + 1)
     assert ranks.verdict(0).startswith("rank 1 is stuck in the kernel")
@@ -97,6 +99,39 @@ def test_a_rank_that_waits_for_a_disk_in_a_collective_is_named_after_the_bound(c
     conditions[101] = "stuck in the kernel"
     ranks.look(3.0)
     assert ranks.verdict(0).startswith("rank 1 is stuck in the kernel")
+
+
+def test_a_rank_that_waits_for_a_disk_in_a_collective_is_not_named_for_a_late_one(conditions: dict[int, str]):
+    """It may write a file while another thread of it runs the collective."""
+    ranks = waiting(Ranks(3, range(3)), late=2)
+    conditions[101] = "stuck in the kernel"
+    ranks.look(3.0)
+    assert ranks.verdict(0) == "" and "rank 2 has not arrived within" in ranks.processes[0].said
+    ranks.look(BUSY_S + 1)
+    assert ranks.verdict(0).startswith("rank 2 has not arrived within")
+
+
+def test_a_rank_that_waits_for_a_disk_in_a_comparison_is_named_after_busy_s(conditions: dict[int, str]):
+    ranks = comparing(Ranks(3, range(3)), [0, 1])
+    conditions[102] = "stuck in the kernel"
+    ranks.look(BUSY_S - 5)
+    assert ranks.verdict(0) == "" and "rank 2 has not arrived within" in ranks.processes[0].said
+    ranks.look(BUSY_S + 1)
+    assert ranks.verdict(0).startswith("rank 2 is stuck in the kernel")
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_writes_its_last_file_keeps_others_until_busy_s(late: int, conditions: dict[int, str]):
+    ranks = Ranks(2, range(2))
+    for rank in range(2):
+        began(ranks.recordings[rank], LINE, ends=True)
+    put(ranks.recordings[0], left=2, parting=time.monotonic_ns())
+    put(ranks.recordings[1], late=late)
+    conditions[101] = "stuck in the kernel"
+    ranks.look(BUSY_S - 5)
+    assert ranks.verdict(0) == ""
+    ranks.look(BUSY_S + 5)
+    assert bool(ranks.verdict(0)) is not bool(late)
 
 
 def test_the_limits_are_those_of_the_operation_that_waits(conditions: dict[int, str]):

@@ -13,7 +13,7 @@ from support.observed_ranks import BOUND_S, BUSY_S, FAR, HERE, LINE, FakeProcess
 from commplan.hang_limits import HangLimits
 from commplan.recorder import live
 from commplan.recorder.file import Call, Recording
-from commplan.recorder.verdict import Comparison
+from commplan.recorder.rank_state import Comparison
 from commplan.sidecar import observer
 from commplan.sidecar.mail import SidecarMessage
 
@@ -138,16 +138,38 @@ def test_a_step_that_fails_is_explained_by_the_process_that_has_died(conditions:
     assert processes.verdict(0).startswith("process 2 has died")
 
 
-def test_a_process_whose_thread_does_not_run_is_late_in_the_next_step(conditions: dict[int, str]):
+@pytest.mark.parametrize("condition", ["alive", "stuck in the kernel"])
+def test_a_process_whose_thread_does_not_run_is_late_in_the_next_step(
+    condition: str, conditions: dict[int, str]
+):
     """The end of its step is not recorded, since a thread of it holds the interpreter's lock."""
     processes = Processes()
+    conditions[101] = condition
     for number, recording in processes.recordings.items():
         in_step(recording, 5 - (number == 1))
     put(processes.recordings[1], beat=1)
     processes.processes[1].stack, processes.processes[1].queried_at = "", 1.0
+    processes.look(3.0)
+    assert processes.verdict(0) == "" and "process 1 has not arrived within" in processes.processes[0].said
     processes.look(BUSY_S + 1)
-    assert processes.verdict(0).startswith("process 1 has not arrived within")
-    assert "its Python: it holds the interpreter's lock" in processes.verdict(0)
+    if condition == "alive":
+        assert processes.verdict(0).startswith("process 1 has not arrived within")
+        assert "its Python: it holds the interpreter's lock" in processes.verdict(0)
+    else:
+        assert processes.verdict(0).startswith("process 1 is stuck in the kernel")
+
+
+@pytest.mark.parametrize("condition", ["alive", "stuck in the kernel"])
+def test_a_step_that_fails_is_not_explained_by_a_process_that_works(
+    condition: str, conditions: dict[int, str]
+):
+    processes = Processes()
+    for recording in processes.recordings.values():
+        in_step(recording, 5, ends=True)
+    conditions[101] = condition
+    live.put_failure(processes.recordings[0], is_aborted=False)
+    processes.look(1.0)
+    assert live.is_answered(processes.recordings[0]) and processes.verdict(0) == ""
 
 
 def test_other_hosts_evaluate_soon_once_a_process_has_ended_elsewhere(conditions: dict[int, str]):
