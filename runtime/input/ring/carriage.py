@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from commplan.runtime.input.observe.wait_log import ClosedError
+from commplan.diagnostics import CommplanError
+from commplan.runtime.input.observe.wait_log import LOG, ClosedError
 from commplan.runtime.input.ring.memory import ring as ring_bell
 from commplan.runtime.input.ring.words import LIVES
 from commplan.runtime.input.shm import futex
@@ -39,6 +40,7 @@ class Carriage:
         self.ring, self.carrier, self.leader = ring, carrier, 0
         self.failure: tuple[int, BaseException] | None = None
         self._units, self._slots, self._host = units, slots, host
+        self._reserved = -1  # the last unit whose transfer `run` has reserved
 
     def leads(self) -> bool:
         """Whether this process is the leader, as of the last `elect`."""
@@ -90,26 +92,33 @@ class Carriage:
         Args:
             number: a cursor without a process. Its position is the first unit that has not been moved.
         """
-        memory, record, is_begun = self.ring.memory, self.ring.cursors[number], -1
-        bell = memory.bell("made")
+        memory, bell = self.ring.memory, self.ring.memory.bell("made")
         with contextlib.suppress(ClosedError):
-            while not memory.is_stopped:
+            while not memory.is_stopped and self.failure is None:
                 value = bell.value
                 fence()
-                unit = record.get("position")
-                if self.elect():
-                    self.ring.reap()
-                if self.leads() and self.ring.is_whole(unit):
-                    if is_begun != unit and self.ring.begin_carry(unit):
-                        is_begun = unit
-                    if is_begun == unit and self._try(unit):
-                        self.ring.release(number, unit + 1)
-                        continue
-                elif self.leads():
-                    self._ask(number, unit)
-                if self.failure is not None:
-                    return
-                futex.wait(bell, value, LOOK_S)
+                try:
+                    if not self._advance(number):
+                        futex.wait(bell, value, LOOK_S)
+                except CommplanError as error:  # another process holds the lock; this thread retries
+                    LOG.warning("%s", error.diagnostics[0].message)
+
+    def _advance(self, number: int) -> bool:
+        """Move the unit at the position of cursor `number`, if possible. Returns whether it was moved."""
+        unit = self.ring.cursors[number].get("position")
+        if self.elect():
+            self.ring.reap()
+        if not self.leads():
+            return False
+        if not self.ring.is_whole(unit):
+            self._ask(number, unit)
+            return False
+        if self._reserved != unit and self.ring.begin_carry(unit):
+            self._reserved = unit
+        if self._reserved != unit or not self._try(unit):
+            return False
+        self.ring.release(number, unit + 1)
+        return True
 
     def _try(self, unit: int) -> bool:
         try:

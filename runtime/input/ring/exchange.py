@@ -144,10 +144,11 @@ class GroupExchange:
             self.errors.raised(process, trouble.errors)
         if trouble.other:
             self.errors.lost(process, f"stopped: {trouble.other}")
-        process, mine = self._division.readers[trouble.part], self.units.place(number)
+        maker, mine = ring.maker_of_part(number, trouble.part), self.units.place(number)
+        process = self._local[maker] if maker >= 0 else self._division.readers[trouble.part]
         self.errors.fail(
             "CP0922",
-            f"process {process} of {self.group.count} stands at epoch {trouble.place.epoch}, step "
+            f"process {process} of {self.group.count} is at epoch {trouble.place.epoch}, step "
             f"{trouble.place.step}, this one at epoch {mine.epoch}, step {mine.step}",
         )
 
@@ -237,10 +238,11 @@ class GroupExchange:
         self._silent(self._give_up(places[0]), self.timeout)
 
     def _awaited_by(self, unit: int) -> tuple[list[int], list[int]]:
-        """The places of other processes that must make `unit`, and of those that must take an earlier one."""
-        if self._carriage is not None and self.ring.is_whole(unit):
-            return [self._carriage.leader] * (not self.leads()), []
+        """The places of other processes that must make or move `unit`, and of those that must take an
+        earlier one; see `RingState.awaited`."""
         makers, takers = self.ring.awaited(unit)
+        if self._carriage is not None and self.ring.is_whole(unit):
+            makers = makers or [self._carriage.leader]
         return [place for place in makers if place not in (self.ring.place, -1)], takers
 
     def _state(self, place: int) -> int:

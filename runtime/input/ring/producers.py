@@ -134,7 +134,7 @@ class Producers:
             target()
         except ClosedError:
             pass
-        except CommplanError as error:  # another process holds the lock: the supervisor retries
+        except CommplanError as error:  # another process holds the lock: the supervisor starts a new maker
             LOG.warning("%s", error.diagnostics[0].message)
         except BaseException as error:  # noqa: BLE001  raised by `check`
             self.failure = error
@@ -175,8 +175,9 @@ class Producers:
     def _make_units(self) -> None:
         """Make units until the ring stops or this process has more makers than `Ring.threads`."""
         ring, memory = self.ring, self.ring.memory
-        bell, is_counted, claim = memory.work_bell(ring.place), True, ring.claim()
+        bell, is_counted = memory.work_bell(ring.place), True
         try:
+            claim = ring.claim()
             while not memory.is_stopped:
                 if claim is not None:
                     claim = self._make(claim)

@@ -133,6 +133,10 @@ class RingState:
                     return pid
         return 0
 
+    def maker_of_part(self, unit: int, part: int) -> int:
+        """The place of the process that claimed or made `part` of `unit`; -1 if another host makes it."""
+        return self._slots[unit % self.slot_count][PARTS + part] % JOINED - 1
+
     def slowest(self, unit: int) -> int:
         """The cursor that still holds the slot of `unit`; -1 if there is none."""
         places = enumerate(self.cursors[: self.header.words[CURSOR_PLACES]])
@@ -142,10 +146,7 @@ class RingState:
 
     def blocker(self, unit: int) -> Blocker:
         """The reason why `unit` has not been made."""
-        from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
-
-        holder = self.memory.lock_holder()
-        if holder and process_state(holder) != "alive":
+        if holder := self._halted_holder():
             return Blocker("lock", holder)
         if pid := self.maker(unit):
             return Blocker("maker", pid)
@@ -154,13 +155,25 @@ class RingState:
             return Blocker("cursor", self.pid_of(cursor), cursor)
         return Blocker("none")
 
+    def _halted_holder(self) -> int:
+        """The PID of a process that holds the lock and does not run; 0 if there is none."""
+        from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
+
+        holder = self.memory.lock_holder()
+        return holder if holder and process_state(holder) != "alive" else 0
+
     def awaited(self, unit: int) -> tuple[list[int], list[int]]:
         """The places of the processes of a group that block `unit`.
 
         Returns:
             The places of processes that must make a part of `unit`, and of those that must take the previous
-            unit in its slot.
+            unit in its slot. If the holder of the lock does not run, the first list contains only its place,
+            because the other processes cannot claim their parts.
         """
+        if holder := self._halted_holder():
+            places = (place for place, record in enumerate(self.processes) if record.get("pid") == holder)
+            if (place := next(places, -1)) >= 0:
+                return [place], []
         slot, makers = self._slots[unit % self.slot_count], self.eligible()
         if slot[UNIT] != unit + 1:
             cursors = (w.words for w in self.cursors if w.words[STATE] == HOLDS and w.words[OWNER])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from commplan.diagnostics import Span, fail
-from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
+from commplan.runtime.input.observe.wait_log import LOG, ClosedError, WaitReporter
 from commplan.runtime.input.ring.memory import ring as ring_bell
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.shm.futex import LOOK_S
@@ -177,7 +177,10 @@ def awaited(attachment: Attachment, processes: Sequence[int]) -> int:
     cursors = [ring.cursors[member] for member in list(attachment.members) if member >= 0]
     waits = [(cursor.get("waits_since"), cursor.get("wanted")) for cursor in cursors]
     unit = min((wait for wait in waits if wait[1]), default=(0, 0))[1] - 1
-    makers, takers = ring.awaited(unit) if unit >= 0 else ([], [])
+    try:
+        makers, takers = ring.awaited(unit) if unit >= 0 else ([], [])
+    except ClosedError:
+        return -1
     blockers = (place for place in (*takers, *makers) if place != ring.place)
     return next((processes[place] for place in blockers if place < len(processes)), -1)
 

@@ -21,6 +21,7 @@ from commplan.ir.schedule import Map, Schedule
 from commplan.ir.serialization.canonical_json import schedule_digest
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.shm.slot_status import Place, write_status
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
@@ -457,6 +458,20 @@ def test_whatever_a_function_raises_belongs_to_its_record(raised: BaseException)
         next(ready)
     assert code(caught) == "CP0906"
     assert type(raised).__name__ in str(caught.value)
+
+
+def test_a_part_of_another_batch_names_the_process_that_made_it() -> None:
+    """The number of a part is no number of a process: one process makes both parts."""
+    with batches(ensemble("", 1, hints="{ cores = 2 }"), images(20)) as feed:
+        exchange = feed._window.exchange
+        assert exchange is not None and exchange.units.layout.parts == 2
+        exchange.arm(1)
+        exchange.readable(0)
+        write_status(exchange.slots.memory(0), 1, Place(3, 2, 0), None)
+        exchange.ring.memory.slots[0].set(spoiled=1)
+        expected = "CP0922.*process 0 of 1 is at epoch 3, step 2, this one at epoch 0, step 0"
+        with pytest.raises(CommplanError, match=expected):
+            next(feed)
 
 
 def test_a_state_is_a_mapping() -> None:

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator, Iterator
+from typing import Any, cast
 
 import pytest
 import ring_process
@@ -19,15 +19,23 @@ from ring_process import SHAPE
 from support import interpreter
 from support.campaign import parameters
 
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import CommplanError, Span, fail
 from commplan.recorder.processes import process_state
+from commplan.runtime.input.group import Blame, Group
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring import memory as ring_memory
+from commplan.runtime.input.ring import producers as ring_producers
+from commplan.runtime.input.ring.carriage import Carriage
 from commplan.runtime.input.ring.claims import Blocker, Claim
+from commplan.runtime.input.ring.exchange import GroupExchange
 from commplan.runtime.input.ring.memory import SharedMemory
+from commplan.runtime.input.ring.peer_errors import PeerErrors
+from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
+from commplan.runtime.input.ring.units import Units
 from commplan.runtime.input.ring.words import DONE, PARTS, UNIT
+from commplan.runtime.input.transport.transport import Carrier
 
 # pyright: reportPrivateUsage=false
 UNITS = 60
@@ -135,6 +143,30 @@ def test_a_stopped_process_is_named_and_is_passed_over_without_a_claim(
     assert [process.read("taken") for process in processes] == [UNITS] * 3
 
 
+def test_transfers_continue_after_a_process_held_the_lock(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first reservation of a transfer fails, as if a stopped process held the lock."""
+    ring, failures, moved = joined(memory), iter(range(1)), list[int]()
+    carriage = Carriage(ring, cast("Units", None), memory.mapped_slots(), cast("Carrier", None), 0)
+    monkeypatch.setattr(ring, "is_whole", lambda unit: unit == 0)
+
+    def reserve(unit: int) -> bool:
+        if next(failures, None) is not None:
+            fail("CP0921", "process 1 has held the lock")
+        return unit == 0
+
+    def move(unit: int) -> bool:
+        moved.append(unit)
+        memory.is_stopped = True
+        return True
+
+    monkeypatch.setattr(ring, "begin_carry", reserve)
+    monkeypatch.setattr(carriage, "attempt", move)
+    carriage.run(0)
+    assert moved == [0] and ring.cursors[0].get("position") == 1 and len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("seed", parameters([0], range(1, 60)))
 def test_faults_of_all_kinds_at_once_and_a_process_that_joins_late(
     memory: SharedMemory, processes: list[Process], seed: int
@@ -171,22 +203,75 @@ def resume(processes: list[Process], is_over: threading.Event) -> None:
                 os.kill(process.pid, signal.SIGCONT)
 
 
-def test_a_process_that_is_stopped_in_the_lock_is_named(
-    memory: SharedMemory, processes: list[Process], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextlib.contextmanager
+def stopped_in_lock(memory: SharedMemory) -> Generator[int]:
+    """The PID of a process that is stopped while it holds the lock."""
     hold = "import fcntl, os, signal, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\n"
     hold += "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\nos.kill(os.getpid(), signal.SIGSTOP)"
-    monkeypatch.setattr(ring_memory, "_LOCK_S", 0.1)
     process = subprocess.Popen([*interpreter.words(jax=False)[:1], "-c", hold, path_of(memory)])
     try:
         assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        with pytest.raises(CommplanError) as error, memory.locked():
-            pass
-        assert error.value.diagnostics[0].code == "CP0921" and str(process.pid) in str(error.value)
-        assert Ring(memory).blocker(0) == Blocker("lock", process.pid)
+        yield process.pid
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_process_that_is_stopped_in_the_lock_is_named(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_memory, "_LOCK_S", 0.1)
+    with stopped_in_lock(memory) as pid:
+        with pytest.raises(CommplanError) as error, memory.locked():
+            pass
+        assert error.value.diagnostics[0].code == "CP0921" and str(pid) in str(error.value)
+        assert Ring(memory).blocker(0) == Blocker("lock", pid)
+
+
+def test_a_group_waits_for_the_process_that_is_stopped_in_the_lock(
+    group: list[Ring], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parts of unit 0 are dealt to the places 0 and 1, which cannot claim them."""
+    assert group[0].awaited(0) == ([0, 1], [])
+    exchange = object.__new__(GroupExchange)
+    exchange.ring, exchange._local, exchange._carriage = group[0], (0, 1, 2), None
+    peers = Group("test-deal", 0, 3, 0.5, (0, 0, 0))
+    exchange.group, exchange.errors = peers, PeerErrors(peers, Blame("", Span(1, 1, 1, 1), "tested.plan"))
+    exchange.carrier = None
+    monkeypatch.setattr(SharedMemory, "lives", lambda memory, place: True)
+    with stopped_in_lock(group[0].memory) as pid:
+        group[2].processes[2].set(pid=pid)
+        assert group[0].awaited(0) == ([2], [])
+        with pytest.raises(CommplanError, match="process 2 of 3 is stopped") as error:
+            exchange.late(0, 0.5)
+        assert error.value.diagnostics[0].code == "CP0921"
+
+
+def test_a_maker_that_cannot_lock_the_ring_is_replaced(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first claim of each maker fails, as if a stopped process held the lock."""
+    memory.header.set(cores=1)
+    ring, slots = joined(memory), memory.mapped_slots()
+    monkeypatch.setattr(ring_producers, "TEND_S", 0.01)
+    claim, failures = ring.claim, iter(range(3))
+
+    def fail_first() -> Claim | None:
+        if next(failures, None) is not None:
+            fail("CP0921", "process 1 has held the lock")
+        return claim()
+
+    monkeypatch.setattr(ring, "claim", fail_first)
+    units = cast("Units", ring_process.Numbers())
+    producers = Producers(ring, units, slots, "numbers", Recording(), ring.leave, lambda: None)
+    producers.start()
+    ring.arm(0, UNITS)
+    end = time.monotonic() + 20
+    while not ring.is_made(0) and time.monotonic() < end:
+        time.sleep(0.002)
+    assert ring.is_made(0) and len(caplog.records) == 3
+    ring.retire()
+    producers.join(5.0)
 
 
 def joined(memory: SharedMemory) -> Ring:
