@@ -117,7 +117,7 @@ class Division:
 
 
 def dealt(unit: int, part: int, parts: int, makers: Sequence[int]) -> int:
-    """The process that makes part `part` of batch `unit` on one host.
+    """The element of `makers`, which are places in a ring, that makes part `part` of batch `unit`.
 
     Parts are dealt to `makers` in turn: over as many batches all of them make equally many. With fewer
     parts than makers, a process makes many rows of a few batches: it is scheduled less often.

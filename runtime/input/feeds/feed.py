@@ -173,7 +173,7 @@ class Feed(RingMember):
         member that is behind at all.
         """
         if first_kept - place > (0 if self._has_own_epochs else self._epoch):
-            self._cursor.stand_alone(place)
+            self._cursor.hold_none(place)
             return None
         self._hold_from(first_kept, first_kept - place)
         return first_kept

@@ -64,7 +64,7 @@ def attached(
     title = f"feed {name!r}"
     if (forgotten := _opened(title)) is not None:
         forgotten.leave_forgotten()
-    with _coming(title), meeting.meeting():
+    with _coming(title), meeting.exclusive():
         attachment = _opened(title)
         if attachment is not None:
             refuse_unlike(name, facts, attachment.ring.memory.facts(), plan)

@@ -95,7 +95,8 @@ def _member(ring: Ring, member: int) -> MemberStatus:
     return MemberStatus(
         member, ring.pid_of(member), record.get("batch"), position // ring.header.get("epoch"),
         position * unit, record.get("records"), record.get("records") / lasted, waited,
-        blocked_by(ring, awaited - 1) if awaited else "", record.get("alone"), record.get("state") == HOLDS,
+        blocked_by(ring, awaited - 1) if awaited else "", record.get("private"),
+        record.get("state") == HOLDS,
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring.attachment import OPEN, Attachment
 from commplan.runtime.input.ring.carriage import carriage_of
-from commplan.runtime.input.ring.forming import Members, meet
+from commplan.runtime.input.ring.forming import Members, join_group
 from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.units import UnitProgram, layout_of, parts_of, units_of
@@ -113,7 +113,7 @@ class ClockedPhase:
             The attachment of this process, and the timeout of waits in seconds.
 
         Raises:
-            CommplanError: CP0948 if the member is already open; otherwise as `meet`.
+            CommplanError: CP0948 if the member is already open; otherwise as `join_group`.
         """
         with self._lock, contextlib.ExitStack() as stack:
             if self._attachment is not None:
@@ -163,11 +163,11 @@ class ClockedPhase:
             ring_units = units_of(content, layout, workers)
         else:
             group, count = peers.group, plan.schedule.axis(plan.clock).size
-            met = meet(
+            joined_group = join_group(
                 group, program, cursor, content.order, slots=self.slots,
                 members=Members(member, peers.start, count),
             )  # fmt: skip
-            ring, ring_units = met.ring, units_of(content, met.layout, workers)
+            ring, ring_units = joined_group.ring, units_of(content, joined_group.layout, workers)
             slots = ring.memory.mapped_slots()
             carriage = carriage_of(ring, ring_units, slots, group)
         ring.memory.title = f"`{plan.clock}`"

@@ -267,8 +267,8 @@ class RingMember(EpochIterator):
                 units.append(self._units.layout.views(root, writable=False))
                 is_ready = is_ready and is_made
             else:
-                units.append(self._units.alone(epoch, unit - epoch * self._epoch))
-                record.set(alone=record.get("alone") + 1)
+                units.append(self._units.make_private(epoch, unit - epoch * self._epoch))
+                record.set(private=record.get("private") + 1)
                 if self._from is not None and record.get("position") <= unit < self._from:
                     self._cursor.pass_over((unit,))
         builder = self._builder(place, units)
@@ -345,7 +345,7 @@ class RingMember(EpochIterator):
         self._upto = 0
         with self._ring.memory.locked():
             self._from = None
-            self._cursor.stand_alone(self._cursor.record.get("position"))
+            self._cursor.hold_none(self._cursor.record.get("position"))
         self._ring.call_maker()
 
     def _drop_ahead(self) -> None:

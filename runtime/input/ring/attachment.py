@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.observe.wait_log import LOG
 from commplan.runtime.input.ring import cursor, meeting
-from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.units import UnitProgram, Units

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.observe.wait_log import LOG, ClosedError
-from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.words import LIVES
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.futex import LOOK_S, fence

@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, Protocol
 
 from commplan.runtime.input.observe.wait_log import ClosedError
-from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.ring.ring import Ring
-from commplan.runtime.input.ring.words import ABSENT, ALONE, CURSOR, HOLDS, MADE, SPOILED
+from commplan.runtime.input.ring.words import ABSENT, CURSOR, HOLDS, MADE, PRIVATE, SPOILED
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.futex import LOOK_S, fence
 from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.wait import Wait, until
 
-SILENT_S = 5.0  # seconds after which processes that have not begun a unit are skipped
+SILENT_S = 5.0  # seconds of a wait after which parts are dealt to other makers; see `Ring.excuse`
 _WANTED, _WAITS_SINCE, _WAITED_NS = (CURSOR[name] for name in ("wanted", "waits_since", "waited_ns"))
 
 
@@ -75,7 +75,7 @@ class Cursor:
 
     def enter(self, **values: int) -> None:
         """Initialize the words of the cursor with `values`. The caller holds the ring's lock."""
-        words = dict.fromkeys(("records", "waited_ns", "wanted", "alone", "armed", "idle_since"), 0)
+        words = dict.fromkeys(("records", "waited_ns", "wanted", "private", "armed", "idle_since"), 0)
         self.record.set(process=self.ring.place + 1, since=time.monotonic_ns(), **words, **values)
         places = self.ring.header.get("cursor_places")
         self.ring.header.set(cursor_places=max(places, self.number + 1))
@@ -85,9 +85,9 @@ class Cursor:
         self._returns.upto = position
         self.record.set(position=position, state=HOLDS)
 
-    def stand_alone(self, position: int) -> None:
+    def hold_none(self, position: int) -> None:
         """Keep no units for this cursor, which is at `position`. The caller holds the ring's lock."""
-        self.record.set(position=position, state=ALONE)
+        self.record.set(position=position, state=PRIVATE)
 
     def pass_over(self, units: Iterable[int]) -> None:
         """Release units that this cursor does not take."""

@@ -1,4 +1,4 @@
-"""A process of a group: it makes its parts of the units, takes all units, and may lead its host.
+"""A single process or a process of a group: it makes its parts of the units and takes all units.
 
 Each host has a ring. The leader of a host is its first living process. When the parts of this host are made,
 the leader exchanges the parts of the unit with other hosts. Other processes wait for the complete unit.
@@ -28,7 +28,7 @@ from commplan.runtime.input.observe.wait_log import Cadence, ClosedError, WaitRe
 from commplan.runtime.input.ring import cursor as cursors
 from commplan.runtime.input.ring.carriage import Carriage, carriage_of
 from commplan.runtime.input.ring.cursor import Cursor
-from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.peer_errors import PeerErrors
 from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
@@ -42,7 +42,8 @@ from commplan.wait import LONGEST_S
 
 @dataclass(eq=False)
 class GroupExchange:
-    """This process's side of a group. Units are numbered from the first batch on.
+    """This process's side of a group; a single process is a group of one. Units are numbered from the first
+    batch on.
 
     Attributes:
         ring: the ring of this host.
@@ -52,7 +53,6 @@ class GroupExchange:
         key: the key in `meter` of the line that shares.
         meter: the costs of the input.
         keep: the most batches that arrays may reference at a time without a copy.
-        ends_with_one: whether the group ends if a process dies or leaves early.
         calls: detects user functions that do not return.
         recording: the record of this process's run.
 
@@ -69,7 +69,6 @@ class GroupExchange:
     key: str
     meter: Meter
     keep: int
-    ends_with_one: bool
     calls: OverdueCalls
     recording: Recording
     awaited: int = -1  # the process that blocks a long wait; -1 if there is none
@@ -144,12 +143,12 @@ class GroupExchange:
             self.errors.raised(process, trouble.errors)
         if trouble.other:
             self.errors.lost(process, f"stopped: {trouble.other}")
-        maker, mine = ring.maker_of_part(number, trouble.part), self.units.place(number)
+        maker, mine = ring.maker_of_part(number, trouble.part), self.units.position(number)
         process = self._local[maker] if maker >= 0 else self._division.readers[trouble.part]
         self.errors.fail(
             "CP0922",
-            f"process {process} of {self.group.count} is at epoch {trouble.place.epoch}, step "
-            f"{trouble.place.step}, this one at epoch {mine.epoch}, step {mine.step}",
+            f"process {process} of {self.group.count} is at epoch {trouble.position.epoch}, step "
+            f"{trouble.position.step}, this one at epoch {mine.epoch}, step {mine.step}",
         )
 
     @property
@@ -212,7 +211,7 @@ class GroupExchange:
             return
         if self._reported != unit:
             self._reporter, self._reported = WaitReporter(self._cadence.usual_s()), unit
-        if self.ends_with_one:
+        if self.ring.ends_with_one:
             for place, record in enumerate(self.ring.cursors[: len(self._local)]):
                 if self._state(place) in (LEFT, DIED) and record.get("position") <= unit:
                     self._lost(place)
@@ -362,7 +361,7 @@ class GroupExchange:
                 return
             self._has_left = True
         self._cursor.close()
-        if not self.ends_with_one:
+        if not self.ring.ends_with_one:
             cursors.leave(self.ring, self.ring.place)
         if self.carrier is not None:
             self.carrier.close()

@@ -18,8 +18,7 @@ from commplan.runtime.input.phase_order import hints
 from commplan.runtime.input.program import EpochCursor, HostProgram, designed
 from commplan.runtime.input.ring import cursor, meeting
 from commplan.runtime.input.ring.exchange import GroupExchange
-from commplan.runtime.input.ring.memory import SharedMemory
-from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.memory import SharedMemory, ring_bell
 from commplan.runtime.input.ring.peer_errors import PeerErrors
 from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.ring.ring import Ring
@@ -38,25 +37,23 @@ if TYPE_CHECKING:
 KIND = "group"  # a part of the name of the memory
 
 
-class Met(NamedTuple):
-    """The result of `meet`.
+class JoinedGroup(NamedTuple):
+    """The result of `join_group`.
 
     Attributes:
         ring: the ring of the group on this host.
         layout: the layout of a slot.
         errors: raises errors about other processes.
         share: the stage that shares.
-        ends_with_one: whether the group ends if a process dies or leaves early.
     """
 
     ring: Ring
     layout: SlotLayout
     errors: PeerErrors
     share: Share
-    ends_with_one: bool
 
 
-def meet(
+def join_group(
     group: Group,
     program: HostProgram,
     epoch_cursor: EpochCursor,
@@ -65,7 +62,7 @@ def meet(
     slots: int,
     members: Members | None = None,
     doing: Callable[[int], str] = lambda process: "",
-) -> Met:
+) -> JoinedGroup:
     """Create or join the ring of `group` on this host, and wait for the other processes.
 
     Args:
@@ -80,8 +77,8 @@ def meet(
     Raises:
         CommplanError: CP0761, CP0920 to CP0923.
     """
-    shares = {place: flow.shared for place, flow in enumerate(program.flows) if flow.shared is not None}
-    divisions = {place: _proved(group, program, place, share) for place, share in shares.items()}
+    shares = {index: flow.shared for index, flow in enumerate(program.flows) if flow.shared is not None}
+    divisions = {index: _proved(group, program, index, share) for index, share in shares.items()}
     share = next(iter(shares.values()))
     blame = Blame(
         f"share {share.result.rpartition('.')[0]} via {designed(share)}", share.span, program.schedule.file
@@ -105,13 +102,18 @@ def meet(
         divisions = divisions_of(program, parts_of(program, cores))
     count, place, is_carried = len(group.local), group.local.index(group.index), group.carrier is not None
     errors, layout = PeerErrors(group, blame, doing), slot_layout(program, divisions)
-    values = {"count": count, "keeps": int(ends_with_one), "carried": int(is_carried), "makers": makers}
+    values = {
+        "count": count,
+        "ends_with_one": int(ends_with_one),
+        "carried": int(is_carried),
+        "makers": makers,
+    }
     values |= {"epoch": epoch_cursor.steps, "unit": program.flows[0].batch}
     number, start, cursors = place, 0, count
     if members is not None:
         number, start, cursors = members.first, members.start, members.most + is_carried
     shape = Shape(slots, layout.nbytes, layout.parts + is_carried, count, cursors)
-    with meeting.meeting():
+    with meeting.exclusive():
         memory = _memory(errors, program.phase.name, shape, facts, start=start, next=start, **values)
         if not memory.lock_place(place):
             memory.close()
@@ -129,7 +131,7 @@ def meet(
             memory.cursors[-1].set(position=start, state=HOLDS)  # see `Carriage.run`
         ring.enter(place, place + 1)
     try:
-        _meet(errors, ring, tuple(facts))
+        _await_peers(errors, ring, tuple(facts))
     except BaseException:
         if not ends_with_one:
             cursor.leave(ring, number)
@@ -138,7 +140,7 @@ def meet(
             group.carrier.close()
         ring.leave()
         raise
-    return Met(ring, layout, errors, share, ends_with_one)
+    return JoinedGroup(ring, layout, errors, share)
 
 
 class Members(NamedTuple):
@@ -182,50 +184,49 @@ def form(
         pinning: registers the slots with devices.
 
     Raises:
-        CommplanError: as `meet`.
+        CommplanError: as `join_group`.
     """
     program, epoch_cursor, meter = factory.program, factory.epoch_cursor, factory.meter
     if group.count == 1:
-        return _alone(group, factory, order, slots, keep, calls, recording, pinning)
+        return _form_single(group, factory, order, slots, keep, calls, recording, pinning)
     share = next(flow.shared for flow in program.flows if flow.shared is not None)
     with meter.working(share.result, waits=True):
-        ring, layout, errors, share, ends_with_one = meet(
+        ring, layout, errors, share = join_group(
             group, program, epoch_cursor, order, slots=slots, doing=doing
         )
     return GroupExchange(
         ring, Units(lambda: factory, epoch_cursor, order, layout, group.index),
-        ring.memory.mapped_slots(pinning), errors, share.result, meter, keep, ends_with_one, calls, recording,
+        ring.memory.mapped_slots(pinning), errors, share.result, meter, keep, calls, recording,
     )  # fmt: skip
 
 
-def _alone(
+def _form_single(
     group: Group, factory: BatchFactory, order: int, slots: int, keep: int, calls: OverdueCalls,
     recording: Recording, pinning: Pinning | None,
 ) -> GroupExchange:  # fmt: skip
-    """A ring of this process alone."""
+    """Create a ring for a process without a group."""
     program, epoch_cursor, threads = factory.program, factory.epoch_cursor, hints(factory.program)[1]
     title = f"the batches of phase `{program.phase.name}`"
     layout = layout_of(program, parts_of(program, threads))
     memory = meeting.created(
-        "alone", title, Shape(slots, layout.nbytes, layout.parts, 1, 1), {}, kind="own", count=1, keeps=1,
-        makers=1, cores=threads, cursor_places=1,
+        "alone", title, Shape(slots, layout.nbytes, layout.parts, 1, 1), {}, kind="own", count=1,
+        ends_with_one=1, makers=1, cores=threads, cursor_places=1,
     )  # fmt: skip
     memory.lock_place(0)
     memory.cursors[0].set(process=1, position=0, state=HOLDS)
     ring, blame = Ring(memory), Blame("", program.phase.span, program.schedule.file)
     ring.enter(0, 1)
     return GroupExchange(
-        ring, Units(lambda: factory, epoch_cursor, order, layout, 0, is_alone=True),
-        memory.mapped_slots(pinning), PeerErrors(group, blame), "", factory.meter, keep, True, calls,
-        recording,
+        ring, Units(lambda: factory, epoch_cursor, order, layout, 0, is_single=True),
+        memory.mapped_slots(pinning), PeerErrors(group, blame), "", factory.meter, keep, calls, recording,
     )  # fmt: skip
 
 
-def _proved(group: Group, program: HostProgram, place: int, share: Share) -> Division:
-    """The division of a flow among the processes, verified for the actual layout of hosts."""
+def _proved(group: Group, program: HostProgram, flow: int, share: Share) -> Division:
+    """The division of flow number `flow` among the processes, verified for the actual layout of hosts."""
     readers = share.readers if group.readers is None else group.readers
     chosen = group.carrier.division if group.carrier else division(share.design, group.hosts, readers)
-    broken = prove_division(chosen, program.flows[place].batch)
+    broken = prove_division(chosen, program.flows[flow].batch)
     if broken is not None:
         name = f"`{share.result.rpartition('.')[0]}`"
         raise CommplanError(broken.diagnostic(name, share.span, program.schedule.file))
@@ -235,7 +236,7 @@ def _proved(group: Group, program: HostProgram, place: int, share: Share) -> Div
 def _memory(
     errors: PeerErrors, phase: str, shape: Shape, facts: Mapping[str, object], **values: int
 ) -> SharedMemory:
-    """Open the memory of the group; the first process creates it. The caller holds `meeting.meeting`."""
+    """Open the memory of the group; the first process creates it. The caller holds `meeting.exclusive`."""
     group = errors.group
     name, title = f"{group.run_id}-{phase[:100]}-{group.host}", f"the group of run {group.run_id!r}"
     mine = {fact: hashlib.sha256(repr(value).encode()).hexdigest()[:16] for fact, value in facts.items()}
@@ -263,7 +264,7 @@ def _memory(
     )
 
 
-def _meet(errors: PeerErrors, ring: Ring, facts: Sequence[str]) -> None:
+def _await_peers(errors: PeerErrors, ring: Ring, facts: Sequence[str]) -> None:
     """Wait until all processes of the host have joined."""
     group, header, memory = errors.group, ring.header, ring.memory
     bell, reporter = memory.bell("changed"), WaitReporter(wait_log.START_S)
@@ -317,7 +318,7 @@ def _refuse_unlike(
     errors: PeerErrors, facts: Sequence[str], process: int, first: int, unlike: int
 ) -> NoReturn:
     """Raise CP0922: `process` and `first` have different facts. `unlike` has a bit for each such fact."""
-    names = [name for place, name in enumerate(facts) if unlike >> place & 1]
+    names = [name for index, name in enumerate(facts) if unlike >> index & 1]
     differ = names[:1] if unlike & 1 else names  # if the plans differ, all other facts may differ, too
     errors.blame.fail(
         "CP0922",

@@ -209,7 +209,7 @@ def found(name: str | None = None, kind: str = "feed") -> Iterator[Found]:
 
 
 @contextlib.contextmanager
-def meeting() -> Generator[None]:
+def exclusive() -> Generator[None]:
     """Exclude other processes of this user from joining or creating feeds and groups.
 
     The mechanism is a lock on a temporary folder. The kernel releases the lock when the process ends.

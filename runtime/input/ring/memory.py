@@ -245,7 +245,7 @@ class SharedMemory:
         return self._work[place]
 
 
-def ring(bell: ctypes.c_uint32, most: int = futex.ALL) -> None:
+def ring_bell(bell: ctypes.c_uint32, most: int = futex.ALL) -> None:
     """Wake the threads that wait for `bell`, or `most` of them.
 
     The increment is not atomic: two processes may write the same value, and a thread that begins to wait

@@ -69,7 +69,7 @@ class Producers:
         Raises:
             CommplanError: CP0928 if no thread can be started.
         """
-        self.begin(self._keep, "tend")
+        self.begin(self._supervise, "tend")
 
     def join(self, seconds: float) -> None:
         """Wait for all threads to end.
@@ -134,7 +134,7 @@ class Producers:
             target()
         except ClosedError:
             pass
-        except CommplanError as error:  # another process holds the lock: the supervisor starts a new maker
+        except CommplanError as error:  # another process holds the lock: `_supervise` starts a new maker
             LOG.warning("%s", error.diagnostics[0].message)
         except BaseException as error:  # noqa: BLE001  raised by `check`
             self.failure = error
@@ -147,7 +147,7 @@ class Producers:
             if is_last:
                 self.ended()
 
-    def _keep(self) -> None:
+    def _supervise(self) -> None:
         """Start makers while this process is eligible, and call `tend` periodically."""
         memory, bell = self.ring.memory, self.ring.memory.bell("changed")
         while not memory.is_stopped:
@@ -219,8 +219,8 @@ class Producers:
             self._making[me] = claim
         root = self.slots.memory(claim.unit)
         operation = record.begin("make", claim.unit) if record is not None else 0
-        place = claim.unit % _EVERY
-        before = _times() if place in _MEASURED else None
+        turn = claim.unit % _EVERY
+        before = _times() if turn in _MEASURED else None
         try:
             result = self.units.fill(claim.unit, claim.parts, root, lambda: memory.is_stopped)
         except ClosedError:
@@ -230,7 +230,7 @@ class Producers:
         after = _times() if before is not None else None
         if before is not None and after is not None:
             spent, waited = after[0] - before[0], max(0, after[1] - before[1])
-            is_first, part_us = place == _MEASURED.start, (spent + waited) // claim.part_count
+            is_first, part_us = turn == _MEASURED.start, (spent + waited) // claim.part_count
             self._part_us = part_us if is_first else min(part_us, self._part_us)
             self.ring.claims_units = self._part_us * self.ring.parts < _CHEAP_US
             if self.ring.header.get("most"):

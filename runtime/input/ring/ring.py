@@ -4,8 +4,13 @@ A unit consists of `parts`. One process claims a part, fills it in the unit's sl
 unit is opened when its slot is free: every cursor has passed the previous unit in the slot. Bells wake the
 producers of one process for each part that becomes free, and the cursors for each unit that is made.
 
-In a feed any idle process claims the next part, and processes join and leave at any time. In a group parts
-are dealt to the processes in turn, so that each makes an equal number, and places are not reused.
+The word `count` of the header is the number of processes of a group on this host. It selects between:
+
+| ring | `count` | a free part may be claimed by | the place of a process that left |
+|---|---|---|---|
+| a feed, or members with separate clocks in one process | 0 | any process | is reused |
+| a single process, or the only one of its group on this host | 1 | any process | is not reused |
+| a group of processes on this host | more | the process that it is dealt to, in turn | is not reused |
 """
 
 from __future__ import annotations
@@ -15,8 +20,7 @@ from collections.abc import Iterable, Iterator
 from commplan.diagnostics import fail
 from commplan.runtime.input import this_process
 from commplan.runtime.input.ring.claims import Claim
-from commplan.runtime.input.ring.memory import SharedMemory
-from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.memory import SharedMemory, ring_bell
 from commplan.runtime.input.ring.state import RingState
 from commplan.runtime.input.ring.words import (
     ABSENT,
@@ -51,13 +55,14 @@ class Ring(RingState):
 
     Attributes:
         claims_units: whether a claim takes consecutive parts of a unit, which saves time if they are cheap.
+        ends_with_one: whether the group ends if a process dies or leaves early. Then its cursor stays.
     """
 
     def __init__(self, memory: SharedMemory) -> None:
         super().__init__(memory)
         self.claims_units, self._process = False, this_process.pid
-        self._is_group = self.header.get("count") > 0
-        self._is_carried, self._keeps_cursors = self.header.get("carried"), self.header.get("keeps")
+        self._reuses_places, self._is_carried = self.header.get("count") == 0, self.header.get("carried")
+        self.ends_with_one = bool(self.header.get("ends_with_one"))
         self._carry_word = PARTS + self.parts
 
     # --- processes ---
@@ -105,7 +110,7 @@ class Ring(RingState):
         place, self.place = self.place, -1
         if place >= 0:
             self._free_claims(place)
-            self.processes[place].set(state=LEFT if self._is_group else ABSENT, idle=0)
+            self.processes[place].set(state=ABSENT if self._reuses_places else LEFT, idle=0)
         self.memory.close()
         self._call_all()
 
@@ -126,13 +131,13 @@ class Ring(RingState):
     def _free(self, place: int) -> None:
         """Free the cursors, claims and place of a dead process. The caller holds the lock."""
         for record in self.cursors:
-            if record.words[OWNER] == place + 1 and not self._keeps_cursors:
+            if record.words[OWNER] == place + 1 and not self.ends_with_one:
                 record.set(state=ABSENT, process=0)
         self._free_claims(place)
         for slot in self._slots:
             if slot[MADE] != slot[UNIT]:
                 self._complete(slot)  # the process may have died between its last part and this call
-        self.processes[place].set(state=DIED if self._is_group else ABSENT, idle=0)
+        self.processes[place].set(state=ABSENT if self._reuses_places else DIED, idle=0)
 
     def _free_claims(self, place: int) -> None:
         for slot in self._slots:
@@ -231,7 +236,7 @@ class Ring(RingState):
         # If a host dies during a transfer, other hosts receive the previous unit from this one.
         carried = unit - self.slot_count + 1
         is_first = carried < self.header.get("start")
-        if self._is_carried and not self._keeps_cursors and not is_first and not self.is_made(carried):
+        if self._is_carried and not self.ends_with_one and not is_first and not self.is_made(carried):
             return None
         return unit
 
@@ -339,12 +344,13 @@ class Ring(RingState):
             yield from makers
 
     def excuse(self, unit: int) -> bool:
-        """Mark the other makers as unresponsive if parts are free, but no part is in progress.
+        """Deal no parts to the other makers if `unit` is not made, parts are free, and none is in progress.
 
-        The next claim of a process clears its mark.
+        This clears `makes` of all other eligible processes, whether or not they run. A process that runs sets
+        its word again with its next claim.
 
         Returns:
-            Whether a process was marked.
+            Whether a word was cleared.
         """
         least = self.least()
         if least is None or self.is_made(unit):
@@ -399,7 +405,7 @@ class Ring(RingState):
             self.header.set(next=min(unit, self.header.get("next")))
 
     def arm(self, cursor: int, upto: int) -> None:
-        """Request all units before `upto`. If `excuse` has marked this process, the mark is cleared."""
+        """Request all units before `upto`. Sets `makes` again if `excuse` has cleared it."""
         record = self.cursors[cursor]
         if record.get("armed") < upto:
             self.processes[self.place].set(makes=1)

@@ -53,7 +53,7 @@ class RingState:
         return self.processes[: self.header.words[PROCESS_PLACES]]
 
     def eligible(self) -> list[int]:
-        """The places of the first `makers` processes in the order of joining, unresponsive ones last."""
+        """The places of the first `makers` processes in the order of joining, those without `makes` last."""
         places = (record.words for record in self._present_processes())
         living = [(not w[MAKES], w[ORDER], place) for place, w in enumerate(places) if w[STATE] == LIVES]
         return [place for _, _, place in sorted(living)[: self.header.get("makers")]]

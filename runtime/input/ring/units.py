@@ -18,7 +18,7 @@ from commplan.runtime.input.phase_order import fingerprint, orders
 from commplan.runtime.input.program import EpochCursor, HostProgram
 from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
-from commplan.runtime.input.shm.slot_status import Place, write_status
+from commplan.runtime.input.shm.slot_status import BatchPosition, write_status
 from commplan.runtime.input.sources import adapters
 from commplan.runtime.input.sources.adapters import Source
 from commplan.runtime.input.stages.declared import declared
@@ -74,9 +74,12 @@ class UnitProgram:
 
 
 def divisions_of(program: HostProgram, parts: int) -> dict[int, Division]:
-    """The division into parts of each flow that moves values, by the index of the flow."""
-    places = (place for place, flow in enumerate(program.flows) if flow.moved)
-    return {place: division("all_shared", (0,) * parts) for place in places}
+    """The division of each flow that moves values into parts made on one host, by the index of the flow.
+
+    `readers` of these divisions are numbers of parts, not processes: any process may make each part.
+    """
+    indices = (index for index, flow in enumerate(program.flows) if flow.moved)
+    return {index: division("all_shared", (0,) * parts) for index in indices}
 
 
 def parts_of(program: HostProgram, cores: int) -> int:
@@ -90,14 +93,14 @@ class Trouble(NamedTuple):
 
     Attributes:
         part: the index of the part.
-        place: the epoch and step of the part.
+        position: the epoch and step of the part.
         errors: errors of records.
         other: the text of any other error.
         process: the index in its group of the process that made the part; -1 in a feed.
     """
 
     part: int
-    place: Place
+    position: BatchPosition
     errors: tuple[Diagnostic, ...]
     other: str
     process: int
@@ -113,15 +116,15 @@ class Units:
         order: a checksum of the order of records.
         layout: the layout of a slot.
         process: the index of this process in its group; -1 in a feed.
-        is_alone: whether no other process consumes the units, so that all errors are raised as they are.
+        is_single: whether no other process consumes the units, so that all errors are raised as they are.
     """
 
     def __init__(
         self, load: Callable[[], BatchFactory], epoch_cursor: EpochCursor, order: int, layout: SlotLayout,
-        process: int = -1, *, is_alone: bool = False,
+        process: int = -1, *, is_single: bool = False,
     ) -> None:  # fmt: skip
         self._load, self.epoch_cursor, self._order = load, epoch_cursor, order
-        self.layout, self._process, self._is_alone = layout, process, is_alone
+        self.layout, self._process, self._is_single = layout, process, is_single
         self._errors: dict[tuple[int, int], BaseException] = {}  # of this process, by (unit, part)
 
     @functools.cached_property
@@ -137,9 +140,9 @@ class Units:
         self.__dict__.pop("_factory", None)
         self._load = _closed
 
-    def place(self, unit: int) -> Place:
+    def position(self, unit: int) -> BatchPosition:
         """The epoch, the step and the order of records of `unit`."""
-        return Place(*self.epoch_cursor.at(unit), self._order)
+        return BatchPosition(*self.epoch_cursor.at(unit), self._order)
 
     def fill(self, unit: int, parts: range, root: Any, is_stopped: Callable[[], bool]) -> Made:
         """Make consecutive parts of `unit`.
@@ -159,20 +162,20 @@ class Units:
         except ClosedError:
             raise
         except BaseException as error:  # noqa: BLE001  every consumer of the unit raises it
-            if isinstance(error, CommplanError) or self._is_alone:
+            if isinstance(error, CommplanError) or self._is_single:
                 self._errors[unit, parts[0]] = error  # the status of a part may be too short for it
             return Made(0, True, error)
 
     def note(self, unit: int, part: int, root: Any, error: BaseException | None) -> None:
         """Write the status of a part: the place of its unit and its error."""
-        write_status(root, part, self.place(unit), error, self._process)
+        write_status(root, part, self.position(unit), error, self._process)
 
     def rows(self, unit: int) -> dict[int, int]:
         """The number of rows of `unit` in each flow."""
         states = self._factory.batch(unit).states
         return {flow: len(states[flow].rows) for flow in self.layout.divisions}
 
-    def alone(self, epoch: int, step: int) -> dict[Ref, Array]:
+    def make_private(self, epoch: int, step: int) -> dict[Ref, Array]:
         """Make a unit in private memory."""
         workers = self._factory.workers
         fresh = aligned if workers is None else workers.fresh
@@ -213,7 +216,7 @@ class Units:
         Raises:
             CommplanError: the error of the part, if this process made it.
         """
-        statuses, without_error = memoryview(root), slot_status.head(self.place(unit))
+        statuses, without_error = memoryview(root), slot_status.head(self.position(unit))
         for part in range(self.layout.parts):
             at = part * slot_status.ROOM
             if statuses[at : at + slot_status.HEAD_NBYTES].tobytes() == without_error:

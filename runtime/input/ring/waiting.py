@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from commplan.diagnostics import Span, fail
 from commplan.runtime.input.observe.wait_log import LOG, ClosedError, WaitReporter
-from commplan.runtime.input.ring.memory import ring as ring_bell
+from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.shm.futex import LOOK_S
 
@@ -136,10 +136,10 @@ class MemberWaiter:
         if driver is None:
             return False
         return driver.thread is caller or (
-            driver.thread is None and driver.opener is caller and self._is_alone(caller)
+            driver.thread is None and driver.opener is caller and self._is_only_driver(caller)
         )
 
-    def _is_alone(self, caller: threading.Thread) -> bool:
+    def _is_only_driver(self, caller: threading.Thread) -> bool:
         """Whether no other thread can begin to drive a member."""
         drivers, cursors = self.attachment.drivers, self.attachment.ring.cursors
         blocked = {driver.thread for member, driver in drivers.items() if cursors[member].get("wanted")}

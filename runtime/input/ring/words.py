@@ -3,8 +3,9 @@
     header | processes | cursors | slots | facts (JSON) | compiled plan (JSON) | data of the slots
 
 A process writes its own words and those of its cursors; `Ring.reap` clears them after its death. Others only
-clear `makes` and `idle` of a process. The process that holds the ring's lock writes the words of slots and
-`next`, except that a process without the lock frees its own claims when it leaves.
+clear `makes` (`Ring.excuse`) and `idle` (when they wake one of its threads); the process sets both again. The
+process that holds the ring's lock writes the words of slots and `next`. A process that leaves frees its own
+claims without the lock.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MOST_SLOTS, MOST_PARTS, MOST_PLACES = 4096, 4096, 4096
 ABSENT = 0
 LIVES, LEAVES = 1, 2  # states of a process: may make units; ends its threads and makes no more units
 LEFT, DIED = 3, 4  # states of a process of a group; its place is not reused
-HOLDS, ALONE = 1, 2  # states of a cursor: units are kept for it; it reads its units itself
+HOLDS, PRIVATE = 1, 2  # states of a cursor: units are kept for it; its member makes its units itself
 # The word of a part: 0 if it is free; place + 1 of its maker, plus JOINED if it was claimed together with the
 # part before it; DONE + place + 1 when the part is made.
 JOINED, DONE = 1 << 31, 1 << 32
@@ -34,10 +35,10 @@ def _indices(*names: str) -> dict[str, int]:
 HEADER = _indices(
     "magic", "slots", "slot_nbytes", "parts", "processes", "cursors", "facts", "plan", "cores", "makers",
     "epoch", "unit", "next", "joined", "process_places", "cursor_places",
-    # Words of a group, in order: the number of its processes on this host; whether cursors outlive their
-    # processes; whether units are moved between hosts; whether all processes have joined; the facts that
-    # differ and the process that was refused; the first process.
-    "count", "keeps", "carried", "sealed", "refused", "first",
+    # Words of a group, in order: the number of its processes on this host; whether it ends if a process dies
+    # or leaves early, so that cursors of dead processes stay; whether units are moved between hosts; whether
+    # all processes have joined; the facts that differ and the process that was refused; the first process.
+    "count", "ends_with_one", "carried", "sealed", "refused", "first",
     "start",  # the first unit
     "most",  # most parts in progress if making is blocked by I/O; 0 if this is not measured
 )  # fmt: skip
@@ -46,7 +47,7 @@ PROCESS = _indices(
 )  # fmt: skip
 CURSOR = _indices(
     "state", "position", "armed", "process", "wanted", "waits_since", "waited_ns", "records", "since",
-    "batch", "alone", "idle_since",
+    "batch", "private", "idle_since",
 )  # fmt: skip
 SLOT = _indices("unit", "made", "spoiled", "parts")
 BELLS = {"made": 1024, "changed": 1088}  # byte offsets in the header

@@ -13,7 +13,7 @@ ROOM = 1024  # bytes of a note
 _HEAD = struct.Struct("<IIQQ")  # bytes of text that follow, order, epoch, step
 
 
-class Place(NamedTuple):
+class BatchPosition(NamedTuple):
     """A batch's position, equal in all processes. order: a checksum of the inputs of the order of records."""
 
     epoch: int
@@ -27,21 +27,21 @@ class _Trouble(msgspec.Struct, frozen=True):
     process: int = -1
 
 
-def head(place: Place) -> bytes:
+def head(position: BatchPosition) -> bytes:
     """The start of a note, and all of it if it has no error."""
-    return _HEAD.pack(0, place.order & 0xFFFFFFFF, place.epoch, place.step)
+    return _HEAD.pack(0, position.order & 0xFFFFFFFF, position.epoch, position.step)
 
 
 HEAD_NBYTES = _HEAD.size
 
 
-def encode_status(place: Place, error: BaseException | None, process: int = -1) -> bytes:
+def encode_status(position: BatchPosition, error: BaseException | None, process: int = -1) -> bytes:
     """A note of at most ROOM bytes; long texts are truncated. process: the index in the group of the process
     that failed."""
     if error is None:
-        return head(place)
+        return head(position)
     text = _fitting(error, ROOM - _HEAD.size, process)
-    return _HEAD.pack(len(text), place.order & 0xFFFFFFFF, place.epoch, place.step) + text
+    return _HEAD.pack(len(text), position.order & 0xFFFFFFFF, position.epoch, position.step) + text
 
 
 def _fitting(error: BaseException, room: int, process: int) -> bytes:
@@ -73,19 +73,19 @@ def _text(message: str) -> str:
     return message.encode(errors="backslashreplace").decode()
 
 
-def read_status(data: bytes) -> tuple[Place, tuple[Diagnostic, ...], str, int]:
+def read_status(data: bytes) -> tuple[BatchPosition, tuple[Diagnostic, ...], str, int]:
     """Decode a note: position, errors of records, any other error, and the failed process (-1 if unknown)."""
     length, order, epoch, step = _HEAD.unpack_from(data)
     if not length:
-        return Place(epoch, step, order), (), "", -1
+        return BatchPosition(epoch, step, order), (), "", -1
     trouble = msgspec.json.decode(data[_HEAD.size : _HEAD.size + length], type=_Trouble)
-    return Place(epoch, step, order), trouble.errors, trouble.other, trouble.process
+    return BatchPosition(epoch, step, order), trouble.errors, trouble.other, trouble.process
 
 
 def write_status(
-    memory: Any, part: int, place: Place, error: BaseException | None, process: int = -1
+    memory: Any, part: int, position: BatchPosition, error: BaseException | None, process: int = -1
 ) -> None:
     """Write the note of `part` in a slot (see `slot_layout`)."""
-    data = encode_status(place, error, process)
+    data = encode_status(position, error, process)
     at = part * ROOM
     memoryview(memory).cast("B")[at : at + len(data)] = data

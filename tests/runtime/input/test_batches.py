@@ -21,7 +21,7 @@ from commplan.ir.schedule import Map, Schedule
 from commplan.ir.serialization.canonical_json import schedule_digest
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
-from commplan.runtime.input.shm.slot_status import Place, write_status
+from commplan.runtime.input.shm.slot_status import BatchPosition, write_status
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
@@ -467,7 +467,7 @@ def test_a_part_of_another_batch_names_the_process_that_made_it() -> None:
         assert exchange is not None and exchange.units.layout.parts == 2
         exchange.arm(1)
         exchange.readable(0)
-        write_status(exchange.slots.memory(0), 1, Place(3, 2, 0), None)
+        write_status(exchange.slots.memory(0), 1, BatchPosition(3, 2, 0), None)
         exchange.ring.memory.slots[0].set(spoiled=1)
         expected = "CP0922.*process 0 of 1 is at epoch 3, step 2, this one at epoch 0, step 0"
         with pytest.raises(CommplanError, match=expected):

@@ -237,11 +237,11 @@ def test_a_folder_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(meeting, "default_folder", lambda: tmp_path)
     squatted = tmp_path / f"commplan-feeds-{os.getuid()}"
     squatted.mkdir(0o755)
-    with meeting.meeting():
+    with meeting.exclusive():
         (folder,) = set(tmp_path.iterdir()) - {squatted}
         assert folder.name == f"{squatted.name}.1" and folder.stat().st_mode & 0o077 == 0
     assert set(tmp_path.iterdir()) == {squatted}
     monkeypatch.setattr(meeting, "default_folder", lambda: tmp_path / "gone")
-    with pytest.raises(CommplanError) as error, meeting.meeting():
+    with pytest.raises(CommplanError) as error, meeting.exclusive():
         pass
     assert code(error) == "CP0928" and "No such file or directory" in str(error.value)

@@ -383,7 +383,7 @@ def _group() -> Iterator[list[Ring]]:
     """The rings of a group of three processes; this process is the first one."""
     shape = SHAPE._replace(processes=3, cursors=3)
     memory = meeting.created(
-        "test-deal", "the group", shape, {}, kind="group", cores=2, most=2, makers=3, count=3, keeps=1
+        "test-deal", "the group", shape, {}, kind="group", cores=2, most=2, makers=3, count=3, ends_with_one=1
     )
     rings = [Ring(memory) for _ in range(3)]
     assert memory.lock_place(0)

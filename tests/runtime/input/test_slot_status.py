@@ -7,7 +7,7 @@ import pytest
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.runtime.input.shm import slot_status
 
-PLACE = slot_status.Place(1, 2, 3)
+PLACE = slot_status.BatchPosition(1, 2, 3)
 
 
 @pytest.mark.parametrize("long", [1, 1000])
