@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -117,27 +117,35 @@ def layout(program: HostProgram, ref: Ref, array: Array, rows: int) -> tuple[int
     return (*(len(program.local[axis]) for axis in per), rows, *shape[2:])
 
 
-def compact(program: HostProgram, state: FlowState) -> None:
-    """Move the counted records of every shard to its start and fill the rest with repeats of them."""
-    for ref, array in state.shown.items():  # other processes read the slot: rearrange a copy
-        state.arrays[ref] = aligned(array.shape, array.dtype)
-        state.arrays[ref][...] = array
-    state.shown = {}
-    variants = program.variants(state.flow.per)
+def compacted_state(program: HostProgram, state: FlowState, fresh: Callable[[Ref, int], Array]) -> FlowState:
+    """A copy of `state`: the counted records of every shard come first, and repeats of them fill the rest.
+
+    An interrupted caller builds the batch again from `state`, so no array of it changes.
+
+    Args:
+        program: the host program.
+        state: the flow.
+        fresh: allocates the array of a value, given the number of its rows.
+    """
+    arrays = {ref: fresh(ref, len(state.rows)) for ref in (*state.arrays, *state.shown)}
+    for ref, array in arrays.items():
+        array[...] = state.shown[ref] if ref in state.shown else state.arrays[ref]
+    records = dict(state.records)
     shards = len(program.shards(state.flow.split))
-    for place, variant in enumerate(variants):
-        counted = np.logical_and.reduce([state.counts[read.result] for read in state.flow.reads])
+    counted = np.logical_and.reduce([state.counts[read.result] for read in state.flow.reads])
+    for place, variant in enumerate(program.variants(state.flow.per)):
         rows = compacted(counted, state.valid[place], shards)
         fixed = dict(zip(state.flow.per, variant, strict=True))
-        for ref, array in state.arrays.items():
+        for ref, array in arrays.items():
             per = program.per(ref)
             for at, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
                 if agrees(per, coords, fixed):
                     array[at] = array[at][rows]
                     array[at][rows < 0] = 0
-        for (ref, coords), ids in state.records.items():
+        for (ref, coords), ids in records.items():
             if coords == variant:
-                state.records[ref, coords] = np.where(rows < 0, ids, ids[rows])
+                records[ref, coords] = np.where(rows < 0, ids, ids[rows])
+    return replace(state, arrays=arrays, shown={}, records=records)
 
 
 def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.NDArray[np.int32]:

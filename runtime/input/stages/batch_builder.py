@@ -21,7 +21,7 @@ from commplan.runtime.input.host_batch import (
     HostBatch,
     Mask,
     Visit,
-    compact,
+    compacted_state,
     count,
     laid_out,
     layout,
@@ -153,12 +153,13 @@ class BatchFactory:
 
     def look_up(self, state: FlowState, epoch: int, step: int) -> None:
         """Compute the records of the rows, in the order of each load."""
-        program = self.program
+        program, records = self.program, dict(state.records)
         for read in state.flow.reads:
             for coords in program.variants(read.per):
                 member = program.member(read.per, dict(zip(read.per, coords, strict=True)))
                 ids = self.orders[read.result].records(epoch, step, member if read.per else None)
-                state.records[read.result, coords] = ids[state.rows]
+                records[read.result, coords] = ids[state.rows]
+        state.records = records  # complete, or unchanged after an interruption
 
     def roots(self, flow: Flow) -> list[Ref]:
         """The flow's values that are part of the batch, without counts."""
@@ -431,25 +432,24 @@ class BatchBuilder:
         return [place for place, variant in variants if agrees(per, variant, coords)]
 
     def finish(self) -> HostBatch:
-        """The finished batch, without skipped records. Releases the slot unless an array of the batch views
-        it."""
+        """The finished batch, without skipped records.
+
+        Changes nothing, so that an interrupted caller can call it again. The builder keeps the slot.
+        """
         program = self.maker.program
         values: dict[Ref, Array] = {}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
-        for state in self.states:
-            clean = bool(state.valid.all())
-            visits += self._visits(state, clean)
-            if not clean:
-                compact(program, state)
+        for initial in self.states:
+            clean = bool(initial.valid.all())
+            visits += self._visits(initial, clean)
+            state = initial if clean else compacted_state(program, initial, self.maker.fresh)
             for ref in self.maker.roots(state.flow):
                 values[ref] = state.shown[ref] if ref in state.shown else state.arrays[ref]
             for read in state.flow.reads:
                 records[read.result] = laid_out(program, read, state.records)
                 if read.count in program.roots:
                     values[read.count] = self._count(state, read, read.count, clean)
-            state.shown = {}
-        self.moved = {}
         seeds = {read.result: read.seed for state in self.states for read in state.flow.reads}
         rows = self.maker.mask(self.states)
         return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits), rows)

@@ -53,17 +53,20 @@ class Interrupting:
     FILES = (
         "iterator.py",
         "input/window.py",
+        "host_batch.py",
+        "batch_builder.py",
         "multirate/member.py",
         "multirate/clocked.py",
         "visit_check.py",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, files: tuple[str, ...] = FILES) -> None:
+        self.files = files
         self.done: set[tuple[str, int]] = set()
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         name = frame.f_code.co_filename
-        if "runtime/input/" not in name or not name.endswith(self.FILES):
+        if "runtime/input/" not in name or not name.endswith(self.files):
             return None
         place = (name, frame.f_lineno)
         tidying = isinstance(sys.exc_info()[1], KeyboardInterrupt)
@@ -99,6 +102,28 @@ def test_no_batch_is_lost_by_an_interruption() -> None:
         seen = [record for batch in iter(lambda: driven(feed, ctrl_c), None) for record in ids(batch)]
         assert feed.state()["epoch"] == 1
     assert sorted(seen) == list(range(320)) and len(ctrl_c.done) > 30
+
+
+def test_an_interruption_does_not_move_rows_twice() -> None:
+    def failing(record: bytes) -> tuple[np.ndarray[Any, Any], int]:
+        if record[0] % 3 == 1:
+            raise ValueError("bad")
+        return decode(record)
+
+    functions = {**FUNCTIONS, "decode": failing}
+    plan = ensemble("", 1, hints="{ on_error = skip }")
+    names = {binding.value: binding.name for binding in plan.phase("step").outputs}
+
+    def contents(batch: HostBatch) -> dict[str, bytes]:
+        arrays = {names[ref]: array for ref, array in batch.values.items()}
+        return {name: array.tobytes() for name, array in arrays.items()} | {"ids": bytes(ids(batch))}
+
+    def batches(ctrl_c: Interrupting) -> list[dict[str, bytes]]:
+        with PhaseBatches(plan, "step", {"images": images(128)}, functions) as feed:
+            return [contents(batch) for batch in iter(lambda: driven(feed, ctrl_c), None)]
+
+    ctrl_c, never = Interrupting(), Interrupting(files=())
+    assert batches(ctrl_c) == batches(never) and len(ctrl_c.done) > 150
 
 
 def test_no_batch_that_was_taken_ahead_is_lost_by_an_interruption() -> None:
