@@ -118,16 +118,15 @@ class Producers:
             CommplanError: CP0928 if no thread can be started.
         """
         thread = threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{suffix}", daemon=True)
-        with self._lock:
+        with self._lock:  # `running` contains only threads that have started, so that they can be joined
             self._alive += 1
-            self.running = [other for other in self.running if other.is_alive()] + [thread]
-        try:
-            thread.start()
-        except RuntimeError as error:
-            with self._lock:
+            try:
+                thread.start()
+            except RuntimeError as error:
                 self._alive -= 1
-                self.running.remove(thread)
-            fail("CP0928", f"a feed needs threads, and none can be started: {error}", "ulimit -u")
+                fail("CP0928", f"a feed needs threads, and none can be started: {error}", "ulimit -u")
+            finally:
+                self.running = [other for other in (*self.running, thread) if other.is_alive()]
 
     def _run(self, target: Callable[[], object]) -> None:
         try:

@@ -167,6 +167,30 @@ def test_transfers_continue_after_a_process_held_the_lock(
     assert moved == [0] and ring.cursors[0].get("position") == 1 and len(caplog.records) == 1
 
 
+def test_threads_that_start_at_the_same_time_are_all_joined(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second thread is started while the first has not begun to run."""
+    units, is_over, start = cast("Units", ring_process.Numbers()), threading.Event(), threading.Thread.start
+    producers = Producers(
+        joined(memory), units, memory.mapped_slots(), "numbers", Recording(), lambda: None, lambda: None
+    )
+    other = threading.Thread(target=lambda: producers.begin(is_over.wait, "second"))
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "numbers-first":
+            start(other)
+            other.join(0.2)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    producers.begin(is_over.wait, "first")
+    other.join()
+    assert sorted(thread.name for thread in producers.running) == ["numbers-first", "numbers-second"]
+    is_over.set()
+    producers.join(5.0)
+
+
 @pytest.mark.parametrize("seed", parameters([0], range(1, 60)))
 def test_faults_of_all_kinds_at_once_and_a_process_that_joins_late(
     memory: SharedMemory, processes: list[Process], seed: int
