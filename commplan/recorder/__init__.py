@@ -11,7 +11,7 @@ from commplan.recorder.blame import state as state
 from commplan.recorder.collectives import Run as Run
 from commplan.recorder.collectives import read_run as read_run
 from commplan.recorder.file import Record as Record
-from commplan.recorder.file import read_records as read_records
+from commplan.recorder.reading import read_records as read_records
 from commplan.recorder.summary import Summary as Summary
 from commplan.recorder.summary import summary as summary
 from commplan.recorder.trace import trace as trace

@@ -9,7 +9,8 @@ from pathlib import Path
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.recorder import verdict
 from commplan.recorder.blame import Rank, described, first_death, ranks_of, states_of
-from commplan.recorder.file import FAILED, VERDICT, Record, read_records
+from commplan.recorder.file import FAILED, VERDICT, Record
+from commplan.recorder.reading import read_records
 
 _SHOWN = 4  # deaths that are listed after the first
 _FAILED = "has ended with "  # see `file.Recording.remove`

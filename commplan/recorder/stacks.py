@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from commplan import io
-from commplan.recorder.file import SIZE, writer
+from commplan.recorder.file import SIZE
 from commplan.recorder.processes import process_state
+from commplan.recorder.reading import writer
 from commplan.tracebacks import is_users
 
 _FRAMES, _MOST = 6, io.MIB  # the innermost ones; bytes of all stacks

@@ -12,12 +12,13 @@ from typing import Protocol
 
 from commplan import io
 from commplan.diagnostics import CommplanError
-from commplan.recorder import file, live
+from commplan.recorder import live
 from commplan.recorder.blame import ANSWER, Rank, ranks_along, ranks_of, sequence_of, states_of
 from commplan.recorder.file import BEGIN, Record
 from commplan.recorder.live import Live
 from commplan.recorder.processes import identity, process_state, silence
 from commplan.recorder.rank_state import STUCK, Comparison, Condition, Joint, Need, RankState, Wait
+from commplan.recorder.reading import read_open
 from commplan.recorder.verdict import usual_s
 
 LEFT = "left"  # a sequence that a rank begins when it leaves
@@ -74,7 +75,7 @@ class OpenRecord:
         self.live = live.read_live(self.descriptor)
 
     def record(self) -> Record:
-        return file.read_open(self.path, self.descriptor)
+        return read_open(self.path, self.descriptor)
 
     @property
     def condition(self) -> str:

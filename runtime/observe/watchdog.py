@@ -26,8 +26,9 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.hang_limits import UNWATCHED, HangLimits, most_patient
 from commplan.lowering.mpi.job.watchdog import put_state
 from commplan.recorder import live
-from commplan.recorder.file import Recording, path_of, start_recording, writer
+from commplan.recorder.file import Recording, path_of, start_recording
 from commplan.recorder.processes import process_state, silence
+from commplan.recorder.reading import writer
 from commplan.recorder.verdict import listed
 from commplan.runtime.observe import abort_hook, interruption
 from commplan.runtime.observe.calls import Calls, key_of

@@ -14,7 +14,7 @@ import pytest
 
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
-from commplan.recorder import Record, blame, read_records, read_run, trace
+from commplan.recorder import Record, blame, read_records, read_run, reading, trace
 from commplan.recorder import file as record_file
 from commplan.recorder.file import (
     BEGIN,
@@ -171,13 +171,13 @@ def test_old_records_go_when_a_new_one_is_made(place: Path):
 
 def test_the_ring_keeps_the_last_events(place: Path):
     recording = Recording("5f0c", PLAN, 0, 1)
-    memory, header = recording.memory, record_file._HEADER
+    memory, header = recording.memory, record_file.HEADER
     fields = list(header.unpack_from(memory))
     capacity, extra = fields[7], 5
     fields[8], fields[9] = capacity + extra, 1
     header.pack_into(memory, 0, *fields)
     memory[header.size : header.size + 6] = b"line 6"
-    events_at = header.size + record_file._NAME * record_file.MOST_NAMES
+    events_at = header.size + record_file.NAME * record_file.MOST_NAMES
     for index in range(capacity + extra):
         at = events_at + record_file.EVENT.size * (index % capacity)
         record_file.EVENT.pack_into(memory, at, index, BEGIN, 0, index, index, 8)
@@ -189,12 +189,12 @@ def test_the_ring_keeps_the_last_events(place: Path):
 
 def test_what_is_overwritten_while_it_is_read_is_lost(place: Path, monkeypatch: pytest.MonkeyPatch):
     recording = Recording("5f0c", PLAN, 0, 1)
-    memory, header = recording.memory, record_file._HEADER
+    memory, header = recording.memory, record_file.HEADER
     fields = list(header.unpack_from(memory))
     capacity = fields[7]
     fields[8], fields[9] = capacity, 1
     header.pack_into(memory, 0, *fields)
-    events_at = header.size + record_file._NAME * record_file.MOST_NAMES
+    events_at = header.size + record_file.NAME * record_file.MOST_NAMES
     for index in range(capacity):
         at = events_at + record_file.EVENT.size * index
         record_file.EVENT.pack_into(memory, at, index, BEGIN, 0 if index != 20 else 999, index, 1, 8)
@@ -202,7 +202,7 @@ def test_what_is_overwritten_while_it_is_read_is_lost(place: Path, monkeypatch: 
     fields[8] = capacity + 7  # seven events came while the file was read, and an eighth is being written
     header.pack_into(memory, 0, *fields)
     after = recording.path.read_bytes()[: header.size]
-    monkeypatch.setattr(record_file, "_pieces", lambda *_: [before, after])
+    monkeypatch.setattr(reading, "_pieces", lambda *_: [before, after])
     (only,) = read_records([str(recording.path)])
     assert only.lost == 8
     assert [event.operation for event in only.events] == [*range(8, 20), *range(21, capacity)]

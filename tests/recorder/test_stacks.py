@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from commplan.recorder import file
-from commplan.recorder.file import STACK_SIGNAL, path_of, read_records, writer
+from commplan.recorder.file import STACK_SIGNAL, path_of
+from commplan.recorder.reading import read_records, writer
 from commplan.recorder.stacks import main_stack, stacks
 
 PROGRAM = """

@@ -8,13 +8,13 @@ from pathlib import Path
 from unittest import mock
 
 from commplan.recorder.file import (
-    _HEADER,
-    _NAME,
     BEGIN,
     CAPACITY,
     END,
     EVENT,
+    HEADER,
     MOST_NAMES,
+    NAME,
     Details,
     Event,
     Recording,
@@ -33,9 +33,9 @@ def write_record(
     for head, event in enumerate(events, 1):
         text = event.name.encode() + (b"\0" + event.details.text().encode() if event.details else b"")
         index = names.setdefault(text, len(names))
-        at = _HEADER.size + _NAME * index
+        at = HEADER.size + NAME * index
         memory[at : at + len(text)] = text
-        place = _HEADER.size + _NAME * MOST_NAMES + EVENT.size * ((head - 1) % CAPACITY)
+        place = HEADER.size + NAME * MOST_NAMES + EVENT.size * ((head - 1) % CAPACITY)
         EVENT.pack_into(
             memory,
             place,
@@ -46,9 +46,9 @@ def write_record(
             event.runs,
             event.nbytes,
         )
-    fields = list(_HEADER.unpack_from(memory))
+    fields = list(HEADER.unpack_from(memory))
     fields[8], fields[9] = head, len(names)
-    _HEADER.pack_into(memory, 0, *fields)
+    HEADER.pack_into(memory, 0, *fields)
     return recording.path
 
 

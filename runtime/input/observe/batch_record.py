@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from commplan.diagnostics import text_of
-from commplan.recorder.file import Call, path_of, read_call
+from commplan.recorder.file import Call, path_of
 from commplan.recorder.lane import Lane, lane_of, on_activity
+from commplan.recorder.reading import read_call
 from commplan.recorder.stacks import shown, stacks
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.observe.wait_log import LOG

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from commplan.recorder.file import Call, Recording, read_call
+from commplan.recorder.file import Call, Recording
 from commplan.recorder.lane import Lane
+from commplan.recorder.reading import read_call
 from commplan.runtime.input.observe import batch_record
 from commplan.runtime.input.program import FIRST
 

@@ -23,7 +23,8 @@ from test_feeds_lifetime import saved_of, without_memory
 
 from commplan.diagnostics import CommplanError
 from commplan.recorder.blame import blame, described
-from commplan.recorder.file import read_records, start_recording
+from commplan.recorder.file import start_recording
+from commplan.recorder.reading import read_records
 from commplan.runtime.input.feeds import status
 from commplan.runtime.input.observe import batch_record, wait_log
 from commplan.runtime.input.ring import attachment, meeting, memory, producers
