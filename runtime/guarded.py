@@ -96,7 +96,7 @@ def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machin
             return watched
 
         @property
-        def joint(self) -> Any:
+        def joint(self) -> JointCalls:
             return unwatched if watched is None else watched.joint
 
         def participants(self) -> tuple[int, ...]:

@@ -25,7 +25,10 @@ ANSWER = "answer"  # a sequence that no rank begins: the answer that another ran
 _TOGETHER_S = 0.5  # between deaths whose order is not certain
 _RECENT = 48  # calls whose order is compared
 _MISSING = 1000  # ranks without a record that are named: a damaged record may claim any number of ranks
-_SILENT = re.compile(r"(?:rank|process) (\d+) ((?:is st|does not answer).*)")  # a watchdog's verdict
+# A watchdog's verdict, with ranks as in `verdict.listed`.
+_SILENT = re.compile(
+    r"(?:each of )?(?:ranks?|process(?:es)?) ([\d, -]+)(?: and \d+ more)? ((?:is st|does not answer).*)"
+)
 
 
 class Progress(NamedTuple):
@@ -373,7 +376,14 @@ def _silenced(ranks: Sequence[Rank], verdicts: Mapping[int, str]) -> dict[int, s
     if any(rank.state not in _GONE for rank in ranks):
         return {}
     matches = ((teller, _SILENT.match(text)) for teller, text in verdicts.items())
-    return {int(m[1]): f"it {m[2]}, according to the verdict of rank {teller}" for teller, m in matches if m}
+    return {
+        rank: f"it {m[2]}, according to the verdict of rank {teller}"
+        for teller, m in matches
+        if m
+        for part in m[1].split(", ")
+        for first, _, last in [part.partition("-")]
+        for rank in range(int(first), int(last or first) + 1)[:_MISSING]
+    }
 
 
 def _left_waiting(rank: Rank) -> bool:

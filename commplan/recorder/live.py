@@ -7,12 +7,12 @@ a file that is cut off would end a process that maps it.
 from __future__ import annotations
 
 import os
+import re
 import struct
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import NamedTuple
 
+from commplan.diagnostics import Diagnostic, Note
 from commplan.hang_limits import HangLimits
 from commplan.recorder.file import LIVE, Recording
 
@@ -25,6 +25,9 @@ _SERVED_S = 1.0  # a server that has not reported for so long is busy
 _FROZEN_S = 1.5  # a process whose thread has not run for so long has a thread that keeps the lock
 _WAITS, _PATIENT, _AHEAD, _ABORTED = 1, 2, 4, 8
 LEFT = 2
+BLOCKED = "CP0834"  # the code of a verdict that begins with none
+_CODE = re.compile(r"(CP\d{4}): ")
+_ALL = (1 << 32) - 1
 
 
 class Live(NamedTuple):
@@ -43,8 +46,7 @@ class Live(NamedTuple):
             process that records whole steps, whether it prepares a step, and whether its runtime aborts it.
         ends: Whether a verdict ends operations, see `on_hang` of `Program.bind`.
         compares: Since when the rank waits for others to compare a step; 0 if it does not wait.
-        comparison, group: See `comparing`; kept until the next comparison. If whole steps are recorded,
-            `comparison` is the number of the last step with collectives that has begun or is compared.
+        comparison, group: See `put_comparison`.
         asks: When a step failed, for a reason that the other processes may know; 0 before.
         beat: When the thread that records the ends of steps last ran; 0 if there is none.
         answered: When the sidecar last found that no other process is the reason, see `asks`.
@@ -140,13 +142,27 @@ def put_step(recording: Recording, moved_s: float, waits_ns: int) -> None:
     struct.pack_into("<q", recording.memory, _BEAT, time.monotonic_ns())
 
 
-def put_comparison(recording: Recording, number: int, since_s: float | None, *, is_ahead: bool) -> None:
-    """Report the progress of a process that records whole steps in comparisons, see `Live`.
+def position(call: int, exchange: int = _ALL) -> int:
+    """A number that grows with the progress of a rank in joint calls: `exchange` of the comparison of `call`.
 
-    since_s: since when it waits for others to compare, on `time.monotonic`; None if it does not.
+    By default the call has been compared, and runs or has ended.
+    """
+    return call << 32 | exchange
+
+
+def put_comparison(
+    recording: Recording, comparison: int, since_s: float | None, group: int = 0, *, is_ahead: bool
+) -> None:
+    """Report the progress of a process in joint calls, which are compared.
+
+    Args:
+        comparison: See `position`.
+        since_s: Since when it waits for others to compare, on `time.monotonic`; None if it does not.
+        group: The axes of the record along which the ranks lie that make the calls: bit 0 for its first axis.
+        is_ahead: Whether the call is traced, compiled or compared.
     """
     since_ns = 0 if since_s is None else int(since_s * 1e9)
-    struct.pack_into("<2q", recording.memory, _COMPARISON, since_ns, number)
+    struct.pack_into("<3q", recording.memory, _COMPARISON, since_ns, comparison, group)
     (flags,) = struct.unpack_from("<q", recording.memory, _FLAGS)
     struct.pack_into("<q", recording.memory, _FLAGS, flags & ~_AHEAD | is_ahead * _AHEAD)
 
@@ -177,25 +193,6 @@ def put_left(recording: Recording) -> None:
     struct.pack_into("<q", recording.memory, LIVE + 24, LEFT)
 
 
-@contextmanager
-def comparing(recording: Recording | None, comparison: int, group: int) -> Generator[None]:
-    """Report that this rank waits for others to compare a step, while the block runs.
-
-    Args:
-        comparison: The number of the comparison among those of the same ranks.
-        group: The axes of the record along which these ranks lie: bit 0 for its first axis.
-    """
-    if recording is None:
-        yield
-        return
-    struct.pack_into("<2q", recording.memory, _COMPARISON + 8, comparison, group)
-    struct.pack_into("<q", recording.memory, _COMPARISON, time.monotonic_ns())
-    try:
-        yield
-    finally:
-        struct.pack_into("<q", recording.memory, _COMPARISON, 0)
-
-
 def write_verdict(descriptor: int, text: str, line: str, effective_s: float, *, abandoned: bool) -> None:
     """Write a verdict to an open record.
 
@@ -209,15 +206,32 @@ def write_verdict(descriptor: int, text: str, line: str, effective_s: float, *, 
     os.pwrite(descriptor, struct.pack("<2q", int(effective_s * 1e9), abandoned), _VERDICT)
 
 
-def verdict_of(recording: Recording) -> str:
-    """The verdict in the record of this process, once it applies; else empty."""
-    return verdict_and_line(recording)[0]
+class WrittenVerdict(NamedTuple):
+    """A verdict of the sidecar.
+
+    Attributes:
+        code: The code of its error.
+        line: The line of the plan that waited; empty if none did.
+    """
+
+    code: str
+    message: str
+    notes: tuple[str, ...]
+    line: str
+
+    @property
+    def diagnostic(self) -> Diagnostic:
+        return Diagnostic(self.code, self.message, None, tuple(map(Note, self.notes)))
 
 
-def verdict_and_line(recording: Recording) -> tuple[str, str]:
-    """The verdict in the record of this process, once it applies, and the line that waited; else empty."""
+def verdict_of(recording: Recording) -> WrittenVerdict | None:
+    """The verdict in the record of this process, once it applies; else None."""
     (effective,) = struct.unpack_from("<q", recording.memory, _VERDICT)
     if not effective or time.monotonic_ns() < effective:
-        return "", ""
-    text, line = recording.memory[_TEXT : LIVE + 4096].split(b"\0")[:2]
-    return text.decode(errors="replace"), line.decode(errors="replace")
+        return None
+    texts = recording.memory[_TEXT : LIVE + 4096].split(b"\0")[:2]
+    text, line = (each.decode(errors="replace") for each in texts)
+    code = _CODE.match(text)
+    message, *notes = text[code.end() if code else 0 :].splitlines()
+    notes = tuple(note.removeprefix("note: ") for note in notes)
+    return WrittenVerdict(code[1] if code else BLOCKED, message, notes, line)

@@ -84,10 +84,10 @@ class Joint(NamedTuple):
     """The progress of a rank in steps that all ranks compare before they first run them.
 
     Attributes:
-        number: The number of the last step that it has begun, or compares.
-        is_running: Whether this step runs and has not ended.
+        number: Its progress, see `recorder.live.position`.
+        is_running: Whether it has begun its last step, and compares none.
         waits_s: Seconds for which it has waited for others to compare; 0 if it does not wait.
-        comparison: The compared step, if it waits.
+        comparison: The compared step, if it waits; else only the name of its last step.
     """
 
     number: int = 0

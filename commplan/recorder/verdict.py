@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from commplan.recorder.rank_state import STUCK, Comparison, Need, RankState, States, Wait
 
 Kind = Literal["none", "apart", "order", "down", "late", "busy", "behind", "circle", "stalled"]
-_SHOWN, _LISTED = 4, 8  # ranks with a separate note; ranks in a list
+_SHOWN, _LISTED = 4, 8  # ranks with a separate note; ranges of ranks in a list, and lines about ranks
 FIRST = 12  # times the bound in the first runs of an operation, since late ranks may be compiling
 _SETTLE_S = 1.0  # in which other ranks may also begin a comparison
 _FEW, _INTERVALS, _MEDIANS = 3, 16, 5.0  # first runs; intervals for the median; times the median
@@ -295,11 +295,10 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
     waits = [_waits(who, states[rank]) for rank in waiting[:_SHOWN]]
     seconds = _idle([states[rank] for rank in waiting])
     if verdict.kind == "apart":
-        joint = max(states[waiting[0]].joint.values(), key=lambda each: each.waits_s)
+        sequence, joint = max(states[waiting[0]].joint.items(), key=lambda item: item[1].waits_s)
         other = states[ranks[0]]
-        place = other.stack.split(", from ")[0]
-        name = step_of(other.waits[0].where) if other.waits else ""
-        return _joined(*disagreement(joint.comparison, f"{who} {other.rank}", name, place))
+        name, place = other.joint[sequence].comparison.name, other.stack.split(", from ")[0]
+        return _joined(*_disagreement(joint.comparison, f"{who} {other.rank}", name, place))
     if verdict.kind == "order":
         name = verdict.names[ranks[0] if ranks else max(verdict.names)]
         odd, majority = (
@@ -318,8 +317,8 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
     if verdict.kind == "behind":
         return _joined(*(f"{who} {rank}: {reason}" for rank, reason in verdict.reasons.items()), *waits)
     if verdict.kind == "down":
-        lines = [_down(who, states[rank]) for rank in ranks]
-        lines += [note for rank in ranks for note in states[rank].notes]
+        lines = _down(who, [states[rank] for rank in ranks])
+        lines += [note for rank in ranks[:_LISTED] for note in states[rank].notes]
         lines += [f"{listed(who, waiting)} wait{'' if len(waiting) > 1 else 's'}"] if waiting else []
         lines += [_waits(who, states[n]) for n in waiting[:_SHOWN] if states[n].waits[0].progress]
         return _joined(*lines)
@@ -332,7 +331,7 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
     return _joined(*lines)
 
 
-def disagreement(comparison: Comparison, other: str, name: str, place: str) -> tuple[str, ...]:
+def _disagreement(comparison: Comparison, other: str, name: str, place: str) -> tuple[str, ...]:
     """The message about ranks of which one runs a step that the other compares, and its notes.
 
     Args:
@@ -367,10 +366,20 @@ def _waits(who: str, state: RankState) -> str:
     return f"{who} {state.rank} waits in {wait.where}{f', {wait.progress}' if wait.progress else ''}"
 
 
-def _down(who: str, state: RankState) -> str:
-    if state.condition == "ended":
-        return f"the program has ended on {who} {state.rank}{f': {state.how}' if state.how else ''}"
-    return f"{who} {state.rank} {state.how}"
+def _down(who: str, states: Sequence[RankState]) -> list[str]:
+    """The conditions of ranks that cannot go on, a line for each reason."""
+    by_reason: dict[tuple[bool, str], list[int]] = {}
+    for state in states:
+        by_reason.setdefault((state.condition == "ended", state.how), []).append(state.rank)
+    lines: list[str] = []
+    for (has_ended, how), ranks in itertools.islice(by_reason.items(), _LISTED):
+        named = listed(who, ranks)
+        if has_ended:
+            lines.append(f"the program has ended on {named}{f': {how}' if how else ''}")
+        else:
+            lines.append(f"{'each of ' if len(ranks) > 1 else ''}{named} {how}")
+    unlisted = sorted(itertools.chain.from_iterable([*by_reason.values()][_LISTED:]))
+    return [*lines, *([f"{listed(who, unlisted)} cannot go on"] if unlisted else [])]
 
 
 def _joined(*lines: str) -> str:
@@ -382,6 +391,12 @@ def _plural(who: str) -> str:
 
 
 def listed(who: str, numbers: Sequence[int]) -> str:
-    """`processes 0, 2`."""
-    text = f"{_plural(who) if len(numbers) > 1 else who} {', '.join(map(str, numbers[:_LISTED]))}"
-    return text + (f" and {len(numbers) - _LISTED} more" if len(numbers) > _LISTED else "")
+    """`processes 0, 2`, `ranks 8-15`."""
+    ranges = [
+        [number for _, number in group]
+        for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])
+    ]
+    texts = [f"{each[0]}-{each[-1]}" if len(each) > 2 else ", ".join(map(str, each)) for each in ranges]
+    text = f"{_plural(who) if len(numbers) > 1 else who} {', '.join(texts[:_LISTED])}"
+    more = sum(map(len, ranges[_LISTED:]))
+    return text + (f" and {more} more" if more else "")

@@ -20,7 +20,7 @@ from commplan.recorder.file import Record
 from commplan.recorder.processes import silence
 from commplan.recorder.rank_state import RankState
 from commplan.recorder.stacks import main_stack
-from commplan.recorder.verdict import FIRST, Patience, Verdict, blame, described, is_down
+from commplan.recorder.verdict import FIRST, Patience, Verdict, blame, described, is_down, listed
 from commplan.sidecar.mail import Address, SidecarMessage
 from commplan.sidecar.states import (
     COMPARISON,
@@ -200,8 +200,8 @@ class Job:
     def _alarmed(self, now: float) -> list[OpenRecord]:
         """The records of ranks that wait for longer than the bound, or whose steps have failed.
 
-        Two seconds suffice after a death, and for a comparison if a rank has ended its program. If whole
-        steps are recorded, one second suffices for the latter, and for any comparison.
+        Two seconds suffice after a death, and for a comparison if a rank has ended its program. One second
+        suffices for the latter if whole steps are recorded, and for any comparison.
         """
         has_died = self._is_warned or any(each.process.seconds for each in self.records)
         has_ended = self._is_warned or any(each.live.left for each in self.records)
@@ -210,9 +210,8 @@ class Job:
             waited, compares, bound = waited_s(each.live, now), each.live.compares, each.live.bound_s
             is_alarmed = waited > bound or each.live.asks > each.live.answered
             is_alarmed |= has_died and waited > min(_GRACE_S, bound)
-            is_alarmed |= has_ended and compares > 0 and waited > min(_GRACE_S, bound)
             is_alarmed |= has_ended and is_process and waited > min(_ENDED_S, bound)
-            is_alarmed |= is_process and compares > 0 and now - compares * 1e-9 > _ENDED_S
+            is_alarmed |= compares > 0 and now - compares * 1e-9 > _ENDED_S
             alarmed += [each] if is_alarmed else []
         return alarmed
 
@@ -264,15 +263,17 @@ class Job:
         is_known = states.keys() >= self.ranks or verdict.kind in ("down", "apart")
         if not is_known and waited_s(source.live, now) > FIRST * bound:
             missing = tuple(sorted(self.ranks - states.keys()))
-            text = f"the states of these ranks are unknown here: {', '.join(map(str, missing))}"
+            text = f"the state of {listed(self._who, missing)} is unknown here"
             self._print(text, source, (waiter,), missing)
         if is_over or verdict.kind == "none" or not is_known:
             return
         if verdict.kind in ("stalled", "behind", "circle") and (compares or not is_still):
             return
         conditions = {states[rank].condition for rank in verdict.reasons}
-        limit = _ENDED_S if conditions == {"ended"} else _GRACE_S if "dead" in conditions else bound
-        if is_process and verdict.kind != "apart" and waited_s(source.live, now) < min(limit, bound):
+        ended_s = _ENDED_S if is_process else _GRACE_S
+        limit = ended_s if conditions == {"ended"} else _GRACE_S if "dead" in conditions else bound
+        is_early = (is_process or compares) and waited_s(source.live, now) < min(limit, bound)
+        if is_early and verdict.kind != "apart":
             return
         if conditions != {"ended"} and not self._is_confirmed(verdict, now):
             return

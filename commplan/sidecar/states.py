@@ -23,7 +23,7 @@ from commplan.recorder.verdict import usual_s
 
 LEFT = "left"  # a sequence that a rank begins when it leaves
 _STACK_AFTER_S = 0.5  # without progress
-COMPARISON, _SEQUENCE = "the comparison of a step", "comparison {}"  # a wait; its sequence for a group
+COMPARISON = "the comparison of a step"  # a wait
 _ABORTED = "was aborted by its runtime: its own output says why"
 _CONDITIONS: Mapping[str, Condition] = {"dead": "dead", "stopped": "stopped", STUCK: STUCK}
 
@@ -128,11 +128,14 @@ def _live_state(
     is_frozen = condition in ("alive", STUCK) and any(each.is_frozen for each in lives)
     waits = state.waits if any(each.waits for each in lives) and not is_frozen else ()
     begun = dict(state.begun)
-    for each in records:
+    joint: dict[str, Joint] = {}
+    for each, record in records.items():
         if each.live.comparison:
-            sequence = _SEQUENCE.format(each.live.group or sequence_of(each.members))
-            waits += tuple(_comparison(rank, each, sequence, now))
+            peers = _peers(rank, each)
+            sequence = f"comparison {sequence_of(peers)}"
+            waits += tuple(_comparison(peers, each, sequence, now))
             begun[sequence] = each.live.comparison
+            joint[sequence] = _joint(each.live, record, now)
     if server is not None:
         waits = state.waits if server.serves and server.flags and not server.is_patient else ()
         begun |= {ANSWER: 1} if server.serves and not server.is_patient else {}
@@ -157,31 +160,35 @@ def _live_state(
         idle_s=idle_s,
         is_excused=any(each.late or each.is_patient for each in lives),
         stack=process.stack,
-        joint=dict(_joint(each, record, now) for each, record in records.items() if each.members),
+        joint=joint,
     )
     if condition == "alive" and idle_s > _STACK_AFTER_S:
         process.ask_stack()
     return state
 
 
-def _comparison(rank: Rank, opened: OpenRecord, sequence: str, now: float) -> Iterator[Wait]:
+def _peers(rank: Rank, opened: OpenRecord) -> Sequence[int]:
+    """The ranks that compare steps with a rank."""
+    axes = [axis for place, axis in enumerate(rank.axes) if opened.live.group >> place & 1]
+    return opened.members or ranks_along(rank, axes)
+
+
+def _comparison(peers: Sequence[int], opened: OpenRecord, sequence: str, now: float) -> Iterator[Wait]:
     """The wait of a rank for others to compare a step, if it waits for them."""
     state = opened.live
     if state.compares:
-        axes = [axis for place, axis in enumerate(rank.axes) if state.group >> place & 1]
-        ranks = opened.members or ranks_along(rank, axes)
-        needs = (Need.begin(ranks, sequence, state.comparison),)
+        needs = (Need.begin(peers, sequence, state.comparison),)
         yield Wait(COMPARISON, now - state.compares * 1e-9, needs, "reached it")
 
 
-def _joint(opened: OpenRecord, record: Record, now: float) -> tuple[str, Joint]:
-    state, comparison = opened.live, Comparison("", "")
-    if state.compares and record.call is not None:
+def _joint(state: Live, record: Record, now: float) -> Joint:
+    comparison = Comparison("", "")
+    if record.call is not None:
         with contextlib.suppress(ValueError, TypeError):  # it is just written
             comparison = Comparison(*json.loads(record.call.text))
     waits_s = now - state.compares * 1e-9 if state.compares else 0.0
-    is_running = bool(state.waits) and not state.is_ahead and not state.is_frozen
-    return sequence_of(opened.members), Joint(state.comparison, is_running, waits_s, comparison)
+    is_running = not (state.is_ahead or state.compares or state.is_frozen)
+    return Joint(state.comparison, is_running, waits_s, comparison)
 
 
 def has_stack(state: RankState) -> bool:

@@ -133,10 +133,6 @@ class Channel:
         self._completion: dict[int, tuple[Any, Any]] = {}
         at_exit(self._library)
 
-    def is_busy(self) -> bool:
-        """Whether an operation of this channel is running."""
-        return self._channel is not None and bool(self._library.commplan_channel_busy(self._channel))
-
     @property
     def engine(self) -> Any:
         """The engine, or None if it is not available on every rank."""

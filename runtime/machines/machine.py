@@ -207,13 +207,12 @@ class Machine(Protocol):
         """The calls of steps that all participants make together."""
         ...
 
-    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> Mapping[int, str | None]:
+    def gather(self, text: str, timeout_s: float) -> Mapping[int, str | None]:
         """Exchange a text between the participants, which all call this in the same order.
 
         Args:
             text: The text of this process.
             timeout_s: Seconds to wait for the others.
-            look: Called now and then with the seconds waited, unless another thread watches the wait.
 
         Returns:
             The text of each participant that arrived in time, by its number; None for a participant of which

@@ -147,8 +147,7 @@ class MeshMachine:
     def joint(self) -> JointCalls:
         return self.unwatched if self.calls is None else self.calls.joint
 
-    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> Mapping[int, str | None]:
-        del look  # The watchdog reports late processes.
+    def gather(self, text: str, timeout_s: float) -> Mapping[int, str | None]:
         return gathered("gather", text, self.participants(), timeout_s)[0]
 
     def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:

@@ -32,11 +32,11 @@ from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES
 from commplan.runtime.machines.communicator import check_communicator, check_size
 from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, digest, place_of, shortened
-from commplan.runtime.machines.rank_calls import RankCalls
 from commplan.runtime.machines.ranks_input import RanksInput
 from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe.abort_hook import alike, watch
 from commplan.runtime.observe.calls import Calls
+from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.param_server.server_rank import ServerRank
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
@@ -61,7 +61,7 @@ class Ranks:
     backend: MpiBackend
     file: str = ""
     gathers: Counter[tuple[int, ...]] = dataclasses.field(default_factory=Counter[tuple[int, ...]])
-    joints: dict[tuple[int, ...], RankCalls] = dataclasses.field(default_factory=dict[Any, Any])
+    joints: dict[tuple[int, ...], JointCalls] = dataclasses.field(default_factory=dict[Any, Any])
 
     @property
     def layout(self) -> Layout:
@@ -109,33 +109,31 @@ class Ranks:
         return self.backend.channel.groups.along(tuple(self.backend.sizes))
 
     @property
-    def joint(self) -> RankCalls:
+    def joint(self) -> JointCalls:
         ranks = self.participants()
         if ranks not in self.joints:
             channel, sizes = self.backend.channel, self.backend.sizes
             group = sum(1 << place for place, axis in enumerate(channel.groups.sizes) if axis in sizes)
-            self.joints[ranks] = RankCalls(self.comm, ranks, channel, group)
+            self.joints[ranks] = JointCalls(channel.recording, group)
         return self.joints[ranks]
 
-    def gather(self, text: str, timeout_s: float, look: Callable[[float], None]) -> Mapping[int, str | None]:
+    def gather(self, text: str, timeout_s: float) -> Mapping[int, str | None]:
         """Gather through the first rank. The others wait twice as long: it may arrive last and wait."""
         ranks = self.participants()
         self.gathers[ranks] += 1
         tag = int.from_bytes(digest(f"{ranks} {self.gathers[ranks]}")[:2]) >> 1  # MPI has 2**15 tags.
         with deaths(self.mesh, self.file):
             if self.comm.Get_rank() == ranks[0]:
-                return self._collect(text, ranks, tag, timeout_s, look)
+                return self._collect(text, ranks, tag, timeout_s)
             _unread.append(self.comm.isend(text, ranks[0], tag))
-            for _, ranks_of in self._messages(ranks[0], tag, 2 * timeout_s, look):
+            for _, ranks_of in self._messages(ranks[0], tag, 2 * timeout_s):
                 return {rank: answer for answer, senders in ranks_of.items() for rank in senders}
         return dict.fromkeys(ranks[1:])
 
-    def _collect(
-        self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float, look: Callable[[float], None]
-    ) -> dict[int, str]:
+    def _collect(self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float) -> dict[int, str]:
         answers = {ranks[0]: text}
         if len(answers) < len(ranks):
-            for rank, answer in self._messages(MPI.ANY_SOURCE, tag, timeout_s, look):
+            for rank, answer in self._messages(MPI.ANY_SOURCE, tag, timeout_s):
                 answers[rank] = answer
                 if len(answers) == len(ranks):
                     break
@@ -149,13 +147,11 @@ class Ranks:
         _unread.extend(sends)
         return answers
 
-    def _messages(
-        self, source: int, tag: int, timeout_s: float, look: Callable[[float], None]
-    ) -> Generator[tuple[int, Any]]:
+    def _messages(self, source: int, tag: int, timeout_s: float) -> Generator[tuple[int, Any]]:
         """The messages that arrive within `timeout_s`, each with the rank that sent it."""
-        started, status = time.monotonic(), MPI.Status()
-        while (waited := time.monotonic() - started) < timeout_s:
-            look(waited)
+        deadline, joint, status = time.monotonic() + timeout_s, self.joint, MPI.Status()
+        while time.monotonic() < deadline:
+            joint.look()
             _unread[:] = [send for send in _unread if not send.Test()]
             message = self.comm.improbe(source, tag, status)
             if message is None:

@@ -38,7 +38,7 @@ from commplan.tracebacks import from_users_code
 from commplan.wait import Wait, until
 
 _REPEATS = "commplan_repeats"  # an attribute of errors that another process prints in full: the line to print
-_COMMON = "commplan_common"  # an attribute of errors that every process detects
+_COMMON = "commplan_common"  # an attribute of errors: whether every process raises it
 _COMPARED = ("CP0845", "CP0854", "CP0856", "CP0861")  # raised by a comparison, on all processes
 _FIRST_S = 1.0  # for another process to print the whole message, before this one ends the job
 READ_S = 1.0  # for the launcher to read the output of a rank that aborts
@@ -63,15 +63,15 @@ def alike(who: str, number: int, first: int) -> Generator[None]:
     try:
         yield
     except CommplanError as error:
-        if number != first and (error.diagnostics[0].code in _COMPARED or hasattr(error, _COMMON)):
+        if number != first and getattr(error, _COMMON, error.diagnostics[0].code in _COMPARED):
             line = str(error).splitlines()[0]
             setattr(error, _REPEATS, f"{who} {number}: {line} ({who} {first} prints the whole message)")
         raise
 
 
-def common(error: Exception) -> None:
-    """Mark `error` as one that every process raises."""
-    setattr(error, _COMMON, True)
+def common(error: Exception, *, is_common: bool = True) -> None:
+    """Mark `error` as one that every process raises, or does not."""
+    setattr(error, _COMMON, is_common)
 
 
 def on_failure(end: Callable[[BaseException, int], None]) -> None:

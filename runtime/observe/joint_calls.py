@@ -1,7 +1,7 @@
-"""Counts the calls of steps with collectives, and detects a step that one process compares and another runs.
+"""Counts the calls of steps with collectives, and writes their progress to a record for the sidecar.
 
 All processes compare a step before it runs for a new shape. If only one process calls it for a new shape, it
-waits for the others in the comparison, and they wait for it in a collective.
+waits for the others in the comparison, and they wait for it in a collective: `recorder.verdict` decides this.
 """
 
 from __future__ import annotations
@@ -9,39 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import Any, Protocol
 
-import msgspec
-
-from commplan.diagnostics import CommplanError, Diagnostic
+from commplan.diagnostics import CommplanError, fail
 from commplan.lowering.jax import _compat
 from commplan.recorder import live
 from commplan.recorder.file import Call, Recording
 from commplan.recorder.rank_state import Comparison
 from commplan.recorder.stacks import user_line
+from commplan.runtime.observe.abort_hook import common
 from commplan.tracebacks import shorten
 
 _LONGEST = 600  # characters of a part of a comparison in the record
-SETTLE_S = 1.0  # before the others are queried about a comparison, and between two queries
-
-
-class JointReport(msgspec.Struct, frozen=True, array_like=True):
-    """The progress of a process in its joint calls.
-
-    Attributes:
-        number: The number of the last joint call that it has begun.
-        name: The name of the step.
-        is_ahead: Whether this call is still traced, compiled or compared.
-        waits: Whether the call has not ended.
-        place: The line of the program that makes it.
-    """
-
-    number: int
-    name: str
-    is_ahead: bool
-    waits: bool
-    place: str
 
 
 class JointStep(Protocol):
@@ -52,20 +32,25 @@ class JointStep(Protocol):
     @property
     def comparison(self) -> Comparison: ...
 
-    def disagreement(self, other: int, report: JointReport) -> Diagnostic: ...
-
 
 class JointCalls:
-    """The joint calls of this process, for all steps that the same processes call together."""
+    """The joint calls of this process, for all steps that the same processes call together.
 
-    def __init__(self) -> None:
+    Args:
+        recording: The record of a rank under MPI, which every change is written to. If None, the progress is
+            written by calls of `put`.
+        group: The axes of the record along which the ranks lie that make the calls: bit 0 for its first axis.
+    """
+
+    def __init__(self, recording: Recording | None = None, group: int = 0) -> None:
         self.number, self.name = 0, ""
         self.is_inside = False
         self.comparison: JointStep | None = None
+        self._recording, self._group = recording, group
         self._next = 0  # the number of the call that is compared, whether it is counted yet or not
+        self._exchanges = 0  # how often this process has waited for others to compare
         self._waits_since: float | None = None
-        self._written_s = 0.0  # the wait whose comparison was written to the record
-        self._suspected: dict[int, int] = {}  # by process, the call that it may run already
+        self._written: object = None  # the step and the wait that were last written to the record
 
     def counted(self, function: Any, comparison: JointStep) -> Any:
         """Wrap a jitted step so that its calls are counted once `comparison` has found collectives in it."""
@@ -92,12 +77,14 @@ class JointCalls:
     def begin(self, name: str) -> None:
         self.name, self.is_inside = name, True
         self.number += 1
+        self._put()
 
     @contextlib.contextmanager
     def ahead(self, comparison: JointStep) -> Generator[None]:
         """Mark the preparation of a call, before it runs. If this fails, the call does not count."""
         before = self.number - self.is_inside
         self.comparison, self._next = comparison, before + 1
+        self._put()
         try:
             yield
         except BaseException:
@@ -105,51 +92,51 @@ class JointCalls:
             raise
         finally:
             self.comparison = None
+            self._put()
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:
         """Mark this process as waiting for others to compare, while the block runs."""
         self._waits_since = time.monotonic()
+        self._exchanges += 1
+        self._put()
         try:
             yield
         finally:
             self._waits_since = None
-            self._suspected.clear()
+            self._put()
 
-    def waited(self) -> float:
-        """Seconds for which a comparison has waited; 0 without one."""
-        since = self._waits_since
-        return 0.0 if since is None else time.monotonic() - since
+    def _put(self) -> None:
+        if self._recording is not None:
+            self.put(self._recording)
 
     def put(self, recording: Recording) -> None:
         """Write the progress to a record, for the sidecar."""
-        comparison, since, waits = self.comparison, self._waits_since, self._written_s
-        if comparison is not None and since is not None and since != waits:
-            self._written_s = since
-            recording.put_call(Call(json.dumps([text[:_LONGEST] for text in comparison.comparison]), since))
-        number = self.number if comparison is None else self._next
-        live.put_comparison(recording, number, since, is_ahead=comparison is not None)
+        comparison, since = self.comparison, self._waits_since
+        waits_since = None if comparison is None else since
+        if self._written != (self.name, waits_since):
+            self._written = self.name, waits_since
+            mine = Comparison("", self.name)
+            if comparison is not None and waits_since is not None:
+                mine = comparison.comparison
+            recording.put_call(Call(json.dumps([text[:_LONGEST] for text in mine]), waits_since or 0.0))
+        number = live.position(self.number)
+        if comparison is not None:
+            number = live.position(self._next, self._exchanges)
+        live.put_comparison(recording, number, since, self._group, is_ahead=comparison is not None)
 
-    def report(self, *, waits: bool) -> JointReport:
-        return JointReport(self.number, self.name, self.comparison is not None, waits, user_line())
+    def look(self) -> None:
+        """Raise the verdict of the sidecar, if there is one. Called repeatedly while a comparison waits.
 
-    def disagreement(self, reports: Mapping[int, JointReport]) -> Diagnostic | None:
-        """The error if another process runs the call that this one compares; else None.
-
-        Two consecutive reports must agree: the first may precede the comparison of that process.
-
-        Args:
-            reports: the new reports, by process.
+        Raises:
+            CommplanError: CP0854 if another rank runs the step, CP0834 if one cannot go on.
         """
-        comparison, number = self.comparison, self._next
-        if comparison is None or self.waited() < SETTLE_S:
-            return None
-        for other, report in sorted(reports.items()):
-            runs = report.number >= number and not report.is_ahead and report.waits
-            if runs and self._suspected.get(other) == number:
-                return comparison.disagreement(other, report)
-            self._suspected[other] = number if runs else -1
-        return None
-
-    def look(self, waited: float) -> None:
-        """Called repeatedly while a comparison waits. Raises CP0854 if another process runs the step."""
+        verdict = None if self._recording is None else live.verdict_of(self._recording)
+        if verdict is None:
+            return
+        if verdict.code == live.BLOCKED:
+            waits = f"the comparison of a step, called at {user_line() or 'an unknown line'}, waits for it"
+            fail(verdict.code, verdict.message, *verdict.notes, waits)
+        error = CommplanError(verdict.diagnostic)
+        common(error, is_common=False)
+        raise error

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import re
 import signal
 import sys
 import threading
@@ -22,7 +21,7 @@ from zlib import crc32
 
 import msgspec
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note
+from commplan.diagnostics import CommplanError
 from commplan.hang_limits import UNWATCHED, HangLimits, most_patient
 from commplan.lowering.mpi.job.watchdog import put_state
 from commplan.recorder import live
@@ -46,7 +45,6 @@ _ANSWER_S = 5.0  # for the sidecar to find out why a step has failed
 _LAST_S = 3.0  # for the other processes to print that process 0 has failed
 _UNWIND_S = 10.0  # for the `finally` blocks of a main thread that is in no step
 _DOWN = ("dead", "stopped", "stuck in the kernel")
-_CODE = re.compile(r"(CP\d{4}): ")
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
@@ -87,7 +85,8 @@ class Watchdog:
         self._end_reason: str | None = None  # the reason why this process ends; None before
         self._status = 0  # its exit status
         self._scanned, self._is_aborted = 0.0, False
-        self._verdict, self._code, self._is_said, self._settled = "", "", False, threading.Event()
+        self._verdict: live.WrittenVerdict | None = None
+        self._is_said, self._settled = False, threading.Event()
         self._deadline, self._place = 0.0, Place(0, 0)  # set with the verdict; the main thread's position
         atexit.register(self._ending)
         threading.Thread(target=self._run, name="commplan-watchdog", daemon=True).start()
@@ -204,13 +203,11 @@ class Watchdog:
         if self._verdict or self._end_reason:
             return
         for recording in self._recordings:
-            text, line = live.verdict_and_line(recording)
-            if text:
-                code = _CODE.match(text)
-                self._code = code[1] if code else "CP0834"
-                self._verdict = text[code.end() if code else 0 :] + self._awaiting(line)
+            if (verdict := live.verdict_of(recording)) is not None:
+                notes = (*verdict.notes, *self._awaiting(verdict.line))
+                self._verdict = verdict._replace(notes=notes)
                 for calls in self._calls:
-                    calls.judged(self._verdict.splitlines()[0])
+                    calls.judged(verdict.message)
                 return
             if self._failure and live.is_answered(recording):
                 self._settled.set()
@@ -245,12 +242,12 @@ class Watchdog:
         """The `Calls` with the oldest call that has not ended; None if all calls have ended."""
         return min((calls for calls in self._calls if calls.waits), key=Calls.began, default=None)
 
-    def _awaiting(self, line: str) -> str:
+    def _awaiting(self, line: str) -> list[str]:
         """A note on the step that has not ended, or has failed. line: the line that waits, if one does."""
         if line or not self._failure:
-            return f"\nnote: {line} waits for it" if line else ""
+            return [f"{line} waits for it"] if line else []
         last = max(self._calls, key=lambda each: each.moved)
-        return f"\nnote: {last.current()} failed: {self._failure}"
+        return [f"{last.current()} failed: {self._failure}"]
 
     def _end(self, now: float) -> None:
         """Print the verdict and exit. A main thread that is in no step is interrupted first, as by Ctrl-C."""
@@ -269,11 +266,9 @@ class Watchdog:
             interruption.end_process(EXIT_STATUS)
 
     def _say(self) -> None:
-        if not self._is_said:
+        if self._verdict is not None and not self._is_said:
             self._is_said = True
-            first, *notes = self._verdict.splitlines()
-            remarks = tuple(Note(note.removeprefix("note: ")) for note in notes)
-            print(CommplanError(Diagnostic(self._code, first, None, remarks)), file=sys.stderr, flush=True)
+            print(CommplanError(self._verdict.diagnostic), file=sys.stderr, flush=True)
             self._settled.set()
 
 

@@ -415,11 +415,11 @@ class ServerLoop:
         self.busy += time.perf_counter() - now
 
     def _report(self) -> None:
-        """Report the state of this server to the sidecar. Raises CP0834 if there is a verdict."""
+        """Report the state of this server to the sidecar. Raises its verdict, if there is one."""
         if self._watch is None:
             return
-        if verdict := self._watch.verdict():
-            fail("CP0834", *(line.removeprefix("note: ") for line in verdict.splitlines()))
+        if (verdict := self._watch.verdict()) is not None:
+            fail(verdict.code, verdict.message, *verdict.notes)
         machine = self.driver.machine
         waiting, awaited = machine.held()
         if self.driver.record is not None and waiting:

@@ -19,17 +19,15 @@ from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 import jax
 import msgspec
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import CommplanError, fail
 from commplan.ir.types import DType
 from commplan.lowering.gpu.profile import LatencyProfile
 from commplan.lowering.jax import _jit
 from commplan.recorder.rank_state import Comparison
 from commplan.recorder.stacks import user_line
-from commplan.recorder.verdict import disagreement
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason
 from commplan.runtime.observe.abort_hook import alike, common
-from commplan.runtime.observe.joint_calls import JointReport
 from commplan.runtime.observe.same_values import Copies, check_copies, named_leaves
 from commplan.tracebacks import is_users
 
@@ -205,11 +203,6 @@ class Preflight:
             fix = f"every {self.who} must give the same shapes and types"
         return Comparison(me, mine.name, message, fix, self._place)
 
-    def disagreement(self, other: int, report: JointReport) -> Diagnostic:
-        """The error if process `other` runs a step that was agreed on, while this one compares another."""
-        message, *notes = disagreement(self.comparison, f"{self.who} {other}", report.name, report.place)
-        return Diagnostic("CP0854", message, None, tuple(map(Note, notes)), file=self.file)
-
     def begin(self, mine: Hello) -> dict[int, Hello]:
         """The first message of each participant. Raises CP0854 if only some try collectives."""
         hellos = self.exchange(mine)
@@ -250,8 +243,8 @@ class Preflight:
         return answers
 
     def _answers(self, mine: _Said, timeout_s: float) -> dict[int, _Said | None]:
-        with (joint := self.machine.joint).waiting():
-            texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s, joint.look)
+        with self.machine.joint.waiting():
+            texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s)
         kind = type(mine)
         return {
             number: None if text is None else msgspec.json.decode(text, type=kind)

@@ -49,6 +49,15 @@ def test_the_reason_has_the_line_that_waited() -> None:
     assert [note.text for note in shown.notes] == ["line 22 of a.plan waits for it", "a replay ends"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["error[CP0854]: rank 1 compares", "error[CP0834]: an earlier operation failed: CP0854: rank 1 compares"],
+)
+def test_the_reason_has_the_code_of_a_verdict(text: str) -> None:
+    shown = reason(RuntimeError(f"INTERNAL: commplan: {text}\nnote: a fix; line 22 of a.plan waits for it"))
+    assert shown is not None and (shown.code, shown.message) == ("CP0854", "rank 1 compares")
+
+
 @pytest.mark.parametrize("file", ["a.plan", "", "line 3 of b waits for it; c\n.plan"])
 def test_a_waiting_line_is_recovered_from_the_text(file: str) -> None:
     text = waiting_line(22, file)

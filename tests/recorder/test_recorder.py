@@ -87,13 +87,16 @@ def test_the_dead_hold_the_living():
     assert [rank.state for rank in verdict.ranks] == ["alive", "dead"]
 
 
-def test_who_was_stopped_when_the_job_ended_is_said_to_have_been():
+@pytest.mark.parametrize(
+    ("named", "ranks"), [("rank 1", [1]), ("each of ranks 1-3, 6, 7 and 2 more", [1, 2, 3, 6, 7])]
+)
+def test_who_was_stopped_when_the_job_ended_is_said_to_have_been(named: str, ranks: list[int]):
     """The waiting rank has ended with the verdict; the record of the stopped one does not show its end."""
-    verdict_event = Event(9, VERDICT, "rank 1 is stopped (SIGSTOP, or a debugger)", 0, 0, 0)
+    verdict_event = Event(9, VERDICT, f"{named} is stopped (SIGSTOP, or a debugger)", 0, 0, 0)
     events = (*run("line 6", 1, None, 1), verdict_event, Event(10, GONE, "exited with status 1", 0, 0, 0))
     verdict = blame([record(0, *events, process=gone()), record(1, process=gone())])
     reason = "it is stopped (SIGSTOP, or a debugger), according to the verdict of rank 0"
-    assert verdict.holders == {1: reason}
+    assert verdict.holders == dict.fromkeys(ranks, reason)
 
 
 def test_of_another_machine_nothing_is_known():

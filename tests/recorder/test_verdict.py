@@ -148,6 +148,21 @@ def test_a_rank_that_waits_for_a_disk_outside_of_steps_is_named_after_the_limit_
     assert verdict(state(0, "ab", waits=True, idle=waited_s), stuck, state(2, "ab", waits=True)).kind == kind
 
 
+def test_ranks_that_are_down_for_the_same_reason_share_a_line():
+    """A host of 64 ranks, and then 20 hosts: a verdict has room for 4 kB."""
+    wait = Wait("`b`", 20.0, (Need.begin(range(168), "all", 2),))
+    waiting = [state(rank, "ab")._replace(waits=(wait,)) for rank in range(2)]
+    host = [RankState(rank, "silent", "does not answer: host b") for rank in (*range(8, 72), 90, 91)]
+    ended = [RankState(rank, "ended") for rank in range(2, 5)]
+    assert text(*waiting, *ended, *host).splitlines() == [
+        "the program has ended on processes 2-4",
+        "note: each of processes 8-71, 90, 91 does not answer: host b", "note: processes 0, 1 wait",
+    ]  # fmt: skip
+    hosts = [RankState(rank, "silent", f"does not answer: host {rank // 8}") for rank in range(8, 168)]
+    lines = text(*waiting, *hosts).splitlines()
+    assert len(lines) == 10 and lines[8] == "note: processes 72-167 cannot go on"
+
+
 def test_a_failed_operation_is_explained_by_a_dead_rank_and_not_by_one_that_ended_well():
     ended = RankState(1, "ended")
     assert verdict(state(0, "ab"), ended).kind in ("none", "stalled")

@@ -56,8 +56,9 @@ def test_a_rank_knows_of_no_other_if_the_first_does_not_answer() -> None:
     comm = SimpleNamespace(Get_rank=lambda: 1, isend=lambda *_: sent, improbe=lambda *_: None)
     groups = SimpleNamespace(along=lambda _: (0, 1, 2))
     backend: Any = SimpleNamespace(sizes={"data": 3}, channel=SimpleNamespace(groups=groups))
-    looks: list[float] = []
-    texts = Ranks(None, comm, backend).gather("mine", 0.01, looks.append)
+    looks: list[None] = []
+    joint: Any = SimpleNamespace(look=lambda: looks.append(None))
+    texts = Ranks(None, comm, backend, joints={(0, 1, 2): joint}).gather("mine", 0.01)
     assert texts == {1: None, 2: None}  # an empty text would be that of a rank that arrived
     assert looks
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import re
@@ -12,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -30,9 +30,13 @@ from commplan.api import Program
 from commplan.diagnostics import CommplanError
 from commplan.hang_limits import UNWATCHED
 from commplan.lowering.jax import _jit
+from commplan.recorder import live
+from commplan.recorder.file import Recording
+from commplan.recorder.rank_state import Comparison
+from commplan.recorder.reading import read_call
 from commplan.runtime.machines.machine import BindRequest, Issue, agree
-from commplan.runtime.observe import joint_calls
-from commplan.runtime.observe.joint_calls import JointCalls, JointReport
+from commplan.runtime.observe.abort_hook import alike
+from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.observe.watchdog import EXIT_STATUS
 from commplan.runtime.preflight.preflight import Preflight, Step, issued_together
 
@@ -292,20 +296,38 @@ def test_a_call_is_told_from_those_that_were_agreed_on(arguments: tuple[str, ...
     for known in ("f32[4]", "f32[6]"):
         preflight._agreed[known] = Step("train", (f"x: {known}",), ())
     preflight._step = Step("train", arguments, ())
-    diagnostic = preflight.disagreement(0, JointReport(3, "train", False, True, "run.py:8 in main"))
-    assert diagnostic.code == "CP0854" and diagnostic.message == f"process 1 calls `train` {expected}"
-    assert "process 0 runs a step that all have compared before, at run.py:8 in main" in str(diagnostic)
+    message = preflight.comparison.message.replace("{}", "process 0")
+    assert message == f"process 1 calls `train` {expected}"
 
 
-def test_a_disagreement_is_reported_after_two_reports():
-    calls, comparison = JointCalls(), mock.Mock(communicates=True)
+def test_a_rank_writes_the_progress_of_its_joint_calls_to_its_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    recording = Recording("job", "x", 0, 2, {"data": 2})
+    calls, step = JointCalls(recording, 1), mock.Mock(comparison=Comparison("rank 0", "train", "{} differs"))
+
+    def progress() -> tuple[int, bool, bool, str]:
+        with recording.path.open("rb") as file:
+            state = live.read_live(file.fileno())
+        call = read_call(recording.path)
+        assert state.group == 1 and call is not None
+        return state.comparison, state.is_ahead, state.compares > 0, json.loads(call.text)[2]
+
     calls.begin("train")
-    runs, compares = JointReport(1, "train", False, True, ""), JointReport(1, "train", True, True, "")
-    with mock.patch.object(joint_calls.time, "monotonic", side_effect=itertools.count(0, 2)):
-        with calls.ahead(comparison), calls.waiting():
-            assert [calls.disagreement({0: each}) for each in (runs, compares, runs)] == [None] * 3
-            assert calls.disagreement({0: runs}) is comparison.disagreement.return_value
-        assert calls.disagreement({0: runs}) is None and calls.number == 1
+    assert progress() == (live.position(1), False, False, "")
+    with calls.ahead(step):
+        assert progress() == (live.position(1, 0), True, False, "")
+        with calls.waiting():
+            assert progress() == (live.position(1, 1), True, True, "{} differs")
+            calls.look()
+    assert progress() == (live.position(1), False, False, "")
+    with recording.path.open("r+b") as file:
+        live.write_verdict(file.fileno(), "CP0854: rank 0 differs\nnote: a fix", "", 0.001, abandoned=False)
+    with pytest.raises(CommplanError) as caught, alike("rank", 1, 0):
+        calls.look()
+    assert str(caught.value) == "error[CP0854]: rank 0 differs\n  note: a fix"
+    assert not hasattr(caught.value, "commplan_repeats")  # no other rank raises it
 
 
 def test_ranks_issue_what_all_of_its_ranks_issue():

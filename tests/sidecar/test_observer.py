@@ -18,6 +18,7 @@ from support.observed_ranks import (
     FakeProcess,
     Ranks,
     began,
+    joins,
     put,
     waiting,
 )
@@ -237,6 +238,61 @@ def test_a_comparison_does_not_keep_a_rank_in_a_collective_from_its_verdict(cond
     assert ranks.verdict(1).startswith("rank 2 is stopped")
 
 
+@pytest.mark.parametrize(
+    ("runs", "first"),
+    [
+        ("train", "rank 1 differs from rank 0"),
+        ("evaluate", "rank 1 calls `train` while rank 0 runs `evaluate`"),
+    ],
+)
+def test_a_rank_that_compares_a_step_while_others_run_it_is_refused(
+    runs: str, first: str, conditions: dict[int, str]
+):
+    ranks = Ranks(3, range(3))
+    for recording in ranks.recordings.values():
+        began(recording, LINE)
+        joins(recording, 5, name=runs, group=1)
+    joins(ranks.recordings[1], 5, compares="rank 1", group=1)
+    ranks.look(1.5)
+    for rank in range(3):
+        assert ranks.verdict(rank).splitlines() == [
+            f"CP0854: {first}",
+            "note: rank 1 calls it at run.py:7 in main, and waits for the others to compare it",
+            "note: rank 0 runs a step that all have compared before, at train.py:100 in load",
+            "note: a fix" if runs == "train" else "note: every rank calls the same steps in the same order",
+        ]
+
+
+def test_ranks_that_compare_different_steps_get_no_verdict_but_their_own_error(conditions: dict[int, str]):
+    ranks = Ranks(2, range(2))
+    for rank, recording in ranks.recordings.items():
+        began(recording, LINE, ends=True)
+        joins(recording, 5, compares=f"rank {rank}", name=("train", "evaluate")[rank], group=1)
+    ranks.look(1000.0)
+    assert ranks.verdict(0) == "" and ranks.processes[0].said == ""
+
+
+def test_steps_of_ranks_that_compare_with_others_are_not_compared(conditions: dict[int, str]):
+    """On a grid of 2 x 2, ranks compare along its second axis; rank 1 runs an earlier step or prepares it."""
+    ranks = Ranks(4, [])
+    for rank in range(4):
+        recording = ranks.recordings[rank] = Recording("job", "x", rank, 4, {"row": 2, "column": 2})
+        live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
+        ranks.processes[rank] = FakeProcess(100 + rank)
+        ranks.job.add(recording.path, ranks.processes[rank])
+        began(recording, LINE, ends=True)
+        joins(recording, 9 if rank > 1 else 4, group=0b10)
+    joins(ranks.recordings[0], 5, compares="rank 0", group=0b10)
+    ranks.look(2.0)
+    assert ranks.verdict(0) == ""
+    live.put_comparison(ranks.recordings[1], live.position(5, 0), None, 0b10, is_ahead=True)
+    ranks.look(10.0)
+    assert ranks.verdict(0) == ""
+    joins(ranks.recordings[1], 5, group=0b10)
+    ranks.look(20.0)
+    assert ranks.verdict(0).startswith("CP0854: rank 0 differs from rank 1")
+
+
 def test_a_comparison_waits_for_the_ranks_along_its_axes(conditions: dict[int, str]):
     ranks = Ranks(2, [])
     for rank in range(4):
@@ -319,7 +375,9 @@ def test_a_host_that_falls_silent_is_named(conditions: dict[int, str]):
     now = time.monotonic()
     for seconds in (3.0, 4.6, 5.2, 6.8):
         ranks.job.look(now + seconds)
-    assert "rank 2 does not answer: it is stopped or dead, or host far cannot be reached" in ranks.verdict(0)
+    assert ranks.verdict(0).splitlines()[0] == (
+        "each of ranks 2, 3 does not answer: it is stopped or dead, or host far cannot be reached"
+    )
 
 
 def test_a_sidecar_that_replaces_a_killed_one_is_reached_at_its_own_address(conditions: dict[int, str]):
@@ -368,7 +426,7 @@ def test_a_rank_without_a_record_is_said_to_be_unknown(conditions: dict[int, str
         began(recording, LINE)
     ranks.look(60)
     ranks.look(70)
-    assert ranks.processes[0].said.count("the states of these ranks are unknown here: 2") == 1
+    assert ranks.processes[0].said.count("the state of rank 2 is unknown here\n") == 1
 
 
 def test_datagrams_reach_the_sidecar_whose_key_they_have():

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Sequence
 
 import pytest
-from support.observed_ranks import BOUND_S, BUSY_S, FAR, HERE, LINE, FakeProcess, Ranks, began, put
+from support.observed_ranks import BOUND_S, BUSY_S, FAR, HERE, LINE, FakeProcess, Ranks, began, joins, put
 
 from commplan.hang_limits import HangLimits
 from commplan.recorder import live
-from commplan.recorder.file import Call, Recording
-from commplan.recorder.rank_state import Comparison
+from commplan.recorder.file import Recording
 from commplan.sidecar import observer
 from commplan.sidecar.mail import SidecarMessage
 
@@ -42,7 +40,7 @@ class Processes(Ranks):
 def in_step(recording: Recording, number: int, *, ends: bool = False, name: str = STEP) -> None:
     """Record that a process has begun step `number`, and ended it before if `ends`."""
     began(recording, name, runs=number, ends=ends)
-    put(recording, comparison=number)
+    joins(recording, number)
 
 
 def test_a_process_whose_program_has_ended_is_named_after_a_second_with_its_reason(
@@ -94,17 +92,11 @@ def test_processes_that_compile_are_waited_for_though_only_one_knows_the_lines(c
     assert processes.verdict(0) == "" and "in another order" not in processes.processes[0].said
 
 
-def compares(recording: Recording, number: int) -> None:
-    comparison = Comparison("process 1", "train", "process 1 differs from {}", "a fix", "run.py:7 in main")
-    recording.put_call(Call(json.dumps(comparison), 0.0))
-    live.put_comparison(recording, number, time.monotonic(), is_ahead=True)
-
-
 def test_a_process_that_compares_a_step_while_others_run_it_is_refused(conditions: dict[int, str]):
     processes = Processes()
     for recording in processes.recordings.values():
         in_step(recording, 5)
-    compares(processes.recordings[1], 5)
+    joins(processes.recordings[1], 5, compares="process 1")
     processes.look(1.5)
     assert processes.verdict(2).splitlines() == [
         "CP0854: process 1 differs from process 0",
@@ -118,8 +110,8 @@ def test_processes_that_prepare_the_step_or_run_an_earlier_one_are_waited_for(co
     processes = Processes()
     for number, recording in processes.recordings.items():
         in_step(recording, 4 + (number < 2))
-    live.put_comparison(processes.recordings[0], 5, None, is_ahead=True)
-    compares(processes.recordings[1], 5)
+    live.put_comparison(processes.recordings[0], live.position(5, 1), None, is_ahead=True)
+    joins(processes.recordings[1], 5, compares="process 1")
     processes.look(1.5)
     assert processes.verdict(0) == "" and processes.processes[1].said == ""
 

@@ -152,9 +152,9 @@ def attended_by(sidecar: int) -> int:
 
 WAIT = """
 from commplan.recorder import live
-while not (text := live.verdict_of(recording)):
+while (verdict := live.verdict_of(recording)) is None:
     time.sleep(0.02)
-print(text, file=sys.stderr, flush=True)
+print(verdict.message, file=sys.stderr, flush=True)
 """
 
 

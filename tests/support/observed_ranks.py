@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import time
 from collections.abc import Sequence
 
 from commplan.hang_limits import HangLimits
 from commplan.recorder import live
-from commplan.recorder.file import BEGIN, END, EVENT, EVENTS, HEAD, LIVE, Details, Recording, put_name
+from commplan.recorder.file import BEGIN, END, EVENT, EVENTS, HEAD, LIVE, Call, Details, Recording, put_name
+from commplan.recorder.rank_state import Comparison
 from commplan.sidecar.mail import Address, SidecarMessage
 from commplan.sidecar.observer import Job
 
@@ -84,6 +86,18 @@ def began(recording: Recording, line: str, *, runs: int = 5, ends: bool = False)
         head += 1
     struct.pack_into("<q", recording.memory, HEAD, head)
     put(recording, moved=now, waits=0 if ends else now)
+
+
+def joins(
+    recording: Recording, number: int, *, compares: str = "", name: str = "train", group: int = 0
+) -> None:
+    """Record that a rank has begun step `number`, or compares it as the rank `compares`."""
+    message = f"{compares} differs from {{}}"
+    compared = Comparison(compares, name, message, "a fix", "run.py:7 in main")
+    recording.put_call(Call(json.dumps(compared if compares else Comparison("", name)), 0.0))
+    position = live.position(number, 1) if compares else live.position(number)
+    since = time.monotonic() if compares else None
+    live.put_comparison(recording, position, since, group, is_ahead=bool(compares))
 
 
 def waiting(ranks: Ranks, late: int) -> Ranks:

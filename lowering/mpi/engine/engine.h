@@ -403,6 +403,6 @@ Channel* open_channel(MPI_Comm comm, bool collective);
 void end_channels();                     // of all channels of this process: see `Channel::end`
 bool release_channel(Channel* channel);  // returns whether its communicators may be freed
 void end_job(const std::string& why);  // if it cannot end by itself
-constexpr char kErrorPrefix[] = "commplan: error[CP0834]: ";  // prefix of an error of the engine (engine_errors.py)
+std::string as_error(const std::string& why);  // the text that engine_errors.py reads; a verdict may have a code
 
 }  // namespace commplan

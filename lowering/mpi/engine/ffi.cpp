@@ -119,7 +119,7 @@ Begun begin(Callable* x, XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outpu
 // Returns an error. Waits first for started operations, since XLA frees their buffers after an error.
 XLA_FFI_Error* refusal(Callable* x, XLA_FFI_CallFrame* frame, const std::string& error) {
   if (x != nullptr) x->channel->rest();
-  return failure(frame, (error.rfind("interrupted", 0) == 0 ? "commplan: " : kErrorPrefix) + error);
+  return failure(frame, error.rfind("interrupted", 0) == 0 ? "commplan: " + error : as_error(error));
 }
 
 }  // namespace

@@ -212,10 +212,15 @@ bool Channel::release() {
   return true;
 }
 
+std::string as_error(const std::string& why) {
+  bool has_code = why.rfind("CP", 0) == 0 && why.find(": ") == 6;
+  return "commplan: error[" + (has_code ? why.substr(0, 6) + "]: " + why.substr(8) : "CP0834]: " + why);
+}
+
 void end_job(const std::string& why) {
   size_t line = why.find('\n');
   std::string notes = line == std::string::npos ? std::string() : why.substr(line);
-  std::fprintf(stderr, "%s%s: the job ends%s\n", kErrorPrefix, why.substr(0, line).c_str(), notes.c_str());
+  std::fprintf(stderr, "%s: the job ends%s\n", as_error(why.substr(0, line)).c_str(), notes.c_str());
   std::fflush(stderr);
   MPI_Abort(MPI_COMM_WORLD, 1);
 }

@@ -10,7 +10,9 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
 from commplan.lowering.mpi.job.interruption import interruption
 
 _ENGINE_ERROR = re.compile(
-    r"commplan: (?:error\[CP0834\]: )?(?:an earlier operation failed: )?(?P<what>.*)", re.DOTALL
+    r"commplan: (?:error\[(?P<code>CP\d{4})\]: )?"
+    r"(?:an earlier operation failed: (?:(?P<earlier>CP\d{4}): )?)?(?P<what>.*)",
+    re.DOTALL,
 )
 _WHERE = re.compile(r"; (?P<text>line (?P<line>\d+) of .* waits for it)\s*$", re.DOTALL)  # see `waiting_line`
 _AGAIN = re.compile(r"(?:Error dispatching computation: )+(?=commplan: )")
@@ -24,7 +26,9 @@ def waiting_line(line: int, file: str) -> str:
 
 
 def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> Diagnostic | None:
-    """CP0834 with the engine's message and the line of the plan that waited; None for other errors.
+    """The engine's message with the line of the plan that waited; None for other errors.
+
+    The code is that of the sidecar's verdict, or CP0834.
 
     Args:
         error: The exception that JAX raised when a result was used.
@@ -43,7 +47,7 @@ def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> 
         span = next((candidate for candidate in spans if candidate.line == int(where["line"])), None)
     first, *details = message.splitlines() or ["an operation failed"]
     notes += [Note(line.strip().removeprefix(_NOTE)) for line in details if line.strip()]
-    return Diagnostic("CP0834", first, span, tuple(notes), file=file)
+    return Diagnostic(match["earlier"] or match["code"] or "CP0834", first, span, tuple(notes), file=file)
 
 
 def once(error: BaseException) -> None:
@@ -55,7 +59,7 @@ def once(error: BaseException) -> None:
 
 @contextmanager
 def as_diagnostics(spans: Sequence[Span] = (), file: str = "") -> Generator[None]:
-    """Raise CP0834 instead of the JAX exception for a failure of the engine."""
+    """Raise the error of `reason` instead of the JAX exception for a failure of the engine."""
     try:
         yield
     except (ValueError, RuntimeError) as error:

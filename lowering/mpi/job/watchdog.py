@@ -106,9 +106,9 @@ class RequestWatch(NamedTuple):
         if self.recording is not None:
             live.put_served(self.recording, waits=waits, patient=patient, moved=moved)
 
-    def verdict(self) -> str:
-        """The verdict on the rank that blocks the others; empty while there is none."""
-        return live.verdict_of(self.recording) if self.recording is not None else ""
+    def verdict(self) -> live.WrittenVerdict | None:
+        """The verdict on the rank that blocks the others; None while there is none."""
+        return live.verdict_of(self.recording) if self.recording is not None else None
 
 
 def forget(recording: Recording) -> None:
