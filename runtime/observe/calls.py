@@ -39,7 +39,6 @@ from commplan.tracebacks import shorten
 
 _KEPT = 4  # arrays of a result: the smallest ones
 _SOURCES = 3  # lines of the program that are named for a step
-_RECENT = 48  # calls that are compared with those of other processes
 _INTERVALS = 16  # intervals between runs, for their median
 _HEAD = struct.Struct("<q")
 # Events are written in pairs: the end of a call and the begin of the next one, or an event and an empty one.
@@ -160,21 +159,11 @@ class Calls:
 
     def current(self) -> str:
         """The step of the last call, with its lines."""
-        return "".join(self.where(call.name) for call in self.latest(1))
+        return "".join(self.where(call.name) for call in self._last())
 
     def began(self) -> float:
-        """When the last call began, on `time.monotonic`."""
-        return self.latest(1)[0].nanoseconds * 1e-9
-
-    def finished(self) -> tuple[str, int]:
-        """The step of the last call that has ended, and how often it has run; empty without such a call."""
-        ended = [call for call in self.latest(2) if call.number != self.waits]
-        return (self.where(ended[-1].name), ended[-1].runs) if ended else ("", 0)
-
-    def recent(self) -> tuple[int, tuple[str, ...]]:
-        """The number of the oldest recent call, and the names of the recent steps, in order."""
-        calls = self.latest()
-        return (calls[0].number, tuple(f"`{self.names[call.name]}`" for call in calls)) if calls else (1, ())
+        """When the last call began, on `time.monotonic`; 0 before the first one."""
+        return sum(call.nanoseconds for call in self._last()) * 1e-9
 
     def observe(self) -> None:
         """Update the state of the last call, also in the record. Only one thread at a time may call this."""
@@ -182,8 +171,8 @@ class Calls:
         if _HEAD.unpack_from(self.memory, HEAD)[0] < self._head:  # `_write` was interrupted by a call
             _HEAD.pack_into(self.memory, HEAD, self._head)
         if self.recording is not None:
-            latest = self.latest(1) if self.waits else []
-            live.put_step(self.recording, self.moved, latest[0].nanoseconds if latest else 0)
+            waits_ns = sum(call.nanoseconds for call in self._last()) if self.waits else 0
+            live.put_step(self.recording, self.moved, waits_ns)
             self.joint.put(self.recording)
 
     def _update(self) -> None:
@@ -216,9 +205,9 @@ class Calls:
         self._write((VERDICT, index, 0, 0))
         _HEAD.pack_into(self.memory, FAILURES, 1)
 
-    def latest(self, most: int = _RECENT) -> list[Call]:
-        """The last calls, in order."""
-        return list(itertools.islice(self._backwards(), most))[::-1]
+    def _last(self) -> list[Call]:
+        """The last call, if there is one."""
+        return list(itertools.islice(self._backwards(), 1))
 
     def _backwards(self) -> Iterator[Call]:
         (head,) = _HEAD.unpack_from(self.memory, HEAD)
@@ -229,7 +218,7 @@ class Calls:
 
     def _intervals(self) -> tuple[int, list[float]]:
         """How often the last step has run, and the seconds between its runs, the newest first."""
-        last = self.latest(1)
+        last = self._last()
         if not last:
             return 0, []
         begun = [call.nanoseconds for call in self._backwards() if call.name == last[0].name]
