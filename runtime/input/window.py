@@ -218,6 +218,7 @@ class BatchWindow:
                     )
         if self.exchange is not None:
             self.exchange.producers.detach()
+            self.exchange.made_slots.close()  # a thread that still makes a part keeps the slot of that part
 
     def abandon(self) -> None:
         """Stop without waiting: threads end after their current record, and the last one leaves the group.

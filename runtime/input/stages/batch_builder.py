@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 Task = Callable[[], None]
 
+_SMALL = 16  # values of at most this part of their slot are copied when the batch is finished
+
 
 @dataclass(frozen=True)
 class BatchFactory:
@@ -445,7 +447,7 @@ class BatchBuilder:
             visits += self._visits(initial, clean)
             state = initial if clean else compacted_state(program, initial, self.maker.fresh)
             for ref in self.maker.roots(state.flow):
-                values[ref] = state.shown[ref] if ref in state.shown else state.arrays[ref]
+                values[ref] = state.arrays[ref] if ref in state.arrays else self._shown(state, ref)
             for read in state.flow.reads:
                 records[read.result] = laid_out(program, read, state.records)
                 if read.count in program.roots:
@@ -453,6 +455,15 @@ class BatchBuilder:
         seeds = {read.result: read.seed for state in self.states for read in state.flow.reads}
         rows = self.maker.mask(self.states)
         return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits), rows)
+
+    def _shown(self, state: FlowState, ref: Ref) -> Array:
+        """A value in the slot: a view, or a copy of a small value. A view keeps the memory of all values."""
+        view = state.shown[ref]
+        if view.nbytes * _SMALL > sum(array.nbytes for array in self.moved.values()):
+            return view
+        copy = self.maker.memory(view.shape, view.dtype)
+        copy[...] = view
+        return read_only(copy)
 
     def _count(self, state: FlowState, read: Read, ref: Ref, clean: bool) -> Array:
         if not clean:

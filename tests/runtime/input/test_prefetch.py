@@ -16,6 +16,7 @@ from input_plans import SIDE, Counting, decode, ensemble, images
 from commplan.diagnostics import CommplanError
 from commplan.input.order import Order
 from commplan.runtime.input.ring.units import Units
+from commplan.runtime.input.shm import slots
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
@@ -155,3 +156,38 @@ def test_the_summary_accounts_for_every_line() -> None:
     assert [line.span.line for line in summary.lines] == [14, 15, 16, 17]
     assert summary.batches == 2
     assert 0 < summary.cpu_s == sum(line.cpu_s for line in summary.lines)
+
+
+@pytest.mark.parametrize(("name", "is_small"), [("pixels", False), ("labels", True)])
+def test_a_small_array_does_not_keep_its_slot(
+    name: str, is_small: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied: list[int] = []
+    copy_on_recall = slots.copy_on_recall
+
+    def counted(address: int, nbytes: int) -> None:
+        copied.append(address)
+        copy_on_recall(address, nbytes)
+
+    monkeypatch.setattr(slots, "copy_on_recall", counted)
+    program = ensemble("", 1)
+    with batches(program, images(160)) as feed:
+        arrays = [by_name(program, batch)[name] for batch in feed]
+        assert len(arrays) == 20 and not any(array.flags.writeable for array in arrays)
+        assert len(copied) == 0 if is_small else len(copied) > 10
+
+
+def test_closed_batches_keep_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    owners: list[weakref.ref[Any]] = []
+    owner_of = slots.owner_of
+
+    def watched(*arguments: Any) -> Any:
+        owner = owner_of(*arguments)
+        owners.append(weakref.ref(owner))
+        return owner
+
+    monkeypatch.setattr(slots, "owner_of", watched)
+    feed = batches(ensemble("", 1), images(32))
+    next(feed)
+    feed.close()
+    assert owners and all(owner() is None for owner in owners)
