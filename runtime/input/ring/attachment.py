@@ -122,7 +122,7 @@ class Attachment:
         OPEN.append(self)
         if self.carriage is not None:
             last = len(self.ring.cursors) - 1
-            self.producers.begin(lambda: self.carriage and self.carriage.run(last), "carry")
+            self.producers.begin_once(lambda: self.carriage and self.carriage.run(last), "carry")
         self.producers.start()
 
     def pool(self, threads: int) -> ThreadPoolExecutor:

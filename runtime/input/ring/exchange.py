@@ -75,8 +75,11 @@ class GroupExchange:
     failure: tuple[int, BaseException] | None = None  # the first unit that was not carried, and the error
     _carried: int = 0
     _carry_thread: int = 0  # the identifier of the thread that runs `_lead`
-    _parties: int = 1  # this object and, while they run, the producers; the last of them leaves the ring
+    _next: int = 0  # the batch after the last one that the caller has received
+    _wanted: int = -1  # the batch that the caller waits for; -1 if there is none
     _has_left: bool = False
+    _is_released: bool = False  # this object no longer uses the ring; the last thread leaves it
+    _has_ended: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cadence: Cadence = field(default_factory=Cadence)
     _reporter: WaitReporter = field(default_factory=WaitReporter)
@@ -98,16 +101,13 @@ class GroupExchange:
 
     def arm(self, upto: int) -> None:
         """Request all batches before `upto`."""
-        if not self.producers.running:
-            with self._lock:
-                self._parties += 1
-            self.producers.start()
-            if self._carriage is not None and not self._carriage.carrier.by_caller:
-                self.producers.begin(functools.partial(self._lead, self._carriage), "carry")
+        self.producers.start()
+        if self._carriage is not None and not self._carriage.carrier.by_caller:
+            self.producers.begin_once(functools.partial(self._lead, self._carriage), "carry")
         self._armed = upto
         self.ring.arm(self.ring.place, upto)
         if self._carriage is not None:
-            ring_bell(self.ring.memory.bell("changed"))
+            ring_bell(self.ring.memory.bell("made"))
 
     def in_use(self) -> tuple[int, int]:
         """The number of slots, and the number of slots that contain a batch, complete or in progress."""
@@ -124,12 +124,10 @@ class GroupExchange:
         """
         ring = self.ring
         if not self.key:
-            if not ring.is_made(number):
-                self._cursor.wait(number, ring.is_made)
+            self._await(number)
         else:
             with self.meter.working(self.key, waits=True):
-                if not ring.is_made(number):
-                    self._cursor.wait(number, ring.is_made)
+                self._await(number)
         futex.fence()  # the slot must be read after these checks
         self.awaited = -1
         self._cadence.came()
@@ -150,6 +148,15 @@ class GroupExchange:
             f"process {process} of {self.group.count} is at epoch {trouble.position.epoch}, step "
             f"{trouble.position.step}, this one at epoch {mine.epoch}, step {mine.step}",
         )
+
+    def _await(self, number: int) -> None:
+        if self.ring.is_made(number):
+            return
+        self._wanted = number
+        try:
+            self._cursor.wait(number, self.ring.is_made)
+        finally:
+            self._wanted = -1
 
     @property
     def _division(self) -> Division:
@@ -172,6 +179,9 @@ class GroupExchange:
     def handed(self, number: int) -> None:
         """Record that the caller receives batch `number`. Arrays of the last `keep` batches need no copy."""
         self.slots.recall_before(number - self.keep + 1)
+        self._next = number + 1
+        if self._carry_thread:
+            ring_bell(self.ring.memory.bell("made"))
 
     def ahead(self, number: int) -> int:
         """The number of consecutive batches from `number` on that are made."""
@@ -310,15 +320,19 @@ class GroupExchange:
 
     def _carry_all(self, carriage: Carriage) -> None:
         number, memory = 0, self.ring.memory
-        bell = memory.bell("changed")
+        bell = memory.bell("made")
         while not memory.is_stopped:
             value = bell.value
+            futex.fence()
             carriage.elect()
             if not carriage.leads() or number >= self._armed:
                 futex.wait(bell, value, futex.LOOK_S)
                 continue
             try:
                 if number >= (self.ring.least() or 0) and not self.ring.is_made(number):
+                    if not self._may_carry(number):
+                        futex.wait(bell, value, futex.LOOK_S)
+                        continue
                     self._carry(carriage, number)
             except ClosedError:
                 return
@@ -327,6 +341,16 @@ class GroupExchange:
                 ring_bell(memory.bell("made"))
                 return
             number += 1
+
+    def _may_carry(self, number: int) -> bool:
+        """Whether to wait for the parts of batch `number` with a timeout and to move them.
+
+        The timeout must not count the time between two requests of the caller. Therefore the batch is at most
+        as far ahead as the prefetched ones, whose slots the caller does not hold, and another process may
+        hold its slot until the caller waits for it.
+        """
+        ahead = self.ring.slot_count - self.keep
+        return number < self._next + ahead and (self.ring.is_open(number) or self._wanted == number)
 
     def _carry(self, carriage: Carriage, number: int) -> None:
         """Move the parts of batch `number` between hosts. If a wait fails, send its error instead."""
@@ -365,13 +389,14 @@ class GroupExchange:
             cursors.leave(self.ring, self.ring.place)
         if self.carrier is not None:
             self.carrier.close()
+        self._is_released = True
         self._end_party()
 
     def _end_party(self) -> None:
         """Leave the ring if neither this object nor the producers use it any more."""
         with self._lock:
-            self._parties -= 1
-            is_last = self._parties == 0
+            is_last = self._is_released and not self.producers.alive and not self._has_ended
+            self._has_ended |= is_last
         if is_last:
             self.units.close()
             self.producers.ended = _ignore  # breaks a reference cycle, so that the memory is freed now

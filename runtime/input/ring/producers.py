@@ -56,20 +56,21 @@ class Producers:
     running: list[threading.Thread] = field(default_factory=list[threading.Thread])
     detached: set[int] = field(default_factory=set[int])  # identifiers of threads
     failure: BaseException | None = None  # ended a thread
+    alive: int = 0  # threads that have begun and not ended, without detached ones
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _alive: int = 0
+    _begun: set[str] = field(default_factory=set[str])  # the suffixes of `begin_once`
     _makers: int = 0
     _waiting: int = 0  # makers that wait for parts
     _making: dict[int, Claim] = field(default_factory=dict[int, Claim])  # by thread identifier
     _part_us: int = _CHEAP_US  # recent time of making a part
 
     def start(self) -> None:
-        """Start the supervisor.
+        """Start the supervisor, unless it has begun.
 
         Raises:
             CommplanError: CP0928 if no thread can be started.
         """
-        self.begin(self._supervise, "tend")
+        self.begin_once(self._supervise, "tend")
 
     def join(self, seconds: float) -> None:
         """Wait for all threads to end.
@@ -101,8 +102,8 @@ class Producers:
                 LOG.warning("%s waits for a thread of this process: %s", title, error.strerror)
                 return
             self.detached |= self._making.keys()
-            self._alive -= len(self._making)
-            is_last = self._alive == 0 and bool(self._making)
+            self.alive -= len(self._making)
+            is_last = self.alive == 0 and bool(self._making)
             self._making.clear()
         if is_last:
             self.ended()
@@ -117,16 +118,50 @@ class Producers:
         Raises:
             CommplanError: CP0928 if no thread can be started.
         """
-        thread = threading.Thread(target=self._run, args=(target,), name=f"{self.name}-{suffix}", daemon=True)
+        thread = self._thread(target, suffix)
         with self._lock:  # `running` contains only threads that have started, so that they can be joined
-            self._alive += 1
+            self.alive += 1
             try:
-                thread.start()
-            except RuntimeError as error:
-                self._alive -= 1
-                fail("CP0928", f"a feed needs threads, and none can be started: {error}", "ulimit -u")
+                self._start(thread)
+            except CommplanError:
+                self.alive -= 1
+                raise
             finally:
                 self.running = [other for other in (*self.running, thread) if other.is_alive()]
+
+    def begin_once(self, target: Callable[[], object], suffix: str) -> None:
+        """Start a thread as `begin` does, unless one with this `suffix` has begun.
+
+        The thread registers itself. Therefore an interruption at any point leaves no entry of a thread that
+        has not begun, and the caller can call again.
+        """
+        if suffix in self._begun:
+            return
+        is_added = threading.Event()
+
+        def run() -> None:
+            with self._lock:
+                begins = suffix not in self._begun
+                self._begun.add(suffix)
+                self.alive += 1
+                self.running = [other for other in self.running if other.is_alive()] + [thread]
+            is_added.set()
+            if begins and not self.ring.memory.is_stopped:
+                target()
+
+        thread = self._thread(run, suffix)
+        self._start(thread)
+        is_added.wait()
+
+    def _thread(self, target: Callable[[], object], suffix: str) -> threading.Thread:
+        name = f"{self.name}-{suffix}"
+        return threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
+
+    def _start(self, thread: threading.Thread) -> None:
+        try:
+            thread.start()
+        except RuntimeError as error:
+            fail("CP0928", f"a feed needs threads, and none can be started: {error}", "ulimit -u")
 
     def _run(self, target: Callable[[], object]) -> None:
         try:
@@ -141,8 +176,8 @@ class Producers:
             self.units.release_thread()
             with self._lock:
                 is_detached = threading.get_ident() in self.detached
-                self._alive -= not is_detached
-                is_last = self._alive == 0 and not is_detached
+                self.alive -= not is_detached
+                is_last = self.alive == 0 and not is_detached
             if is_last:
                 self.ended()
 

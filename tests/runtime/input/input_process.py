@@ -161,7 +161,8 @@ def main(orders: dict[str, Any]) -> None:
                         feed.close()
                         say(closed=True, state=feed.state())
                         return
-                    time.sleep(orders.get("pause", 0.0))
+                    if number in orders.get("pauses", [number]):
+                        time.sleep(orders.get("pause", 0.0))
             lines = {line.what: [line.records, line.nbytes] for line in feed.summary().lines}
             say(read=sorted(source.read), lines=lines, state=feed.state())
     except CommplanError as error:

@@ -113,6 +113,13 @@ def test_other_hosts_receive_the_error_of_a_process_that_has_left(hosts: Hosts) 
         assert problem["code"] == "CP0920" and "process 1 of 3 left" in problem["message"]
 
 
+def test_a_step_may_take_longer_than_the_timeout_of_the_group(hosts: Hosts) -> None:
+    """The callers hold batches meanwhile: batches whose slots they hold are not waited for."""
+    slow = {"then_timeout": 0.8, "pause": 1.3, "pauses": [0], "stop_after": 6}
+    for reports in hosts.told([0, 1], design="all_shared", records=96, **slow):
+        assert [x["step"] for x in reports if "step" in x] == list(range(7)), reports
+
+
 def test_a_leader_that_carries_nothing_is_named(hosts: Hosts) -> None:
     """The caller of process 0, which transfers the batches of its host, is away: process 1 does not hang."""
     slow = {0: {"pause": 4.0, "stop_after": 1}, 1: {"then_timeout": 0.5}, 2: {"stop_after": 1}}

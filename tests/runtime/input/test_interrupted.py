@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -124,6 +125,20 @@ def test_an_interruption_does_not_move_rows_twice() -> None:
 
     ctrl_c, never = Interrupting(), Interrupting(files=())
     assert batches(ctrl_c) == batches(never) and len(ctrl_c.done) > 150
+
+
+def test_no_thread_is_waited_for_that_an_interruption_kept_from_beginning() -> None:
+    before, ctrl_c = rings(), Interrupting(files=("ring/exchange.py", "ring/producers.py"))
+    with PhaseBatches(ensemble("", 1), "step", {"images": images(160)}, FUNCTIONS) as feed:
+        seen = [record for batch in iter(lambda: driven(feed, ctrl_c), None) for record in ids(batch)]
+    assert seen == in_order(160) and len(ctrl_c.done) > 25
+    assert rings() == before, "the memory is closed although threads were started in several attempts"
+
+
+def rings() -> int:
+    """The number of open memory files of rings of this process alone."""
+    files = (file for file in Path("/proc/self/fd").iterdir() if file.is_symlink())
+    return sum("/memfd:commplan-own" in str(file.readlink()) for file in files)
 
 
 def test_no_batch_that_was_taken_ahead_is_lost_by_an_interruption() -> None:
