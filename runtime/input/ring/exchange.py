@@ -76,7 +76,7 @@ class GroupExchange:
     _carried: int = 0
     _carry_thread: int = 0  # the identifier of the thread that runs `_lead`
     _next: int = 0  # the batch after the last one that the caller has received
-    _wanted: int = -1  # the batch that the caller waits for; -1 if there is none
+    _requested: int = -1  # the batch that the caller waits for; -1 if there is none
     _has_left: bool = False
     _is_released: bool = False  # this object no longer uses the ring; the last thread leaves it
     _has_ended: bool = False
@@ -152,11 +152,11 @@ class GroupExchange:
     def _await(self, number: int) -> None:
         if self.ring.is_made(number):
             return
-        self._wanted = number
+        self._requested = number
         try:
             self._cursor.wait(number, self.ring.is_made)
         finally:
-            self._wanted = -1
+            self._requested = -1
 
     @property
     def _division(self) -> Division:
@@ -350,7 +350,7 @@ class GroupExchange:
         hold its slot until the caller waits for it.
         """
         ahead = self.ring.slot_count - self.keep
-        return number < self._next + ahead and (self.ring.is_open(number) or self._wanted == number)
+        return number < self._next + ahead and (self.ring.is_open(number) or self._requested == number)
 
     def _carry(self, carriage: Carriage, number: int) -> None:
         """Move the parts of batch `number` between hosts. If a wait fails, send its error instead."""

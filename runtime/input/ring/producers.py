@@ -78,8 +78,10 @@ class Producers:
         Args:
             seconds: the timeout for each thread; a user function may hang.
         """
-        for thread in list(self.running):
-            if thread is not threading.current_thread():
+        finished = {threading.current_thread()}
+        while threads := [thread for thread in self.running if thread not in finished]:
+            for thread in threads:  # the first of them may have started another
+                finished.add(thread)
                 thread.join(seconds)
 
     def check(self) -> None:

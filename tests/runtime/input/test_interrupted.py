@@ -130,8 +130,8 @@ def test_an_interruption_does_not_move_rows_twice() -> None:
 def test_no_thread_is_waited_for_that_an_interruption_kept_from_beginning() -> None:
     before, ctrl_c = rings(), Interrupting(files=("ring/exchange.py", "ring/producers.py"))
     with PhaseBatches(ensemble("", 1), "step", {"images": images(160)}, FUNCTIONS) as feed:
-        seen = [record for batch in iter(lambda: driven(feed, ctrl_c), None) for record in ids(batch)]
-    assert seen == in_order(160) and len(ctrl_c.done) > 25
+        records = [record for batch in iter(lambda: driven(feed, ctrl_c), None) for record in ids(batch)]
+    assert records == in_order(160) and len(ctrl_c.done) > 25
     assert rings() == before, "the memory is closed although threads were started in several attempts"
 
 
