@@ -12,7 +12,7 @@ import msgspec
 
 from commplan import compiler, io, pytree
 from commplan.compile_options import DEFAULTS, IN_ORDER, CompileKeywords, CompileOptions, RankPlaces
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import CommplanError, fail, type_of
 from commplan.frontend.bind_axes import check_mesh
 from commplan.hang_limits import BUSY_S, HangLimits, OnHang
 from commplan.ir import plan as graph
@@ -103,7 +103,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             CommplanError: CP07xx; CP084x for a communicator that does not fit, or if a rank does not join.
         """
         if not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]  untyped callers
-            message = f"options is of type {type(options).__name__}: CompileOptions were expected"
+            message = f"options is of type {type(options).__name__}: expected CompileOptions"
             fail("CP0722", message, 'sizes of axes are a keyword: axes={"data": 8}')
         options = msgspec.structs.replace(options, **keywords)
         _check_argument_types(options)
@@ -124,7 +124,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             if passes is None:
                 passes = default(pinned=has_others, in_process=undescribed and shares_memory(mesh))
         if shapes is not None and not hasattr(shapes, "items"):
-            message = f"shapes is a {type(shapes).__name__}: names and their trees were expected"
+            message = f"shapes is {type_of(shapes)}: expected a mapping from names to trees"
             fail("CP0720", message, 'shapes={"grads": tree}')
         structures = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in structures.items()}
@@ -345,7 +345,7 @@ class Program(Generic[RunT]):
         if topology is not None:
             if estimated is None:
                 note = 'add machine="h100:4x8", or its rates'
-                fail("CP1150", "topology= prices the collectives of a machine: machine= is missing", note)
+                fail("CP1150", "topology= needs the machine that runs the step: machine= is missing", note)
             from commplan.explain.links import links_of  # noqa: PLC0415
 
             network = load_topology(topology) if isinstance(topology, str | Path) else topology
@@ -404,20 +404,13 @@ def loads(text: str, file: str = "<plan>") -> Plan[RunT]:  # pyright: ignore[rep
 def _check_argument_types(options: CompileOptions) -> None:
     """Check the types of the options of `compile` (CP0722, CP0711, CP0717, CP0803)."""
     rules: tuple[tuple[str, str, object, type, str, str], ...] = (
-        ("CP0722", "axes", options.axes, Mapping, "sizes by name were", 'axes={"data": 8}'),
-        (
-            "CP0711",
-            "order",
-            options.order,
-            Mapping,
-            "lists of paths by name were",
-            'order={"grads": ["b", "w"]}',
-        ),
-        ("CP0717", "passes", options.passes, str, "a pipeline as text was", 'passes="share,bucket,overlap"'),
+        ("CP0722", "axes", options.axes, Mapping, "sizes by name", 'axes={"data": 8}'),
+        ("CP0711", "order", options.order, Mapping, "lists of paths by name", 'order={"grads": ["b", "w"]}'),
+        ("CP0717", "passes", options.passes, str, "a pipeline as text", 'passes="share,bucket,overlap"'),
     )
     for code, name, value, kind, expected, fix in rules:
         if value is not None and not isinstance(value, kind):
-            fail(code, f"{name} is of type {type(value).__name__}: {expected} expected", fix)
+            fail(code, f"{name} is of type {type(value).__name__}: expected {expected}", fix)
     check_seconds("CP0803", "timeout", options.timeout, "timeout=600")
 
 
@@ -430,7 +423,7 @@ def _backend(mesh: object, requested: Backend | None) -> Backend:
     if requested is not None and is_conclusive and requested != implied:
         kind = "a communicator" if implied == "mpi" else "a mesh"
         message = f"the plan is compiled with {kind}, and for the backend `{requested}`"
-        fail("CP0841", message, "leave `backend` out")
+        fail("CP0841", message, "omit `backend`")
     return requested or implied
 
 

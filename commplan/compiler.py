@@ -142,7 +142,7 @@ def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:
     for name, paths in order.items():
         listed = not isinstance(paths, str) and isinstance(paths, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not listed or not all(isinstance(path, str) for path in paths):  # pyright: ignore[reportUnnecessaryIsInstance]
-            message = f"the order for `{name}` is {paths!r}: a list of paths was expected"
+            message = f"the order for `{name}` is {paths!r}: expected a list of paths"
             fail("CP0711", message, f'such as order={{{name!r}: ["b", "w"]}}', file=plan.file)
         if name not in names:
             message = f"an order for `{name}`, which plan `{plan.name}` does not have"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import NoReturn
@@ -166,3 +167,24 @@ def near_note(name: str, candidates: Iterable[str]) -> tuple[str, ...]:
 
 def plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def with_article(noun: str) -> str:
+    """The noun after `a` or `an`, by its first letter.
+
+    >>> with_article("axis"), with_article("uint8"), with_article("ndarray")
+    ('an axis', 'a uint8', 'an ndarray')
+    """
+    return f"{'an' if _VOWEL.match(noun) else 'a'} {noun}"
+
+
+def type_of(value: object) -> str:
+    """The type of a value, with its article.
+
+    >>> type_of(3), type_of({}), type_of(None)
+    ('an int', 'a dict', 'None')
+    """
+    return "None" if value is None else with_article(type(value).__name__)
+
+
+_VOWEL = re.compile(r"_*([aeio]|un(?!i)|nd)", re.IGNORECASE)  # as in `an Unpack`, but `a Union`

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from commplan import io
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, type_of
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Schedule
 from commplan.runtime.input.feeds import compiled
@@ -83,7 +83,7 @@ def join(
         if not isinstance(mapping, Mapping):
             fail(
                 code,
-                f"{kind} are passed by the plan's names, not as a {type(mapping).__name__}",
+                f"{kind} are passed by the plan's names, not as {type_of(mapping)}",
                 f"{kind}={{NAME: ..}}",
             )
 
@@ -144,7 +144,7 @@ def _compiled(plan: object, text: str | None = None) -> Schedule:
     if isinstance(plan, str | Path):
         plan = load(plan) if text is None else loads(text, str(plan))
     if not isinstance(plan, Plan):
-        fail("CP0928", f"a plan is a path, or what commplan.load returns, not a {type(plan).__name__}")
+        fail("CP0928", f"the plan is {type_of(plan)}: expected a path, or a result of commplan.load")
     ensembles = [axis.name for axis in plan.graph.axes if axis.kind is AxisKind.ENSEMBLE]
     axes = {
         axis.name: (MEMBERS if axis.name in ensembles[:1] else 1)

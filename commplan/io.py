@@ -51,7 +51,7 @@ def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int 
         if error.errno == errno.ELOOP and flags & os.O_NOFOLLOW:
             raise OSError(errno.ELOOP, "it is a symbolic link", os.fspath(path)) from None
         if error.errno == errno.ENXIO:  # a socket, or a pipe to write to
-            raise OSError(errno.EINVAL, "it is no regular file", os.fspath(path)) from None
+            raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path)) from None
         raise
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, type_of
 from commplan.ir.plan import Plan
 from commplan.ir.schedule import Schedule
 
@@ -35,7 +35,7 @@ def mesh_sizes(mesh: Any) -> dict[str, int]:
     shape: Any = getattr(mesh, "shape", mesh)
     if not hasattr(shape, "items"):
         expected = "expected a jax.sharding.Mesh, an mpi4py communicator, or axis sizes"
-        fail("CP0722", f"a {type(mesh).__name__} is no mesh", expected)
+        fail("CP0722", f"{type_of(mesh)} is not a mesh", expected)
     for name, size in shape.items():
         if size is None:  # otherwise it would count as a size to be inferred
             message = f"axis `{name}` has no size in the mesh"
@@ -58,7 +58,7 @@ def check_binding(schedule: Schedule, digest: str, mesh: Any) -> None:
     compiled_sizes = schedule.mesh_sizes
     shape: Any = getattr(mesh, "shape", {})
     if not hasattr(shape, "items"):
-        message = f"a {type(mesh).__name__} is no mesh"
+        message = f"{type_of(mesh)} is not a mesh"
         fail("CP0801", message, "expected a jax.sharding.Mesh, or an mpi4py communicator", file=schedule.file)
     if schedule.backend == "mpi":
         fail(

@@ -52,7 +52,7 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
         note = f"it takes: {', '.join(call.lowered.arguments) or 'nothing'}"
         fail("CP0820", message, note, f"it returns: {', '.join(outputs) or 'nothing'}", file=file)
     if run.context.states:
-        message = f"the plan has states ({', '.join(run.context.states)}), which optax cannot pass on"
+        message = f"the plan has states ({', '.join(run.context.states)}), which optax cannot carry"
         note = f"call run.{phase}(state, {name}=...) yourself, before the optimiser"
         fail("CP0820", message, note, file=file)
     extra_arguments = [argument for argument in call.lowered.arguments if argument != name]
@@ -139,14 +139,14 @@ def _elastic_phase(run: Run, name: str) -> tuple[Any, int, str]:
                 continue
             output = next((binding.name for binding in phase.outputs if binding.value == op.pull), None)
             if output is None or phase.kind not in ("every", "step"):
-                why = f"phase `{phase.name}` does not output the pull of `{name}` every so many steps"
+                why = f"phase `{phase.name}` does not output the pull of `{name}` every N steps"
                 fail("CP0823", why, "write `output` with it", span=op.span, file=file)
             if run.context.machine.layout != "local":
                 why = "the run is bound to a mesh, and an optimiser's state on a mesh cannot hold a centre"
-                fail("CP0823", why, f"call run.{phase.name} in the step, and take the pull off", file=file)
+                fail("CP0823", why, f"call run.{phase.name} in the step, and subtract the pull", file=file)
             start = run.phases.get("start")
             if start is None or set(start.lowered.arguments) != {name}:
-                fail("CP0823", f"the plan's `at start` does not take `{name}` alone", file=file)
+                fail("CP0823", f"the plan's `at start` does not take `{name}` as its only input", file=file)
             return run.phases[phase.name], phase.period, output
     return fail("CP0823", f"no phase of the plan averages `{name}` with a centre", file=file)
 
@@ -213,8 +213,7 @@ def _check_stateless(state: Any) -> None:
         path = jax.tree_util.keystr(leaves[0][0])
         fail(
             "CP0822",
-            f"the optimiser keeps a state (`{path}`), and the"
-            " exchange has none: it would begin anew at every step",
+            f"the optimiser has state (`{path}`), but the exchange has none: it would be reset at every step",
             "declare `state moment : tree` and `fn NAME(tree, tree, tree) -> tree, tree on device"
             " elementwise`, set it at start by commplan.optax.init, and exchange into both",
         )
@@ -226,10 +225,10 @@ def _refuse(mismatch: Difference) -> None:
         size = f"gradients of size {mismatch.size:g}"
     fail(
         "CP0822",
-        "the optimiser needs a whole-tree view: a part of the weights is not updated as it is in the whole",
+        "the optimiser needs the whole tree: it updates a part of the weights differently than the whole",
         f"with {size}, an element of `{mismatch.leaf}` moves by {mismatch.whole:.6g} in the whole tree and by"
         f" {mismatch.part:.6g} in a third of it",
-        "owners have a part of every leaf: norms of trees and leaves, factored moments and rules that go by a"
-        " leaf's shape come out differently there",
-        "leave that rule out, or reduce the gradients in the plan and call the optimiser on whole trees",
+        "owners have a part of every leaf: norms of trees and leaves, factored moments and rules that depend"
+        " on a leaf's shape differ there",
+        "remove that rule, or reduce the gradients in the plan and call the optimiser on whole trees",
     )

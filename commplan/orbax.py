@@ -25,7 +25,7 @@ from jax.sharding import NamedSharding
 from orbax import checkpoint as _checkpoint  # pyright: ignore[reportMissingTypeStubs]
 
 from commplan import io
-from commplan.diagnostics import fail, listed, near_note
+from commplan.diagnostics import fail, listed, near_note, type_of
 from commplan.ir.schedule import Value
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.pytree import Tree, build, flatten, structure_by
@@ -91,7 +91,7 @@ class Checkpoint:
             )
         for name in _RESERVED:
             if name in values:
-                self.context.fail("CP0811", f"no value may be called `{name}` in a checkpoint", "rename it")
+                self.context.fail("CP0811", f"`{name}` is a reserved name in checkpoints", "rename it")
         self._like = {name: self.context.schedule.named.get(text) for name, text in values.items()}
         self._placements = {
             name: placement_of(self.context, text, f"value `{name}`") for name, text in values.items()
@@ -151,7 +151,7 @@ class Checkpoint:
             fail(
                 "CP0870",
                 message,
-                f"program.bind(mesh, seed={record.seed}) goes on as it would have",
+                f"program.bind(mesh, seed={record.seed}) continues the saved run",
                 file=file,
             )
         entries: dict[str, _Target] = {}
@@ -182,19 +182,19 @@ class Checkpoint:
         missing = [name for name in self._placements if name not in values] if all_of_them else []
         if unknown or missing:
             wrong = (
-                f"{listed(unknown)} is {verb}, and was not named"
+                f"{listed(unknown)} is {verb}, but was not declared"
                 if unknown
                 else f"{listed(missing)} is missing"
             )
             declared = listed(self._placements) or "no values"
             near = near_note(unknown[0], self._placements) if unknown else ()
-            self.context.fail("CP0811", f"{wrong}", *near, f"Checkpoint(run, ...) names {declared}")
+            self.context.fail("CP0811", f"{wrong}", *near, f"Checkpoint(run, ...) declares {declared}")
 
     def _check_arrays(self, name: str, paths: Sequence[str], tree: Tree) -> None:
         for path, leaf in zip(paths, tree.leaves, strict=True):
             if not hasattr(leaf, "dtype") and not isinstance(leaf, bool | int | float | complex):
                 location = f" at `{path}`" if path else ""
-                message = f"`{name}`{location} is a {type(leaf).__name__}: arrays and numbers are kept"
+                message = f"`{name}`{location} is {type_of(leaf)}: only arrays and numbers are saved"
                 self.context.fail("CP0811", message, "save it separately: orbax.checkpoint.args.JsonSave")
 
     def _state(self, name: str, paths: Sequence[str], tree: Tree) -> SavedValue:
@@ -252,8 +252,8 @@ class Checkpoint:
         if value is None or (saved is not None and {leaf.path for leaf in saved.leaves} != paths):
             self.context.fail(
                 "CP0870",
-                f"the plan does not tell the structure of `{name}`",
-                f"give an example: checkpoint.restore({name}=...), a pytree of arrays or of their shapes",
+                f"the plan does not define the structure of `{name}`",
+                f"pass an example: checkpoint.restore({name}=...), a pytree of arrays or of their shapes",
             )
         leaves = [
             jax.ShapeDtypeStruct(
@@ -336,7 +336,7 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
                     isinstance(leaf, int) for leaf_arrays in arrays.values() for leaf in leaf_arrays.values()
                 ):
                     raise ValueError(
-                        "it lacks some of them"
+                        "some arrays are missing"
                     )  # Orbax returns the placeholders of missing arrays
             except (OSError, ValueError, KeyError) as error:
                 reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
@@ -358,7 +358,7 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         try:
             tree = self._arrays.metadata(directory).tree
         except Exception as error:  # noqa: BLE001  Orbax says in many ways that it cannot read them
-            return (f"files of it are missing or damaged: its list of arrays raises {type(error).__name__}",)
+            return (f"files are missing or damaged: its list of arrays raises {type(error).__name__}",)
         for key, entry in entries.items():
             for leaf in entry.saved.leaves if entry.saved is not None else ():
                 stored = tree.get(key, {}).get(leaf.path)
@@ -372,7 +372,7 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
                 if stored is not None and (str(stored.dtype), *stored.shape) != (leaf.dtype, *leaf.shape):
                     expected = f"expected: `{key}` at `{leaf.path}`, {leaf.dtype}{list(leaf.shape)}"
                     return (expected, f"found: {stored.dtype}{list(stored.shape)}")
-        return ("it lists the arrays that were expected: files of them are missing or damaged",)
+        return ("its list of arrays is as expected, but some of their files are missing or damaged",)
 
     def finalize(self, directory: Any) -> None:
         self._arrays.finalize(directory)
@@ -407,7 +407,7 @@ def read(directory: Any) -> CheckpointRecord:
         data: bytes = (directory / RECORD).read_bytes() if is_remote else io.read(place)
         record = io.decode_json(data, CheckpointRecord)
     except FileNotFoundError:
-        fail("CP0873", f"{directory} holds no checkpoint of commplan", f"there is no `{RECORD}` in it")
+        fail("CP0873", f"{directory} is not a checkpoint of commplan", f"it has no file `{RECORD}`")
     except (ValueError, OSError) as error:
         fail("CP0873", f"{place} cannot be read: {error}", "it was written by another program, or is damaged")
     if (record.format, record.schema) != (FORMAT, SCHEMA):

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, type_of
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 
@@ -60,7 +60,7 @@ def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
     leaves: dict[str, Leaf] = {}
     for path, leaf in pairs:
         if path in leaves:
-            fail("CP0720", f"two leaves have the path `{path}`", "a key with a `/` in it needs another name")
+            fail("CP0720", f"two leaves have the path `{path}`", "rename keys that contain a `/`")
         leaves[path] = leaf_of(path, leaf)
     return tuple(leaves.values())
 
@@ -74,9 +74,9 @@ def leaf_of(path: str, leaf: Any) -> Leaf:
     leaf_dtype = DType.from_name(name)
     if leaf_dtype is None:
         supported = ", ".join(t.numpy_name for t in DType)
-        message = f"leaf `{path}` has dtype {name}, which plans do not know"
-        note = "convert the leaf, or leave it out of the tree that the plan sees"
-        fail("CP0703", message, f"known: {supported}", note)
+        message = f"leaf `{path}` has dtype {name}, which plans do not support"
+        note = "convert the leaf, or remove it from the tree that the plan receives"
+        fail("CP0703", message, f"supported: {supported}", note)
     return Leaf(path, shape, leaf_dtype)
 
 
@@ -126,19 +126,17 @@ def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
         shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     if shape is None or dtype is None:
         subject = f"leaf `{path}`" if path else "the value"
-        message = f"{subject} is a {_kind(leaf)}, which has no shape and dtype"
-        note = 'leaves are arrays, jax.ShapeDtypeStruct, numbers or objects `{"shape": [..], "dtype": ".."}`'
+        message = f"{subject} is {type_of(leaf)}, which has no shape and dtype"
+        note = (
+            'expected arrays, jax.ShapeDtypeStruct, numbers or dictionaries `{"shape": [..], "dtype": ".."}`'
+        )
         fail("CP0720", message, note)
     if not isinstance(shape, list | tuple) or not all(_is_dim(d) for d in cast("list[Any]", shape)):
-        fail("CP0720", f"leaf `{path}` has the shape {shape!r}: a list of whole numbers >= 0 was expected")
+        fail("CP0720", f"leaf `{path}` has the shape {shape!r}: expected a list of whole numbers >= 0")
     return tuple(int(d) for d in cast("list[Any]", shape)), dtype
 
 
 _NUMBERS = {bool: "bool", int: "i32", float: "f32"}
-
-
-def _kind(leaf: object) -> str:
-    return type(leaf).__name__
 
 
 def _is_dim(dim: Any) -> bool:
@@ -158,7 +156,7 @@ def is_like_spec(node: Any) -> bool:
 
 def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
     if len(values) != expected:
-        raise ValueError(f"{expected} leaves were expected, {len(values)} given")
+        raise ValueError(f"expected {expected} leaves, found {len(values)}")
     return iter(values)
 
 
@@ -206,6 +204,10 @@ def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
     try:
         return sorted(node)
     except TypeError:
-        kinds = ", ".join(sorted({_kind(key) for key in node}))
+        kinds = ", ".join(sorted({type(key).__name__ for key in node}))
         subject = f"of `{path}`" if path else "of the tree"
-        return fail("CP0720", f"the keys {subject} have no order: they are {kinds}", "use keys of one kind")
+        return fail(
+            "CP0720",
+            f"the keys {subject} cannot be sorted: they are of the types {kinds}",
+            "use keys of one type",
+        )

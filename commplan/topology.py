@@ -247,7 +247,7 @@ class _TopologyReader:
         if host is None:
             return None, ()
         if not isinstance(host, dict):
-            self.fail("`host` is no table", "write [host] with `cores = N`")
+            self.fail("`host` is not a table", "write [host] with `cores = N`")
         table = cast("dict[str, Any]", host)
         self.known_keys(table, ("cores", "names"), "[host]")
         cores = None
@@ -264,7 +264,7 @@ class _TopologyReader:
         if "backend" not in content:
             return {}
         if not isinstance(content["backend"], dict):
-            self.fail("`backend` is no table", 'write [backend] with `call` and `round`, such as "8us"')
+            self.fail("`backend` is not a table", 'write [backend] with `call` and `round`, such as "8us"')
         table = cast("dict[str, Any]", content["backend"])
         self.known_keys(table, ("call", "round", "devices"), "[backend]")
         result: dict[str, Any] = {
@@ -280,7 +280,7 @@ class _TopologyReader:
     def level(self, table: Any, index: int) -> Level:
         label = f"level {index + 1}"
         if not isinstance(table, dict):
-            self.fail(f"{label} is no table", "write [[level]] with name, count, latency, bandwidth")
+            self.fail(f"{label} is not a table", "write [[level]] with name, count, latency, bandwidth")
         entries = cast("dict[str, Any]", table)
         self.known_keys(entries, ("name", "count", "latency", "bandwidth"), label)
         name = self.want(entries, "name", str, label)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, type_of
 from commplan.hang_limits import HangLimits
 from commplan.lowering.audit import CompiledCollective
 from commplan.mesh_kind import is_communicator
@@ -125,7 +125,7 @@ def jit(
     limits.check("CP0857", "guard.jit(step, {})")
     check_seconds("CP0857", "timeout", timeout, file="")
     if not callable(function):
-        message = f"guard.jit takes the function of a step, not a {type(function).__name__}"
+        message = f"guard.jit takes the function of a step, not {type_of(function)}"
         fail("CP0857", message, "guard.jit(step, mesh=..)")
     name = getattr(function, "__name__", type(function).__name__)
     machine = machine_of(mesh, comm, name, limits, timeout)

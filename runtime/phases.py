@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, listed, near_note
+from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, listed, near_note, type_of
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, _jit, check
@@ -387,7 +387,7 @@ def check_state(
     begin = "start with state = run.init(), and pass on the state that each phase returns"
     names = [*context.states, *([CALLS] if context.counted else [])]
     if not isinstance(state, Mapping):
-        message = f"{subject} a {type(state).__name__}: expected the plan's state as the first argument"
+        message = f"{subject} {type_of(state)}: expected the plan's state as the first argument"
         context.fail("CP0812", message, begin, span=span)
     entries = dict(cast("Mapping[str, Any]", state))
     missing = [name for name in needed if name not in entries]

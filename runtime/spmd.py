@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from commplan.diagnostics import fail, listed, near_note
+from commplan.diagnostics import fail, listed, near_note, type_of
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat, _jit
 from commplan.lowering.jax.layout import spec
@@ -82,13 +82,13 @@ def _check_texts(context: Context, names: Mapping[str, object], returns: object)
     file = context.schedule.file
     for name, value in names.items():
         if not isinstance(value, str):
-            message = f"argument `{name}` is declared with a {type(value).__name__}: expected a string"
+            message = f"argument `{name}` is declared with {type_of(value)}: expected a string"
             fail("CP0811", message, f'such as @run.spmd({name}="params") or {name}="per data"', file=file)
     many = isinstance(returns, list | tuple)
     texts = list(cast("Sequence[object]", returns)) if many else [] if returns is None else [returns]
-    wrong = [type(text).__name__ for text in texts if not isinstance(text, str)]
+    wrong = [type_of(text) for text in texts if not isinstance(text, str)]
     if wrong:
-        message = f"`returns` has a {wrong[0]}: expected a string or a list of strings"
+        message = f"`returns` has {wrong[0]}: expected a string or a list of strings"
         fail("CP0811", message, 'such as returns=["loss", "same"]', file=file)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from commplan import errors
+from commplan import diagnostics, errors
 from commplan.dsl import analyse, load
 from commplan.lint import LintInputs, lint
 from commplan.topology import load_topology
@@ -44,6 +45,27 @@ def test_what_is_raised_has_a_page_and_a_page_is_raised() -> None:
 
 def test_codes_are_in_the_ranges() -> None:
     assert {code[:4] for code in CODES} == set(errors.RANGES)
+
+
+def test_the_article_follows_the_noun() -> None:
+    assert doctest.testmod(diagnostics).attempted >= 2
+    assert not doctest.testmod(diagnostics).failed
+    assert [diagnostics.with_article(noun) for noun in ("_Axis", "Unpack", "Union", "str")] == [
+        "an _Axis", "an Unpack", "a Union", "a str",
+    ]  # fmt: skip
+
+
+def test_no_message_has_a_fixed_article_before_the_name_of_a_type() -> None:
+    folders = [ROOT / room for room in ("commplan", "dsl", "lowering", "runtime")]
+    elsewhere = ROOT / "runtime/input"
+    fixed = [
+        f"{path}: {match}"
+        for folder in folders
+        for path in folder.rglob("*.py")
+        if not path.is_relative_to(elsewhere)
+        for match in re.findall(r"\b[Aa]n? \{(?:type\(|\w*kind\w*[}(]|noun).*", path.read_text("utf-8"))
+    ]
+    assert not fixed, "\n".join(fixed)
 
 
 @_codes("CP")

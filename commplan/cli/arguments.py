@@ -259,7 +259,7 @@ def _audit(verb: Any) -> None:
     step = "a function of a mesh that returns a training step and its arguments (default: each phase alone)"
     _flag(verb, "--step", "MODULE:FUNCTION", step)
     _profile(verb)
-    target = "GPUs to compile for, which need not be there, such as h100:4x8 (default: this machine's CPUs)"
+    target = "target GPUs, such as h100:4x8, which need not be installed (default: this machine's CPUs)"
     _flag(verb, "--target", "NAME:HOSTSxDEVICES", target)
     _switch(
         verb, "--pgle", "compile again with a profile of the estimated times, and report what XLA moves then"
@@ -274,7 +274,7 @@ def _diff(verb: Any) -> None:
     verb.add_argument("a", metavar="A", help="a .plan file or a saved schedule, or - for stdin")
     second = "the file to compare with A (default: A, on the second --topology)"
     verb.add_argument("b", nargs="?", metavar="B", help=second)
-    limit = "exit with 1 if B is worse by more: slower, bytes, memory or rounds (repeatable)"
+    limit = "exit with 1 if a measure of B exceeds that of A by more than N percent (repeatable)"
     _repeatable(verb, "--fail-on", "MEASURE:N%", limit, argument_types.limit)
     _profile(verb)
     _binding(verb, "the second is that of B")

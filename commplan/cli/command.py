@@ -88,7 +88,9 @@ def _internal(error: Exception, console: Console) -> int:
         trace = trace.tb_next
     place = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
     console.say(f"internal failure: {text_of(error)}{place}")
-    console.say("this is a mistake in commplan, not in your plan; COMMPLAN_TRACEBACK=1 shows the traceback")
+    console.say(
+        "this is a bug in commplan, not an error in your plan; COMMPLAN_TRACEBACK=1 shows the traceback"
+    )
     return FAILURE
 
 

@@ -54,8 +54,8 @@ def user_code() -> Generator[None]:
             yield
     except SystemExit as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        message = f"a function left the command with SystemExit: {error.code}"
-        note = "a function returns what its line declares, or raises an error that says why it cannot"
+        message = f"a user function raised SystemExit: {error.code}"
+        note = "a function must return the values that its line declares, or raise an error with the reason"
         fail("CP1112", message, f'raised at line {last.lineno} of "{last.filename}", in {last.name}', note)
 
 
@@ -129,7 +129,7 @@ def device_mesh(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
     """
     ranks = math.prod(sizes.values())
     if ranks > MOST_RANKS:
-        message = f"the plan has {ranks} ranks: one machine plays at most {MOST_RANKS}"
+        message = f"the plan has {ranks} ranks: one machine can emulate at most {MOST_RANKS}"
         fail("CP1107", message, "declare an axis `?` and give it a smaller size here with --axis NAME=N")
     choose_devices(ranks, device)
     from commplan.runtime.rehearse.rehearse import mesh_for
@@ -254,7 +254,7 @@ def _file(path: str) -> Any:
     if loaded is not None and _loaded.get(name, version) == version:
         if name in _loaded or getattr(loaded, "__file__", None) == str(place):
             return loaded
-        raise ImportError(f"{path} is called like the module `{name}`, which is loaded: give it another name")
+        raise ImportError(f"{path} has the name of the loaded module `{name}`: rename the file")
     spec = importlib.util.spec_from_file_location(name, place)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load {path}")
@@ -281,7 +281,7 @@ def source_at(name: str, path: str) -> Any:
     except (OSError, ValueError) as error:
         fail("CP1110", f"--source {name}={path} cannot be read: {getattr(error, 'strerror', None) or error}")
     if rows.ndim == 0:
-        fail("CP1110", f"--source {name}={path} holds one number: expected an array whose rows are records")
+        fail("CP1110", f"--source {name}={path} is a single number: expected an array of records")
     return rows
 
 

@@ -51,14 +51,14 @@ def run_in(paths: list[str], schedule: Schedule | None = None, prediction: Predi
         fail(
             "CP1114",
             f"these are records of {1 + len(other_runs)} runs: {examples}",
-            "name those of one: JOB.*.rec",
+            "pass the records of one run: JOB.*.rec",
         )
     for before, record in pairwise(records):
         if (before.rank, before.lane) == (record.rank, record.lane):
             fail(
                 "CP1114",
-                f"{before.path} and {record.path} are both of rank {record.rank}",
-                "name one of them",
+                f"{before.path} and {record.path} are both records of rank {record.rank}",
+                "pass one of them",
             )
     if schedule is not None:
         _check(records, schedule)
@@ -69,29 +69,29 @@ def totals(run: Run) -> Summary:
     """Summarize a run. Raises CP1114 if no collective, batch or request is recorded."""
     if not run.collectives and not run.tasks:
         paths = ", ".join(record.path for record in run.records[:3])
-        fail("CP1114", f"there is no collective in {paths}", "the run has not come to its first one yet")
+        fail("CP1114", f"there is no collective in {paths}", "the run has not reached its first one yet")
     return summary(run)
 
 
 def _check(records: list[Record], schedule: Schedule) -> None:
     first, ranks = records[0], math.prod(schedule.mesh_sizes.values())
     if first.plan != schedule.plan:
-        message = f"{first.path} is of a run of plan `{first.plan}`, not of `{schedule.plan}`"
-        fail("CP1114", message, "give the plan that ran", file=first.path)
+        message = f"{first.path} is a record of plan `{first.plan}`, not of `{schedule.plan}`"
+        fail("CP1114", message, "pass the plan of the recorded run", file=first.path)
     # JAX processes record whole steps by name, and each may contain several ranks.
     steps = any("`" in event.name for event in first.events)
     if first.ranks != ranks and not steps:
-        message = f"{first.path} is of a run on {first.ranks} ranks, and the plan was compiled for {ranks}"
-        fail("CP1114", message, "give the sizes of the run with --axis NAME=N", file=first.path)
+        message = f"{first.path} is a record of {first.ranks} ranks, but the plan was compiled for {ranks}"
+        fail("CP1114", message, "pass the sizes of the run with --axis NAME=N", file=first.path)
     lines = {op.span.line for phase in schedule.phases for op in phase.ops}
     for record in records:
         for event in record.events:
             line = line_of(event)
             if line and line not in lines:
                 message = (
-                    f"the run has communicated on line {line}, where {schedule.file} has nothing to do so"
+                    f"the run has communicated on line {line}, but {schedule.file} does not communicate there"
                 )
-                fail("CP1114", message, "give the plan as it was when it ran", file=record.path)
+                fail("CP1114", message, "pass the version of the plan that ran", file=record.path)
 
 
 def _predicted(prediction: Prediction) -> Predicted:

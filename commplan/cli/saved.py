@@ -25,8 +25,8 @@ def plan_text(path: str, console: Console) -> str:
     """Read the text of a plan. Raises CP1010 for a saved schedule or other JSON."""
     text = console.read(path)
     if is_saved(path, text):
-        message = f"{name_of(path)} holds JSON or a saved schedule, and a plan is read here"
-        fail("CP1010", message, f"saved schedules are for {', '.join(READERS)}, and Program.load")
+        message = f"{name_of(path)} is JSON or a saved schedule: expected a plan"
+        fail("CP1010", message, f"saved schedules are read by {', '.join(READERS)} and Program.load")
     return text
 
 

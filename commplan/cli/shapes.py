@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from commplan.cli.console import Console
-from commplan.diagnostics import CommplanError, fail, text_of
+from commplan.diagnostics import CommplanError, fail, text_of, type_of
 from commplan.ir.plan import Plan
 
 _EXAMPLE = 'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}'
@@ -61,9 +61,7 @@ def _of_function(location: str, function: Callable[[], Any]) -> dict[str, Any]:
     def traced() -> None:
         returned = function()
         if not isinstance(returned, dict):
-            message = (
-                f"--shapes {location} returned a {type(returned).__name__}: expected a dictionary of trees"
-            )
+            message = f"--shapes {location} returned {type_of(returned)}: expected a dictionary of trees"
             fail("CP1103", message, 'such as {"params": shapes, "grads": shapes}')
         for name, tree in returned.items():  # pyright: ignore[reportUnknownVariableType]
             paths, flat = flatten(tree, is_like_spec)

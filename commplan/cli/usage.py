@@ -43,11 +43,11 @@ def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None
 def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Check the combinations of `check`."""
     if args.watch and "-" in args.files:
-        root.error("check: --watch looks at files, and - is none")
+        root.error("check: --watch needs files, and - is standard input")
     if args.watch and args.format not in ("human", "concise"):
         root.error(f"check: --format {args.format} is one document, and --watch would write many")
     if args.diff and args.format not in ("human", "concise"):
-        root.error(f"check: --diff is for people, and --format {args.format} has the repairs as `fix`")
+        root.error(f"check: --diff prints text, and --format {args.format} has the repairs as `fix`")
     if args.fix and "-" in args.files and args.format not in ("human", "json"):
         root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
 

@@ -115,7 +115,7 @@ def step_at(location: str, mesh: Any) -> tuple[Callable[..., Any], tuple[Any, ..
     parts: list[Any] = [*returned] if isinstance(returned, tuple) else [returned]
     if [callable(part) for part in parts[:1]] + [type(part) for part in parts[1:]] != [True, tuple]:
         names = ", ".join(type(part).__name__ for part in parts)
-        message = f"--step {location} gave {names}: a step and a tuple of its arguments were expected"
+        message = f"--step {location} returned {names}: expected a step and a tuple of its arguments"
         fail("CP1153", message, "return train, (state, params, batch)")
     return parts[0], parts[1]
 

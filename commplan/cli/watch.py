@@ -18,7 +18,7 @@ def watch(paths: Sequence[str], work: Callable[[], object], console: Console) ->
     while True:
         states = [_state(path) for path in paths]
         work()
-        console.note(f"watching {', '.join(paths)}; Ctrl-C ends it")
+        console.note(f"watching {', '.join(paths)}; stop with Ctrl-C")
         console.flush()
         sys.stderr.flush()
         while [_state(path) for path in paths] == states:

@@ -1,4 +1,4 @@
-"""Compares two schedules: time, memory, rounds, bytes, collectives, buckets and ops of each phase."""
+"""Comparison of two schedules: time, memory, rounds, bytes, collectives, buckets and ops of each phase."""
 
 from __future__ import annotations
 
@@ -61,12 +61,20 @@ class Limit(msgspec.Struct, frozen=True):
         return [change for change in relevant if (change.growth or 0.0) > self.share]
 
 
-_Measures = dict[tuple[str, str], Number | str]
-"""By measure and subject."""
+_Measures = dict[tuple[str, str], Number | str]  # by measure and subject
 
 
 def diff(a: Schedule, b: Schedule, times: tuple[Prediction, Prediction] | None) -> tuple[Change, ...]:
-    """All compared quantities, changed or not. `times` are the predictions of both, on one topology."""
+    """Compare two schedules.
+
+    Args:
+        a: The first schedule.
+        b: The second schedule.
+        times: The predictions of both, or None.
+
+    Returns:
+        All compared quantities, changed or not.
+    """
     simulated_a, simulated_b = times or (None, None)
     before, after = _phases(a, simulated_a), _phases(b, simulated_b)
     changes = list(_changes("", _whole(a), _whole(b)))
@@ -93,19 +101,18 @@ def _phases(schedule: Schedule, prediction: Prediction | None) -> dict[str, _Mea
     measures = {phase.name: _phase_measures(phase, schedule) for phase in schedule.phases}
     for entry in memory(schedule):
         measures[entry.phase]["memory", ""] = entry.nbytes
-    sent = Counter[str]()
-    for (name, _), text in server_lines(schedule, None).items():
-        sent[name] += text.sent
-    for name, phase in measures.items():
-        if sent[name]:
-            phase["bytes", "to servers"] = sent[name]
-        moved = [nbytes for (measure, _), nbytes in phase.items() if measure == "bytes"]
-        phase["bytes", ""] = sum(nbytes for nbytes in moved if not isinstance(nbytes, str))
-    for time in prediction.phases if prediction else ():
-        measures[time.name] |= {(measure, ""): getattr(time, measure) for measure in TIMES}
-        measures[time.name] |= {
-            ("link bytes", level): round(nbytes) for level, nbytes in time.nbytes if nbytes
-        }
+    to_servers = Counter[str]()
+    for (name, _), line in server_lines(schedule, None).items():
+        to_servers[name] += line.sent
+    for name, entries in measures.items():
+        if to_servers[name]:
+            entries["bytes", "to servers"] = to_servers[name]
+        nbytes = [value for (measure, _), value in entries.items() if measure == "bytes"]
+        entries["bytes", ""] = sum(value for value in nbytes if not isinstance(value, str))
+    for phase_time in prediction.phases if prediction else ():
+        entries = measures[phase_time.name]
+        entries |= {(measure, ""): getattr(phase_time, measure) for measure in TIMES}
+        entries |= {("link bytes", level): round(value) for level, value in phase_time.nbytes if value}
     return measures
 
 

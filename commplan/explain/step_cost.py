@@ -56,7 +56,7 @@ class StepCost(msgspec.Struct, frozen=True):
         """The cost as text."""
         after = f", and {timed(self.after)} after the phase" if self.after else ""
         share = f", {self.exposed / self.seconds:.0%} of it exposed" if self.seconds else ""
-        source = "assumed as said above" if self.source.startswith("assumed") else self.source
+        source = "assumed as stated above" if self.source.startswith("assumed") else self.source
         texts = [
             f"computation {timed(self.computation)}{after}, {source}",
             f"communication {timed(self.communication)}, exposed {timed(self.exposed)}",

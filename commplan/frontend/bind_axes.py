@@ -49,7 +49,7 @@ def _size(plan: Plan, axis: PlanAxis, requested: object) -> int | Diagnostic:
     """The size of `axis`, from the plan or `requested`, or the diagnostic of an error."""
     size = axis.size if requested is None else _whole(requested)
     if size is None and requested is not None:
-        message = f"axis `{axis.name}` has size {requested!r}, which is no whole number"
+        message = f"axis `{axis.name}` has size {requested!r}, which is not a whole number"
         return _problem(plan, "CP0708", message, axis.span, "expected the number of ranks along it")
     if size is None:
         how = (

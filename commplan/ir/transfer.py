@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from commplan.diagnostics import with_article
 from commplan.ir.refs import Ref
 from commplan.ir.shard_shapes import cut, row_size
 from commplan.ir.types import SAME, AxisKind, DType, Placement
@@ -97,7 +98,7 @@ class ValueTypes:
                 yield "CP0734", f"there is no axis `{axis}`"
                 return
             if self.kinds[axis] is AxisKind.SERVER or (kind and self.kinds[axis] is not kind):
-                yield "CP0734", f"`{axis}` is a {self.kinds[axis]} and cannot be used here"
+                yield "CP0734", f"`{axis}` is {with_article(str(self.kinds[axis]))} and cannot be used here"
                 return
         if len(set(axes)) != len(axes):
             yield "CP0734", f"an axis is named twice: {', '.join(axes)}"
@@ -119,16 +120,16 @@ class ValueTypes:
     def check_leaves(self, ref: Ref, expected: tuple[Leaf, ...]) -> Violations:
         if self.values[ref].leaves != expected:
             actual = shown(self.values[ref].leaves)
-            yield "CP0731", f"`{ref}` has the leaves {actual}, {shown(expected)} were expected"
+            yield "CP0731", f"`{ref}` has the leaves {actual}, expected {shown(expected)}"
 
     def check_scalar(self, ref: object) -> Violations:
         if isinstance(ref, str) and [leaf.shape for leaf in self.values[ref].leaves] != [()]:
-            yield "CP0731", f"`{ref}` is {shown(self.values[ref].leaves)}: a scalar was expected"
+            yield "CP0731", f"`{ref}` is {shown(self.values[ref].leaves)}, expected a scalar"
 
     def check_rows(self, ref: Ref, ways: int) -> Violations:
         value = self.values[ref]
         if value.kind != "flat" or ways < 1 or value.leaves[0].size % ways:
-            yield "CP0731", f"`{ref}` is no flat buffer of {ways} rows"
+            yield "CP0731", f"`{ref}` is not a flat buffer of {ways} rows"
 
     def check_part(self, part: Part, leaves_of: Ref, ways: int, columns: int) -> Violations:
         """Check that a part fits in its leaf of `leaves_of` and in a buffer row of `columns` elements."""

@@ -132,7 +132,7 @@ def parse_pass(text: str, passes: Mapping[str, type[Pass]]) -> Pass:
     """
     match = re.fullmatch(r"\s*([a-z_]+)\s*(?:\{([^{}]*)\})?\s*", text)
     if match is None:
-        fail("CP0717", f"`{text}` is no pass", "a pass is written `name` or `name{option=value, ..}`")
+        fail("CP0717", f"`{text}` is not a pass", "a pass is written `name` or `name{option=value, ..}`")
     name, options = match[1], match[2]
     if name not in passes:
         fail("CP0715", f"there is no pass `{name}`", _nearest(name, passes))
@@ -141,7 +141,11 @@ def parse_pass(text: str, passes: Mapping[str, type[Pass]]) -> Pass:
     for item in filter(None, (part.strip() for part in (options or "").split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
-            fail("CP0717", f"`{item}` in `{text.strip()}` is no option", "an option is written `name=value`")
+            fail(
+                "CP0717",
+                f"`{item}` in `{text.strip()}` is not an option",
+                "an option is written `name=value`",
+            )
         if key not in fields:
             fail("CP0716", f"pass `{name}` has no option `{key}`", _nearest(key, fields))
         if key in values:

@@ -308,11 +308,11 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
         line = f"the {_plural(who)} call their steps in another order: {listed(who, odd)} {name} as call"
         return _joined(f"{line} {verdict.call}, {listed(who, majority)} {verdict.names[majority[0]]}", *waits)
     if verdict.kind == "circle":
-        line = f"the {_plural(who)} wait for one another since {seconds:.1f} s, in another order of {noun}s"
-        return _joined(line, *waits)
+        line = f"the {_plural(who)} have waited for each other for {seconds:.1f} s"
+        return _joined(f"{line}, in different orders of {noun}s", *waits)
     if verdict.kind == "stalled":
         return _joined(
-            f"all {_plural(who)} have reached it, and nothing has moved for {seconds:.1f} s", *waits
+            f"all {_plural(who)} have reached it, and have made no progress for {seconds:.1f} s", *waits
         )
     if verdict.kind == "behind":
         return _joined(*(f"{who} {rank}: {reason}" for rank, reason in verdict.reasons.items()), *waits)

@@ -209,7 +209,7 @@ def _on_server(scope: OpScope, op: Op, ref: str, action: str) -> None:
     if server is None:
         scope.report.add("CP0735", f"`{ref}` is not on a server", op.span)
     elif state is None:
-        scope.report.add("CP0730", f"`{ref}` is {action} server `{server}`, but is no state", op.span)
+        scope.report.add("CP0730", f"`{ref}` is {action} server `{server}`, but is not a state", op.span)
     elif state.placement.server != server:
         home = state.placement.server or "no server"
         scope.report.add("CP0734", f"`{ref}` is {action} `{server}`, but its state is on {home}", op.span)

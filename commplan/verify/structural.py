@@ -90,7 +90,7 @@ def verify(
     for value in schedule.entry:
         check_value(value, axes, report)
         if value.kind not in ("tree", "array"):
-            message = f"`{value.id}` enters the plan as {value.kind}: a tree or an array was expected"
+            message = f"`{value.id}` enters the plan as {value.kind}: expected a tree or an array"
             report.add("CP0731", message)
     before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
@@ -167,17 +167,17 @@ def _unobeyed(op: Op) -> Violations:
 
 def _differences(declared: Value, value: Value) -> Iterator[tuple[str, str]]:
     if declared.kind != value.kind:
-        yield "CP0731", f"`{declared.id}` is {declared.kind}, {value.kind} was expected"
+        yield "CP0731", f"`{declared.id}` is {declared.kind}, expected {value.kind}"
     if declared.leaves != value.leaves:
-        message = f"has the leaves {shown(declared.leaves)}, {shown(value.leaves)} were expected"
+        message = f"has the leaves {shown(declared.leaves)}, expected {shown(value.leaves)}"
         yield "CP0731", f"`{declared.id}` {message}"
     elif declared.whole != value.whole:
-        message = f"is cut from {shown(declared.whole)}, {shown(value.whole)} was expected"
+        message = f"is cut from {shown(declared.whole)}, expected {shown(value.whole)}"
         yield "CP0731", f"`{declared.id}` {message}"
     server = declared.placement.server  # determined by the plan
     expected = msgspec.structs.replace(value.placement, server=server)
     if declared.placement != expected:
-        yield "CP0734", f"`{declared.id}` is {declared.placement}, {expected} was expected"
+        yield "CP0734", f"`{declared.id}` is {declared.placement}, expected {expected}"
 
 
 def _check_stages(schedule: Schedule, plan: Plan, report: DiagnosticReport) -> None:
@@ -264,7 +264,7 @@ def _bindings(scope: OpScope) -> None:
         state = scope.values.get(scope.axes.states.get(binding.name, ""))
         value = scope.values.get(binding.value)
         if state is None:
-            report.add("CP0730", f"`{binding.name}` is updated, which is no state", phase.span)
+            report.add("CP0730", f"`{binding.name}` is updated, but is not a state", phase.span)
         elif value is not None and (value.kind, value.leaves) != (state.kind, state.leaves):
             message = f"state `{binding.name}` is updated with a value of other shapes"
             report.add("CP0731", message, phase.span)

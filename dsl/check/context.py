@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
-from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed, near_name
+from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed, near_name, with_article
 from commplan.dsl import ast
 from commplan.dsl.check.recovery_bindings import RecoveryBindings
 from commplan.dsl.statements import GiveUp
@@ -166,9 +166,8 @@ class CheckContext:
         kind = self.kind_of(name.text)
         if kind is None and self.is_settled(name.text):
             return None
-        message = (
-            f"`{name.text}` is {kind}, expected a {noun}" if kind else f"there is no {noun} `{name.text}`"
-        )
+        missing = f"there is no {noun} `{name.text}`"
+        message = f"`{name.text}` is {kind}, expected {with_article(noun)}" if kind else missing
         note = f"declared: {listed(declarations)}" if declarations else how
         self.error(code, message, name.span, note, fix=None if kind else self.rename(name, declarations))
         return None

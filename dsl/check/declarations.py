@@ -67,7 +67,10 @@ def _declare_topology(ctx: CheckContext, decl: ast.TopologyDecl) -> None:
         return
     if not decl.path.strip() or not decl.path.isprintable():
         ctx.error(
-            "CP0712", f"{decl.path!r} is no path of a topology", decl.span, 'write `topology "cluster.toml"`'
+            "CP0712",
+            f"{decl.path!r} is not a path of a topology",
+            decl.span,
+            'write `topology "cluster.toml"`',
         )
         return
     ctx.topology = DeclaredTopology(decl.path, decl.span)

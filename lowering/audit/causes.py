@@ -37,7 +37,7 @@ from commplan.lowering.hlo.step import CollectiveOrigin, CompiledCollective, Com
 
 # The primitives of JAX that communicate.
 _FIELDS = {"dtype": "retyped", "groups": "regrouped"}
-_FOLDED = "the step requests it, and XLA removed it: nothing uses the result, or it is known without it"
+_FOLDED = "the step requests it, and XLA removed it: its result is unused, or known without it"
 _COPIED = "the step requests it once, and XLA issues it again: it unrolled or peeled a loop"
 _RECOMPILED = "the step requests other collectives here: its program was compiled {}"
 _SHAPES = "for other shapes, such as those of one layer under `run.tap`"
@@ -95,7 +95,7 @@ class Causes:
             case "moved":
                 if difference.cause:
                     return difference
-                cause, reason = "reordered", "XLA issues it in another place than the schedule has it in"
+                cause, reason = "reordered", "XLA issues it at another position than the schedule"
         return replace(difference, cause=cause, reason=reason, is_additional=cause in ("own", "partitioner"))
 
     def _missing(self, expected: Expected) -> tuple[str, str]:
@@ -143,7 +143,7 @@ class Causes:
         name = next((name for name in ("dtype", "groups") if name in fields), "")
         words = {
             "dtype": f"XLA moves {', '.join(actual.dtypes)}, the plan moves {expected.dtype}",
-            "groups": "XLA has other ranks take part",
+            "groups": "other ranks participate",
         }
         return _FIELDS.get(name, "replaced"), words.get(name, f"XLA made {actual} of it")
 
@@ -181,7 +181,7 @@ class Causes:
         if not depths or len(actual.loops) in depths:
             return None
         inside = len(actual.loops) > max(depths)
-        direction = "into a loop" if inside else "out of the loop that the step has it in"
+        direction = "into a loop" if inside else "out of its loop"
         text = f"{expected} was moved {direction} ({actual.name})"
         return StepDifference("moved", text, (expected,), (actual,), "loop", f"XLA moved it {direction}")
 

@@ -145,7 +145,7 @@ def _take_moved(
                 if (item.kind == "permute" or item.free) and item.scope in actual.scopes:
                     matches.append((item, actual))
                     continue
-                text = f"{item} is issued in another place ({actual.name})"
+                text = f"{item} is issued at another position ({actual.name})"
                 moved.append(StepDifference("moved", text, (item,), (actual,)))
     return moved
 

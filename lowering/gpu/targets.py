@@ -1,8 +1,8 @@
-"""Descriptions of machines, which make it possible to compile for them without having them.
+"""GPU targets: descriptions for compiling ahead of time, and rates for estimates.
 
-The descriptions are `GpuTargetConfigProto` in text form. The data are the vendor's: registers, shared memory
-and threads from the CUDA programming guide's table of compute capabilities, memory and clocks from the data
-sheets of the SXM boards.
+Descriptions are in the text form of XLA's `GpuTargetConfigProto`. Registers, shared memory and threads are
+those of the compute capability in the CUDA programming guide; memory and clocks are from the data sheets of
+the SXM boards.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import re
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, type_of
 from commplan.lowering.gpu.estimate import Machine
 from commplan.topology import DEVICES, Level, Topology
 
@@ -44,6 +45,8 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class _Gpu(msgspec.Struct, frozen=True):
+    """The data of one GPU: sizes in bytes, and rates in units per second. A core is a multiprocessor."""
+
     capability: tuple[int, int]
     cores: int
     shared_per_core: int
@@ -58,65 +61,51 @@ class _Gpu(msgspec.Struct, frozen=True):
     network: float  # bytes per second of a device's link between hosts
 
 
-_GPUS = {
-    "a100": _Gpu(
-        (8, 0),
-        108,
-        167936,
-        166912,
-        2_039_000_000_000,
-        41_943_040,
-        85_899_345_920,
-        1.41,
-        312,
-        300e9,
-        200e9,
-        25e9,
-    ),
-    "h100": _Gpu(
-        (9, 0),
-        132,
-        233472,
-        232448,
-        3_350_000_000_000,
-        52_428_800,
-        85_899_345_920,
-        1.98,
-        989,
-        450e9,
-        300e9,
-        50e9,
-    ),
-    "h200": _Gpu(
-        (9, 0),
-        132,
-        233472,
-        232448,
-        4_800_000_000_000,
-        52_428_800,
-        151_397_597_184,
-        1.98,
-        989,
-        450e9,
-        300e9,
-        50e9,
-    ),
-    "b200": _Gpu(
-        (10, 0),
-        148,
-        233472,
-        232448,
-        8_000_000_000_000,
-        132_120_576,
-        193_273_528_320,
-        1.965,
-        2250,
-        900e9,
-        600e9,
-        50e9,
-    ),
-}
-_FLOPS_REACHED = 0.6  # fractions of the peak rates that training reaches
+_A100 = _Gpu(
+    capability=(8, 0),
+    cores=108,
+    shared_per_core=167_936,
+    shared_optin=166_912,
+    bandwidth=2_039_000_000_000,
+    l2=41_943_040,
+    memory=85_899_345_920,
+    clock_ghz=1.41,
+    tflops=312,
+    nvlink=300e9,
+    bus=200e9,
+    network=25e9,
+)
+_H100 = _Gpu(
+    capability=(9, 0),
+    cores=132,
+    shared_per_core=233_472,
+    shared_optin=232_448,
+    bandwidth=3_350_000_000_000,
+    l2=52_428_800,
+    memory=85_899_345_920,
+    clock_ghz=1.98,
+    tflops=989,
+    nvlink=450e9,
+    bus=300e9,
+    network=50e9,
+)
+_H200 = replace(_H100, bandwidth=4_800_000_000_000, memory=151_397_597_184)
+_B200 = _Gpu(
+    capability=(10, 0),
+    cores=148,
+    shared_per_core=233_472,
+    shared_optin=232_448,
+    bandwidth=8_000_000_000_000,
+    l2=132_120_576,
+    memory=193_273_528_320,
+    clock_ghz=1.965,
+    tflops=2250,
+    nvlink=900e9,
+    bus=600e9,
+    network=50e9,
+)
+_GPUS = {"a100": _A100, "h100": _H100, "h200": _H200, "b200": _B200}
+_FLOPS_REACHED = 0.6  # the fractions of the peak rates that training achieves
 _MEMORY_REACHED = 0.75
 # Latencies as in `examples/topologies/h100_64.toml`; NCCL's own model starts a ring with 6.6 to 14 us.
 _NVLINK_S, _NETWORK_S, _CALL_S = 3e-6, 6e-6, 8e-6
@@ -156,7 +145,7 @@ def target(text: str) -> Target:
     match = re.fullmatch(r"(\w+)(?::([1-9]\d{0,5})x([1-9]\d{0,5}))?", text.strip().lower())
     gpu = _GPUS.get(match.group(1)) if match else None
     if match is None or gpu is None:
-        fail("CP1150", f"`{text}` is no target to compile for",
+        fail("CP1150", f"`{text}` is not a target",
              f"targets are {', '.join(_GPUS)}, with hosts x devices per host: `h100:4x8`")  # fmt: skip
     config = _CONFIG.format(gpu=gpu, fpus=64 if gpu.capability[0] == 8 else 128)
     hosts, per_host = int(match.group(2) or 1), int(match.group(3) or 1)
@@ -199,5 +188,5 @@ def rates(machine: Machine | str | None) -> Machine | None:
         return target(machine).machine
     if machine is not None and not isinstance(machine, Machine):  # pyright: ignore[reportUnnecessaryIsInstance]
         expected = "expected a target, `h100:4x8`, or commplan.lowering.audit.Machine(flops, memory, bus)"
-        fail("CP1150", f"a {type(machine).__name__} is no machine to estimate for", expected)
+        fail("CP1150", f"cannot estimate for {type_of(machine)}", expected)
     return machine

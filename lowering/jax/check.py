@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import Span, fail, type_of
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.types import DType
 from commplan.lowering.jax import _compat
@@ -78,7 +78,7 @@ class Check:
         if isinstance(array, _NUMBERS):
             array = number(array, leaf)
         if not (hasattr(array, "shape") and hasattr(array, "dtype")):
-            self._fail(f"{role} is a {type(array).__name__}, not an array")
+            self._fail(f"{role} is {type_of(array)}, not an array")
         shape = tuple(array.shape)
         if shape != expected:
             message = f"{role} has the shape {list(shape)}, expected {list(expected)}"

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import Span, fail, type_of
 from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost
 from commplan.ir import schedule as ir
 from commplan.ir.plan import Fn, Load, MapStage, Phase, Plan, Ref, name_of, operands, results
@@ -199,12 +199,9 @@ def _opened(plan_input: PlanInput, load: Load) -> Any:
     source = opened(plan_input.sources[load.source], isinstance(element, BytesType))
     file = plan_input.plan.file
     if source is None:
-        kind = type(plan_input.sources[load.source]).__name__
+        kind = type_of(plan_input.sources[load.source])
         fail(
-            "CP0902",
-            f"source `{load.source}` is a {kind}, without access by index",
-            span=load.span,
-            file=file,
+            "CP0902", f"source `{load.source}` is {kind}, without access by index", span=load.span, file=file
         )
     if len(source) == 0:
         fail("CP0903", f"source `{load.source}` is empty", span=load.span, file=file)
@@ -307,7 +304,7 @@ class _BoundStage:
 
     def _mismatch(self, row: tuple[Any, ...], expected: str, actual: str) -> NoReturn:
         code = "CP0905" if isinstance(self.op, Load) else "CP0907"
-        message = f"{self._what(row)} is of another type than the plan says"
+        message = f"{self._what(row)} has another type than the plan declares"
         fail(code, message, f"expected: {expected}", f"found: {actual}", span=self.op.span, file=self.file)
 
 

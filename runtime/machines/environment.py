@@ -1,4 +1,4 @@
-"""The properties that all processes of a program must share so that they compile and compute the same."""
+"""The properties that must be equal in all processes of a program, so that they compile the same code."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ import commplan
 from commplan.ir import schedule as ir
 
 _INSTALL = "install the same versions for every {who}"
-_CONFIGURE = "set it alike for every {who}, before JAX is used"
+_CONFIGURE = "use the same value for every {who}, and set it before JAX is used"
 _OPTIONS = (
     "jax_enable_x64", "jax_explicit_x64_dtypes", "jax_default_matmul_precision", "jax_numpy_dtype_promotion",
     "jax_default_prng_impl", "jax_threefry_partitionable", "jax_use_shardy_partitioner",
     "jax_optimization_level", "jax_disable_most_optimizations",
 )  # fmt: skip
-# The properties that are compared: the words of the error and the fix. The first difference is reported, so
-# causes come before their effects.
+# For each compared property, the end of `not every rank binds the program ..`, and the fix. Only the first
+# difference is reported, so causes are listed before their effects.
 ALIKE = {
     "commplan": ("with the same version of commplan", _INSTALL),
     "jax": ("with the same version of jax", _INSTALL),
     "jaxlib": ("with the same version of jaxlib", _INSTALL),
     "numpy": ("with the same version of numpy", _INSTALL),
-    "platform": ("on the same platform", "give every {who} the same kind of device"),
+    "platform": ("on the same platform", "use the same kind of device for every {who}"),
     **{option: (f"with the same {option}", _CONFIGURE) for option in _OPTIONS},
     "XLA_FLAGS": ("with the same XLA_FLAGS", _CONFIGURE),
-    "topology": ("for the same topology", "give `compile` the same topology and mapping for every {who}"),
-    "mesh": ("on the same mesh", "make it in every {who} with the same axes, and devices in the same order"),
-    "program": ("the same program", "every {who} must compile the same plan, for the same shapes and sizes"),
-    "seed": ("with the same seed", "random functions draw from it: give every {who} the same one"),
+    "topology": ("for the same topology", "pass `compile` the same topology and mapping on every {who}"),
+    "mesh": ("on the same mesh", "make the mesh with the same axes and order of devices on every {who}"),
+    "program": ("the same program", "compile the same plan for the same shapes and sizes on every {who}"),
+    "seed": ("with the same seed", "pass the same seed on every {who}: random functions depend on it"),
 }
-# Names of flags that set files and logs of a process, or count its devices: they change no result.
+# The names of flags for files, logs and the number of devices of a process, which do not change results.
 _LOCAL_FLAG = re.compile(r"(^|_)(dump|logs?|logging)(_|$)|_(dir|directory|file|path|device_count)$")
 
 
 def is_local(flag: str) -> bool:
-    """Whether a flag of XLA may differ between processes that must compute the same."""
+    """Whether an XLA flag may differ between the processes of a program."""
     return _LOCAL_FLAG.search(flag.lstrip("-").partition("=")[0]) is not None
 
 
 def environment(schedule: ir.Schedule) -> dict[str, str]:
-    """The values of this process for the names of `ALIKE`, except `mesh`, `program` and `seed`."""
+    """This process's values of the properties in `ALIKE`, except `mesh`, `program` and `seed`."""
     versions = {"commplan": commplan, "jax": jax, "jaxlib": jax.lib, "numpy": np}
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not is_local(flag)]
     spread = {axis.name: axis.levels for axis in schedule.axes if axis.levels}

@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, type_of
 from commplan.ir import schedule as ir
 from commplan.ir.axes import groups
 from commplan.ir.types import Placement
@@ -282,7 +282,9 @@ class MeshMachine:
         devices = [np.take(self.mesh.devices, [index], axis=number).flat for index in range(count)]
         local = [i for i, each in enumerate(devices) if any(d.process_index == process for d in each)]
         if missing := [index for index in local if index not in parts]:
-            message = f"there is no part of member{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            message = (
+                f"the input has no part of member{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            )
             fail("CP0818", message, "run.join needs the part of every member with devices of this process")
 
         def put(*members: jax.Array) -> jax.Array:
@@ -358,7 +360,7 @@ def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
         fail("CP0801", message, f"the mesh has {actual}", expected, *notes, file=schedule.file)
 
     if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
-        refuse(f"a {type(mesh).__name__} is not a mesh of devices", "expected a jax.sharding.Mesh")
+        refuse(f"{type_of(mesh)} is not a mesh of devices", "expected a jax.sharding.Mesh")
     for name in sizes:
         if name not in shape:
             refuse(f"the mesh has no axis `{name}`")

@@ -140,7 +140,7 @@ def _awaits(phase: ir.Phase) -> bool:
     )
 
 
-def told(error: BaseException) -> None:
+def mark_reported(error: BaseException) -> None:
     """Mark `error` as reported: the ranks that wait for this one have received it, and print it."""
     setattr(error, IS_REPORTED, True)
 
@@ -228,7 +228,7 @@ def _is_read(seconds: float) -> bool:
 
 
 def _unread_too_long(waited: float) -> NoReturn:
-    raise TimeoutError(f"nobody has read what was said for {waited:.1f} s")
+    raise TimeoutError(f"no process has read the output for {waited:.1f} s")
 
 
 def unread(descriptor: int) -> int:

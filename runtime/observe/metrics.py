@@ -138,7 +138,7 @@ class Metrics:
             try:
                 self.write()
                 if self._server is not None and not self._answering.is_alive():
-                    self._warn(f"nothing answers at {self.address} any more")
+                    self._warn(f"the server at {self.address} no longer answers")
             except BaseException as error:  # noqa: BLE001  this thread goes on, whatever happens
                 self._warn(f"{self.path} was not written: {error}")
 
@@ -146,7 +146,7 @@ class Metrics:
         if not self._warned and not self._end.is_set():
             self._warned = True
             with contextlib.suppress(RuntimeWarning):  # if warnings are errors
-                warnings.warn(f"metrics are not kept up to date: {message}", RuntimeWarning, 2)
+                warnings.warn(f"metrics are not updated: {message}", RuntimeWarning, 2)
 
     def _stuck(self, waited: float) -> NoReturn:
         fail("CP0960", f"metrics cannot be written to {self.path}: a write has hung for {waited:.0f} s")
@@ -181,7 +181,7 @@ def listening(address: str, rank: int) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        fail("CP0963", f"{address!r} is no address to listen at", "expected PORT, or HOST:PORT, up to 65535")
+        fail("CP0963", f"{address!r} is not an address", "expected PORT, or HOST:PORT, up to 65535")
     return host.strip("[]") or LOOPBACK, int(port) + (rank if int(port) else 0)
 
 
@@ -278,9 +278,9 @@ _FAMILIES = (
     ("batch_wait_seconds_total", "phase", "wait_s", "Time in which the training waited for a batch."),
     ("checked_records_total", "phase", "checked", "Records whose ids were compared with their contract."),
     ("worker_restarts_total", "phase", "restarts", "Worker processes that died and were replaced."),
-    ("ready_batches", "phase", "queue.ready", "Batches that lie ready now."),
-    ("ready_batches_mean", "phase", "ready_mean", "Batches ready when one was asked for, on average."),
-    ("ready_batches_least", "phase", "queue.least", "Batches ready when one was asked for, at least."),
+    ("ready_batches", "phase", "queue.ready", "Batches that are ready now."),
+    ("ready_batches_mean", "phase", "ready_mean", "Batches that were ready at a request, on average."),
+    ("ready_batches_least", "phase", "queue.least", "Batches that were ready at a request, at least."),
     ("depth_batches", "phase", "queue.depth", "Batches made ahead at most."),
     ("slots", "phase", "queue.slots", "Slots of the memory that processes share."),
     ("slots_used", "phase", "queue.used", "Slots that hold a batch now."),

@@ -313,5 +313,5 @@ def _copied(cell: StateCell, buffer: Buffer, chunk: Chunk) -> Array:
         scalar = next(iter(cell.units.values())).scalars[number]
     else:
         scalar = cell.units[chunk.unit].slots[buffer.slot]
-    assert scalar is not None, "asked for before it was set"
+    assert scalar is not None, "requested before it was set"
     return np.atleast_1d(scalar).copy()

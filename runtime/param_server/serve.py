@@ -17,14 +17,14 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from commplan.diagnostics import CommplanError, fail
+from commplan.diagnostics import CommplanError, fail, plural
 from commplan.ir.types import sized, timed
 from commplan.lowering.mpi.job.watchdog import RequestWatch
 from commplan.lowering.mpi.shared import HELLO
 from commplan.protocol.sites import LEAVE, Sites
 from commplan.recorder.lane import Lane
 from commplan.runtime.context import Context
-from commplan.runtime.observe.abort_hook import told
+from commplan.runtime.observe.abort_hook import mark_reported
 from commplan.runtime.param_server import event_log as recordings
 from commplan.runtime.param_server.checkpoint import ServerCheckpoint, check_prompt
 from commplan.runtime.param_server.driver import ServerDriver
@@ -44,8 +44,8 @@ _SPIN_S = 200e-6  # seconds without a message before the first sleep
 _NAP_S = 50e-6  # seconds of the first sleep; each is twice as long as the one before
 _BUSY_NAP_S, _IDLE_NAP_S = 200e-6, 1e-3  # the longest sleep while messages are in flight, and otherwise
 _REPORT_S = 0.25  # seconds between two reports to the sidecar
-_LOOK_S = 1.0  # seconds between two checks for workers that a put waits for
-_SAY_S = 30.0  # seconds until these workers are named
+_CHECK_S = 1.0  # seconds between two checks for workers that a put waits for
+_LATE_S = 30.0  # seconds until these workers are named
 _LEAVE_S = 5.0  # seconds for sending the last answers
 
 
@@ -63,20 +63,20 @@ class Transport(Protocol):
 
 @dataclass(frozen=True)
 class Served:
-    """The work of a server, after all workers have left.
+    """The statistics of a server, after all workers have left.
 
     Attributes:
         name: The name of the server.
         requests, messages, nbytes: The requests, messages and bytes of each worker.
-        answered: Bytes that were sent.
-        updates: Units that were updated.
-        lost: Workers that died.
-        broken_off: The reasons of workers that ended with an error.
+        answered: The bytes that the server sent.
+        updates: The number of updates of units.
+        lost: The workers that died.
+        broken_off: For each worker that ended with an error, its message.
         busy_s, waiting_s: Wall seconds with and without work.
         cpu_s: CPU seconds, user and system.
         memory: The maximum of resident bytes.
         restored: Whether states came from a checkpoint.
-        shared: Requests that workers on this host served themselves in shared memory.
+        shared: The number of requests that workers on this host carried out in shared memory.
     """
 
     name: str
@@ -98,27 +98,27 @@ class Served:
         requests, workers = sum(self.requests.values()), len(self.requests)
         seconds = f"busy {timed(self.busy_s)} of {timed(self.busy_s + self.waiting_s)}"
         received, sent = sized(sum(self.nbytes.values())), sized(self.answered)
-        lost = f", {len(self.lost)} worker{'s' * (len(self.lost) != 1)} died" if self.lost else ""
+        lost = f", {plural(len(self.lost), 'worker')} died" if self.lost else ""
         return (
-            f"{self.name}: {requests} request{'s' * (requests != 1)} of {workers} "
-            f"worker{'s' * (workers != 1)}, {received} in, {sent} out, {seconds}{lost}"
+            f"{self.name}: {plural(requests, 'request')} of {plural(workers, 'worker')}, "
+            f"{received} in, {sent} out, {seconds}{lost}"
         )
 
 
 class ServeOptions(NamedTuple):
-    """How a server serves.
+    """Options of a server.
 
     Attributes:
         checkpoint: A folder for states that survive the process. States of an earlier run of the plan in this
             folder are restored. Every update is in the checkpoint before it is answered, so `staleness` is
             not possible.
         every_s: Seconds between two calls of fsync, so that states also survive the machine.
-        record: A file for the order of requests.
-        replay: A recording whose order is reproduced, with the same weights. If the plan has several servers,
-            their numbers are added to the names of these files.
-        stop: Ends serving early when it is set, or returns True.
-        timeout: Seconds that a state which is set again may wait for workers that have not reached that line
-            and have not left.
+        record: A file that receives the order of requests. If the plan has several servers, the number of
+            the server is added to the file name, here and for `replay`.
+        replay: A recording. Requests are served in its order, which reproduces the weights.
+        stop: An event, or a function that returns a boolean. The server ends early when it is true.
+        timeout: The time limit in seconds for setting a state again, which waits until all workers have
+            reached that line or left.
     """
 
     checkpoint: str | os.PathLike[str] | None = None
@@ -149,10 +149,10 @@ def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served
     Args:
         context: The bound program.
         server: This server.
-        options: How it serves.
+        options: Checkpoints, recordings and limits.
 
     Returns:
-        The work of the server.
+        The statistics of the server.
 
     Raises:
         CommplanError: CP0970, CP0971, CP0972 for a function that cannot update chunks. CP0973 to CP0975 for a
@@ -193,7 +193,7 @@ def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served
         reason = end_reason(error)
         if server.watch is None or not server.watch.verdict():  # all ranks have received a verdict
             send_abort(mailbox, sites, reason)
-        told(error)
+        mark_reported(error)
         raise
     if driver.over:
         end_serving(server.service)
@@ -225,12 +225,12 @@ def _use_checkpoint(
     if checkpoint.existed and checkpoint.load([(first, second) for first, second in dict.fromkeys(pairs)]):
         driver.restore()
         if driver.restored:
-            loop.say(f"continues with the states of {str(checkpoint.path)!r}")
+            loop.log(f"continues with the states of {str(checkpoint.path)!r}")
     driver.checkpoint = checkpoint
 
 
 def _offer(loop: ServerLoop, closing: contextlib.ExitStack, *, share: bool) -> None:
-    """Offer workers the memory of the states, or tell them that there is none."""
+    """Send the workers an offer of the memory of the states, which is empty if it is not shared."""
     driver = loop.driver
     offer = None
     if share:
@@ -267,9 +267,11 @@ def finish(mailbox: Transport) -> None:
 
 
 class PutTimeout:
-    """Limits the time that a state which is set again waits for other workers, and names them.
+    """The time limit for setting a state again, which waits for all workers that have not left or died.
 
-    `timeout` is in seconds. Workers that have left or died are not waited for.
+    Args:
+        driver: The driver of the server.
+        timeout: The limit in seconds.
     """
 
     def __init__(self, driver: ServerDriver, timeout: float) -> None:
@@ -281,7 +283,7 @@ class PutTimeout:
     def message(self) -> str:
         """A message for the log, usually empty. Raises CP0981 after the timeout."""
         now = time.monotonic()
-        if now - self._checked < min(_LOOK_S, self._timeout):
+        if now - self._checked < min(_CHECK_S, self._timeout):
             return ""
         self._checked = now
         pending = self._driver.machine.awaited()
@@ -304,7 +306,7 @@ class PutTimeout:
                 span=site.span,
                 file=file,
             )
-        if waited < _SAY_S or self._reported:
+        if waited < _LATE_S or self._reported:
             return ""
         self._reported = True
         return f"line {site.span.line} of {file or 'the plan'} sets `{site.states[0]}`, and waits for {named}"
@@ -350,7 +352,7 @@ class ServerLoop:
         self._replay = Replay(events, self.driver.arrive, self._replay_death)
 
     def _replay_death(self, worker: int) -> None:
-        self._lose(worker)
+        self._remove(worker)
         sites, number = self.driver.sites, self.driver.machine.server
         for server in range(sites.servers):
             if server != number:
@@ -368,7 +370,7 @@ class ServerLoop:
             self.mailbox.send(worker, ABORT, np.frombuffer(reason, np.uint8))
 
     def served(self) -> Served:
-        """The work that has been done so far."""
+        """The statistics so far."""
         counters, usage = self.driver.counters, resource.getrusage(resource.RUSAGE_SELF)
         shared = self.shared.requests if self.shared is not None else 0
         return Served(
@@ -394,7 +396,7 @@ class ServerLoop:
                 self.waiting += now - since
                 return
             if text := self._put_timeout.message():
-                self.say(text)
+                self.log(text)
             longest = _BUSY_NAP_S if self.mailbox.is_busy else _IDLE_NAP_S
             nap = min(2 * nap or _NAP_S, longest)
             if self.recorder is not None and nap >= _IDLE_NAP_S:
@@ -411,7 +413,7 @@ class ServerLoop:
             if self.recorder is not None:
                 self.recorder.add(worker, LOST)
                 self.recorder.flush()
-            self._lose(worker)
+            self._remove(worker)
         self.busy += time.perf_counter() - now
 
     def _report(self) -> None:
@@ -434,7 +436,7 @@ class ServerLoop:
         if mail.tag == LEAVE and mail.buffer.size:
             reason = mail.buffer.tobytes().decode(errors="replace")
             self.broken_off[mail.worker] = reason
-            self.say(f"worker {mail.worker} ended with an error: {reason}")
+            self.log(f"worker {mail.worker} ended with an error: {reason}")
         if self._replay is not None:
             self._replay.arrive(*mail)
             return
@@ -442,18 +444,18 @@ class ServerLoop:
             self.recorder.add(mail.worker, mail.tag)
         self.driver.arrive(*mail)
 
-    def _lose(self, worker: int) -> None:
+    def _remove(self, worker: int) -> None:
         if worker in self.driver.machine.departed:
             return
         self.lost.append(worker)
         requests = self.driver.counters.requests.get(worker, 0)
         living = self.driver.sites.workers - len(self.driver.machine.departed) - 1
-        self.say(f"worker {worker} died after {requests} requests; {living} workers continue")
+        self.log(f"worker {worker} died after {requests} requests; {living} workers continue")
         if os.environ.get(_LEAVES, "0") == "0" and len(self.lost) == 1:
-            self.say("without `mpirun --mca async_mpi_finalize 1` the job may wait for dead ranks at its end")
+            self.log("without `mpirun --mca async_mpi_finalize 1` the job may wait for dead ranks at its end")
         self.driver.lost(worker)
 
-    def say(self, event: str) -> None:
+    def log(self, event: str) -> None:
         """Write one line to stderr."""
         text = f"commplan: {self.name}: {event} ({time.monotonic() - self._began:.1f} s)\n"
         os.write(2, text.encode())  # in one call, so that lines of different ranks are not mixed

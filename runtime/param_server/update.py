@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from commplan.diagnostics import Span, fail
+from commplan.diagnostics import Span, fail, type_of
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 from commplan.lowering.jax.pytree import LEAF, Structure
@@ -76,8 +76,8 @@ class ChunkUpdate:
             return self._array(new, w.shape, w.dtype, "weights"), (), ()
         returned = self.fn(w, self.auxiliary.tree(slots, scalars), g)
         if not isinstance(returned, tuple | list) or len(cast("Sequence[Any]", returned)) != 2:
-            kind = type(cast("object", returned)).__name__
-            self._wrong(f"returned a {kind}, expected a tuple of two values")
+            kind = type_of(cast("object", returned))
+            self._wrong(f"returned {kind}, expected a tuple of two values")
         new, state = cast("Sequence[Any]", returned)
         nodes, structure = jax.tree_util.tree_flatten(state)
         if structure != self.auxiliary.structure:
@@ -92,7 +92,7 @@ class ChunkUpdate:
 
     def _array(self, value: Any, shape: tuple[int, ...], dtype: Any, subject: str) -> Any:
         if jax.tree_util.tree_structure(value) != LEAF:
-            self._wrong(f"returned a {type(value).__name__} for the flat array of {subject}")
+            self._wrong(f"returned {type_of(value)} for the flat array of {subject}")
         weak = isinstance(value, bool | int | float) or bool(getattr(value, "weak_type", False))
         x = jnp.asarray(value, dtype) if weak else jnp.asarray(value)
         if x.shape != shape or x.dtype != dtype:

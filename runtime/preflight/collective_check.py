@@ -216,11 +216,11 @@ def _refuse(candidate: CheckedCollective, wrong: list[str], file: str) -> None:
     more = f"and {len(wrong) - _SHOWN} more ranks" if len(wrong) > _SHOWN else ""
     fail(
         "CP0856",
-        f"{candidate.text} does not give what phase `{candidate.phase}` asks for",
+        f"{candidate.text} returns wrong results for phase `{candidate.phase}`",
         *wrong[:_SHOWN],
         *([more] if more else []),
-        "the collective was tried on known data before the first step: what carries it out here is at fault,"
-        " a library of collectives, MPI, a driver, a network, or memory",
+        "the collective was tested on known data before the first step; the cause is outside of the plan:"
+        " the library of collectives, MPI, a driver, the network, or memory",
         span=candidate.op.span,
         file=file,
     )

@@ -71,7 +71,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     def text(self) -> str:
         if not self.digest:
             return "calls run.check_collectives()"
-        return f"begins a step{', before which it tries the collectives of the plan' if self.checks else ''}"
+        return f"begins a step{', and tests the collectives of the plan first' if self.checks else ''}"
 
 
 class Preflight:
@@ -211,9 +211,9 @@ class Preflight:
             first, second = (group[0] for group in list(kinds.values())[:2])
             fail(
                 "CP0854",
-                f"{self.who} {second} begins something else than {self.who} {first}",
+                f"{self.who} {second} begins another operation than {self.who} {first}",
                 *(f"{_named(self.who, group)} {text}" for text, group in kinds.items()),
-                f"every {self.who} gives run.jit the same check_s, and calls run.check_collectives() alike",
+                f"every {self.who} passes run.jit the same check_s, and calls run.check_collectives() alike",
                 file=self.file,
             )
         return hellos
@@ -233,10 +233,10 @@ class Preflight:
         if missing:
             fail(
                 "CP0855",
-                f"{_named(self.who, missing)} did not come",
-                f"this is {self.who} {self.machine.process()[0]}, which waited {timeout_s:.0f} s and more",
+                f"{_named(self.who, missing)} did not arrive",
+                f"this is {self.who} {self.machine.process()[0]}, which waited at least {timeout_s:.0f} s",
                 f"every {self.who} calls the same steps, and run.check_collectives(), in the same order,"
-                " under run.jit: a bare jax.jit does not come here",
+                " under run.jit: a step under a bare jax.jit does not take part",
                 "run.jit(step, timeout=SECONDS) waits longer",
                 file=self.file,
             )

@@ -318,7 +318,7 @@ def test_binding_runs_on_the_mesh() -> None:
 def test_an_order_lists_paths(order: Any) -> None:
     problem = refusal(commplan.loads(TEXT).compile, {"data": 4}, {"grads": TREE}, order=order)
     assert problem.code == "CP0711"
-    assert "a list of paths was expected" in problem.message
+    assert "expected a list of paths" in problem.message
 
 
 def test_an_axis_of_a_mesh_has_a_size() -> None:
@@ -345,5 +345,5 @@ def test_options_that_are_none_are_refused() -> None:
     problem = refusal(commplan.loads(TEXT).compile, None, {"grads": TREE}, None, sizes)
     assert (problem.code, problem.message) == (
         "CP0722",
-        "options is of type dict: CompileOptions were expected",
+        "options is of type dict: expected CompileOptions",
     )

@@ -119,7 +119,7 @@ THIRD = item("all_gather", 4, ALL)
         ([FIRST, SECOND, THIRD, THIRD], "missing: all_gather f32[4] over data (line 3)"),
         (
             [SECOND, FIRST, THIRD],
-            "moved: all_reduce(sum) f32[8] over data (line 3) is issued in another place (first)",
+            "moved: all_reduce(sum) f32[8] over data (line 3) is issued at another position (first)",
         ),
     ],
 )  # fmt: skip

@@ -127,4 +127,4 @@ def test_cpus_take_no_profile(capsys: pytest.CaptureFixture[str], tmp_path: Path
     file = tmp_path / "reduced.plan"
     file.write_text("plan reduced\n")
     assert main(["audit", str(file), "--pgle"]) == 1
-    assert "error[CP1156]: --pgle needs GPUs to compile for" in capsys.readouterr().err
+    assert "error[CP1156]: --pgle needs target GPUs" in capsys.readouterr().err

@@ -28,14 +28,14 @@ def test_anything_else_is_refused(text: str) -> None:
         target(text)
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "CP1150"
-    assert diagnostic.message == f"`{text}` is no target to compile for"
+    assert diagnostic.message == f"`{text}` is not a target"
 
 
 def test_rates_are_a_target_or_a_machine() -> None:
     machine = target("h100:4x8").machine
     assert rates("h100:4x8") == rates(machine) == machine
     assert rates(None) is None
-    with pytest.raises(CommplanError, match=r"CP1150.*a Target is no machine to estimate for"):
+    with pytest.raises(CommplanError, match=r"CP1150.*cannot estimate for a Target"):
         rates(target("h100"))  # pyright: ignore[reportArgumentType]
 
 

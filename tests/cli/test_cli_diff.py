@@ -187,6 +187,6 @@ def test_times_of_different_computations_are_noted(
     larger = tmp_path / "larger.plan"
     larger.write_text(PLAN.replace("data = 8", "data = 64"))
     _, _, note = run(capsys, plans["small"], str(larger), *shapes, "--topology", TOPOLOGY)
-    assert "exposed times are of different computations: phase step next to " in note
+    assert "exposed times depend on the computations, which differ: phase step next to " in note
     _, _, note = run(capsys, plans["small"], plans["wide"], *shapes, "--topology", TOPOLOGY)
     assert "different computations" not in note

@@ -51,5 +51,5 @@ def test_verbs_that_read_plans_say_what_reads_a_schedule(
     assert main([verb, files[2]]) == 1
     message = capsys.readouterr().err
     assert message.count("error[") == 1 and "CP1010" in message
-    assert "saved schedules are for explain, verify, simulate" in message
+    assert "saved schedules are read by explain, verify, simulate" in message
     assert Path(files[2]).read_bytes() == before

@@ -451,7 +451,7 @@ def test_a_program_is_run_once_and_hides_no_module(tmp_path: Path) -> None:
     hiding.write_text("one = len\n")
     first, second = (function_at("--fn", f"{program}:{name}") for name in ("one", "two"))
     assert first() is second()
-    with pytest.raises(CommplanError, match="is called like the module `json`"):
+    with pytest.raises(CommplanError, match="has the name of the loaded module `json`"):
         function_at("--fn", f"{hiding}:one")
     program.write_text("one = str\n")
     os.utime(program, ns=(1, 1))

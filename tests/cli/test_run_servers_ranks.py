@@ -109,7 +109,7 @@ def test_ranks_take_their_roles_and_are_reported(tmp_path: Path) -> None:
     assert server["nbytes"] > 2 * 4 * 4000 and server["answered"] > 2 * 4 * 4000
 
 
-WORKER, SERVER = "died, and left out: rank 1", "error[CP0834]: server `hub` (rank 2) has died"
+WORKER, SERVER = "died and excluded: rank 1", "error[CP0834]: server `hub` (rank 2) has died"
 
 
 @pytest.mark.parametrize(("dies", "message"), [(1, WORKER), (2, SERVER)])

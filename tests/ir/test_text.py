@@ -100,19 +100,19 @@ TEXT = print_schedule(compiled(reduce_plan("mean"), "bucket", grads=GIVEN))
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("schedule\n", "plan\n", "`schedule` was expected, found `plan`"),
-        ("how=div", "how=;", "a value was expected"),
-        ("how=div", "how div", "`=` was expected"),
+        ("schedule\n", "plan\n", "expected `schedule`, found `plan`"),
+        ("how=div", "how=;", "expected a value"),
+        ("how=div", "how div", "expected `=`"),
         ("how=div", "how=sub", "Invalid enum value 'sub'"),
         ("by=4.0", "by=[4.0]", "Expected"),
         ("grads.1 = scale", "grads.1, grads.2 = scale", "`scale` makes 1 values, not 2"),
         ("grads.1 = scale", "grads.1 = stretch", "there is no op `stretch`"),
-        ("axes=[data]", "axes=[data", "`,` was expected, found `dtype`"),
-        ("placement=<partial data>", "placement=<partial data", "`;` was expected"),
-        ('"b": f32[2]', '"b": 3', "the type of a leaf was expected"),
+        ("axes=[data]", "axes=[data", "expected `,`, found `dtype`"),
+        ("placement=<partial data>", "placement=<partial data", "expected `;`"),
+        ('"b": f32[2]', '"b": 3', "expected the type of a leaf"),
         ("pipeline =", "pipeline ? =", "`?` is not allowed here"),
-        ("  file = made.plan\n", "  file = made.plan\n}", "a word was expected, found `}`"),
-        ("phases {", "phases [", "`=` was expected"),
+        ("  file = made.plan\n", "  file = made.plan\n}", "expected a word, found `}`"),
+        ("phases {", "phases [", "expected `=`"),
     ],
 )
 def test_wrong_texts(old: str, new: str, message: str) -> None:

@@ -176,7 +176,7 @@ def test_explain_lists_what_the_compiler_does_not_know(
     plan.write_text(PLAN.replace("VIA", "via native").replace(": tree", ": f32[4096]"))
     monkeypatch.setattr(_jit, "is_known", lambda name, _: name != OVERLAP)
     assert main(["explain", str(plan), "--target", "gpu"]) == 0
-    passed, _, left_out = capsys.readouterr().out.partition("does not know them\n")
+    passed, _, left_out = capsys.readouterr().out.partition("does not support them\n")
     assert f"  {REDUCE} = 16384" in passed and OVERLAP not in passed and f"  {OVERLAP} = 8: all" in left_out
     assert main(["explain", str(plan), "--target", "gpu", "--format", "json"]) == 0
     is_known = {

@@ -134,8 +134,8 @@ def test_a_rank_without_a_step_tells_the_others(said: dict[str, dict[int, list[s
 )
 def test_a_rank_that_does_not_come_is_named_in_time(case: str, here: int, away: int):
     said = answers(case)[case]
-    assert said[here][0].startswith(f"error[CP0855]: rank {away} did not come")
-    assert "under run.jit: a bare jax.jit does not come here" in said[here][0]
+    assert said[here][0].startswith(f"error[CP0855]: rank {away} did not arrive")
+    assert "under run.jit: a step under a bare jax.jit does not take part" in said[here][0]
     assert said[away] == ["away"]
 
 

@@ -90,7 +90,7 @@ def test_blame_follows_waits_for_input(stuck: tuple[Path, str], capsys: pytest.C
     (makes,) = shown["ranks"][1]["activities"]
     assert makes["makes"]["run"] == 8 and "`decode`" in makes["call"]["text"]
     assert main(["blame", str(folder)]) == 1
-    assert "rank 1 holds the others: it has not made its part of batch 8" in capsys.readouterr().out
+    assert "rank 1 blocks the others: it has not made its part of batch 8" in capsys.readouterr().out
 
 
 def test_the_trace_has_a_track_for_input_with_arrows(stuck: tuple[Path, str]):

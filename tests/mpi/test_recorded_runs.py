@@ -115,7 +115,7 @@ def test_a_plan_whose_lines_have_moved_is_refused(
     assert main(["trace", "summarise", str(place), *map(str, words)]) == 1
     message = capsys.readouterr().err
     assert "CP1114" in message and "the run has communicated on line 10, where " in message
-    assert "give the plan as it was when it ran" in message
+    assert "pass the version of the plan that ran" in message
 
 
 def test_the_page_shows_the_run(place: Path, tmp_path: Path):

@@ -292,7 +292,7 @@ def test_two_records_of_a_rank_are_refused(place: Path, capsys: pytest.CaptureFi
     copied = place / "again" / path.name
     copied.write_bytes(path.read_bytes())
     assert main(["trace", "summarise", str(path), str(copied)]) == 1
-    assert "are both of rank 0" in capsys.readouterr().err
+    assert "are both records of rank 0" in capsys.readouterr().err
 
 
 def test_an_empty_ring_has_no_summary(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

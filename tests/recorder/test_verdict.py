@@ -104,7 +104,9 @@ def test_ranks_that_wait_in_different_groups_wait_for_one_another():
     waits = {0: pair, 1: whole, 2: whole}
     states = [RankState(rank, waits=(waits[rank],), begun=begun[rank], idle_s=20.0) for rank in ALL]
     assert verdict(*states).kind == "circle"
-    assert text(*states).startswith("the processes wait for one another since 20.0 s, in another order")
+    assert text(*states).startswith(
+        "the processes have waited for each other for 20.0 s, in different orders"
+    )
     assert "note: process 0 waits in `member`" in text(*states)
 
 

@@ -371,7 +371,7 @@ def test_other_runs_are_refused(folder: Folder):
     assert refused(run)[0] == "CP0873"
     record.unlink()
     code, text = refused(run)
-    assert (code, "no checkpoint of commplan" in text) == ("CP0873", True)
+    assert (code, "not a checkpoint of commplan" in text) == ("CP0873", True)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's own tasks fail, too

@@ -177,8 +177,8 @@ def test_collectives_are_tried_by_all_processes_or_none(said: dict[str, list[lis
 )
 def test_a_process_that_does_not_come_is_named_in_time(case: str, here: int, away: int):
     said = answers(case)[case]
-    assert said[here][0].startswith(f"error[CP0855]: process {away} did not come")
-    assert "under run.jit: a bare jax.jit does not come here" in said[here][0]
+    assert said[here][0].startswith(f"error[CP0855]: process {away} did not arrive")
+    assert "under run.jit: a step under a bare jax.jit does not take part" in said[here][0]
     assert said[away] == ["away"]
 
 

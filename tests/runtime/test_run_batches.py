@@ -244,7 +244,7 @@ def test_members_take_scalar_leaves_and_leaves_that_another_axis_divides():
     for name, x in values.items():
         np.testing.assert_array_equal(opt[name], x)
     code, text = refused(lambda: run.join("opt", {0: parts[0]}))
-    assert (code, "no part of member 1" in text) == ("CP0818", True)
+    assert (code, "has no part of member 1" in text) == ("CP0818", True)
 
 
 def test_a_member_is_the_same_each_time():

@@ -148,7 +148,7 @@ def test_another_order_is_named_after_the_bound_with_both_lines(conditions: dict
     for rank in range(3):
         began(ranks.recordings[rank], LINE if rank else OTHER_LINE)
     ranks.look(3.0)
-    assert "the ranks wait for one another since" in ranks.verdict(0)
+    assert "the ranks have waited for each other for" in ranks.verdict(0)
     assert f"rank 0 waits in {OTHER_LINE}" in ranks.verdict(1) and f"rank 1 waits in {LINE}" in ranks.verdict(
         1
     )

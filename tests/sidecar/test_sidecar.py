@@ -245,5 +245,5 @@ def test_where_mpi_ends_the_others_it_is_said_all_the_same(
     assert done.stderr.count("was ended (SIGTERM) in line 6 of x.plan, run 6") == 2
     assert main(["blame", str(place)]) == 1
     out = capsys.readouterr().out
-    assert "rank 1 holds the others: it was killed (SIGKILL)" in out
+    assert "rank 1 blocks the others: it was killed (SIGKILL)" in out
     left(place)

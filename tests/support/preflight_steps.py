@@ -312,7 +312,7 @@ def assert_miscounts_refused(answers: Mapping[int, Words] | Sequence[Words]) -> 
     assert checked == "3 checked"
     first, second = refused.splitlines()[:2]
     collective = "all_reduce(sum) f32[6] over data by native"
-    assert first == f"<plan>:7:5: error[CP0856]: {collective} does not give what phase `step` asks for"
+    assert first == f"<plan>:7:5: error[CP0856]: {collective} returns wrong results for phase `step`"
     assert second == "  note: rank 1: 1 elements are wrong, the first is element 2: 6, expected 5"
 
 
@@ -320,8 +320,8 @@ def assert_checks_agreed(answers: Mapping[int, Words] | Sequence[Words], who: st
     """answers: of `checks`, by process, which messages call a `who`."""
     assert answers[0] == answers[1]
     step, called, tried = answers[0]
-    first = f"error[CP0854]: {who} 1 begins something else than {who} 0\n  note: {who} 0 "
-    assert step.startswith(f"{first}begins a step, before which it tries the collectives of the plan\n")
+    first = f"error[CP0854]: {who} 1 begins another operation than {who} 0\n  note: {who} 0 "
+    assert step.startswith(f"{first}begins a step, and tests the collectives of the plan first\n")
     assert called.startswith(f"{first}calls run.check_collectives()\n  note: {who} 1 begins a step\n")
     assert tried == "1 checked"  # the least time of all counts
 

@@ -119,7 +119,7 @@ def test_weights_cut_along_other_axes_than_their_gradients() -> None:
     new = msgspec.structs.replace(step, values=values, ops=ops)
     wrong = msgspec.structs.replace(schedule, phases=tuple(new if p is step else p for p in schedule.phases))
     assert {code for code, _ in found(wrong)} == {"CP0734"}
-    assert "is split worker, rack, per rack, worker was expected" in found(wrong)[0][1]
+    assert "is split worker, rack, expected per rack, worker" in found(wrong)[0][1]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,6 @@ def test_a_reduction_to_one_rank_gives_the_others_nothing() -> None:
     )  # fmt: skip
     new = msgspec.structs.replace(step, values=values)
     wrong = msgspec.structs.replace(schedule, phases=tuple(new if p is step else p for p in schedule.phases))
-    assert ("CP0734", f"`{first.result}` is same, per worker was expected") in found(wrong)
+    assert ("CP0734", f"`{first.result}` is same, expected per worker") in found(wrong)
     rootless = changed(schedule, lambda ops: edit(ops, of(Collective, kind="reduce"), 0, root=None))
     assert ("CP0735", "reduce and root None do not go together") in found(rootless)

@@ -35,8 +35,8 @@ def run(args: Namespace, console: Console) -> int:
     if args.pgle and machine is None:
         fail(
             "CP1156",
-            "--pgle needs GPUs to compile for",
-            "name them, they need not be there: --target h100:4x8",
+            "--pgle needs target GPUs",
+            "name the target GPUs, which need not be installed: --target h100:4x8",
         )
     args = with_step(args, args.file, console, estimate=False)
     schedule, shapes, topology = _compiled(args, console, machine)
@@ -51,13 +51,13 @@ def run(args: Namespace, console: Console) -> int:
     ]
     if console.human:
         if not audits:
-            console.note(f"plan `{schedule.plan}` has no phase that computes something: nothing was compiled")
+            console.note(f"plan `{schedule.plan}` has no phase that computes anything: nothing was compiled")
         texts = (f"{name} on {devices}: {audit}\n" for name, audit in audits.items())
         phases = dict.fromkeys(phase for audit in audits.values() for phase in audit.phases)
         planning = "".join(_planned_text(planned, [*phases]))
         console.put("\n".join([*texts, *([planning] if planning else [])]))
         if machine is None and audits:
-            console.note("what waits is estimated for a machine: --target h100:HOSTSxDEVICES")
+            console.note("waiting times need a target machine: --target h100:HOSTSxDEVICES")
     else:
         steps = [{"name": name, **audit.data()} for name, audit in audits.items()]
         fields = ("name", "alone", "computation", "exposed", "after")
@@ -90,8 +90,8 @@ def _compiled(
             args = Namespace(**{**vars(args), "topology": assumed, "oversubscribe": True})
         _, schedule, shapes = compiled(args.file, args, console)
     if schedule.backend != "jax":
-        message = "the plan is compiled for the backend `mpi`, whose collectives are none of XLA's"
-        fail("CP0841", message, "leave --backend out", file=schedule.file)
+        message = "the plan is compiled for the backend `mpi`, whose collectives XLA does not compile"
+        fail("CP0841", message, "omit --backend", file=schedule.file)
     return schedule, shapes, topology
 
 

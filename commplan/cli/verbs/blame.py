@@ -47,7 +47,7 @@ def _show(verdict: Blame, console: Console) -> None:
     console.put(f"plan {verdict.plan or '(without a name)'}, started {started}\n")
     console.show(lambda screen: screen.print(table), 130)
     for rank, reason in verdict.holders.items():
-        console.put(f"rank {rank} holds the others: {reason}\n")
+        console.put(f"rank {rank} blocks the others: {reason}\n")
     for text in dict.fromkeys(verdict.verdicts.values()):
         ranks = [rank for rank, other in verdict.verdicts.items() if other == text]
         console.put(f"verdict of {listed('rank', ranks)}: {text}\n")

@@ -182,7 +182,7 @@ def _check_program(path: str, text: str) -> None:
     except (SyntaxError, ValueError) as error:
         fail(
             "CP1116",
-            f"{path} is no Python program: {error}",
-            "--program takes those that run the plan",
+            f"{path} is not a Python program: {error}",
+            "--program takes the programs that run the plan",
             file=path,
         )

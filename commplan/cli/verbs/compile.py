@@ -20,10 +20,10 @@ def run(args: Namespace, console: Console) -> int:
         return _without_sizes(args, console)
     records: list[PassRecord] = []
     observer = both(records.append, _dump(args.dump_passes))
-    done = compiled(args.file, args, console, observer)
-    text = _artefact(done, args, console)
+    result = compiled(args.file, args, console, observer)
+    text = _artefact(result, args, console)
     _print_pass_notes(records, args, console)
-    _deliver(text, args, console, **_facts(done, records))
+    _deliver(text, args, console, **_facts(result, records))
     return 0
 
 
@@ -47,18 +47,18 @@ def _without_sizes(args: Namespace, console: Console) -> int:
     return 0
 
 
-def _artefact(done: Compiled, args: Namespace, console: Console) -> str:
+def _artefact(result: Compiled, args: Namespace, console: Console) -> str:
     if args.emit in ("jaxpr", "hlo"):
         from commplan.cli.jax_side import program_text
 
-        return program_text(done, args, console)
+        return program_text(result, args, console)
     if _as_json(args, console):
         from commplan.ir.serialization.canonical_json import encode
 
-        return encode(done.schedule).decode()
+        return encode(result.schedule).decode()
     from commplan.ir.serialization.text import print_saved
 
-    return print_saved(done.schedule)
+    return print_saved(result.schedule)
 
 
 def _as_json(args: Namespace, console: Console) -> bool:
@@ -81,15 +81,15 @@ def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None
     console.document(**facts, emit=args.emit, output=out if out != STDIN else None, artefact=inline)
 
 
-def _facts(done: Compiled, records: list[PassRecord]) -> dict[str, Any]:
+def _facts(result: Compiled, records: list[PassRecord]) -> dict[str, Any]:
     from commplan.ir.serialization.canonical_json import schedule_digest
 
-    schedule = done.schedule
+    schedule = result.schedule
     return {
         "plan": schedule.plan,
         "digest": schedule_digest(schedule),
         "axes": {axis.name: axis.size for axis in schedule.axes},
-        "mapping": done.mapping,
+        "mapping": result.mapping,
         "pipeline": schedule.pipeline,
         "passes": [{"name": r.name, "text": r.text, "seconds": r.seconds} for r in records],
     }

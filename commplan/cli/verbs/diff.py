@@ -41,7 +41,7 @@ def run(args: Namespace, console: Console) -> int:
     if times is None and any(limit.measure in TIMES for limit in limits):
         fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
     if times is not None and (different := computations_text(*times)):
-        console.note(f"exposed times are of different computations: {different}; `alone` is without them")
+        console.note(f"exposed times depend on the computations, which differ: {different}; `alone` does not")
     names = list(map(name_of, files))
     if first and second and len(args.topology) > 1:
         names = [

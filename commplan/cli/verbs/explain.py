@@ -131,7 +131,7 @@ def _option_lines(target: str, options: Sequence[CompilerOption]) -> Iterator[st
     yield f"options of the compiler for {target}, which run.jit passes{queried}"
     yield from (f"  {option}" for option in passed or ("none",))
     if unknown:
-        yield "not passed, because the installed compiler does not know them"
+        yield "not passed, because the installed compiler does not support them"
         yield from (f"  {option}" for option in unknown)
 
 

@@ -71,7 +71,7 @@ def _drawn(statuses: list[FeedStatus]) -> list[Any]:
                 str(member.member), str(member.pid), str(member.batch), str(member.epoch),
                 str(member.records), f"{member.rate:.0f}", f"{member.waited_s:.1f} s",
                 str(feed.made.get(member.pid, 0)),
-                member.waits_for or ("" if member.is_held else "nothing: it reads alone"),
+                member.waits_for or ("" if member.is_held else "nothing (it reads alone)"),
             )  # fmt: skip
         parts.append(table)
     return parts

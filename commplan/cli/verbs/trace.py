@@ -20,7 +20,7 @@ from commplan.recorder.summary import Line, Waits
 from commplan.recorder.trace import head
 from commplan.recorder.verdict import step_of
 
-SHOWN = 3  # most late ranks that are listed for a line
+SHOWN = 3  # the number of late ranks that are listed for a line
 
 
 def run(args: Namespace, console: Console) -> int:
@@ -71,16 +71,16 @@ def _summarise(recorded: Run, console: Console) -> int:
 
 def _show(summary: Summary, recorded: Run, console: Console) -> None:
     hosts = len({record.host for record in recorded.records})
-    extent = f"{summary.recorded} of {summary.ranks} ranks on {hosts} host{'s' * (hosts != 1)}"
+    extent = f"{summary.recorded} of {summary.ranks} ranks on {plural(hosts, 'host')}"
     console.put(f"plan {summary.plan or '(without a name)'}: {extent}, {timed(summary.seconds)} recorded\n")
     for steps in summary.steps:
         duration = f"{timed(steps.seconds)} each (p95 {timed(steps.p95)})"
         share = f"communication {steps.communicating:.1%} of it, {steps.hidden:.0%} of that hidden"
         console.put(f"phase {steps.phase}: {steps.count} runs, {duration}; {share}\n")
     predicted = any(line.predicted is not None for line in summary.lines)
-    extra = ("predicted", "times that") if predicted else ()
+    extra = ("predicted", "ratio") if predicted else ()
     table = fold_table(
-        "what", "bytes", "times", "median", "p95", "all there", "bandwidth", "waited", "came last", *extra
+        "line", "bytes", "count", "median", "p95", "transfer", "bandwidth", "waiting", "last rank", *extra
     )
     for line in summary.lines:
         table.add_row(*_row(line), *(_compared(line) if predicted else ()))
@@ -94,12 +94,12 @@ def _show(summary: Summary, recorded: Run, console: Console) -> None:
 def _waited(waits: Waits) -> str:
     """Describe waits, for example `line 9: 30 waits for a batch, 1.2 ms each (p95 3 ms), ..`."""
     if waits.lane == "input":
-        text, done = f"{waits.name}: {plural(waits.count, 'wait')} for a batch", "made"
+        text, verb = f"{waits.name}: {plural(waits.count, 'wait')} for a batch", "made"
     else:
-        text, done = f"{waits.name}: {plural(waits.count, 'request')}", "answered"
-    text += f" ({waits.unfinished} not ended)" if waits.unfinished else ""
+        text, verb = f"{waits.name}: {plural(waits.count, 'request')}", "answered"
+    text += f" ({waits.unfinished} unfinished)" if waits.unfinished else ""
     text += f", {timed(waits.seconds)} each (p95 {timed(waits.p95)}), {waits.share:.1%} of the time"
-    text += f"; {done} in {timed(waits.making)}" if waits.making else ""
+    text += f"; {verb} in {timed(waits.making)}" if waits.making else ""
     last = ", ".join(f"rank {rank} {count}x" for rank, count in waits.last[:SHOWN])
     return f"{text}; the last part came from {last}" if last else text
 
@@ -111,12 +111,11 @@ def _row(line: Line) -> tuple[str, ...]:
     last = [f"rank {rank} {count}x" for rank, count in line.last[:SHOWN]]
     last += [f"{len(line.last) - SHOWN} others"] if len(line.last) > SHOWN else []
     last += [f"unsure {line.unsure}x"] if line.unsure else []
-    times = f"{line.count:,}" + (f" ({line.unfinished} not ended)" if line.unfinished else "")
-    moved = (
-        (sized(line.nbytes), f"{sized(line.bandwidth)}/s") if line.nbytes else ("", "")
-    )  # of steps: unknown
+    times = f"{line.count:,}" + (f" ({line.unfinished} unfinished)" if line.unfinished else "")
+    # The bytes of whole steps are unknown.
+    nbytes, bandwidth = (sized(line.nbytes), f"{sized(line.bandwidth)}/s") if line.nbytes else ("", "")
     return (
-        name, moved[0], times, timed(line.seconds), timed(line.p95), timed(line.transfer), moved[1],
+        name, nbytes, times, timed(line.seconds), timed(line.p95), timed(line.transfer), bandwidth,
         timed(line.waited), ", ".join(last),
     )  # fmt: skip
 
@@ -134,7 +133,7 @@ def _remark(recorded: Run, console: Console) -> None:
         share = recorded.lost / written
         console.note(f"the first {recorded.lost:,} of {written:,} events ({share:.0%}) have been overwritten")
     if missing := head(recorded)["missing"]:
-        console.note(f"no record of ranks {', '.join(map(str, missing[:20]))}: their part is not known")
+        console.note(f"no record of ranks {', '.join(map(str, missing[:20]))}: their events are missing")
     if len(recorded.clocks) > 1:
         unsure = max(clock.uncertainty for clock in recorded.clocks)
         accuracy = (

@@ -16,8 +16,8 @@ class Pack(BaseOp, frozen=True, tag="pack", gc=False):
 
     Each leaf is flattened, zero-padded to a multiple of `ways`, and viewed as `ways` rows; a part is a range
     of columns. With ways = 1 this is concatenation. After a reduce-scatter of a buffer with one row per rank,
-    each rank has its shard of every leaf. An array that is split along its leading dimension has this
-    dimension padded instead, so that a row is a whole number of its rows.
+    each rank has its shard of every leaf. For an array that is split along its leading
+    dimension, that dimension is padded instead, so that each rank's part holds whole slices of the array.
     """
 
     READS = ("parts",)

@@ -75,7 +75,7 @@ def decode(data: bytes, file: str = "<schedule>", verify: Verifier | None = None
         fix = "write one with `commplan compile -o NAME.json`"
         if data.lstrip().startswith(b"schedule"):
             fix = f"this is the text form, which `verify` and `simulate` read; programs load JSON: {fix}"
-        fail("CP1001", "this is no schedule file", str(error), fix, file=file)
+        fail("CP1001", "this is not a schedule file", str(error), fix, file=file)
     if head.format != FORMAT:
         fail("CP1001", f"this is a `{head.format}` file, not a `{FORMAT}`", file=file)
     check_schema(head.schema, file)

@@ -71,6 +71,6 @@ def _parse(word: str, text: str, kind: type[Any], file: str) -> Any:
     except msgspec.ValidationError as error:
         return fail("CP1008", str(error), span=Span(1, 1, 1, 2), file=file)
     except (RecursionError, ValueError) as error:  # nested too deeply, a number too long, a wrong escape
-        return fail("CP1008", f"this is no text form of a graph: {error}", file=file)
+        return fail("CP1008", f"this is not the text form of a graph: {error}", file=file)
     except TextError as error:
         return fail("CP1008", str(error), span=error.span, file=file)

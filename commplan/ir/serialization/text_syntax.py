@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from commplan.diagnostics import Span
+from commplan.diagnostics import Span, with_article
 from commplan.ir import plan as graph
 from commplan.ir import schedule as sched
 from commplan.ir.schedule import Leaf, Part
@@ -61,7 +61,7 @@ def _changed(value: msgspec.Struct) -> list[tuple[str, Any]]:
     return changed
 
 
-def _structs(item: Any) -> bool:
+def _is_block(item: Any) -> bool:
     return isinstance(item, tuple) and isinstance((*cast("tuple[Any, ...]", item), None)[0], msgspec.Struct)
 
 
@@ -73,7 +73,7 @@ def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
             lines.append(f"{pad}{write(item)}")
         elif isinstance(item, sched.Origin | graph.Plan):
             lines += [f"{pad}{name} is {{", *write_struct(item, depth + 1), f"{pad}}}"]
-        elif _structs(item):
+        elif _is_block(item):
             lines.append(f"{pad}{name} {{")
             for element in item:
                 lines += _element(element, depth + 1)
@@ -106,7 +106,7 @@ def _field(name: str, item: Any) -> str:
 
 
 def write(item: Any) -> str:
-    """A value in the notation."""
+    """The notation of a value."""
     match item:
         case None | bool():
             return str(item).lower()
@@ -137,7 +137,7 @@ class Reader:
 
     def __init__(self, text: str) -> None:
         self.tokens: list[tuple[str, str, int, int]] = []
-        self.at = 0
+        self.position = 0
         line, begin, position = 1, 0, 0
         while position < len(text):
             match = _TOKEN.match(text, position)
@@ -163,8 +163,8 @@ class Reader:
         fields: dict[str, Any] = {}
         while True:
             self._skip_lines()
-            if self.tokens[self.at][1] == closing:
-                self.at += 1
+            if self.tokens[self.position][1] == closing:
+                self.position += 1
                 return fields
             self._one_field(fields, blocks=True)
 
@@ -183,20 +183,20 @@ class Reader:
             return self._block("}")
         fields: dict[str, Any] = {"type": name}
         self._assign_left(fields, name, names)
-        while self.tokens[self.at][0] not in ("newline", "end") and not self._is("}"):
+        while self.tokens[self.position][0] not in ("newline", "end") and not self._is("}"):
             self._one_field(fields)
         return fields
 
     def _left(self) -> list[str]:
         """The names of `a, b =` at the start of a line, or an empty list."""
-        start, names = self.at, list[str]()
-        while self.tokens[self.at][0] in ("word", "string"):
+        start, names = self.position, list[str]()
+        while self.tokens[self.position][0] in ("word", "string"):
             names.append(cast("str", self._value()))
             if self._accepts("="):
                 return names
             if not self._accepts(","):
                 break
-        self.at = start
+        self.position = start
         return []
 
     def _assign_left(self, fields: dict[str, Any], name: str, names: list[str]) -> None:
@@ -211,14 +211,14 @@ class Reader:
         fields.update(zip(fields_left, names, strict=False))
 
     def _one_field(self, fields: dict[str, Any], *, blocks: bool = False) -> None:
-        if self.tokens[self.at][0] == "span":
+        if self.tokens[self.position][0] == "span":
             fields["span"] = self._value()
             return
         name = self._take("word")
         if blocks and self._accepts("{"):
             fields[name] = self._elements()
-        elif blocks and self.tokens[self.at][:2] == ("word", "is"):
-            self.at += 1
+        elif blocks and self.tokens[self.position][:2] == ("word", "is"):
+            self.position += 1
             self._take("mark", "{")
             fields[name] = self._block("}")
         else:
@@ -226,8 +226,8 @@ class Reader:
             fields[name] = self._value()
 
     def _value(self) -> Any:
-        kind, text, _, _ = self.tokens[self.at]
-        self.at += 1
+        kind, text, _, _ = self.tokens[self.position]
+        self.position += 1
         match kind:
             case "span":
                 numbers = [int(number) for number in re.findall(r"\d+", text)]
@@ -243,8 +243,8 @@ class Reader:
             case "mark" if text == "<":
                 return self._placement()
             case _:
-                self.at -= 1
-                raise self._wrong("a value was expected")
+                self.position -= 1
+                raise self._wrong("expected a value")
 
     def _after_word(self, text: str) -> Any:
         if self._accepts("("):
@@ -256,16 +256,16 @@ class Reader:
         return self._after_name(text)
 
     def _after_name(self, text: str) -> Any:
-        kind, following, _, _ = self.tokens[self.at]
+        kind, following, _, _ = self.tokens[self.position]
         if kind == "part":
-            self.at += 1
+            self.position += 1
             leaf, start, size, offset = (int(number) for number in re.findall(r"\d+", following))
             return {"value": text, "leaf": leaf, "start": start, "size": size, "offset": offset}
         if following == ":" and kind == "mark":
-            self.at += 1
+            self.position += 1
             array = self._value()
             if not isinstance(array, dict):
-                raise self._wrong("the type of a leaf was expected")
+                raise self._wrong("expected the type of a leaf")
             return {"path": text, **cast("dict[str, Any]", array)}
         return text
 
@@ -298,25 +298,25 @@ class Reader:
     def _accepts(self, mark: str) -> bool:
         """Consume `mark` if it is next, and return whether it was."""
         accepted = self._is(mark)
-        self.at += accepted
+        self.position += accepted
         return accepted
 
     def _is(self, mark: str) -> bool:
-        return self.tokens[self.at][:2] == ("mark", mark)
+        return self.tokens[self.position][:2] == ("mark", mark)
 
     def _skip_lines(self) -> None:
-        while self.tokens[self.at][0] == "newline":
-            self.at += 1
+        while self.tokens[self.position][0] == "newline":
+            self.position += 1
 
     def _take(self, kind: str, text: str | None = None) -> str:
-        actual, word, _, _ = self.tokens[self.at]
+        actual, word, _, _ = self.tokens[self.position]
         if actual != kind or (text is not None and word != text):
-            raise self._wrong(f"`{text}` was expected" if text else f"a {kind} was expected")
-        self.at += 1
+            raise self._wrong(f"expected {f'`{text}`' if text else with_article(kind)}")
+        self.position += 1
         return word
 
     def _wrong(self, message: str) -> TextError:
-        _, text, line, column = self.tokens[self.at]
+        _, text, line, column = self.tokens[self.position]
         shown = "the end of the line" if text == "\n" else f"`{text}`"
         return TextError(f"{message}, found {shown}", _here(line, column))
 

@@ -1,4 +1,4 @@
-"""Comparison of the terms of a schedule and its plan, including rounding."""
+"""Comparison of the symbolic terms of a schedule with those of its plan, including rounding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ Walk = Generator[tuple[Term, Term], Any, bool]  # yields pairs of terms, receive
 
 
 class TermComparison:
-    """`comparison(actual, expected)`: equal contributions, each rounded no more than the plan allows."""
+    """Compares terms: `comparison(actual, expected)` is whether they have the same value.
+
+    Both must have equal contributions, and each contribution of `actual` may be rounded only as `expected`
+    allows.
+    """
 
     def __init__(self, algebra: Algebra) -> None:
         self.algebra = algebra
@@ -20,8 +24,8 @@ class TermComparison:
 
     def __call__(self, actual: Term, expected: Term) -> bool:
         """Compare with an explicit stack, since terms are nested as deep as a phase is long."""
-        equal = self._at_once(actual, expected)
-        stack = [self._parts(actual, expected)] if equal is None else []
+        equal = self._compare_shallow(actual, expected)
+        stack = [self._compare_parts(actual, expected)] if equal is None else []
         while stack:
             try:
                 pair = stack[-1].send(equal)
@@ -29,12 +33,12 @@ class TermComparison:
                 stack.pop()
                 equal = stop.value
                 continue
-            equal = self._at_once(*pair)
+            equal = self._compare_shallow(*pair)
             if equal is None:
-                stack.append(self._parts(*pair))
+                stack.append(self._compare_parts(*pair))
         return bool(equal)
 
-    def _at_once(self, actual: Term, expected: Term) -> bool | None:
+    def _compare_shallow(self, actual: Term, expected: Term) -> bool | None:
         """The result if it does not depend on the parts, else None."""
         if not actual.defined:
             return False
@@ -44,7 +48,7 @@ class TermComparison:
             return False
         return self._results.get((actual.number, expected.number))
 
-    def _parts(self, actual: Term, expected: Term) -> Walk:
+    def _compare_parts(self, actual: Term, expected: Term) -> Walk:
         result = True
         for part in actual.parts:
             if not (yield from self._allowed(part, expected.parts)):
@@ -54,13 +58,14 @@ class TermComparison:
         return result
 
     def _allowed(self, part: Contribution, expected: Sequence[Contribution]) -> Walk:
+        """Whether one of `expected` allows the contribution `part`."""
         for other in expected:
             matches = other.sums == part.sums and other.atom.skeleton is part.atom.skeleton
-            if matches and (yield from self._alike(part, other)):
+            if matches and (yield from self._contribution_allowed(part, other)):
                 return True
         return False
 
-    def _alike(self, part: Contribution, expected: Contribution) -> Walk:
+    def _contribution_allowed(self, part: Contribution, expected: Contribution) -> Walk:
         """Whether two contributions with the same skeleton are rounded alike.
 
         Rounding is monotone, so an extreme may be taken before or after it, and the traces inside and outside

@@ -38,7 +38,7 @@ def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, PassContext]:
     try:
         content = io.decode_json(io.read(path, io.SCHEDULE), Reproducer)
     except (OSError, ValueError) as error:
-        fail("CP0723", f"{path} is no reproducer", f"{type(error).__name__}: {error}", file=str(path))
+        fail("CP0723", f"{path} is not a reproducer", f"{type(error).__name__}: {error}", file=str(path))
     origin = content.schedule.origin
     if origin is None or plan_digest(origin.plan) != content.schedule.plan_digest:
         note = "the plan in it is not the one that its digest names"

@@ -77,7 +77,7 @@ def hints(ctx: CheckContext, options: ast.Options | None, stage: str, type_: Typ
             continue
         first_spans[key] = option.key.span
         if stage not in rule.stages:
-            message = f"`{key}` is no option of `{stage}`"
+            message = f"`{key}` is not an option of `{stage}`"
             ctx.error("CP0610", message, option.key.span, f"it belongs to {listed(rule.stages, 'or')}", takes)
             continue
         value = _value(ctx, option, rule)

@@ -161,7 +161,7 @@ class Rendezvous:
             message = f"{_named([*blamed])} not joined the call to {self.purpose} within {waited:.0f} s"
             notes = [f"rank {rank} {text}" for rank, (text, _) in list(blamed.items())[:_SHOWN]]
         else:
-            message = f"all ranks have joined the call, and nothing has moved for {waited:.0f} s"
+            message = f"all ranks have joined the call, and have made no progress for {waited:.0f} s"
             notes = [
                 f"rank {n} has joined the call to {self._present[n].purpose}" for n in self.ranks[:_SHOWN]
             ]

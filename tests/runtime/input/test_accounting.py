@@ -252,9 +252,7 @@ def test_a_write_that_fails_beside_is_said_once(tmp_path: Path):
         time.sleep(0.1)
         path.parent.mkdir()
         writer.close()
-    assert [str(each.message).partition(": ")[0] for each in caught_warnings] == [
-        "metrics are not kept up to date"
-    ]
+    assert [str(each.message).partition(": ")[0] for each in caught_warnings] == ["metrics are not updated"]
 
 
 def test_whatever_kills_a_thread_is_said_and_it_goes_on(tmp_path: Path):
@@ -289,7 +287,7 @@ def test_an_address_that_answers_no_more_is_said():
         while not caught_warnings and time.monotonic() < until:
             time.sleep(0.01)
         writer.close()
-    assert f"nothing answers at {writer.address} any more" in str(caught_warnings[0].message)
+    assert f"the server at {writer.address} no longer answers" in str(caught_warnings[0].message)
 
 
 def test_a_write_that_hangs_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

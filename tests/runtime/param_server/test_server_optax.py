@@ -57,7 +57,7 @@ def test_a_state_that_the_exchange_has_no_place_for_is_refused() -> None:
     trees = {"w": jnp.ones(3)}, {"w": jnp.ones(3)}
     stateless = commplan.optax.update(optax.sgd(0.5))
     assert np.array_equal(stateless(*trees)["w"], np.full(3, 0.5, np.float32))
-    with pytest.raises(CommplanError, match=r"CP0822.*begin anew at every step"):
+    with pytest.raises(CommplanError, match=r"CP0822.*reset at every step"):
         commplan.optax.update(optax.sgd(0.5, momentum=0.9))(*trees)
 
 

@@ -77,7 +77,7 @@ def _report(
 def _on_ranks(args: Namespace, console: Console) -> int:
     """Rehearse on the ranks of MPI; the first one prints. A rank that fails aborts the others."""
     if args.device == "gpu":
-        fix = "leave --device out, or start without mpirun"
+        fix = "omit --device, or start without mpirun"
         fail("CP1107", "ranks of MPI exchange arrays of the CPU", fix)
     args.device = "cpu"
     for module in ("jax", "mpi4py", "mpi4jax"):

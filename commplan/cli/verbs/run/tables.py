@@ -245,7 +245,7 @@ def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
     screen.print(table)
     if lost := sorted({worker for server in servers for worker in server.lost}):
         ranks = ", ".join(map(str, lost))
-        screen.print(f"died, and left out: rank{'s' if len(lost) > 1 else ''} {ranks}", markup=False)
+        screen.print(f"died and excluded: rank{'s' if len(lost) > 1 else ''} {ranks}", markup=False)
 
 
 def _headline(cost: PhaseCost) -> str:

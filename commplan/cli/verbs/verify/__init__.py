@@ -292,7 +292,7 @@ def _named(args: Namespace) -> tuple[str, Proof]:
             return subject, prove_sliced(args.algorithm, kind, args.ranks, root, args.slices)
         return subject, prove_algorithm(args.algorithm, kind, args.ranks, root)
     if args.slices > 1:
-        fail("CP0748", "a hierarchy is proved by its levels, whatever the slices", "leave --slices out")
+        fail("CP0748", "the proof of a hierarchy does not depend on slices", "omit --slices")
     levels = _levels(hierarchy[1], args)
     sizes = " x ".join(str(size) for _, size in levels)
     return f"{args.algorithm} for {kind} over {sizes} ranks", prove_levels(tuple(levels), kind, root)
@@ -302,7 +302,7 @@ def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
     """The algorithm and size of each level of --algorithm. Raises CP0748 if they do not match."""
     parts = [_LEVEL.fullmatch(part) for part in text.split(",")]
     if isinstance(args.ranks, int) or None in parts:
-        message = f"`{args.algorithm}` over {args.ranks} ranks: the levels and their sizes are not clear"
+        message = f"`{args.algorithm}` over {args.ranks} ranks: cannot infer the levels and their sizes"
         note = 'write --algorithm "hierarchical(gpu = ring, node = chain)" --ranks gpu=8,node=4'
         fail("CP0748", message, note)
     sizes = dict(args.ranks)
@@ -319,9 +319,9 @@ def _praise(subject: str, proof: Proof) -> str:
     out = [f"{subject}: {'proved' if proof.tasks else 'believed'}"]
     if proof.tasks:
         out += [
-            "  every send meets its receive; no rank waits for ever, though sends wait for their receives",
+            "  every send has a matching receive; no rank waits forever, even if sends block until received",
             "  at the end every slot holds the promised value: each contribution once, sums bitwise equal",
-            "  no message is useless, none races with another, none carries what was never set",
+            "  no message is redundant, races with another, or sends unset data",
         ]
     if len(proof.tasks) > 1:
         out += ["  composed of:", *(f"    {str_of(task)}" for task in proof.tasks)]
@@ -332,7 +332,7 @@ def _praise(subject: str, proof: Proof) -> str:
             f"  rounds {proof.cost.rounds} (no fewer than {proof.cost.least_rounds})",
             f"  the busiest rank sends {_share(proof.cost.sent)} and receives {_share(proof.cost.received)}",
             f"  (no less than {_share(proof.cost.least)}; S are the bytes of the whole buffer)",
-            f"  a rank has to have room for {_share(proof.cost.staged)} to receive into",
+            f"  a rank needs receive buffers of {_share(proof.cost.staged)}",
         ]
     return "\n".join(out) + "\n"
 

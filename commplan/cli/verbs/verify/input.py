@@ -57,7 +57,7 @@ def _share(share: ProvedShare) -> str:
     op, name = share.op, name_of(share.op.result)
     over = f"{', '.join(op.axes)} ({share.members})"
     if op.design == "duplicate":
-        return f"`{name}` is made by each of {over} for itself, all rows of it"
+        return f"`{name}` is made separately by each of {over}, with all its rows"
     readers = f", {op.readers} readers" if op.readers else ""
     return (
         f"`{name}` is made once over {over} ({op.design}{readers}): every row has one maker"
