@@ -61,8 +61,8 @@ def join(
         batch: records per step of this member, a multiple of the plan's batch.
         timeout: seconds to wait for another member or for a producer before raising an error that names it.
         epochs: if `own`, a late member without a state begins with epoch 0, and all members with the same
-            `batch` get the same batches, epoch by epoch. Until it has caught up it reads by itself, and the
-            others do not wait for it.
+            `batch` get the same batches, epoch by epoch. Until it has caught up, it reads its input
+            separately, and the others do not wait for it.
 
     Returns:
         The feed.
@@ -88,9 +88,9 @@ def join(
             )
 
     def open_feed(schedule: Schedule) -> Feed:
-        taken_by = _clock_plan(schedule, phase)
+        clocks = _clock_plan(schedule, phase)
         feed = Feed(
-            name, taken_by, sources, dict(functions or {}), member=member, state=state, batch=batch,
+            name, clocks, sources, dict(functions or {}), member=member, state=state, batch=batch,
             timeout=timeout, epochs=epochs,
         )  # fmt: skip
         if state is None and epochs == "shared":  # trials of one process have the same batches on purpose
@@ -125,7 +125,7 @@ def _clock_plan(schedule: Schedule, phase: str) -> ClockPlan:
 
 
 def _text(path: str | Path) -> str | None:
-    """The plan in the file at `path`; None if it cannot be read, which compiling it reports."""
+    """The plan in the file at `path`; None if it cannot be read: compiling it reports the error."""
     try:
         return io.read(path).decode("utf-8")
     except (OSError, ValueError):

@@ -32,7 +32,7 @@ def jit(
     Before a call for new shapes, all processes compare their arguments, programs and collectives, and refuse
     steps that would wait for ever. A step that does not end is explained: by the process that has died, is
     stopped or busy, or calls its steps in another order, with the source lines of the step's collectives. All
-    processes call this alike, after `jax.distributed.initialize`. With one process it is `jax.jit`.
+    processes must make the same call, after `jax.distributed.initialize`. With one process it is `jax.jit`.
 
     Args:
         function: the step; without it, a decorator is returned.

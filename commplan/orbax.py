@@ -357,7 +357,7 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         """Describe the first array that differs from the record, or else other possible damage."""
         try:
             tree = self._arrays.metadata(directory).tree
-        except Exception as error:  # noqa: BLE001  Orbax says in many ways that it cannot read them
+        except Exception as error:  # noqa: BLE001  Orbax raises many types of errors
             return (f"files are missing or damaged: its list of arrays raises {type(error).__name__}",)
         for key, entry in entries.items():
             for leaf in entry.saved.leaves if entry.saved is not None else ():

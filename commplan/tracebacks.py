@@ -18,7 +18,7 @@ from commplan.diagnostics import CommplanError
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C")
-_HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120  compared with names of files as Python has them
+_HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120  compared with the file names of code objects
 _STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
 _CALLED = ("__call__", "__getattr__", "__getitem__", "__init__", "__iter__", "__next__")
 

@@ -93,7 +93,7 @@ def joined(thread: threading.Thread, wait: Wait) -> None:
 
 def outcome(future: Future[_Result]) -> _Result:
     """Wait for the result of a thread of this process; raises its exception."""
-    from concurrent import futures  # noqa: PLC0415  there already, where there is a future
+    from concurrent import futures  # noqa: PLC0415  already imported if there is a future
 
     attended(lambda seconds: future.done() or bool(futures.wait([future], seconds).done))
     return future.result(0)

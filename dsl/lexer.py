@@ -1,7 +1,7 @@
 """Split text into tokens: words, numbers with units, punctuation and comments, each with its position.
 
 Lines and columns count from 1, in characters. A line ends at LF, CRLF or CR. The lexer never fails: text that
-is no token of the language becomes a `BAD` token.
+is not a token of the language becomes a `BAD` token.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ FORMS = {
 
 
 def bad_token(token: Token) -> Diagnostic:
-    """The diagnostic of text that is no token of the language."""
+    """The diagnostic of text that is not a token of the language."""
     if re.match(r"-?[0-9]", token.text):
         why, suggestion = number_mistake(token.text)
         fix = Fix(f"write `{suggestion}`", token.span, suggestion) if suggestion else None

@@ -41,9 +41,10 @@ class GuardedMesh(MeshMachine):
 
 
 def machine_of(mesh: Any, comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machine:
-    """The machine of a step `name`; all of its processes call this alike.
+    """The machine of a step `name`. All of its processes must call this with the same arguments.
 
-    Raises CP0849 if a process does not come, and for ranks what `machines.ranks.check_communicator` does.
+    Raises CP0849 if a process does not arrive, and for ranks the errors of
+    `machines.ranks.check_communicator`.
     """
     if comm is not None:
         return _ranks(comm, name, limits, timeout_s)

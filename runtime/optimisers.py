@@ -33,8 +33,8 @@ class Difference(NamedTuple):
 def difference(init: Callable[[Tree], Tree], update: Callable[[Tree, Tree, Tree], Any]) -> Difference | None:
     """Find an element that is updated differently in a part of the tree.
 
-    The tree has three f32 leaves and is cut into three parts as owners get them. It is tried over three steps
-    with small, usual and huge gradients, and with a gradient that is not a number.
+    The tree has three f32 leaves and is cut into three parts as owners get them. The test has three steps
+    with small, usual and huge gradients, and with a NaN gradient.
 
     Args:
         init: Maps weights to a state.

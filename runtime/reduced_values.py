@@ -1,4 +1,4 @@
-"""Values that phases have returned as reduced, for machines whose types do not say so.
+"""Values that phases have returned as reduced, for machines without such types.
 
 Inside a shard_map JAX types values by the axes over which they vary. Ranks of a communicator, and a shard_map
 with `check_vma=False`, have no such types. There the arrays and tracers themselves are recorded.

@@ -48,7 +48,7 @@ class TypedRun:
         schedule = context.schedule
         self.program, self.context, self.input = program, context, run_input
         self.mesh = context.machine.mesh
-        self._is_checked = False  # Whether the collectives were tried.
+        self._is_checked = False  # Whether the collectives were tested.
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
         self._weights = ShardedWeights(context)
@@ -126,7 +126,7 @@ class TypedRun:
         Before the first call for new shapes, dtypes or shardings, all ranks of this run compare the step's
         arguments and collectives. They compile it and then compare the compiled collectives. All ranks must
         therefore make the same calls. Later calls cost as much as those of `jax.jit`. Before the first step
-        of the run they also try the plan's collectives; see `check_collectives`.
+        of the run they also test the plan's collectives; see `check_collectives`.
 
         On GPUs XLA gets the options of `program.compiler_options`, except those in `compiler_options`.
 
@@ -137,7 +137,7 @@ class TypedRun:
             check_same: Whether to compare once the checksums of arguments that several processes or devices
                 hold. Under MPI these are the arguments whose placement in `run.spmd` says so; on a mesh, all
                 replicated arguments.
-            pgle: A latency profile with which GPUs compile the step once more. It is estimated for
+            pgle: A latency profile for compiling the step a second time on GPUs. It is estimated for
                 `"h100:4x8"`, for a `lowering.audit.Machine`, or for the devices of this process (True), and
                 used if the step is faster by the same estimate. A path names a measured profile instead.
             **options: The options of `jax.jit`.
@@ -179,7 +179,7 @@ class TypedRun:
             timeout: Seconds to wait for a rank.
 
         Returns:
-            The collectives that were tried: `text`, `place`, and the `seconds` that each took.
+            The tested collectives: `text`, `place`, and the `seconds` that each took.
 
         Raises:
             CommplanError: CP0856 on all ranks if one of them gets a wrong result; CP0854 if some ranks are

@@ -109,7 +109,7 @@ class Explanation(msgspec.Struct, frozen=True):
         topology: The topology, if there is one.
         servers: The names of the server axes.
         claims: The properties that the compiler has proved.
-        times: The source of predicted times, and what they include.
+        times: The source of predicted times, and their parts.
         steps: The cost of phases `each step`, with predicted times.
     """
 
@@ -123,7 +123,7 @@ class Explanation(msgspec.Struct, frozen=True):
     topology: ir.CompiledTopology | None = None
     servers: tuple[str, ...] = ()
     claims: Claims | None = None
-    times: str = ""  # the source of predicted times, and what they include
+    times: str = ""  # the source of predicted times, and their parts
     steps: tuple[StepCost, ...] = ()  # of phases `each step`, with predicted times
 
     def text(self) -> str:

@@ -141,7 +141,7 @@ class ValueTypes:
         inside = part.start >= 0 and part.size >= 1 and part.start + part.size <= row
         if not inside or not 0 <= part.offset <= columns - part.size:
             where = f"elements {part.start} to {part.start + part.size} of leaf {part.leaf} of `{leaves_of}`"
-            yield "CP0731", f"{where} do not lie inside its row of {row} and the buffer's of {columns}"
+            yield "CP0731", f"{where} are not inside its row of {row} and the buffer's of {columns}"
 
     def part(self, value: Value, result: Ref, axes: Sequence[str], owners: Sequence[int] = ()) -> Value:
         """The shard of `value` on one rank, split along `axes` or among the `owners` of them."""

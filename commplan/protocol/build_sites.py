@@ -43,7 +43,7 @@ class _Survey:
         self.servers = count
         self.layouts: dict[str, StateLayout] = {}
         self.used: dict[str, tuple[str, Span]] = {}
-        self.read: dict[str, set[Ref]] = {}  # by phase: what its workers need, in their ops or as outputs
+        self.read: dict[str, set[Ref]] = {}  # by phase: the values that its workers read or return
 
     def sites(self) -> Sites:
         calls: list[Site] = []

@@ -17,7 +17,7 @@ def usual(nbytes: int, owners: int) -> int:
 
 
 def cut(size: int, most: int) -> tuple[tuple[int, int], ...]:
-    """`size` elements in as few runs (start, length) of at most `most` as there can be, all nearly alike."""
+    """The fewest runs (start, length) of nearly equal lengths, at most `most`, that cover `size` elements."""
     count = -(-size // max(1, most))
     edges = [*(size * part // count for part in range(count)), size]
     return tuple((start, stop - start) for start, stop in itertools.pairwise(edges))

@@ -19,7 +19,7 @@ from commplan.ir.plan import Ref
 from commplan.ir.types import DType
 from commplan.protocol.units import StateLayout
 
-LEAVE = 1  # a worker says that it sends nothing more
+LEAVE = 1  # a worker sends no further messages
 FIRST_TAG = 16
 
 Kind = Literal["put", "get", "exchange", "elastic"]

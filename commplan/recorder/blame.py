@@ -194,7 +194,7 @@ def _rank(records: Sequence[Record]) -> Rank:
 
 
 def _recent(record: Record) -> tuple[int, tuple[str, ...]]:
-    """The last calls of whole steps, which all processes make in the same order. Collectives are left out."""
+    """The last calls of whole steps, which all processes make in the same order. Collectives are excluded."""
     calls = [event for event in record.events if event.kind == BEGIN and "`" in event.name][-_RECENT:]
     return (calls[0].operation, tuple(f"`{step_of(call.name)}`" for call in calls)) if calls else (1, ())
 
@@ -312,7 +312,7 @@ def _members(rank: Rank, event: Event, recorded: Collection[int]) -> Collection[
 
 
 def ranks_along(rank: Rank, axes: Sequence[str]) -> Sequence[int]:
-    """The ranks that lie along `axes` of the record with `rank`."""
+    """The ranks that differ from `rank` only along `axes` of the record."""
     place = coordinates(rank.rank, rank.axes, rank.axes) | dict.fromkeys(axes, 0)
     return _group(tuple(place.items()), tuple(axes), tuple(rank.axes.items()))
 
@@ -332,7 +332,7 @@ def _owed(activity: Activity, event: Event) -> str:
 
 
 def _down(ranks: Sequence[Rank]) -> dict[int, str]:
-    """The ranks that cannot go on, and their condition. Ranks that ended while they waited are left out.
+    """The ranks that cannot go on, and their condition. Ranks that ended while they waited are excluded.
 
     If all ranks are gone, returns the first that died, unless a launcher had begun to end them.
     """

@@ -17,7 +17,7 @@ _FAILED = "has ended with "  # see `file.Recording.remove`
 
 
 def read_jobs(paths: Iterable[Path]) -> list[Record]:
-    """All records of the jobs of these records. Damaged and missing files are left out."""
+    """All records of the jobs of these records. Damaged and missing files are skipped."""
     records: list[Record] = []
     jobs = dict.fromkeys((path.parent, path.name.split(".")[0]) for path in paths)
     for path in (path for folder, job in jobs for path in sorted(folder.glob(f"{job}.*rec"))):

@@ -1,7 +1,7 @@
-"""The block of a record that the sidecar of the host reads while the process runs, and writes verdicts to.
+"""The live block of a record: the sidecar of the host reads it while the process runs, and writes verdicts.
 
-The engine has the same layout (`Live` in `lowering/mpi/engine/watch.h`). Readers use `pread`, not a mapping:
-a file that is cut off would end a process that maps it.
+The engine has the same layout (`Live` in `lowering/mpi/engine/watch.h`). Readers use `pread`, because a
+mapping of a truncated file would end the process that reads it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _LATE, _LIMITS, _SERVED, _COMPARISON = LIVE + 32, LIVE + 40, LIVE + 56, LIVE + 8
 _FLAGS, _ASKS, _BEAT, _ANSWERED = LIVE + 64, LIVE + 104, LIVE + 112, LIVE + 120
 _VERDICT, _TEXT = LIVE + 128, LIVE + 144
 _LONGEST = 3952 - 3  # bytes of a verdict and the line that waited, each with a zero byte
-_SERVED_S = 1.0  # a server that has not reported for so long is busy
-_FROZEN_S = 1.5  # a process whose thread has not run for so long has a thread that keeps the lock
+_SERVED_S = 1.0  # the time without a report after which a server counts as busy
+_FROZEN_S = 1.5  # the time without a beat after which a thread counts as holding the lock
 _WAITS, _PATIENT, _AHEAD, _ABORTED = 1, 2, 4, 8
 LEFT = 2
 BLOCKED = "CP0834"  # the code of a verdict that begins with none
@@ -34,22 +34,22 @@ class Live(NamedTuple):
     """The state of a recording process. Times are `time.monotonic_ns`.
 
     Attributes:
-        moved: When an operation last began, moved bytes or ended.
-        waits: When the oldest unfinished operation began; 0 if there is none.
-        parting: Since when the rank waits for the others to leave, or a server has received nothing; 0
-            before.
+        moved: The time at which an operation last began, moved bytes or ended.
+        waits: The time at which the oldest unfinished operation began; 0 if there is none.
+        parting: The time since which the rank waits for the others to leave, or a server has received
+            nothing; 0 before.
         left: 1 if the rank begins no further operation, `LEFT` if it has left.
-        late: How many `late` blocks the program is in.
+        late: The number of `late` blocks around the current statement.
         bound_ns, busy_ns: The limits `watchdog_s` and `busy_s`; 0 if the record is not watched.
-        served: When a server last reported its state; 0 if it is no server.
+        served: The time at which a server last reported its state; 0 if this is not a server.
         flags: Of a server, whether workers wait for others, and whether it has a timeout for that. Of a
             process that records whole steps, whether it prepares a step, and whether its runtime aborts it.
         ends: Whether a verdict ends operations, see `on_hang` of `Program.bind`.
-        compares: Since when the rank waits for others to compare a step; 0 if it does not wait.
+        compares: The time since which the rank waits for others to compare a step; 0 if it does not wait.
         comparison, group: See `put_comparison`.
-        asks: When a step failed, for a reason that the other processes may know; 0 before.
-        beat: When the thread that records the ends of steps last ran; 0 if there is none.
-        answered: When the sidecar last found that no other process is the reason, see `asks`.
+        asks: The time at which a step failed, for a reason that other processes may know; 0 before.
+        beat: The time at which the thread that records the ends of steps last ran; 0 if there is none.
+        answered: The time at which the sidecar last found no other process that explains `asks`.
     """
 
     moved: int = 0
@@ -126,7 +126,14 @@ def put_late(recording: Recording, late: int) -> None:
 
 
 def put_served(recording: Recording, *, waits: bool, patient: bool, moved: bool) -> None:
-    """Report the state of a server. moved: whether anything has arrived since the last report."""
+    """Report the state of a server.
+
+    Args:
+        recording: The record of the server.
+        waits: Whether workers wait for other workers.
+        patient: Whether that wait has a timeout.
+        moved: Whether a message has arrived since the last report.
+    """
     now = time.monotonic_ns()
     if moved or not struct.unpack_from("<q", recording.memory, _SERVED)[0]:
         struct.pack_into("<3q", recording.memory, LIVE, now, 0, now)
@@ -136,7 +143,10 @@ def put_served(recording: Recording, *, waits: bool, patient: bool, moved: bool)
 def put_step(recording: Recording, moved_s: float, waits_ns: int) -> None:
     """Report the last step of a process that records whole steps.
 
-    waits_ns: when it began, if it has not ended; else 0.
+    Args:
+        recording: The record of the process.
+        moved_s: The time at which the step began or ended.
+        waits_ns: The time at which it began if it has not ended, else 0.
     """
     struct.pack_into("<2q", recording.memory, LIVE, int(moved_s * 1e9), waits_ns)
     struct.pack_into("<q", recording.memory, _BEAT, time.monotonic_ns())
@@ -168,9 +178,11 @@ def put_comparison(
 
 
 def put_failure(recording: Recording, *, is_aborted: bool) -> None:
-    """Have the sidecar find out whether other processes are the reason why a step has failed.
+    """Request the sidecar to check whether a step failed because of another process.
 
-    is_aborted: whether JAX aborts this process.
+    Args:
+        recording: The record of the process.
+        is_aborted: Whether JAX aborts this process.
     """
     (flags,) = struct.unpack_from("<q", recording.memory, _FLAGS)
     struct.pack_into("<q", recording.memory, _FLAGS, flags | is_aborted * _ABORTED)
@@ -178,13 +190,13 @@ def put_failure(recording: Recording, *, is_aborted: bool) -> None:
 
 
 def is_answered(recording: Recording) -> bool:
-    """Whether no other process is the reason of the failure."""
+    """Whether the sidecar has found no other process that explains the failure."""
     asks, _, answered = struct.unpack_from("<3q", recording.memory, _ASKS)
     return answered > asks
 
 
 def write_answer(descriptor: int) -> None:
-    """Write to an open record that no other process is the reason of its failure."""
+    """Write to an open record that no other process explains its failure."""
     os.pwrite(descriptor, struct.pack("<q", time.monotonic_ns()), _ANSWERED)
 
 
@@ -197,9 +209,11 @@ def write_verdict(descriptor: int, text: str, line: str, effective_s: float, *, 
     """Write a verdict to an open record.
 
     Args:
+        descriptor: The file descriptor of the record.
+        text: The verdict.
         line: The line of the plan that waited.
-        effective_s: When it applies, on `time.monotonic`.
-        abandoned: Whether the rank waits for others to leave, and none of them will.
+        effective_s: The `time.monotonic` from which the verdict applies.
+        abandoned: Whether the rank waits for others to leave that will not leave.
     """
     data = text.encode(errors="replace")[:_LONGEST] + b"\0"
     os.pwrite(descriptor, data + line.encode(errors="replace")[: _LONGEST + 1 - len(data)] + b"\0", _TEXT)

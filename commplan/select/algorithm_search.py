@@ -50,7 +50,7 @@ def tie_break(candidates: Sequence[Candidate]) -> Candidate:
     return next(candidate for candidate in candidates if candidate.seconds <= fastest * (1 + TIE_MARGIN))
 
 
-# Candidates by what they depend on, for the many similar schedules of a search.
+# Candidates by their parameters, for the many similar schedules of a search.
 CandidateCache = dict[tuple[object, ...], tuple[Candidate, ...]]
 
 

@@ -27,7 +27,7 @@ FEW = PIECES[1::3]  # for a first comparison of algorithms
 
 
 def pieces(nbytes: int) -> list[int]:
-    """The message sizes that are tried for a buffer of `nbytes`."""
+    """The candidate message sizes for a buffer of `nbytes`."""
     return [size for size in PIECES if nbytes // 1024 < size < nbytes]
 
 
@@ -145,6 +145,6 @@ def is_one_operation(kind: CollectiveKind, algorithm: Algorithm, backend: Backen
 def has_wire_options(op: Collective) -> bool:
     """Whether the stage has the option `wire` or `accumulate`.
 
-    `Hints.changes` tells whether these change the type of a dtype, `Hints.wire_types` the two types.
+    `Hints.changes` is whether these change the type of a dtype, `Hints.wire_types` the two types.
     """
     return op.hints.wire is not None or op.hints.accumulate is not None

@@ -36,7 +36,7 @@ class RecoveryBindings:
         """The names that a statement in a phase would bind, and whether the list is complete."""
         head, *assigned = _ASSIGNED.split(self._text(statement.span), maxsplit=1)
         if not assigned:
-            return [], True  # no assignment: a misspelt `output`, say
+            return [], True  # not an assignment, for example a misspelt `output`
         names = [name.text for name in statement.targets]
         names += [word for word in _WORD.findall(head) if word not in KEYWORDS]
         return names, _NAMES.fullmatch(head) is not None

@@ -43,7 +43,7 @@ def layer_collectives(
     candidates = [*layer_items, *(item for item in called if item.scope in scopes)]
     requested = [collective for collective in traced.collectives if scopes.intersection(collective.scopes)]
     matches = (_candidate_for(collective, candidates) for collective in requested)
-    # Copies, because differences tell items apart by identity.
+    # Copies, because differences distinguish items by identity.
     items = [replace(item) for item in matches if item is not None]
     counts, counts_of_one_call = _counts(items), _counts(called)
     layered = {scope for scope, signatures in counts.items() if signatures != counts_of_one_call.get(scope)}

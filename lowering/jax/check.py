@@ -186,7 +186,7 @@ def refuse_reduced(
 
 
 def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | None) -> Tree:
-    """Check the types of a phase's arguments inside a shard_map; type values as varying where the plan does.
+    """Check the types of a phase's arguments inside a shard_map; type values as varying if the plan does.
 
     Raises:
         CommplanError: CP0807 if a `partial` value does not vary over one of its axes, unless it is a

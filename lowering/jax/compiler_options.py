@@ -1,4 +1,4 @@
-"""The XLA options with which a step is compiled as its plan says. They apply to one compilation, not to a
+"""The XLA options that make a compiled step follow its plan. They apply to one compilation, not to a
 process.
 
 `run.jit` passes them to `jax.jit`; `commplan explain --target` prints them. Names and values are those of

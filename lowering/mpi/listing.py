@@ -27,7 +27,7 @@ class ListedCollective(NamedTuple):
         scope: The JAX name scope.
         comm: The communicator.
         ranks: The participating ranks, as ranks of `comm`.
-        planned: Whether it belongs to the plan's channel, so that all ranks issue it alike.
+        planned: Whether it belongs to the plan's channel, so that all ranks issue the same.
     """
 
     text: str

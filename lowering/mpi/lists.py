@@ -152,7 +152,7 @@ class Runner:
 
         Raises:
             BrokenOffError: If MPI or another rank reports an error. The channel cannot be used again.
-            Exception: What `look` raised. The channel cannot be used again.
+            Exception: The exception of `look`. The channel cannot be used again.
         """
         errors: list[BaseException] = []
 

@@ -273,7 +273,7 @@ class _BoundStage:
         return columns
 
     def _written(self, column: list[Any], place: int, total: _Total) -> Sequence[Any]:
-        """Write results to memory that was not used recently; bytes stay where they are.
+        """Write results to memory that was not used recently; bytes are not moved.
 
         This is part of their cost: a function may return a view that is slow to copy.
         """
@@ -402,7 +402,7 @@ def _item(plan_input: PlanInput, phase: Phase) -> dict[str, Any]:
         message = f"phase `{phase.name}` has no array from its sources for a consumer"
         fail("CP0771", message, f"its outputs: {outputs}", span=phase.span, file=plan_input.plan.file)
     if "jax" in sys.modules:
-        import jax.numpy as jnp  # noqa: PLC0415  only where the consumer brought JAX
+        import jax.numpy as jnp  # noqa: PLC0415  only if the consumer has imported JAX
 
         return {name: jnp.asarray(array) for name, array in item.items()}
     return item
@@ -437,6 +437,6 @@ def _step(consumer: Consumer, item: dict[str, Any]) -> tuple[float, float]:
 
 def _finished(result: Any) -> None:
     if "jax" in sys.modules:
-        import jax  # noqa: PLC0415  only where the consumer brought JAX
+        import jax  # noqa: PLC0415  only if the consumer has imported JAX
 
         jax.block_until_ready(result)

@@ -57,7 +57,7 @@ class Context:
 
     @functools.cached_property
     def compiler_options(self) -> dict[str, xla.Value]:
-        """The schedule's XLA options for these devices, if the installed XLA knows them."""
+        """The schedule's XLA options for these devices, if the installed XLA supports them."""
         return xla.accepted(xla.as_installed(self._options))
 
     @property

@@ -19,7 +19,7 @@ class UnsetStates:
     """The initial zeros of states that `at start` sets, identified as objects.
 
     A state from a checkpoint is another array, so it is never mistaken for one of them. While JAX traces a
-    step, the arrays of the call stand for its arguments (`entered`).
+    step, the arrays of the call represent its arguments (`entered`).
     """
 
     def __init__(self, schedule: ir.Schedule) -> None:

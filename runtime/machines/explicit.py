@@ -31,7 +31,7 @@ def resharded(declared: PartitionSpec, mesh: Any, sizes: Mapping[str, int], file
         x: A global array.
 
     Raises:
-        CommplanError: CP0813 if `x` is unreduced over an axis for which `declared` does not say so; nothing
+        CommplanError: CP0813 if `x` is unreduced over an axis over which `declared` is not; nothing
             is summed here.
     """
     x = jnp.asarray(x)

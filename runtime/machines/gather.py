@@ -30,7 +30,7 @@ class Notice:
 
     Attributes:
         after_s: Seconds of waiting before it is printed.
-        waiting: Who waits, and for what.
+        waiting: The waiting process and the call, for the message.
     """
 
     after_s: float
@@ -93,7 +93,7 @@ class Absence(NamedTuple):
     """The parts of CP0849, the error of an exchange at which a process does not arrive.
 
     Attributes:
-        action: What the processes do together, such as "bind `p`".
+        action: The joint action, such as "bind `p`".
         fix: How to make all of them arrive.
         file: The file of the plan, or "".
     """

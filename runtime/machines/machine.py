@@ -215,8 +215,8 @@ class Machine(Protocol):
             timeout_s: Seconds to wait for the others.
 
         Returns:
-            The text of each participant that arrived in time, by its number; None for a participant of which
-            this process does not know, because the one that collects the texts has not answered.
+            The text of each participant that arrived in time, by its number. None for a participant whose
+            text is unknown, because the process that collects the texts has not answered.
         """
         ...
 
@@ -288,7 +288,7 @@ class BindReport(NamedTuple):
     """A process's answer about the program that it binds.
 
     Attributes:
-        alike: Its values for the names of `ALIKE`.
+        alike: Its values of the properties in `ALIKE`.
         wrong: The reason why it cannot bind, or "".
     """
 
@@ -303,7 +303,7 @@ class BindRequest(NamedTuple):
         program: The digest of the schedule.
         check: Raises the errors of this process's machine.
         limits, timeout_s: See `Program.bind`.
-        mesh: The axes and devices of the mesh, which all processes must have alike.
+        mesh: The axes and devices of the mesh, which must be the same in all processes.
     """
 
     schedule: ir.Schedule
@@ -325,8 +325,8 @@ def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int,
             participants call it in the same order.
 
     Raises:
-        CommplanError: the error of this process, once the others know of it; CP0845 if another process cannot
-            bind the program, or if the programs differ.
+        CommplanError: the error of this process, after the others received it; CP0845 if another process
+            cannot bind the program, or if the programs differ.
     """
     file = request.schedule.file
     try:

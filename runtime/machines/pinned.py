@@ -1,9 +1,9 @@
 """Memory of the host that devices copy from directly, by DMA.
 
-JAX copies what it is given to memory of its own that the device can read, in a thread of the host, unless the
-memory is registered with the device's runtime: then the device reads it where it lies. Registered pages are
-those that lie at an address now; so who exchanges pages, or unmaps them, first ends the registration, and
-before that every copy from them must be over. Batches are handed out when their copies are.
+A thread of JAX copies an array to memory that the device can read, unless the array is in memory that is
+registered with the device's runtime. The device then reads it directly. A registration holds for the pages
+that are mapped when it is made. Before pages are unmapped or replaced, all copies from them must be complete
+and the registration must be ended. Batches are returned after their copies are complete.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from commplan.runtime.input.observe.wait_log import LOG
 
 
 class DmaClient(Protocol):
-    """A client of devices, as JAX has it: what registers memory with them. Both raise what JAX does."""
+    """The part of a JAX client that registers memory with its devices. The methods raise errors of JAX."""
 
     @property
     def dma_map(self) -> Callable[[int, int], object]:
-        """Address and bytes."""
+        """Register memory, by address and number of bytes."""
         ...
 
     @property
     def dma_unmap(self) -> Callable[[int], object]:
-        """The address that was given."""
+        """End the registration of the memory at an address."""
         ...
 
 
@@ -57,12 +57,15 @@ class Pinning:
         """Register memory: whole pages that stay mapped until `unpin`."""
         try:
             self.client.dma_map(address, nbytes)
-        except Exception as error:  # noqa: BLE001  whatever the device's runtime raises
+        except Exception as error:  # noqa: BLE001  any error of the device's runtime
             with self._lock:
                 first, self._is_reported = not self._is_reported, True
             if first:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                LOG.warning("batches are copied to the devices through memory of JAX's own: %s", reason)
+                LOG.warning(
+                    "batches are copied to the devices through an intermediate buffer, which is slower: %s",
+                    reason,
+                )
             return
         with self._lock:
             self._nbytes[address] = nbytes
@@ -80,7 +83,7 @@ class Pinning:
             self.unpin(address)
 
     def settle(self, arrays: Any) -> None:
-        """Wait until the copies that made `arrays`, a pytree, are over. Raises what they do."""
+        """Wait until the copies to the arrays of a pytree are complete. Raises their errors."""
         jax.block_until_ready(arrays)
         _compat.collect_garbage()  # the memory of the host that the copies held
 
@@ -91,12 +94,14 @@ class Pinning:
 
 
 def pinning_of(devices: Sequence[Any]) -> Pinning | None:
-    """Registers memory of the host with `devices` of this process; None if they are CPUs, or if JAX's client
-    does not offer it, as in JAX 0.10.0."""
+    """The registrations with the client of `devices` of this process.
+
+    None if the devices are CPUs, or if JAX's client cannot register memory, as in JAX 0.10.0.
+    """
     is_offered = devices and devices[0].platform != "cpu" and hasattr(devices[0].client, "dma_map")
-    return _known(devices[0].client) if is_offered else None
+    return _pinning(devices[0].client) if is_offered else None
 
 
 @functools.cache
-def _known(client: Any) -> Pinning:
+def _pinning(client: Any) -> Pinning:
     return Pinning(client)

@@ -312,7 +312,7 @@ def deaths(comm: Any, file: str = "") -> Generator[None]:
 def host_names(comm: Any, plan: str = "", timeout_s: float = TIMEOUT_S) -> list[str]:
     """The host name of each rank.
 
-    Warns if one name stands for several machines or networks, whose ranks then count as one host. Raises
+    Warns if several machines or networks have one name; their ranks then count as one host. Raises
     CP0849 if a rank does not arrive.
     """
     option = "plan.compile(comm, timeout=SECONDS)"

@@ -96,7 +96,7 @@ class ChecksumTable(msgspec.Struct, frozen=True, array_like=True):
 
 
 def named_leaves(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[NamedLeaf]:
-    """The leaves of the arguments of a step, with their placements if `run.spmd` knows them."""
+    """The leaves of the arguments of a step, with their placements if `run.spmd` declares them."""
     declared: Declared | None = getattr(function, "declared", None)
     try:
         arguments = None if declared is None else dict(declared.signature.bind(*args, **kwargs).arguments)

@@ -38,7 +38,7 @@ class ServerCounters:
     """Counters of a server.
 
     Attributes:
-        requests, messages, nbytes: What was received, by worker.
+        requests, messages, nbytes: The received requests, messages and bytes of each worker.
         answered: Bytes that were sent.
         updates: Units that were updated.
     """
@@ -104,7 +104,7 @@ class ServerDriver:
         return self.machine.over
 
     def restore(self) -> None:
-        """Continue with the states of an earlier run, if all were set; otherwise they are set anew."""
+        """Continue with the states of an earlier run, if all were set; otherwise they must be set again."""
         self.restored = all(cell.is_complete for cell in self.store.cells.values())
         if self.restored:
             self.machine.restored()

@@ -67,7 +67,7 @@ class Recorder:
             self.flush()
 
     def flush(self) -> None:
-        """Write the buffered events to the file, where they survive this process."""
+        """Write the buffered events to the file, so that they survive this process."""
         if not self._events:
             return
         packed = zlib.compress(self._events.tobytes(), 1)

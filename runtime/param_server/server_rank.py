@@ -32,7 +32,7 @@ class ServerRank:
 
 
 def check_servers(schedule: Schedule) -> None:
-    """Raise CP0851 for a plan whose states live on servers: a mesh of devices has none."""
+    """Raise CP0851 for a plan with states on servers: a mesh of devices has none."""
     roles = sites(schedule)
     if roles.all:
         refuse(roles.all[0].span, schedule.file)

@@ -1,7 +1,7 @@
-"""Each distinct collective of a bound program, carried out at its real size on data with a known result.
+"""Test each distinct collective of a bound program at its real size, on data with a known result.
 
-The expected result is computed here from the kind of the collective alone, element by element. It shares no
-code with the collective.
+The expected result is computed element by element from the kind of the collective, without code that
+collectives use.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from commplan.runtime.machines.machine import place_of
 from commplan.runtime.preflight.preflight import Preflight
 
 BUDGET_S = 5.0
-_PERIOD = 7  # of the data, in elements: prime, so that no block, slice or message is as long as a multiple
-_MOST = 2**31 - 1  # elements that an i32 counts
-_SHOWN = 4  # ranks that a message names
+_PERIOD = 7  # of the data, in elements: a prime, so that lengths of blocks and messages are no multiples
+_MOST = 2**31 - 1  # the largest number of elements in an i32
+_SHOWN = 4  # the number of ranks that a message names
 
 
 class Checked(NamedTuple):
-    """A collective with the expected result.
+    """A collective that returned the expected result.
 
     Attributes:
         text: The operation and its axes.
         place: The line of the plan.
-        seconds: The time of the second run of two, waiting for others included.
+        seconds: The duration of the second of two runs, including waits for other ranks.
     """
 
     text: str
@@ -48,11 +48,11 @@ class Checked(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The report of a process about one collective.
+    """The result of one collective on the ranks of a process.
 
     Attributes:
-        left_s: The remaining seconds of its budget.
-        wrong: The wrong results of its ranks.
+        left_s: The remaining seconds of the process's budget.
+        wrong: A description of each wrong result.
     """
 
     left_s: float
@@ -79,14 +79,22 @@ class CheckedCollective(NamedTuple):
 
 
 def check_collectives(context: Context, budget_s: float, preflight: Preflight) -> list[Checked]:
-    """Try the collectives of `context`, the largest first, until one ends past the seconds of some process.
+    """Test the collectives of `context`, the largest first, until the budget of a process is exceeded.
 
-    All processes of the run have agreed to call this. Raises CP0856 on all of them where some rank does not
-    get what it should, CP0855 where one does not come back.
+    All processes of the run must call this.
+
+    Args:
+        context: The bound program.
+        budget_s: The budget of this process in seconds.
+        preflight: Exchanges results between the processes.
+
+    Raises:
+        CommplanError: CP0856 on all processes if a rank receives a wrong result; CP0855 if a process does not
+            answer.
     """
     begun, checked = time.perf_counter(), list[Checked]()
     for candidate in candidates(context):
-        seconds, wrong = _tried(context, candidate)
+        seconds, wrong = _run(context, candidate)
         answers = preflight.exchange(Answer(budget_s - (time.perf_counter() - begun), wrong)).values()
         mistakes = [text for each in answers for text in each.wrong]
         if mistakes:
@@ -98,7 +106,7 @@ def check_collectives(context: Context, budget_s: float, preflight: Preflight) -
 
 
 def candidates(context: Context) -> list[CheckedCollective]:
-    """What to try, largest first; collectives that move the same in the same way are one."""
+    """The distinct collectives of all phases, the largest first."""
     distinct: dict[Any, CheckedCollective] = {}
     for phase in context.schedule.phases:
         lowered = context.lower(phase)
@@ -127,8 +135,8 @@ def _leaves(
             yield CheckedCollective(leaf_op, phase, leaf.dtype, size)
 
 
-def _tried(context: Context, candidate: CheckedCollective) -> tuple[float, tuple[str, ...]]:
-    """Seconds of the second run, and what ranks of this process got that they should not."""
+def _run(context: Context, candidate: CheckedCollective) -> tuple[float, tuple[str, ...]]:
+    """Run a collective twice. Returns the seconds of the second run, and the wrong results of local ranks."""
     backend, machine, axes = context.backend, context.machine, tuple(context.sizes)
 
     def body() -> tuple[Array, Array]:
@@ -136,11 +144,11 @@ def _tried(context: Context, candidate: CheckedCollective) -> tuple[float, tuple
             return _compare(candidate, backend, axes)
 
     spec = PartitionSpec(axes)
-    run = jax.jit(machine.spread(body, (), (spec, spec)))
+    step = jax.jit(machine.spread(body, (), (spec, spec)))
     with jax.disable_jit(False), machine.context():
-        jax.block_until_ready(run())  # compiles
+        jax.block_until_ready(step())  # compiles
         begun = time.perf_counter()
-        counts, values = jax.block_until_ready(run())
+        counts, values = jax.block_until_ready(step())
         seconds = time.perf_counter() - begun
     wrong: list[str] = []
     for counted, valued in zip(counts.addressable_shards, values.addressable_shards, strict=True):
@@ -155,7 +163,12 @@ def _tried(context: Context, candidate: CheckedCollective) -> tuple[float, tuple
 
 
 def _compare(candidate: CheckedCollective, backend: Backend, axes: tuple[str, ...]) -> tuple[Array, Array]:
-    """i32[1, 3] (rank, wrong elements, the first of them) and f32[1, 2] (what it is, what it should be)."""
+    """Run and compare on one rank.
+
+    Returns:
+        i32[1, 3]: the rank, the number of wrong elements, and the index of the first.
+        f32[1, 2]: that element, and its expected value.
+    """
     op, dtype = candidate.op, jnp.dtype(candidate.dtype.numpy_name)
     rank = jnp.asarray(backend.index(axes), jnp.int32)
     mine = _pattern(rank, jnp.arange(candidate.size, dtype=jnp.int32))
@@ -166,7 +179,7 @@ def _compare(candidate: CheckedCollective, backend: Backend, axes: tuple[str, ..
     received, expected = (x.astype(jnp.float32) for x in (received, expected))
     rounding = float(jnp.finfo(dtype).eps) * backend.ways(op.axes) if candidate.dtype.is_float else 0.0
     close = jnp.abs(received - expected) <= rounding * jnp.abs(expected)
-    if op.kind == "reduce":  # elsewhere it may be anything
+    if op.kind == "reduce":  # the result on other ranks is unspecified
         close |= jnp.asarray(backend.index(op.axes)) != op.root
     first = jnp.argmin(close)
     counts = jnp.stack([rank, jnp.sum(~close, dtype=jnp.int32), first.astype(jnp.int32)])
@@ -175,7 +188,7 @@ def _compare(candidate: CheckedCollective, backend: Backend, axes: tuple[str, ..
 
 
 def _pattern(rank: Array, element: Array) -> Array:
-    """What rank `rank` gives as element `element`: whole numbers from 0 to 6."""
+    """The operand of `rank` at index `element`: whole numbers from 0 to 6."""
     return (element % _PERIOD * (1 + rank // _PERIOD % (_PERIOD - 1)) + rank) % _PERIOD
 
 

@@ -1,9 +1,8 @@
-"""Before a step runs for the first time: whether all ranks are about to run the same.
+"""Check that all ranks are about to run the same step, before it runs for the first time.
 
-Every rank lists the arguments and collectives of its step before the step is compiled, since compilers of
-several hosts wait for one another, and the collectives of the compiled step. Ranks exchange digests of these,
-lists only if digests differ, and all of them refuse a step that would wait for ever or reduce values that do
-not belong together.
+Every rank lists the arguments and collectives of its step twice: before it is compiled, since compilers of
+several hosts wait for each other, and afterwards. The ranks exchange digests of these lists, and the lists
+only if digests differ. All ranks reject a step that would deadlock or reduce unrelated values.
 """
 
 from __future__ import annotations
@@ -32,18 +31,22 @@ from commplan.runtime.observe.same_values import Copies, check_copies, named_lea
 from commplan.tracebacks import is_users
 
 TIMEOUT_S = 1800.0  # for a rank that has not compiled the step yet
-_FAILED_S = 10.0  # how long a rank that failed waits for the others, to tell them
+_FAILED_S = 10.0  # how long a failed rank waits for the others to receive its error
 _LINE, _SOURCE = re.compile(r"line (\d+) of the plan"), re.compile(r"\S+\.py:\d+")
 _SHOWN = 4  # ranks, or groups of them, that a message names
 _Said = TypeVar("_Said", bound=msgspec.Struct)
-Check = Callable[["Preflight"], object]  # through which all exchange what they find
+Check = Callable[["Preflight"], object]  # exchanges its findings through the preflight
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
     """The next step of a rank: its name, its arguments, and its collectives in order.
 
-    program: a digest of all that it computes, if that is the same everywhere; else empty. compiled: whether
-    the collectives are those of the compiled step.
+    Attributes:
+        name: The name of the function.
+        arguments: The dtype and shape of each argument.
+        issues: The collectives.
+        program: The digest of the lowered program if it must be the same everywhere, else "".
+        compiled: Whether the collectives are those of the compiled step.
     """
 
     name: str
@@ -54,14 +57,19 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def digest(self) -> str:
-        """Equal on ranks that issue the same over the same axes: the numbers of ranks are left out."""
+        """A digest that is equal on ranks that issue the same collectives over the same axes."""
         issued = tuple((issue.text, issue.place) for issue in self.issues)
         return _digest(msgspec.json.encode((self.arguments, issued, self.program, self.compiled)))
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """The first message of a rank: the digest of its step, or its mistake, and whether it first tries the
-    plan's collectives. With neither digest nor mistake it does nothing else."""
+    """The first message of a rank.
+
+    Attributes:
+        digest: The digest of the rank's step; "" if it has none.
+        wrong: The error of the rank, or "".
+        checks: Whether the rank tests the collectives of the plan before the step.
+    """
 
     digest: str = ""
     wrong: str = ""
@@ -102,12 +110,12 @@ class Preflight:
     def __call__(self, jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compare the step for these arguments with all other ranks, compile it, and compare it again.
 
-        Raises what is wrong with the step here; CP0854 if ranks are about to run steps that do not fit
-        together, or one has no step; CP0855 if one does not come.
+        Raises the error of tracing or compiling the step on this rank; CP0854 if the steps of ranks differ,
+        or a rank has no step; CP0855 if a rank does not arrive.
         """
         everyone = self.machine.participants()
         with alike(self.who, self.machine.process()[0], everyone[0]), self.machine.joint.ahead(self):
-            with self._tells():
+            with self._sends_failure():
                 traced = jitted.trace(*args, **kwargs)
                 lowered = jitted.lower(*args, **kwargs)
                 arguments = self._arguments(lowered)
@@ -118,7 +126,7 @@ class Preflight:
                 self._agree(step, lowered)
             if not self._has_compared_values:
                 self._compare_values(args, kwargs)
-            with self._tells():
+            with self._sends_failure():
                 compiled = lowered.compile()
                 executable = compiled.runtime_executable()
                 if executable in self._executables:
@@ -136,7 +144,7 @@ class Preflight:
             self._executables.add(executable)
 
     def _compare_values(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raises CP0861 if an argument differs that several ranks hold alike."""
+        """Raise CP0861 if an argument differs between ranks that must hold the same value."""
         leaves = iter(()) if self.same is None else named_leaves(self.same, args, kwargs)
         copies = [
             Copies(leaf.name, holders, arrays)
@@ -148,8 +156,8 @@ class Preflight:
         self._has_compared_values = True
 
     @contextlib.contextmanager
-    def _tells(self) -> Generator[None]:
-        """Send the others the reason if this rank has no step."""
+    def _sends_failure(self) -> Generator[None]:
+        """Send the error to the other ranks if the block fails."""
         try:
             yield
         except Exception as error:
@@ -180,7 +188,7 @@ class Preflight:
         self._agreed[step.digest] = step
 
     def _program(self, lowered: Any) -> str:
-        """Devices of one mesh run one program; ranks have their own, and who calls back to Python may too."""
+        """The digest of the program, for devices of a mesh, which all run the same; "" if it calls Python."""
         text = lowered.as_text() if self.who == "process" else ""
         return _digest(text.encode()) if text and "callback" not in text else ""
 
@@ -204,7 +212,7 @@ class Preflight:
         return Comparison(me, mine.name, message, fix, self._place)
 
     def begin(self, mine: Hello) -> dict[int, Hello]:
-        """The first message of each participant. Raises CP0854 if only some try collectives."""
+        """The first message of each participant. Raises CP0854 if only some test collectives."""
         hellos = self.exchange(mine)
         kinds = _by_value({n: hello.text for n, hello in hellos.items()})
         if len(kinds) > 1:
@@ -258,14 +266,14 @@ class Preflight:
             self._refuse_order(steps, at)
         for issues, group in _by_value({n: step.issues for n, step in steps.items()}).items():
             if not issues and self.who == "rank":
-                continue  # each computes for itself
+                continue  # ranks without collectives are independent
             self._refuse_arguments({n: steps[n].arguments for n in group})
             programs = {n: steps[n].program for n in group if steps[n].program}
             if len({*programs.values()}) > 1:
                 self._refuse_programs(programs, lowered)
 
     def _refuse_order(self, steps: Mapping[int, Step], at: Mapping[int, int]) -> NoReturn:
-        """Ranks are stuck: name a collective in place of which one of its ranks issues another."""
+        """Raise CP0854 for ranks that deadlock: name a collective, and a rank that issues another instead."""
         heads = [step.issues[at[n]] for n, step in steps.items() if at[n] < len(step.issues)]
         rivals = [{n: _next(steps[n], at[n], issue) for n in _members(issue, steps)} for issue in heads]
         rivals += [{n: at[n] for n in _members(issue, steps)} for issue in heads]  # sets of ranks in a circle
@@ -326,8 +334,8 @@ class ComparedStep(NamedTuple):
     Attributes:
         function: The step.
         options: The options of `_jit.jit`.
-        check: Returns the check that all make once they agree on a step, before it runs; None if it is done.
-        profile: The profile with which the step is compiled once more.
+        check: Returns the check that all processes make before the step runs; None if it has been made.
+        profile: The profile for compiling the step a second time.
         check_same: Whether to compare the arguments that several processes hold.
     """
 
@@ -356,7 +364,7 @@ def jit(machine: Machine, step: ComparedStep, file: str, timeout_s: float) -> An
 
 
 def _recorded(machine: Machine, function: Callable[..., Any], file: str, options: Mapping[str, Any]) -> Any:
-    """The same of the only participant: JAX's own, or counted where its steps are recorded."""
+    """The jitted step of the only participant. It counts its calls if steps are recorded."""
     if machine.calls is None:
         return _jit.jit(function, **options)
     places: list[int] = []
@@ -380,7 +388,7 @@ def _locate(machine: Machine, index: int, issues: tuple[Issue, ...], file: str) 
 
 
 def issued_together(steps: Mapping[int, Step]) -> dict[int, int]:
-    """How many of its collectives each rank issues where each of them waits for all of its ranks."""
+    """The number of collectives that each rank completes if each collective waits for all of its ranks."""
     at = dict.fromkeys(steps, 0)
     waiting = deque(steps)
     while waiting:
@@ -398,7 +406,7 @@ def _members(issue: Issue, steps: Mapping[int, Step]) -> list[int]:
 
 
 def _next(step: Step, start: int, issue: Issue) -> int:
-    """The place from `start` on of what `step` issues with the same ranks as `issue`; `start` if nothing."""
+    """The index of the next collective of `step` over the ranks of `issue`, or `start` if there is none."""
     places = range(start, len(step.issues))
     return next((place for place in places if step.issues[place].ranks == issue.ranks), start)
 

@@ -22,7 +22,7 @@ from commplan.sidecar import leave
 PATIENCE_S = 3.0  # Seconds that failed ranks wait for one another; a rank in a collective never answers.
 _LOOK_S = 0.01
 _ERRORS, _VERDICT = 1, 2  # Tags.
-# Errors that peers report about a failed rank; its own error says more.
+# Errors that peers report about a failed rank; its own error is more specific.
 _SECONDARY = ("CP0834", "CP0845", "CP0849", "CP0854", "CP0855", "CP0920", "CP0921", "CP0922")
 
 Errors = list[Diagnostic]

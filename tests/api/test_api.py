@@ -343,7 +343,4 @@ def test_each_option_of_a_compilation_is_a_keyword() -> None:
 def test_options_that_are_none_are_refused() -> None:
     sizes: Any = {"data": 4}
     problem = refusal(commplan.loads(TEXT).compile, None, {"grads": TREE}, None, sizes)
-    assert (problem.code, problem.message) == (
-        "CP0722",
-        "options is of type dict: expected CompileOptions",
-    )
+    assert (problem.code, problem.message) == ("CP0722", "options is of type dict: expected CompileOptions")

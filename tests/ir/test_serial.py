@@ -269,7 +269,7 @@ def test_an_edit_is_noticed() -> None:
     [
         (("axes", 0, "size"), -3, "CP0734", "axis `data` has size -3"),
         (("phases", 0, "ops", 0, "parts", 0, "value"), "grads.7", "CP0730", "reads `grads.7`"),
-        (("phases", 0, "ops", 0, "parts", 0, "size"), 1000, "CP0731", "do not lie inside"),
+        (("phases", 0, "ops", 0, "parts", 0, "size"), 1000, "CP0731", "are not inside"),
         (("phases", 0, "ops", 1, "nbytes"), 1, "CP0732", "has 44 bytes, not 1"),
         (("phases", 0, "ops", 1, "after"), ["grads.1"], "CP0733", "a cycle or a wrong order"),
         (("phases", 0, "ops", 1, "axes"), ["dta"], "CP0734", "there is no axis `dta`"),

@@ -1,4 +1,4 @@
-"""Train a small network on all devices, as data_parallel.plan says: python data_parallel.py"""
+"""Train a small network on all devices with data_parallel.plan: python data_parallel.py"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Train workers that are pulled towards a centre, as elastic.plan says: python elastic.py
+"""Train workers that are pulled towards a centre with elastic.plan: python elastic.py
 
 The workers store the centre. If a separate process serves it (`server master = 1`, `tree on master`,
 `by async(..)`), start the program with mpirun, as in `commplan new server`.

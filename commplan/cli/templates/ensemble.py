@@ -1,4 +1,4 @@
-"""Train an ensemble on shared input, as ensemble.plan says: python ensemble.py"""
+"""Train an ensemble on shared input with ensemble.plan: python ensemble.py"""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Train with a sharded optimiser, as sharded.plan says: python sharded.py"""
+"""Train with a sharded optimiser with sharded.plan: python sharded.py"""
 
 from pathlib import Path
 

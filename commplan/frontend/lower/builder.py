@@ -30,7 +30,7 @@ class CollectiveStage(Protocol):
 
 
 class CollectiveAction(NamedTuple):
-    """What a collective does with its operand."""
+    """The effect of a collective on its operand."""
 
     kind: sched.CollectiveKind
     op: sched.ReduceOp | None = None

@@ -29,7 +29,7 @@ class PlacePass(Pass, frozen=True):
     """Parameter exchanges between workers become scatters, updates by owners, and gathers.
 
     Attributes:
-        how: who updates if the plan does not say `via parameter_server`. `auto` uses owners unless an
+        how: the owners of updates if the plan has no `via parameter_server`. `auto` uses owners unless an
             all-reduce is predicted to save a fifth; `sharded` and `replicated` force one of the two.
     """
 
@@ -96,7 +96,7 @@ class PlacePass(Pass, frozen=True):
 
 
 def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
-    """The optimizer states that owners can store, with their owners, if all exchanges shard them alike."""
+    """The optimizer states that owners can store, with their owners: all exchanges shard them equally."""
     weights = {name_of(results[0]) for results in owners}
     ways: dict[str, set[Ownership | None]] = {}
     for results, owner in owners.items():

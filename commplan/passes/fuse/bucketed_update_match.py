@@ -120,7 +120,7 @@ def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | Non
             continue  # every piece uses a scalar operand unchanged
         if value.placement.split != like.placement.split or value.kind != like.kind:
             return f"`{name_of(ref)}` is {value.placement}, and the gradient {like.placement}"
-        leaves = value.uncut  # the rows of a few owners are split alike
+        leaves = value.uncut  # the rows of a few owners are split in the same way
         gradient_leaves = weights_of(leaves, like.uncut)
         unmatched = next(
             (

@@ -61,7 +61,7 @@ def prove_order(visit: Visit, tail: Tail, batch: int, orders: Orders = Order) ->
     Args:
         visit: the visitation promise.
         tail: how an incomplete last batch is treated.
-        batch: the plan's batch size, tried first in the search for a counterexample.
+        batch: the plan's batch size, the first candidate in the search for a counterexample.
         orders: constructs an `Order`.
 
     Returns:
@@ -357,7 +357,7 @@ def prove_rates(rates: Rates) -> Broken | None:
 
 
 def _first_members(rates: Rates) -> list[tuple[int, int]]:
-    """One member for each batch size; members with equal batch sizes behave alike."""
+    """One member for each batch size; members with equal batch sizes behave the same."""
     return [(rates.batches.index(batch), batch) for batch in dict.fromkeys(rates.batches)]
 
 

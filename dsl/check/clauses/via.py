@@ -149,7 +149,7 @@ def _parameter_server(
     if "owners" in args:
         arg = args["owners"]
         if server is not None:
-            message = f"the states live on `{server}`, so there are no `owners` to choose"
+            message = f"the states are on `{server}`, so there are no `owners` to choose"
             note = "owners are workers that hold a share of the states"
             return ctx.error("CP0608", message, arg.span, note)
         owners = _count(ctx, arg, "owners", "CP0608", over)
@@ -200,14 +200,14 @@ def _level(ctx: CheckContext, value: ast.Name | ast.Number, stage: str) -> str |
 
 
 def _levels_match(ctx: CheckContext, call: ast.CallExpr, names: Sequence[ast.Name], over: Axes) -> bool:
-    written = [name.text for name in names]
-    violation = rules.levels(written, over)
+    texts = [name.text for name in names]
+    violation = rules.levels(texts, over)
     if violation is None:
         return True
     fix, span = None, call.span
     if violation.at < len(names):
         wrong = names[violation.at]
-        near = ctx.near(wrong.text, [axis for axis in over if axis not in written[: violation.at]])
+        near = ctx.near(wrong.text, [axis for axis in over if axis not in texts[: violation.at]])
         fix, span = ctx.rename(wrong, [near]) if near and wrong.text not in over else None, wrong.span
     return not ctx.refuse("CP0605", violation, span, fix=fix)
 

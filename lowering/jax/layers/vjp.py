@@ -72,7 +72,7 @@ class LayerVjp:
 
 
 def without_float0(cotangents: Arrays) -> list[Array | None]:
-    """Replace float0 cotangents, which stand for no derivative, by None."""
+    """Replace float0 cotangents, which represent no derivative, by None."""
     return [None if x is None or x.dtype == jax.dtypes.float0 else x for x in cotangents]
 
 
