@@ -77,7 +77,9 @@ def open_folder(path: str | os.PathLike[str]) -> int:
     status = os.fstat(descriptor)
     if status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) & 0o077:
         os.close(descriptor)
-        raise PermissionError(errno.EPERM, "it is of another user, or open to others", os.fspath(path))
+        raise PermissionError(
+            errno.EPERM, "it belongs to another user, or others have access", os.fspath(path)
+        )
     return descriptor
 
 

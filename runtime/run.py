@@ -375,7 +375,7 @@ class TypedRun:
             member: If set, only this member's part, on its part of the mesh. Members that share data read it
                 from one stream. Every process of a job requests the batches of its own members.
             state: The result of `.state()` of earlier batches.
-            group: The processes of this host that share loaded values. If None, all processes are asked.
+            group: The processes of this host that share loaded values. If None, all processes exchange it.
             timeout: Seconds to wait for a process of the group that is alive but does not answer, compilation
                 and start-up included. By default that of `group`, or 1800 for a group that is found.
             workers: "threads", or "processes" for host functions that hold the interpreter's lock. Their

@@ -1,4 +1,4 @@
-"""Which ranks block the others, from the records of a run, while it runs or after."""
+"""Find the ranks that block the others, from the records of a run, during the run or afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SILENT = re.compile(
 
 
 class Progress(NamedTuple):
-    """The progress of an operation that has moved nothing for a second.
+    """The progress of an operation that has moved no data for a second.
 
     Attributes:
         round: The current round of `rounds`, counted from 1.
@@ -132,8 +132,11 @@ def blame(records: Sequence[Record], ask: Callable[[Record], str] = lambda recor
     """Find the ranks of a run that block the others.
 
     Args:
-        records: of one run, at least one.
-        ask: returns the Python of the main thread of a process that lives; empty if unknown.
+        records: the records of one run, at least one.
+        ask: returns the Python stack of the main thread of a live process; "" if unknown.
+
+    Returns:
+        The progress of all ranks, and the ranks that block others with the reasons.
     """
     ordered = sorted(records, key=lambda record: (record.rank, record.lane))
     ranks = ranks_of(records)
@@ -168,7 +171,7 @@ def missing_ranks(ranks: int, recorded: Set[int]) -> tuple[int, ...]:
 
 
 def _rank(records: Sequence[Record]) -> Rank:
-    """records: of one rank, its collectives first if it has any."""
+    """The progress of one rank. Its record of collectives, if any, is the first of `records`."""
     first = records[0]
     main = first if not first.lane else first._replace(events=())
     unfinished = _unfinished(main)
@@ -255,7 +258,9 @@ def states_of(
     """The states of ranks at a time, for `verdict.blame`.
 
     Args:
-        down: The ranks that cannot go on, each with the reason.
+        ranks: The progress of each rank.
+        when: The time in seconds since 1970.
+        down: The ranks that cannot continue, each with the reason.
         recorded: The ranks that record collectives, by default those among `ranks`.
     """
     recorded = recorded or dict.fromkeys(rank.rank for rank in ranks if rank.collective)
@@ -284,7 +289,7 @@ def _condition(state: str) -> Condition:
 
 
 def _waits(rank: Rank, recorded: Collection[int], when: float) -> Iterator[Wait]:
-    """The collective that a rank waits in, and its other waits. recorded: see `_members`."""
+    """The collective that a rank waits in, and its other waits. `recorded` is as in `states_of`."""
     if rank.waits is not None:
         event, progress = rank.waits, rank.progress
         is_rooted = event.details is not None and event.details.kind in TOWARDS_SOME
@@ -332,7 +337,7 @@ def _owed(activity: Activity, event: Event) -> str:
 
 
 def _down(ranks: Sequence[Rank]) -> dict[int, str]:
-    """The ranks that cannot go on, and their condition. Ranks that ended while they waited are excluded.
+    """The ranks that cannot continue, and their condition. Ranks that ended while they waited are excluded.
 
     If all ranks are gone, returns the first that died, unless a launcher had begun to end them.
     """
@@ -364,7 +369,7 @@ def _was_ended(rank: Rank) -> bool:
 
 
 def _how(rank: Rank) -> str:
-    """The condition of a rank that cannot go on."""
+    """The condition of a rank that cannot continue."""
     lives = "" if rank.state in _GONE else f": process {rank.process} on {rank.host} lives"
     if rank.state == "stopped":
         lives += f", and kill -CONT {rank.process} lets it continue"

@@ -306,7 +306,7 @@ def test_the_command_wants_a_place_or_a_summary(capsys: pytest.CaptureFixture[st
     assert "trace summarise" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("plan", "ranks", "says"), [("q", 4, "of plan `p`"), ("p", 8, "on 4 ranks")])
+@pytest.mark.parametrize(("plan", "ranks", "says"), [("q", 4, "of plan `p`"), ("p", 8, "of 4 ranks")])
 def test_records_of_another_plan_are_refused(
     place: Path, capsys: pytest.CaptureFixture[str], plan: str, ranks: int, says: str
 ) -> None:

@@ -205,7 +205,7 @@ CORRUPTIONS: list[tuple[str, Change, str, str]] = [
     ("sharded", op(ir.Slice, axes=("dta",)), "CP0734", "there is no axis `dta`"),
     ("ensemble", op(ir.Share, axes=("data",)), "CP0734", "there is no axis `data`"),
     ("ensemble", value("pixels.0", placement=Placement(per=("member",))), "CP0734", "cannot be shared"),
-    ("ensemble", value("raw.0", placement=Placement(split=("member",))), "CP0734", "split member, same"),
+    ("ensemble", value("raw.0", placement=Placement(split=("member",))), "CP0734", "split member, expected same"),
     ("reduce", value("grads.1/sum/b0/pack", placement=PER), "CP0734", "data, expected partial data"),
     ("wire", value("grads.1/b0/swapped", placement=PARTIAL), "CP0734", "expected stacked data"),
     ("wire", value("grads.1/b0/shard", placement=STACKED), "CP0734", "expected split data"),

@@ -90,7 +90,9 @@ def _check_targets(ctx: CheckContext, targets: Sequence[ast.Name], states: Seque
         return
     wrong = next((t for t, s in zip(targets, state_names, strict=False) if t.text != s), targets[-1])
     note = f"found {listed(name.text for name in targets)}; write `{', '.join(state_names)} = exchange ...`"
-    ctx.fail("CP0423", f"`exchange` gives back the states it takes: {listed(state_names)}", wrong.span, note)
+    ctx.fail(
+        "CP0423", f"`exchange` returns the states that it takes: {listed(state_names)}", wrong.span, note
+    )
 
 
 def _check_status(
@@ -137,7 +139,7 @@ def _check_states(ctx: CheckContext, expr: ast.ExchangeExpr, states: Sequence[Va
                 f"`{name.text}` is {status(state.placement, spread[0])} over `{spread[0]}`, and all ranks "
                 "of an exchange get the same state"
             )
-            note = f"declare it without `{spread[0]}`: the compiler divides the work among owners by itself"
+            note = f"declare it without `{spread[0]}`: the compiler divides the work among owners"
             ctx.fail("CP0424", message, name.span, state, note)
 
 
@@ -146,7 +148,7 @@ def _check_fn(
 ) -> None:
     """Check the update function: `FN(w [, m], g) -> w [, m]`, elementwise and on the device."""
     values = (*states, gradient)
-    note = Note(f"the exchange gives {listed(value.name for value in values)}")
+    note = Note(f"the exchange passes {listed(value.name for value in values)}")
     check_call(ctx, fn, len(values), len(states), expr.fn.span, expr.fn.span, note)
     update = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
     ctx.require("CP0214", update, expr.fn.span, fn)
@@ -207,17 +209,17 @@ def check_elastic(
 def _check_pull_and_center(ctx: CheckContext, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
     targets = statement.targets
     if len(targets) != 2:
-        message = f"`elastic` gives the pull and the new centre, found {plural(len(targets), 'name')}"
+        message = f"`elastic` returns the pull and the new centre, found {plural(len(targets), 'name')}"
         ctx.fail("CP0401", message, ast.span_of(targets), f"write `pull, {expr.center.text} = elastic ...`")
     if targets[1].text != expr.center.text:
-        message = f"`elastic` gives back the centre it takes, `{expr.center.text}`"
+        message = f"`elastic` returns the centre that it takes, `{expr.center.text}`"
         note = f"write `{targets[0].text}, {expr.center.text} = elastic ...`"
         ctx.fail("CP0423", message, targets[1].span, note)
 
 
 def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.CallExpr | None) -> Mode | None:
     if expr.by is None:
-        message = "the stage does not say how workers and centre meet"
+        message = "the stage has no mode"
         return ctx.error("CP0402", message, expr.span, f"add `by` with {listed(MODES, 'or')}")
     if by is None:
         return None
