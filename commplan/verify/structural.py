@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from commplan.diagnostics import Diagnostic, near_name
+from commplan.diagnostics import Diagnostic, near_name, with_article
 from commplan.ir import roles
 from commplan.ir.analysis.input_slice import bind_sources
 from commplan.ir.ops import shaped_by
@@ -222,7 +222,9 @@ def _definitions(scope: OpScope) -> None:
         ("state", phase.states, {*schedule.states}),
     ):
         for ref in (ref for ref in refs if ref not in declared_refs):
-            report.add("CP0730", f"phase `{phase.name}` reads `{ref}`, which is no {noun}", phase.span)
+            report.add(
+                "CP0730", f"phase `{phase.name}` reads `{ref}`, which is not {with_article(noun)}", phase.span
+            )
     for index, op in enumerate(phase.ops):
         for ref in operands(op):
             if ref not in entering:
