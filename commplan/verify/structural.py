@@ -222,9 +222,8 @@ def _definitions(scope: OpScope) -> None:
         ("state", phase.states, {*schedule.states}),
     ):
         for ref in (ref for ref in refs if ref not in declared_refs):
-            report.add(
-                "CP0730", f"phase `{phase.name}` reads `{ref}`, which is not {with_article(noun)}", phase.span
-            )
+            message = f"phase `{phase.name}` reads `{ref}`, which is not {with_article(noun)}"
+            report.add("CP0730", message, phase.span)
     for index, op in enumerate(phase.ops):
         for ref in operands(op):
             if ref not in entering:
