@@ -114,7 +114,7 @@ def test_a_plan_whose_lines_have_moved_is_refused(
     words = ["--plan", tmp_path / "recorded.plan", "--shapes", place / "shapes.json", "--backend", "mpi"]
     assert main(["trace", "summarise", str(place), *map(str, words)]) == 1
     message = capsys.readouterr().err
-    assert "CP1114" in message and "the run has communicated on line 10, where " in message
+    assert "CP1114" in message and "the run has communicated on line 10, but " in message
     assert "pass the version of the plan that ran" in message
 
 

@@ -104,7 +104,7 @@ def test_another_order_of_collectives_is_said_with_both_lines(tmp_path: Path):
     done = job("order", tmp_path)
     for rank in (0, 1, 2):
         text = told(done, rank)
-        assert "the ranks wait for one another" in text
+        assert "the ranks have waited for each other" in text
         assert "rank 0 waits in line 6 of x.plan" in text and "rank 2 waits in line 7 of x.plan" in text
 
 
