@@ -170,10 +170,10 @@ def plural(count: int, word: str) -> str:
 
 
 def with_article(noun: str) -> str:
-    """The noun after `a` or `an`, by its first letter.
+    """The noun after `a` or `an`, by its first letters.
 
-    >>> with_article("axis"), with_article("uint8"), with_article("ndarray")
-    ('an axis', 'a uint8', 'an ndarray')
+    >>> [with_article(noun) for noun in ("axis", "uint8", "ndarray", "Union", "HTTPError")]
+    ['an axis', 'a uint8', 'an ndarray', 'a Union', 'an HTTPError']
     """
     return f"{'an' if _VOWEL.match(noun) else 'a'} {noun}"
 
@@ -187,4 +187,5 @@ def type_of(value: object) -> str:
     return "None" if value is None else with_article(type(value).__name__)
 
 
-_VOWEL = re.compile(r"_*([aeio]|un(?!i)|nd)", re.IGNORECASE)  # as in `an Unpack`, but `a Union`
+# As in `an Unpack`, but `a Union`; `an MPIComm`, `an x` and `an ndarray`, from the names of letters.
+_VOWEL = re.compile(r"_*([aeiAEI]|[oO](?!ne)|[uU][np](?!i)|[FHLMNRSX](?![a-z])|[fhlmnrsx](?![a-zA-Z])|nd)")

@@ -221,7 +221,7 @@ class _TopologyReader:
         try:
             content = io.decode_toml(text)
         except ValueError as error:
-            self.fail(f"the topology is no TOML: {error}", "levels are tables of numbers and texts")
+            self.fail(f"the topology is not valid TOML: {error}", "levels are tables of numbers and texts")
         self.known_keys(content, ("name", "host", "level", "backend"), "the topology")
         name = self.want(content, "name", str, "the topology")
         tables = self.want(content, "level", list, "the topology")

@@ -274,7 +274,7 @@ def _diff(verb: Any) -> None:
     verb.add_argument("a", metavar="A", help="a .plan file or a saved schedule, or - for stdin")
     second = "the file to compare with A (default: A, on the second --topology)"
     verb.add_argument("b", nargs="?", metavar="B", help=second)
-    limit = "exit with 1 if a measure of B exceeds that of A by more than N percent (repeatable)"
+    limit = "exit with 1 if slower, bytes, memory or rounds of B exceeds that of A by N percent (repeatable)"
     _repeatable(verb, "--fail-on", "MEASURE:N%", limit, argument_types.limit)
     _profile(verb)
     _binding(verb, "the second is that of B")

@@ -39,7 +39,7 @@ class Live(NamedTuple):
         parting: The time since which the rank waits for the others to leave, or a server has received
             nothing; 0 before.
         left: 1 if the rank begins no further operation, `LEFT` if it has left.
-        late: The number of `late` blocks around the current statement.
+        late: The number of `late` blocks that the program is in.
         bound_ns, busy_ns: The limits `watchdog_s` and `busy_s`; 0 if the record is not watched.
         served: The time at which a server last reported its state; 0 if this is not a server.
         flags: Of a server, whether workers wait for others, and whether it has a timeout for that. Of a

@@ -188,7 +188,10 @@ class Preflight:
         self._agreed[step.digest] = step
 
     def _program(self, lowered: Any) -> str:
-        """The digest of the program, for devices of a mesh, which all run the same; "" if it calls Python."""
+        """The digest of the program, which is the same for all devices of a mesh.
+
+        It is "" if the program calls Python or the ranks have programs of their own.
+        """
         text = lowered.as_text() if self.who == "process" else ""
         return _digest(text.encode()) if text and "callback" not in text else ""
 

@@ -244,7 +244,7 @@ def test_rows_of_arrays_are_records(tmp_path: Path, capsys: Capture, monkeypatch
     }
     np.save("rows.npy", np.float32(1))
     assert main(arguments) == 1
-    assert "holds one number" in capsys.readouterr().err
+    assert "is a single number" in capsys.readouterr().err
     Path("rows.npy").write_bytes(b"no array")
     assert main(arguments) == 1
     assert "CP1110" in capsys.readouterr().err

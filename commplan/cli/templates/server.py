@@ -1,4 +1,4 @@
-"""Train with servers with server.plan: mpirun --oversubscribe -n 4 python -m mpi4py server.py"""
+"""Train with the servers of server.plan: mpirun --oversubscribe -n 4 python -m mpi4py server.py"""
 
 from pathlib import Path
 

@@ -3,7 +3,7 @@ from typing import Literal
 
 import msgspec
 
-from commplan.diagnostics import Span
+from commplan.diagnostics import Span, with_article
 from commplan.ir.collective_kinds import REDUCING, TOWARDS_SOME
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.ops.base import BaseOp, Ranks, Work
@@ -77,7 +77,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         if wrong:
             return
         if self.kind in ("shift", "swap") and len(self.axes) > 1:
-            yield "CP0734", f"a {self.kind} goes along one axis"
+            yield "CP0734", f"{with_article(self.kind)} has a single axis"
             return
         if any(size is not None and size < 1 for size in (self.hints.chunk, self.hints.bucket)):
             yield "CP0735", "a message and a bucket have at least one byte"

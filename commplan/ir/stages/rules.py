@@ -281,10 +281,8 @@ def floats(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violat
     """Means and elastic averaging need floats, unless `hints.integers` is set."""
     if how not in ("mean", "elastic") or dtype.is_float or hints.integers is not None:
         return None
-    subject, fixes = (
-        "a mean",
-        ("the mean of integers is no integer: use `sum`, or convert with a fn first",),
-    )
+    subject = "a mean"
+    fixes = ("the mean of integers is not an integer: use `sum`, or convert with a fn first",)
     if noun.startswith("leaf "):
         fixes = (
             "split the tree: make the leaf a separate input, `per` the axes, and reduce it `by max`",

@@ -96,7 +96,7 @@ class PlacePass(Pass, frozen=True):
 
 
 def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
-    """The optimizer states that owners can store, with their owners: all exchanges shard them equally."""
+    """The optimizer states that all exchanges shard equally, so that owners can store them; their owners."""
     weights = {name_of(results[0]) for results in owners}
     ways: dict[str, set[Ownership | None]] = {}
     for results, owner in owners.items():

@@ -179,7 +179,7 @@ def _broken(
 def _mistake(reproducer: Path) -> tuple[Note, Note]:
     run = f"python -m commplan.passes.pipeline.reproducer {reproducer}"
     instructions = f"the schedule before it is in {reproducer}; run: {run}"
-    return Note("this is a mistake of the pass, not of the plan"), Note(instructions)
+    return Note("this is a bug in the pass, not an error in the plan"), Note(instructions)
 
 
 def _shown(schedule: Schedule, most: int = 400) -> str:
