@@ -45,8 +45,8 @@ def jit(
         **options: those of `jax.jit`.
 
     Raises:
-        CommplanError: CP0849 if a process does not arrive, CP0857 for invalid arguments, and from calls CP0854
-            and CP0855 if steps differ or a process does not arrive at a comparison.
+        CommplanError: CP0849 if a process does not arrive, CP0857 for invalid arguments, and from calls
+            CP0854 and CP0855 if steps differ or a process does not arrive at a comparison.
     """
     limits = HangLimits(watchdog_s, busy_s, on_hang)
     if function is None:
