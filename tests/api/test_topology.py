@@ -76,7 +76,7 @@ def test_quantities_are_seconds_and_bytes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('name = "small"', "name = small", "no TOML"),
+        ('name = "small"', "name = small", "not valid TOML"),
         ('name = "small"', "", "the topology has no `name`"),
         ('name = "small"', "name = 3", "`name` of the topology must be of type str, not 3"),
         ('name = "small"', 'name = "small"\nlevels = 1', "did you mean `level`?"),
