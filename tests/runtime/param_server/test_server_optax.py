@@ -48,7 +48,7 @@ def test_elementwise_optimisers_are_taken(optimizer: Any) -> None:
     ],
 )  # fmt: skip
 def test_what_looks_at_more_than_an_element_is_refused(rule: Any) -> None:
-    with pytest.raises(CommplanError, match=r"CP0822.*whole-tree view") as error:
+    with pytest.raises(CommplanError, match=r"CP0822.*needs the whole tree") as error:
         commplan.optax.update(optax.chain(rule, optax.sgd(0.1)))
     assert "in the whole tree and by" in str(error.value)
 
