@@ -27,7 +27,7 @@ class Need(NamedTuple):
     def begin(cls, ranks: Iterable[int], sequence: str, number: int) -> Self:
         """The condition that these ranks begin the call."""
         spans = list[tuple[int, int, int]]()
-        for rank in sorted(ranks):
+        for rank in sorted({*ranks}):
             first, stop, step = spans[-1] if spans else (rank, 0, 0)
             if spans and rank - stop + 1 == step:
                 spans[-1] = first, rank + 1, step

@@ -150,23 +150,26 @@ def _apart(states: States) -> Verdict | None:
 def _needed(states: States, sources: Iterable[int]) -> tuple[list[int], dict[int, Wait]]:
     """The waiting ranks that `sources` depend on, and the ranks that they need and that do not wait."""
     waiting = [rank for rank in sources if states[rank].waits and states[rank].condition == "alive"]
-    is_waiting, needed, followed = {*waiting}, dict[int, Wait](), set[Need]()
+    is_waiting, needed, longest = {*waiting}, dict[int, Need](), dict[Need, Wait]()
     for rank in waiting:
         pairs = [(wait, need) for wait in states[rank].waits for need in wait.needs]
         for wait, need in pairs:
-            if need in followed:  # all ranks of a collective have the same needs
+            is_followed = need in longest  # all ranks of a collective have the same needs
+            longest[need] = max(longest.get(need, wait), wait, key=lambda each: each.seconds)
+            if is_followed:
                 continue
-            followed.add(need)
             for other in need.ranks:
                 state = states.get(other)
                 if state is None or other == rank or not (_is_unmet(need, state) or state.waits):
                     continue
                 if not state.waits or state.condition not in ("alive", STUCK):
-                    needed[other] = min(wait, needed.get(other, wait), key=_awaited)
+                    needed[other] = min(
+                        need, needed.get(other, need), key=lambda each: _awaited(longest[each])
+                    )
                 elif other not in is_waiting:
                     is_waiting.add(other)
                     waiting.append(other)
-    return waiting, needed
+    return waiting, {rank: longest[need] for rank, need in needed.items()}
 
 
 def _awaited(wait: Wait) -> int:
@@ -181,24 +184,30 @@ def _is_unmet(need: Need, state: RankState) -> bool:
 def _all_wait(states: States, waiting: Sequence[int], limits: Patience) -> Verdict:
     """The verdict on ranks that all wait: for those that are behind, or for one another."""
     oldest = {rank: states[rank].waits[0] for rank in waiting}
-    needs = {need for rank in waiting for wait in states[rank].waits for need in wait.needs}
+    holders: dict[Need, set[int]] = {}
+    for rank in waiting:
+        for need in itertools.chain.from_iterable(wait.needs for wait in states[rank].waits):
+            holders.setdefault(need, set()).add(rank)
     unmet = {
-        need: frozenset(n for n in need.ranks if n in oldest and _is_unmet(need, states[n])) for need in needs
+        need: frozenset(n for n in need.ranks if n in oldest and _is_unmet(need, states[n]))
+        for need in holders
     }
     awaited = {
         rank: _union([unmet[need] for wait in states[rank].waits for need in wait.needs]) for rank in waiting
     }
-    needed = frozenset[int]().union(*unmet.values())
+    alone = {need: ranks if len(ranks) == 1 else frozenset[int]() for need, ranks in holders.items()}
+    needed = frozenset[int]().union(*(ranks - alone[need] for need, ranks in unmet.items()))
     behind = {
         rank: f"it is still in {wait.where}, run {wait.runs}"
         for rank, wait in oldest.items()
-        if rank in needed and not awaited[rank]
+        if rank in needed and awaited[rank] <= {rank}
     }
     if behind:
         return Verdict("behind", behind, tuple(waiting))
     still_s = limits.late if limits.still is None else limits.still
     is_still = _idle([states[rank] for rank in waiting]) >= still_s
-    if len({wait.where for wait in oldest.values()}) < 2 or not any(awaited.values()) or not is_still:
+    is_blocked = any(not ranks <= {rank} for rank, ranks in awaited.items())
+    if len({wait.where for wait in oldest.values()}) < 2 or not is_blocked or not is_still:
         return Verdict("stalled" if waiting else "none", {}, tuple(waiting))
     return Verdict("circle", _out_of_order(states, oldest, awaited), tuple(waiting))
 

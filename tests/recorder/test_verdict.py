@@ -110,6 +110,26 @@ def test_ranks_that_wait_in_different_groups_wait_for_one_another():
     assert "note: process 0 waits in `member`" in text(*states)
 
 
+def test_a_rank_does_not_wait_for_itself():
+    """The server of a feed, which waits for its own answer, is behind if others wait for it too."""
+    mine = Wait("batch 7", 20.0, (Need.begin([0], "answer", 1),))
+    other = mine._replace(where="batch 8")
+    served = RankState(0, waits=(mine,), idle_s=20.0), RankState(1, waits=(other,), idle_s=20.0)
+    assert (verdict(*served, waiter=1).kind, [*verdict(*served, waiter=1).reasons]) == ("behind", [0])
+    alone = served[0], RankState(1, waits=(other._replace(needs=()),), idle_s=20.0)
+    assert verdict(*alone, waiter=None).kind == "stalled"
+
+
+@pytest.mark.parametrize("seconds", [(20.0, 30.0), (30.0, 20.0)])
+def test_a_late_rank_is_named_for_the_longest_of_equal_waits(seconds: tuple[float, float]):
+    needs = (Need.begin([2], "answer", 1),)
+    waits = [Wait(f"request {age:.0f}", age, needs, f"answered request {age:.0f}") for age in seconds]
+    states = [RankState(rank, waits=(wait,), idle_s=20.0) for rank, wait in enumerate(waits)]
+    assert verdict(*states, RankState(2, idle_s=20.0), waiter=None).reasons == {
+        2: "it has not answered request 30"
+    }
+
+
 def test_ranks_that_are_down_are_named_with_their_condition():
     dead = RankState(2, "dead", "has died", ("process 2 is PID 7 on b",))
     stopped = RankState(1, "stopped", "is stopped", ("process 1 is PID 6 on a",))
