@@ -16,6 +16,7 @@ import msgspec
 from commplan.recorder.rank_state import RankState
 
 _LONGEST = 60_000  # bytes of a datagram, which has at most 64 kB
+_SHORT = 1400  # bytes of a datagram that is sent in one packet: some networks drop the others
 _KEY = 64  # bytes of a key, at most
 _BUFFER = 1 << 23  # bytes of datagrams that have arrived, if the system allows so many
 _LARGEST = 1 << 22  # bytes of a message
@@ -47,6 +48,8 @@ class SidecarMessage(msgspec.Struct, frozen=True, array_like=True):
         states: Of an answer, the states of ranks of the sender's host.
         address: Of `hello`, the address of the sender, which may have replaced a killed sidecar.
         is_reply: Whether `hello` answers another one.
+        is_repeat: Whether a question is asked again, since its answer may be lost. Of an answer, whether its
+            question is.
         text, line, abandoned: Of a verdict, see `recorder.live.write_verdict`.
     """
 
@@ -60,6 +63,7 @@ class SidecarMessage(msgspec.Struct, frozen=True, array_like=True):
     abandoned: bool = False
     address: Address | None = None
     is_reply: bool = False
+    is_repeat: bool = False
 
 
 def open_socket() -> socket.socket:
@@ -93,8 +97,8 @@ def own_addresses() -> tuple[str, ...]:
 
 def send(line: socket.socket, message: SidecarMessage, to: Sequence[Address]) -> None:
     """Send a message to sidecars. It may be lost. Many states are sent in several messages."""
-    data = zlib.compress(msgspec.json.encode(message), 1)
-    if len(data) > _LONGEST - _KEY and len(message.states) > 1:
+    data, longest = zlib.compress(msgspec.json.encode(message), 1), _SHORT if message.is_repeat else _LONGEST
+    if len(data) > longest - _KEY and len(message.states) > 1:
         middle = len(message.states) // 2
         for states in (message.states[:middle], message.states[middle:]):
             send(line, msgspec.structs.replace(message, states=states), to)

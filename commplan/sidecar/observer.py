@@ -35,7 +35,8 @@ from commplan.sidecar.states import (
 
 _GRACE_S = 2.0  # after the death of a process
 _ENDED_S = 1.0  # after the end of a program, and for a comparison
-_ANSWER_S, _REPEAT_S = 1.5, 0.5  # for other sidecars to answer; until they are asked again
+_ANSWER_S, _REPEAT_S = 1.5, 0.5  # for other sidecars to answer, at least; until they are asked again
+_READINGS = 4  # for other sidecars to answer: times the duration of reading the records here
 _AGAIN_S, _LONGEST_S = 1.0, 5.0  # between two evaluations, at least and at most
 _CONFIRM_S = 0.5  # between the two evaluations that must agree
 _STACK_S = 1.5  # for a process to answer with its stack
@@ -69,6 +70,8 @@ class Job:
         self._asked_at = 0.0
         self._serial, self._again, self._is_judged = 0, 0.0, False
         self._answers: dict[int, RankState] = {}
+        self._sent: set[Address] = set()  # the sidecars that have sent anything since the query
+        self._reading_s = 0.0  # the duration of the last reading of all records
         self._suspected: object = None  # the result of the last evaluation
         self._noticed: object = None  # the wait about which a message was printed
         self._stated_at, self._states = -1.0, dict[int, RankState]()  # the last answer to other sidecars
@@ -116,14 +119,15 @@ class Job:
             self._queried_at = self._suspected = None
         elif self._queried_at is not None:
             missing = self._known() - self._answers.keys()
-            if not missing or now > self._queried_at + _ANSWER_S:
+            if not missing or now > self._queried_at + max(_ANSWER_S, _READINGS * self._reading_s):
                 self._queried_at = None
                 self._evaluate(alarmed, now)
             elif now > self._asked_at + _REPEAT_S:  # datagrams may be lost, above all in large jobs
-                self._ask(missing, now)
+                self._ask(missing, now, is_repeat=True)
         elif now >= self._again:
             self._queried_at, self._serial = now, self._serial + 1
             self._answers.clear()
+            self._sent.clear()
             self._ask(self.addresses, now)
             if not self._heard:
                 self.look(now)
@@ -140,14 +144,18 @@ class Job:
             if not message.is_reply:
                 self._greet([address], is_reply=True)
         self._heard.add(address)
+        self._sent.add(address)
         self._is_warned |= message.kind == "gone"
         if message.kind == "ask" and self.records:
             if now > self._stated_at + _CONFIRM_S:  # all hosts ask at about the same time
                 for each in self.records:
                     each.live = live.read_live(each.descriptor)
-                self._states, self._stated_at = states_here(self._all_records(), self._who, now), now
+                _, self._states = self._read(now)
+                self._stated_at = time.monotonic()
             states = tuple(self._states.values())
-            self._send(SidecarMessage(self.name, "answer", self._lowest, message.serial, states), [address])
+            serial, is_repeat = message.serial, message.is_repeat
+            answer = SidecarMessage(self.name, "answer", self._lowest, serial, states, is_repeat=is_repeat)
+            self._send(answer, [address])
         elif message.kind == "answer" and message.serial == self._serial:
             self._answers |= {state.rank: state for state in message.states}
         elif message.kind == "verdict" and not self._is_judged:
@@ -166,11 +174,12 @@ class Job:
             message = SidecarMessage(self.name, kind, self._lowest, **content)  # pyright: ignore[reportArgumentType]
             self._send(message, list({*self.addresses.values()}))
 
-    def _ask(self, ranks: Iterable[int], now: float) -> None:
+    def _ask(self, ranks: Iterable[int], now: float, *, is_repeat: bool = False) -> None:
         """Ask the sidecars of these ranks of other hosts for states."""
         self._asked_at = now
         if addresses := list({self.addresses[rank] for rank in ranks}):
-            self._send(SidecarMessage(self.name, "ask", self._lowest, self._serial), addresses)
+            question = SidecarMessage(self.name, "ask", self._lowest, self._serial, is_repeat=is_repeat)
+            self._send(question, addresses)
 
     def _tell_gone(self) -> None:
         """Have the other sidecars evaluate waits soon, if ranks here have died or their program has ended."""
@@ -215,24 +224,28 @@ class Job:
             alarmed += [each] if is_alarmed else []
         return alarmed
 
-    def _all_records(self) -> dict[OpenRecord, Record]:
-        records: dict[OpenRecord, Record] = {}
+    def _read(self, now: float) -> tuple[dict[OpenRecord, Record], dict[int, RankState]]:
+        """The records and the states of the ranks on this host."""
+        began, records = time.monotonic(), dict[OpenRecord, Record]()
         for each in self.records:
             with contextlib.suppress(CommplanError, OSError):
                 records[each] = each.record()
-        return records
+        states = states_here(records, self._who, now)
+        self._reading_s = time.monotonic() - began
+        return records, states
 
     def _silent(self) -> dict[int, RankState]:
-        """The states of the ranks of hosts whose sidecars do not answer."""
+        """The states of the ranks of hosts whose sidecars send nothing."""
         return {
             rank: RankState(rank, "silent", silence("unknown", self.addresses[rank].host))
             for rank in sorted(self._known() - self._answers.keys())
+            if self.addresses[rank] not in self._sent  # else answers are lost, or take long
         }
 
     def _evaluate(self, alarmed: Sequence[OpenRecord], now: float) -> None:
         began = time.thread_time()
-        records = self._all_records()
-        states = states_here(records, self._who, now) | self._answers | self._silent()
+        records, states = self._read(now)
+        states |= self._answers | self._silent()
         # Records of many ranks take long to read. Waits for a core do not count.
         self._again = now + min(_LONGEST_S, max(_AGAIN_S, 10 * (time.thread_time() - began)))
         failed = [each for each in alarmed if each in records and each.live.asks > each.live.answered]
@@ -346,8 +359,8 @@ class Job:
         """The states of ranks that do not answer, with their Python if a signal shows it."""
         explained: dict[int, RankState] = {}
         for each in silent:
-            stack = main_stack(each.path)
-            explained[each.rank] = states[each.rank]._replace(stack=f"{stack}; {_HELD}" if stack else _HELD)
+            stack = main_stack(each.path) or "an unknown line"
+            explained[each.rank] = states[each.rank]._replace(stack=f"{stack}; {_HELD}")
         return explained
 
     def _print(
@@ -371,11 +384,7 @@ class Job:
         waiter = source.rank
         remaining = [rank for rank in sorted(states) if LEFT not in states[rank].begun and rank != waiter]
         limits, waited = Patience(late=source.live.busy_s), now - source.live.parting * 1e-9
-        down = {
-            rank: states[rank].how
-            for rank in remaining
-            if states[rank].how and is_down(states[rank], waited, limits)
-        }
+        down = {n: states[n].how for n in remaining if states[n].how and is_down(states[n], waited, limits)}
         states = {rank: state._replace(condition="silent") for rank, state in states.items()}
         verdict = Verdict("down" if len(down) == len(remaining) else "busy", down)
         if not remaining or not self._is_confirmed(verdict, now):

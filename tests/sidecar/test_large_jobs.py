@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import random
 import select
+import socket
 import time
+from collections.abc import Mapping
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.campaign import parameters
 from support.observed_ranks import BUSY_S, FAR, HERE, LINE, OTHER_LINE, Ranks, began
 
+from commplan.recorder.file import Record
 from commplan.recorder.rank_state import Need, RankState, Wait
 from commplan.recorder.verdict import Patience, Verdict, blame
+from commplan.sidecar import observer
 from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
+from commplan.sidecar.states import OpenRecord
 
 HOST = 8  # ranks on a host
 SIZES = parameters([96], [1000, 4096])
@@ -105,23 +111,104 @@ def test_sidecars_that_have_not_answered_are_asked_again(conditions: dict[int, s
     assert ranks.sent[-1].kind == "ask" and ranks.receivers == [lost]
     assert ranks.sent[-1].serial == ranks.sent[-2].serial
 
+    assert (ranks.sent[-2].is_repeat, ranks.sent[-1].is_repeat) == (False, True)
 
-def test_states_of_many_ranks_are_sent_in_several_datagrams():
+
+def test_ranks_of_a_host_whose_answer_is_lost_in_part_are_unknown(conditions: dict[int, str]):
+    ranks = Ranks(3, [0])
+    ranks.job.add_hosts({(1, 2): FAR})
+    ranks.job.take(SidecarMessage("job", "hello", 1))
+    began(ranks.recordings[0], LINE)
+    now = time.monotonic() + 3
+    for turn in range(3):
+        ranks.job.look(now + 3 * turn)
+        needs = Need.begin(range(3), LINE, 5)
+        for seconds in (0.6, 1.2):
+            states = (waiting(1, needs),)
+            ranks.job.take(SidecarMessage("job", "answer", 1, ranks.sent[-1].serial, states))
+            ranks.job.look(now + 3 * turn + seconds)
+        ranks.job.look(now + 3 * turn + 1.6)
+    assert ranks.verdict(0) == ""
+    for seconds in (60.0, 61.6, 62.2, 63.8):
+        ranks.job.look(now + seconds)
+    assert ranks.verdict(0).startswith("each of ranks 1, 2 does not answer")  # once the host sends nothing
+
+
+def test_many_hosts_that_ask_while_a_host_reads_its_records_are_answered_at_once(
+    conditions: dict[int, str], monkeypatch: pytest.MonkeyPatch
+):
+    ranks = Ranks(4, [0])
+    hosts = [FAR._replace(port=port) for port in (1, 2, 3)]
+    ranks.job.add_hosts({(port,): hosts[port - 1] for port in (1, 2, 3)})
+    began(ranks.recordings[0], LINE)
+    now, reads = [time.monotonic()], list[float]()
+    read = observer.states_here
+
+    def slow(records: Mapping[OpenRecord, Record], who: str, when: float) -> dict[int, RankState]:
+        reads.append(when)
+        now[0] += 0.6
+        return read(records, who, when)
+
+    monkeypatch.setattr(observer, "states_here", slow)
+    monkeypatch.setattr(observer.time, "monotonic", lambda: now[0])
+    for rank in (1, 2, 3):
+        ranks.job.take(SidecarMessage("job", "ask", rank, 1))
+    assert len(reads) == 1 and [message.kind for message in ranks.sent] == ["answer"] * 3
+
+
+def test_a_host_whose_records_take_long_to_read_waits_longer_for_others(
+    conditions: dict[int, str], monkeypatch: pytest.MonkeyPatch
+):
+    """Their records take as long."""
+    ranks = Ranks(2, [0])
+    ranks.job.add_hosts({(1,): FAR})
+    ranks.job.take(SidecarMessage("job", "hello", 1))
+    began(ranks.recordings[0], LINE)
+    monkeypatch.setattr(ranks.job, "_reading_s", 2.0)
+    now = time.monotonic() + 3
+    ranks.job.look(now)
+    ranks.job.look(now + 7.9)
+    assert ranks.sent[-1].kind == "ask" and ranks.sent[-1].serial == 1
+    ranks.job.look(now + 8.1)
+    ranks.job.look(now + 9.0)
+    assert ranks.sent[-1].serial == 2
+
+
+@pytest.mark.parametrize("is_repeat", [False, True])
+def test_states_of_many_ranks_are_sent_in_several_datagrams(is_repeat: bool):
     stacks = random.Random(1).randbytes(64 * 2000).hex()  # which zlib cannot shorten by much
     needs = Need.begin(range(64), LINE, 5)
     states = tuple(waiting(n, needs)._replace(stack=stacks[4000 * n :][:4000]) for n in range(64))
     message, taken = SidecarMessage("job", "answer", 0, 3, states), dict[int, RankState]()
     with open_socket() as sender, open_socket() as receiver:
         address = Address("far", receiver.getsockname()[1], "k" * 32, (own_addresses() or ("127.0.0.1",))[:1])
-        send(sender, message, [address])
+        send(sender, msgspec.structs.replace(message, is_repeat=is_repeat), [address])
         while len(taken) < len(states) and select.select([receiver], [], [], 5)[0]:
             taken |= {state.rank: state for each in received(receiver, "k" * 32) for state in each.states}
     assert tuple(taken.values()) == states
 
 
-@given(st.sets(st.integers(0, 30), max_size=16))
-def test_the_ranks_of_a_need_are_those_that_it_was_made_of(ranks: set[int]):
-    assert [*Need.begin(ranks, LINE, 1).ranks] == sorted(ranks)
+def test_an_answer_whose_question_is_asked_again_is_sent_in_single_packets():
+    """A network that drops fragments does not lose it."""
+    message = SidecarMessage(
+        "job", "answer", 0, 3, tuple(RankState(n, stack=str(n) * 99) for n in range(500))
+    )
+    sizes: dict[bool, list[int]] = {False: [], True: []}
+
+    class Line(socket.socket):
+        def sendto(self, data: bytes, *_: object) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
+            sizes[is_repeat].append(len(data))
+            return len(data)
+
+    with Line(socket.AF_INET, socket.SOCK_DGRAM) as line:
+        for is_repeat in sizes:
+            send(line, msgspec.structs.replace(message, is_repeat=is_repeat), [FAR])
+    assert len(sizes[False]) == 1 and len(sizes[True]) > 1 and max(sizes[True]) <= 1400
+
+
+@given(st.lists(st.integers(0, 30), max_size=16))
+def test_the_ranks_of_a_need_are_those_that_it_was_made_of(ranks: list[int]):
+    assert [*Need.begin(ranks, LINE, 1).ranks] == sorted({*ranks})
 
 
 def test_a_need_of_a_grid_has_few_spans():

@@ -158,7 +158,7 @@ def test_a_rank_without_the_lock_is_shown_as_holding_it(conditions: dict[int, st
     ranks = waiting(Ranks(2, range(2)), late=1)
     ranks.processes[1].stack, ranks.processes[1].queried_at = "", 1.0
     ranks.look(3.0)
-    assert "its Python: it holds the interpreter's lock" in ranks.processes[0].said
+    assert "its Python: an unknown line; it holds the interpreter's lock" in ranks.processes[0].said
 
 
 def test_on_hang_report_prints_once_and_ends_nothing(conditions: dict[int, str]):

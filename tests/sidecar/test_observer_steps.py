@@ -106,6 +106,18 @@ def test_a_process_that_compares_a_step_while_others_run_it_is_refused(condition
     ]
 
 
+def test_the_line_of_a_process_that_holds_the_lock_is_unknown_in_a_message_about_its_step(
+    conditions: dict[int, str],
+):
+    processes = Processes()
+    for recording in processes.recordings.values():
+        in_step(recording, 5)
+    joins(processes.recordings[1], 5, compares="process 1")
+    processes.processes[0].stack, processes.processes[0].queried_at = "", 1.0
+    processes.look(1.5)
+    assert ", at an unknown line; it holds the interpreter's lock\n" in processes.verdict(2)
+
+
 def test_processes_that_prepare_the_step_or_run_an_earlier_one_are_waited_for(conditions: dict[int, str]):
     processes = Processes()
     for number, recording in processes.recordings.items():
@@ -146,7 +158,7 @@ def test_a_process_whose_thread_does_not_run_is_late_in_the_next_step(
     processes.look(BUSY_S + 1)
     if condition == "alive":
         assert processes.verdict(0).startswith("process 1 has not arrived within")
-        assert "its Python: it holds the interpreter's lock" in processes.verdict(0)
+        assert "its Python: an unknown line; it holds the interpreter's lock" in processes.verdict(0)
     else:
         assert processes.verdict(0).startswith("process 1 is stuck in the kernel")
 
