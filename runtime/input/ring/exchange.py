@@ -90,7 +90,7 @@ class GroupExchange:
         self.group, self.carrier, self._local = group, group.carrier, group.local
         self._carriage = carriage_of(ring, self.units, self.slots, group)
         self._cursor = Cursor(ring, ring.place, KEEP, self.slots, weakref.proxy(self), Recording())
-        self.made_slots = ring.memory.mapped_slots()
+        self.made_slots = self.slots if self.slots.is_private else ring.memory.mapped_slots()
         name = f"commplan-{group.run_id}"
         self._armed = 0
         self.producers = Producers(
@@ -384,13 +384,18 @@ class GroupExchange:
             if self._has_left:
                 return
             self._has_left = True
-        self._cursor.close()
-        if not self.ring.ends_with_one:
-            cursors.leave(self.ring, self.ring.place)
-        if self.carrier is not None:
-            self.carrier.close()
-        self._is_released = True
-        self._end_party()
+        try:
+            if self.slots.is_private:
+                self._cursor.recall()  # the producers may still use the slots
+            else:
+                self._cursor.close()
+        finally:
+            if not self.ring.ends_with_one:
+                cursors.leave(self.ring, self.ring.place)
+            if self.carrier is not None:
+                self.carrier.close()
+            self._is_released = True
+            self._end_party()
 
     def _end_party(self) -> None:
         """Leave the ring if neither this object nor the producers use it any more."""
@@ -401,6 +406,7 @@ class GroupExchange:
             self.units.close()
             self.producers.ended = _ignore  # breaks a reference cycle, so that the memory is freed now
             self.ring.leave()
+            self.made_slots.close()
             # In the record, a part of a detached thread stays in progress.
             if self.recording.record is not None and not self.producers.detached:
                 self.recording.record.close()

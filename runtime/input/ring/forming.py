@@ -135,12 +135,16 @@ def join_group(
     except BaseException:
         if not ends_with_one:
             cursor.leave(ring, number)
-        if group.carrier is not None:
-            group.carrier.stop()
-            group.carrier.close()
-        ring.leave()
+        _leave(group, ring)
         raise
     return JoinedGroup(ring, layout, errors, share)
+
+
+def _leave(group: Group, ring: Ring) -> None:
+    if group.carrier is not None:
+        group.carrier.stop()
+        group.carrier.close()
+    ring.leave()
 
 
 class Members(NamedTuple):
@@ -194,32 +198,42 @@ def form(
         ring, layout, errors, share = join_group(
             group, program, epoch_cursor, order, slots=slots, doing=doing
         )
-    return GroupExchange(
-        ring, Units(lambda: factory, epoch_cursor, order, layout, group.index),
-        ring.memory.mapped_slots(pinning), errors, share.result, meter, keep, calls, recording,
-    )  # fmt: skip
+    try:
+        return GroupExchange(
+            ring, Units(lambda: factory, epoch_cursor, order, layout, group.index),
+            ring.memory.mapped_slots(pinning), errors, share.result, meter, keep, calls, recording,
+        )  # fmt: skip
+    except BaseException:
+        _leave(group, ring)
+        raise
 
 
 def _form_single(
     group: Group, factory: BatchFactory, order: int, slots: int, keep: int, calls: OverdueCalls,
     recording: Recording, pinning: Pinning | None,
 ) -> GroupExchange:  # fmt: skip
-    """Create a ring for a process without a group."""
+    """Create a ring for a process without a group. Its slots are private memory, unless worker processes
+    write to them."""
     program, epoch_cursor, threads = factory.program, factory.epoch_cursor, hints(factory.program)[1]
-    title = f"the batches of phase `{program.phase.name}`"
+    title, is_private = f"the batches of phase `{program.phase.name}`", factory.workers is None
     layout = layout_of(program, parts_of(program, threads))
     memory = meeting.created(
-        "alone", title, Shape(slots, layout.nbytes, layout.parts, 1, 1), {}, kind="own", count=1,
-        ends_with_one=1, makers=1, cores=threads, cursor_places=1,
+        "alone", title, Shape(slots, layout.nbytes, layout.parts, 1, 1), {}, kind="own",
+        has_slots=not is_private, count=1, ends_with_one=1, makers=1, cores=threads, cursor_places=1,
     )  # fmt: skip
-    memory.lock_place(0)
-    memory.cursors[0].set(process=1, position=0, state=HOLDS)
-    ring, blame = Ring(memory), Blame("", program.phase.span, program.schedule.file)
-    ring.enter(0, 1)
-    return GroupExchange(
-        ring, Units(lambda: factory, epoch_cursor, order, layout, 0, is_single=True),
-        memory.mapped_slots(pinning), PeerErrors(group, blame), "", factory.meter, keep, calls, recording,
-    )  # fmt: skip
+    try:
+        memory.lock_place(0)
+        memory.cursors[0].set(process=1, position=0, state=HOLDS)
+        ring, blame = Ring(memory), Blame("", program.phase.span, program.schedule.file)
+        ring.enter(0, 1)
+        return GroupExchange(
+            ring, Units(lambda: factory, epoch_cursor, order, layout, 0, is_single=True),
+            memory.mapped_slots(pinning, is_private=is_private), PeerErrors(group, blame), "", factory.meter,
+            keep, calls, recording,
+        )  # fmt: skip
+    except BaseException:
+        memory.close()
+        raise
 
 
 def _proved(group: Group, program: HostProgram, flow: int, share: Share) -> Division:
@@ -260,7 +274,15 @@ def _memory(
             _refuse_unlike(errors, tuple(facts), group.index, first, unlike)
         return memory
     return meeting.created(
-        name, title, shape, mine, kind=KIND, refuse=errors.blame.fail, first=group.index, **values
+        name,
+        title,
+        shape,
+        mine,
+        kind=KIND,
+        refuse=errors.blame.fail,
+        has_slots=True,
+        first=group.index,
+        **values,
     )
 
 

@@ -97,7 +97,7 @@ def _available() -> float:
 
 def created(
     name: str, title: str, shape: Shape, facts: Mapping[str, str], *, kind: str = "feed",
-    refuse: Callable[..., NoReturn] = fail, **values: int,
+    refuse: Callable[..., NoReturn] = fail, has_slots: bool = True, **values: int,
 ) -> SharedMemory:  # fmt: skip
     """Create a ring.
 
@@ -108,17 +108,19 @@ def created(
         facts: see `SharedMemory.lay_out`.
         kind: the kind of memory, a part of its name.
         refuse: raises an error with a code, a message and notes.
+        has_slots: whether the file contains the slots.
         **values: words of the header.
 
     Raises:
         CommplanError: CP0923 if there is not enough memory; CP0928 if `facts` are too long.
     """
+    nbytes = shape.nbytes if has_slots else shape.data_at
     try:
-        descriptor = fresh(name, shape.nbytes, kind)
+        descriptor = fresh(name, nbytes, kind)
     except OSError as error:
         refuse(
             "CP0923",
-            f"{shape.nbytes} bytes of shared memory cannot be had: {error.strerror}",
+            f"{nbytes} bytes of shared memory cannot be had: {error.strerror}",
             "make the batch or `prefetch` smaller",
         )
     status = os.fstat(descriptor)

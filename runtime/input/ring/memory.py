@@ -68,6 +68,8 @@ class SharedMemory:
         self._bells = {name: self._bell(at) for name, at in words.BELLS.items()}
         self._lock, self._is_inside, self._closing = threading.RLock(), False, threading.Lock()
         SharedMemory.opened.add(self)
+        self._finalizer = weakref.finalize(self, os.close, descriptor)  # if the caller is interrupted
+        self._finalizer.atexit = False
 
     def _records(
         self, offset: int, count: int, indices: Mapping[str, int], nbytes: int = words.RECORD_NBYTES
@@ -132,19 +134,34 @@ class SharedMemory:
         bits[:] = (int.from_bytes(bits, "little") | mine).to_bytes(len(bits), "little")
         return int.from_bytes(bits, "little").bit_count()
 
-    def mapped_slots(self, pinning: Pinning | None = None) -> Slots:
+    def mapped_slots(self, pinning: Pinning | None = None, *, is_private: bool = False) -> Slots:
         """Create a mapping of the slots for one cursor or for the producers.
 
         Args:
             pinning: registers the mapping with devices, if given.
+            is_private: see `Slots`.
+
+        Raises:
+            CommplanError: CP0923 if the slots cannot be mapped.
         """
         shape = self.shape
-        return Slots(self.descriptor, shape.data_at, shape.slot_nbytes, shape.slots, pinning=pinning)
+        try:
+            return Slots(
+                self.descriptor, shape.data_at, shape.slot_nbytes, shape.slots, pinning=pinning,
+                is_private=is_private,
+            )  # fmt: skip
+        except OSError as error:
+            fail(
+                "CP0923",
+                f"{shape.slots} batches of {shape.slot_nbytes} bytes cannot be mapped: {error.strerror}",
+                "make the batch or `prefetch` smaller",
+            )
 
     def close(self) -> None:
         """Close the file and release all locks. The mapping exists until no array references it."""
         with self._closing:
             descriptor, self.descriptor = self.descriptor, -1
+            self._finalizer.detach()
         if descriptor >= 0:
             os.close(descriptor)
 

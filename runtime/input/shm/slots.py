@@ -106,6 +106,8 @@ class Slots:
         returned: called with the number of each released batch, in any thread and at any point of it, so it
             must not take a lock.
         pinning: registers slots with devices.
+        is_private: whether the slots are memory of this process instead of the file. A forked process then
+            has a copy, which does not change when the slots are reused.
     """
 
     descriptor: int
@@ -114,6 +116,7 @@ class Slots:
     count: int
     returned: Callable[[int], None] = lambda number: None
     pinning: Pinning | None = None
+    is_private: bool = False
     _owners: list[Root] = field(default_factory=list[Root])
     _loans: dict[int, _Loan] = field(default_factory=dict[int, _Loan])
 
@@ -122,7 +125,11 @@ class Slots:
         self._owners = [self._fresh(place) for place in range(self.count)]
 
     def _fresh(self, place: int) -> Root:
-        address = mapped(self.nbytes, mmap.MAP_SHARED, self.descriptor, self.start + place * self.nbytes)
+        if self.is_private:
+            address = mapped(self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        else:
+            at = self.start + place * self.nbytes
+            address = mapped(self.nbytes, mmap.MAP_SHARED, self.descriptor, at)
         if self.pinning is not None:
             self.pinning.pin(address, self.nbytes)
         return owner_of(address, self.nbytes, self.pinning)
@@ -186,6 +193,7 @@ class Slots:
                 self.pinning.unpin(ctypes.addressof(loan.owner))
             try:
                 self.detach(number)
+                self._owners[number % self.count] = self._fresh(number % self.count)
             except OSError as error:
                 self._loans[number] = loan
                 fail(
@@ -193,13 +201,13 @@ class Slots:
                     f"{self.nbytes} bytes for a batch in use cannot be allocated: {error.strerror}",
                     "release batches sooner, or make them smaller",
                 )
-            self._owners[number % self.count] = self._fresh(number % self.count)
         self.returned(number)
 
     def detach(self, number: int) -> None:
         """Make the slot of batch `number` private memory of this process, with the same content. Writes
         through it no longer reach other processes. Raises OSError."""
-        copy_on_recall(ctypes.addressof(self.memory(number)), self.nbytes)
+        if not self.is_private:
+            copy_on_recall(ctypes.addressof(self.memory(number)), self.nbytes)
 
     def close(self) -> None:
         """Recall all slots, and release mappings without views. Raises: as `recall`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -25,8 +26,9 @@ pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
 
-def forked(does: Callable[[], bool]) -> bool:
-    """Whether `does` returns true in a process forked from this one; false if it does not end."""
+def forked(does: Callable[[], bool], meanwhile: Callable[[], None] = lambda: None) -> bool:
+    """Whether `does` returns true in a process forked from this one; false if it does not end. This process
+    calls `meanwhile`."""
     with warnings.catch_warnings():
         # That there are threads is the point; JAX warns of it where another test has imported it.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -38,6 +40,7 @@ def forked(does: Callable[[], bool]) -> bool:
             answer = 0 if does() else 1
         finally:
             os._exit(answer)
+    meanwhile()
     until = time.monotonic() + 20
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -99,6 +102,36 @@ def test_a_forked_process_closes_without_waiting_for_threads_that_it_has_not() -
         other.join()
         assert ended
         assert [batch.step for batch in feed] == list(range(1, 10))
+
+
+@forks
+def test_a_batch_of_a_forked_process_does_not_change_when_its_slot_is_reused() -> None:
+    with batches(ensemble("", 1), images(160)) as feed:
+        batch = next(feed)
+        before = {ref: array.tobytes() for ref, array in batch.values.items()}
+        is_reused, reuse = os.pipe()
+        os.set_blocking(is_reused, False)
+
+        def is_unchanged() -> bool:
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline:
+                with contextlib.suppress(BlockingIOError):
+                    return bool(os.read(is_reused, 1)) and before == {
+                        ref: array.tobytes() for ref, array in batch.values.items()
+                    }
+                time.sleep(0.01)
+            return False
+
+        def advance() -> None:
+            nonlocal batch
+            del batch
+            for _ in range(8):
+                next(feed)
+            os.write(reuse, b"x")
+
+        assert forked(is_unchanged, advance)
+        os.close(is_reused)
+        os.close(reuse)
 
 
 @forks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import linecache
 import signal
 import sys
@@ -16,6 +17,8 @@ import pytest
 from input_plans import FUNCTIONS, decode, ensemble, images
 from multirate_plans import members, rates
 
+from commplan.diagnostics import CommplanError
+from commplan.runtime.input import iterator
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 
@@ -135,10 +138,42 @@ def test_no_thread_is_waited_for_that_an_interruption_kept_from_beginning() -> N
     assert rings() == before, "the memory is closed although threads were started in several attempts"
 
 
-def rings() -> int:
-    """The number of open memory files of rings of this process alone."""
+def rings() -> list[int]:
+    """The bytes of each open memory file of a ring of this process alone."""
     files = (file for file in Path("/proc/self/fd").iterdir() if file.is_symlink())
-    return sum("/memfd:commplan-own" in str(file.readlink()) for file in files)
+    return [file.stat().st_size for file in files if "/memfd:commplan-own" in str(file.readlink())]
+
+
+def test_batches_allocate_no_slots_before_the_first_request() -> None:
+    before = rings()
+    program = ensemble("", 1)
+    with PhaseBatches(program, "step", {"images": images(64)}, FUNCTIONS) as feed:
+        exchange = feed._window.exchange
+        assert exchange is not None
+        assert sum(rings()) - sum(before) == exchange.ring.memory.shape.data_at
+    assert rings() == before
+
+
+@pytest.mark.parametrize("place", ["Checks", "start"])
+def test_no_memory_file_stays_open_after_a_failed_start(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """An interruption before the iterator is complete, and a system without threads."""
+    before = rings()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched, pytest.raises((KeyboardInterrupt, CommplanError)):
+        if place == "start":
+            patched.setattr(threading.Thread, place, refused)
+        else:
+            patched.setattr(iterator, place, interrupted)
+        with PhaseBatches(ensemble("", 1), "step", {"images": images(64)}, FUNCTIONS) as feed:
+            next(feed)
+    gc.collect()
+    assert rings() == before
 
 
 def test_no_batch_that_was_taken_ahead_is_lost_by_an_interruption() -> None:

@@ -162,19 +162,19 @@ def test_the_summary_accounts_for_every_line() -> None:
 def test_a_small_array_does_not_keep_its_slot(
     name: str, is_small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied: list[int] = []
-    copy_on_recall = slots.copy_on_recall
+    recalled: list[int] = []
+    recall = slots.Slots.recall
 
-    def counted(address: int, nbytes: int) -> None:
-        copied.append(address)
-        copy_on_recall(address, nbytes)
+    def counted(self: slots.Slots, number: int) -> None:
+        recalled.append(number)
+        recall(self, number)
 
-    monkeypatch.setattr(slots, "copy_on_recall", counted)
+    monkeypatch.setattr(slots.Slots, "recall", counted)
     program = ensemble("", 1)
     with batches(program, images(160)) as feed:
         arrays = [by_name(program, batch)[name] for batch in feed]
         assert len(arrays) == 20 and not any(array.flags.writeable for array in arrays)
-        assert len(copied) == 0 if is_small else len(copied) > 10
+        assert len(recalled) == 0 if is_small else len(recalled) > 10
 
 
 def test_closed_batches_keep_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
