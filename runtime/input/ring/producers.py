@@ -186,8 +186,11 @@ class Producers:
     def _supervise(self) -> None:
         """Start makers while this process is eligible, and call `tend` periodically."""
         memory, bell = self.ring.memory, self.ring.memory.bell("changed")
-        while not memory.is_stopped:
+        while True:
             value = bell.value
+            fence()
+            if memory.is_stopped:  # read after the bell, which `Ring.retire` rings
+                return
             try:
                 while self._makers < self.ring.threads():
                     self._begin_maker()

@@ -7,6 +7,7 @@ import linecache
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -17,10 +18,11 @@ import pytest
 from input_plans import FUNCTIONS, decode, ensemble, images
 from multirate_plans import members, rates
 
-from commplan.diagnostics import CommplanError
+from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input import iterator
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.ring.cursor import Cursor
 
 
 def test_an_interrupted_wait_is_not_waited_for_again():
@@ -173,6 +175,22 @@ def test_no_memory_file_stays_open_after_a_failed_start(monkeypatch: pytest.Monk
         with PhaseBatches(ensemble("", 1), "step", {"images": images(64)}, FUNCTIONS) as feed:
             next(feed)
     gc.collect()
+    assert rings() == before
+
+
+def test_a_ring_is_left_if_arrays_cannot_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Cursor) -> None:
+        fail("CP0923", "no memory")
+
+    before = rings()
+    feed = PhaseBatches(ensemble("", 1), "step", {"images": images(64)}, FUNCTIONS)
+    next(feed)
+    monkeypatch.setattr(Cursor, "recall", refused)
+    with pytest.raises(CommplanError):
+        feed.close()
+    deadline = time.monotonic() + 10
+    while rings() != before and time.monotonic() < deadline:
+        time.sleep(0.01)  # the last thread closes the file
     assert rings() == before
 
 

@@ -35,6 +35,7 @@ from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.units import Units
 from commplan.runtime.input.ring.words import DONE, PARTS, UNIT
+from commplan.runtime.input.shm import futex
 from commplan.runtime.input.transport.transport import Carrier
 
 # pyright: reportPrivateUsage=false
@@ -165,6 +166,28 @@ def test_transfers_continue_after_a_process_held_the_lock(
     monkeypatch.setattr(carriage, "attempt", move)
     carriage.run(0)
     assert moved == [0] and ring.cursors[0].get("position") == 1 and len(caplog.records) == 1
+
+
+def test_a_supervisor_that_is_stopped_before_it_waits_does_not_wait(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring is stopped, and the bell rung, before the supervisor reads the bell."""
+    waits: list[float] = []
+
+    class StoppingBell:
+        @property
+        def value(self) -> int:
+            memory.is_stopped = True
+            return 1
+
+    ring, units = joined(memory), cast("Units", ring_process.Numbers())
+    producers = Producers(
+        ring, units, memory.mapped_slots(), "numbers", Recording(), lambda: None, lambda: None
+    )
+    monkeypatch.setattr(memory, "bell", lambda name: StoppingBell())
+    monkeypatch.setattr(futex, "wait", lambda bell, value, seconds: waits.append(seconds))
+    producers._supervise()
+    assert waits == []
 
 
 def test_threads_that_start_at_the_same_time_are_all_joined(
