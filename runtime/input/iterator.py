@@ -153,8 +153,6 @@ class PhaseBatches(EpochIterator):
             remaining = self._steps - step  # batches of this epoch, including this one
             self._due, ready, waited = self._window.take(number, min(self._prefetch, remaining))
             self._meter.handed_out(min(ready, self._ahead), waited, first=step == 0)
-        if self._window.exchange is not None:
-            self._window.exchange.handed(self._due.number)
         return self._due
 
     def _arm(self, number: int) -> None:
@@ -162,7 +160,7 @@ class PhaseBatches(EpochIterator):
         end = (self._armed + 1) * self._steps - self._first
         upto = end if self._is_shared else min(number + self._prefetch, end)
         if upto > self._until and self._window.exchange is not None and self._closing.alive:
-            self._window.exchange.arm(upto)
+            self._window.arm(upto)
             self._until = upto
 
     def _pass_on(self, place: int) -> None:

@@ -7,8 +7,9 @@ import functools
 import os
 import threading
 import time
+from collections.abc import Sequence
 from concurrent import futures
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,8 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.observe.batch_record import BatchRecord
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import ClosedError
-from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
+from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory, Task
+from commplan.runtime.input.stages.stage_threads import StageThreads
 from commplan.wait import attended, ended
 
 if TYPE_CHECKING:
@@ -34,13 +36,15 @@ class _Entry:
     Attributes:
         builder: builds the batch.
         roots: the memory of its slot.
-        tasks: the stages that run in this process; None before they are begun.
+        tasks: the stages that this process runs itself; None before the units are made.
+        begun: those of `tasks` that run in other threads.
         batch: the finished batch.
     """
 
     builder: BatchBuilder
     roots: dict[int, Any] = field(default_factory=dict[int, Any])
-    tasks: list[Future[None]] | None = None
+    tasks: Sequence[Task] | None = None
+    begun: list[Future[None]] = field(default_factory=list["Future[None]"])
     batch: HostBatch | None = None
 
 
@@ -66,8 +70,7 @@ class BatchWindow:
     record: BatchRecord | None
     exchange: GroupExchange | None = None
     _entries: dict[int, _Entry] = field(default_factory=dict[int, _Entry])
-    _pool: ThreadPoolExecutor | None = None
-    _pool_threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    _stage_threads: StageThreads | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may acquire it again
     _callers: set[int] = field(default_factory=set[int])  # threads that use the slots
     _is_closed: bool = False
@@ -128,7 +131,7 @@ class BatchWindow:
         if self.exchange is not None:
             self.exchange.carry_ahead(number + ahead - 1)
         entry = self._begin(number)
-        for task in entry.tasks or ():
+        for task in entry.begun:
             attended(
                 lambda seconds, task=task: task.done() or bool(futures.wait([task], seconds).done),
                 lambda waited: self.calls.look(self.callers_of_user_code()),
@@ -136,10 +139,12 @@ class BatchWindow:
             task.result(0)
         if entry.batch is None:
             entry.batch = entry.builder.finish()
+        if self.exchange is not None:
+            self.exchange.handed(number)
         return entry.batch, ready, time.perf_counter() - begun
 
     @functools.cached_property
-    def _uses_pool(self) -> bool:
+    def _uses_stage_threads(self) -> bool:
         """Whether stages that each process runs itself follow the shared ones."""
         return self.exchange is not None and any(flow.after for flow in self.factory.program.flows)
 
@@ -148,40 +153,46 @@ class BatchWindow:
         entry, exchange = self._entries.get(number), self.exchange
         if entry is None:
             entry = self._entries[number] = _Entry(self.factory.batch(number))
-        if entry.tasks is not None:
+        if entry.tasks is None:
+            if exchange is not None:
+                exchange.readable(number)
+                arrays, parts = exchange.lend(number, entry.roots)
+                entry.builder.receive(arrays, parts, exchange.units.layout.divisions)
+            entry.tasks = entry.builder.second()
+        if entry.batch is not None:
             return entry
-        if exchange is not None:
-            exchange.readable(number)
-            arrays, parts = exchange.lend(number, entry.roots)
-            entry.builder.receive(arrays, parts, exchange.units.layout.divisions)
-        tasks = entry.builder.second()
-        if self._uses_pool:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.threads, f"{self.name}-own", self._add_pool_thread)
-            entry.tasks = [self._pool.submit(task) for task in tasks]
-        else:
-            for task in tasks:
+        if not self._uses_stage_threads:
+            for task in entry.tasks:
                 task()
-            entry.tasks = []
+            return entry
+        if self._stage_threads is None:
+            self._stage_threads = StageThreads(self.threads, f"{self.name}-own")
+        while len(entry.begun) < len(entry.tasks):  # continues after an interruption
+            entry.begun.append(self._stage_threads.submit(entry.tasks[len(entry.begun)]))
         return entry
 
-    def _add_pool_thread(self) -> None:
-        self._pool_threads.append(threading.current_thread())
+    def arm(self, upto: int) -> None:
+        """Request all batches before `upto`."""
+        with contextlib.suppress(ClosedError):  # `take` raises it
+            caller = self._enter()
+            try:
+                if self.exchange is not None:
+                    self.exchange.arm(upto)
+            finally:
+                self._exit(caller)
 
     def pass_on(self, number: int, end: int) -> None:
         """Drop all batches before `number`, and begin the stages of made batches from `number` to `end`."""
-        for place in [place for place in self._entries if place < number]:
-            del self._entries[place]
-        if self.exchange is None or not self._uses_pool:
+        for place in [place for place in list(self._entries) if place < number]:
+            self._entries.pop(place, None)  # another thread may close the batches
+        if self.exchange is None or not self._uses_stage_threads:
             return
-        with contextlib.suppress(ClosedError):
+        with contextlib.suppress(Exception):  # raised again when the caller reaches the batch
             caller = self._enter()
             try:
                 while number < end and self.exchange.ring.is_made(number):
                     self._begin(number)
                     number += 1
-            except CommplanError:
-                return  # raised again when the caller reaches the batch
             finally:
                 self._exit(caller)
 
@@ -192,7 +203,8 @@ class BatchWindow:
     def callers_of_user_code(self) -> list[threading.Thread]:
         """The threads that call user code: those that make batches, and the main thread."""
         makers = [] if self.exchange is None else self.exchange.producers.running
-        return [*self._pool_threads, *makers, threading.main_thread()]
+        stage_threads = [] if self._stage_threads is None else self._stage_threads.running
+        return [*stage_threads, *makers, threading.main_thread()]
 
     # --- the end ---
 
@@ -234,8 +246,8 @@ class BatchWindow:
             self.workers.stop()
         if self.exchange is not None:
             self.exchange.stop()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._stage_threads is not None:
+            self._stage_threads.close()
         if is_last:
             self._depart()
 
