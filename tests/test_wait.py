@@ -46,6 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     "lowering/jax/gradient_times.py": {"get"},
     "runtime/input/feeds/joining.py": {"join"},
     "runtime/input/multirate/clocked.py": {"join"},
+    # A daemon thread waits for its next task until it is closed; a thread that has started registers itself.
+    "runtime/input/stages/stage_threads.py": {"get"},
+    "runtime/input/ring/producers.py": {"wait"},
     # Of a socket that does not block.
     "commplan/sidecar/__main__.py": {"accept"},
     # After a poll; and for its parent, with which it ends.
