@@ -230,7 +230,9 @@ class BatchWindow:
                     )
         if self.exchange is not None:
             self.exchange.producers.detach()
-            self.exchange.made_slots.close()  # a thread that still makes a part keeps the slot of that part
+            made_slots = self.exchange.made_slots
+            if not made_slots.is_private:  # private ones are also those of callers, which `leave` closes
+                made_slots.close()  # a thread that still makes a part keeps the slot of that part
 
     def abandon(self) -> None:
         """Stop without waiting: threads end after their current record, and the last one leaves the group.
@@ -265,9 +267,11 @@ class BatchWindow:
                 return
             self._has_departed = True
         self._entries.clear()
-        if self.exchange is not None:
-            self.exchange.leave()
-        elif self.record is not None:
-            self.record.close()
-        if self.workers is not None:
-            self.workers.close()
+        try:
+            if self.exchange is not None:
+                self.exchange.leave()
+            elif self.record is not None:
+                self.record.close()
+        finally:
+            if self.workers is not None:
+                self.workers.close()
