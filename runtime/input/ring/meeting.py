@@ -139,6 +139,7 @@ def opened(candidate: Found, title: str) -> SharedMemory | None:
         descriptor = io.open_file(candidate.path, os.O_RDWR)
     except OSError:
         return None
+    memory, is_complete = None, False
     try:
         status = os.fstat(descriptor)
         head = os.pread(descriptor, 8 * len(HEADER), 0)
@@ -151,17 +152,15 @@ def opened(candidate: Found, title: str) -> SharedMemory | None:
         if not any(is_locked(descriptor, PROCESS_LOCK + place) for place in range(shape.processes)):
             return None
         memory = SharedMemory(descriptor, candidate.key, title, shape)
-        try:
+        with contextlib.suppress(ValueError):  # written by another version
             memory.facts()
-        except ValueError:  # written by another version
-            memory.close()
-            descriptor = -1
-            return None
-        descriptor = -1
-        return memory
+            is_complete = True
+        return memory if is_complete else None
     finally:
-        if descriptor >= 0:
+        if memory is None:
             os.close(descriptor)
+        elif not is_complete:
+            memory.close()
 
 
 @contextlib.contextmanager

@@ -36,6 +36,15 @@ if TYPE_CHECKING:
 _LOCK_S = 30.0
 
 
+def _close(descriptor: int, key: tuple[int, int], process: int) -> None:
+    """Close `descriptor`, unless this process is forked from `process` or the number belongs to another file
+    now."""
+    with contextlib.suppress(OSError):
+        status = os.fstat(descriptor)
+        if os.getpid() == process and (status.st_dev, status.st_ino) == key:
+            os.close(descriptor)
+
+
 class SharedMemory:
     """The memory of a ring.
 
@@ -68,7 +77,9 @@ class SharedMemory:
         self._bells = {name: self._bell(at) for name, at in words.BELLS.items()}
         self._lock, self._is_inside, self._closing = threading.RLock(), False, threading.Lock()
         SharedMemory.opened.add(self)
-        self._finalizer = weakref.finalize(self, os.close, descriptor)  # if the caller is interrupted
+        self._finalizer = weakref.finalize(  # if the caller is interrupted
+            self, _close, descriptor, key, os.getpid()
+        )
         self._finalizer.atexit = False
 
     def _records(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import linecache
+import os
 import signal
 import sys
 import threading
@@ -17,12 +19,15 @@ import numpy as np
 import pytest
 from input_plans import FUNCTIONS, decode, ensemble, images
 from multirate_plans import members, rates
+from ring_process import SHAPE
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input import iterator
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring.cursor import Cursor
+from commplan.runtime.input.ring.memory import SharedMemory
 
 
 def test_an_interrupted_wait_is_not_waited_for_again():
@@ -192,6 +197,48 @@ def test_a_ring_is_left_if_arrays_cannot_be_copied(monkeypatch: pytest.MonkeyPat
     while rings() != before and time.monotonic() < deadline:
         time.sleep(0.01)  # the last thread closes the file
     assert rings() == before
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_memory_that_is_collected_closes_no_other_file(
+    is_forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of its file has been closed and is in use again; or a forked process collects it."""
+    memory = meeting.created("test-ring", "the ring", SHAPE, {})
+    descriptor, copy = memory.descriptor, os.dup(memory.descriptor)
+    if is_forked:
+        monkeypatch.setattr(os, "getpid", lambda: 1)
+    else:
+        other = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(other, descriptor)
+        os.close(other)
+    del memory
+    gc.collect()
+    os.close(descriptor)  # raises OSError if it is closed
+    os.close(copy)
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_a_ring_that_cannot_be_read_is_closed_once(
+    failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = meeting.created("test-ring", "the ring", SHAPE, {})
+    candidate = meeting.Found("test-ring", memory.key, f"/proc/self/fd/{memory.descriptor}")
+    closed: list[int] = []
+    close = os.close
+
+    def failing(_: SharedMemory) -> None:
+        raise failure
+
+    with monkeypatch.context() as patched, contextlib.suppress(KeyboardInterrupt):
+        patched.setattr(meeting, "is_locked", lambda *_: True)
+        patched.setattr(SharedMemory, "facts", failing)
+        patched.setattr(os, "close", lambda number: (closed.append(number), close(number)))
+        assert meeting.opened(candidate, "the ring") is None
+        gc.collect()
+    gc.collect()
+    assert len(closed) == 1
+    memory.close()
 
 
 def test_no_batch_that_was_taken_ahead_is_lost_by_an_interruption() -> None:
