@@ -150,14 +150,14 @@ class Slots:
         """The slot of batch `number`, for reading. It is released when the returned root dies, or by
         `recall`. `roots` keeps the root if the caller is interrupted, which may then call again with
         `roots`."""
-        owner = self._owners[number % self.count]
         root = roots.get(number)
         if root is None:
+            owner = self._owners[number % self.count]
             root = self._type.from_address(ctypes.addressof(owner))  # `from_buffer` takes far longer
             root.owner = owner
             roots[number] = root
         loan = _Loan(root, self._dead)
-        loan.number, loan.owner = number, owner
+        loan.number, loan.owner = number, root.owner
         self._loans[number] = loan
         return root
 
@@ -174,34 +174,47 @@ class Slots:
 
     def _dead(self, loan: weakref.ref[Root]) -> None:
         number = cast("_Loan", loan).number
-        # Another thread may recall it at the same time: the one that removes it reports its return.
-        if self._loans.get(number) is loan and self._loans.pop(number, None) is not None:
-            self.returned(number)
+        if self._loans.get(number) is loan:
+            self.recall(number)
 
     def recall(self, number: int) -> None:
         """Take back the slot of batch `number`. Views of it keep their content, as private memory.
 
+        After an error or an interruption the slot stays lent, and the caller may call again.
+
         Raises:
-            CommplanError: CP0923 if memory is exhausted; the slot then stays lent.
+            CommplanError: CP0923 if memory is exhausted.
         """
-        loan = self._loans.pop(number, None)
+        loan = self._loans.get(number)
         if loan is None:
             return
-        root = loan()  # keeps the mapping alive until the end of this function
-        if root is not None:
-            if self.pinning is not None:  # copies from it have finished: their arrays were handed out
-                self.pinning.unpin(ctypes.addressof(loan.owner))
-            try:
-                self.detach(number)
-                self._owners[number % self.count] = self._fresh(number % self.count)
-            except OSError as error:
-                self._loans[number] = loan
-                fail(
-                    "CP0923",
-                    f"{self.nbytes} bytes for a batch in use cannot be allocated: {error.strerror}",
-                    "release batches sooner, or make them smaller",
-                )
-        self.returned(number)
+        try:
+            if self._loans.pop(number, None) is None:  # another thread recalls it
+                return
+            root = loan()  # keeps the mapping alive until the end of this function
+            if root is not None:
+                self._exchange(number % self.count, loan.owner)
+            self.returned(number)
+        except OSError as error:
+            self._loans[number] = loan
+            fail(
+                "CP0923",
+                f"{self.nbytes} bytes for a batch in use cannot be allocated: {error.strerror}",
+                "release batches sooner, or make them smaller",
+            )
+        except BaseException:
+            self._loans[number] = loan
+            raise
+
+    def _exchange(self, place: int, owner: Root) -> None:
+        """Map the slot at `place` anew, and make `owner`, its former mapping, private memory. Raises OSError;
+        may be called again."""
+        if self.pinning is not None:  # copies from it have finished: their arrays were handed out
+            self.pinning.unpin(ctypes.addressof(owner))
+        if self._owners[place] is owner:
+            self._owners[place] = self._fresh(place)
+        if not self.is_private:
+            copy_on_recall(ctypes.addressof(owner), self.nbytes)
 
     def detach(self, number: int) -> None:
         """Make the slot of batch `number` private memory of this process, with the same content. Writes

@@ -163,13 +163,13 @@ def test_a_small_array_does_not_keep_its_slot(
     name: str, is_small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recalled: list[int] = []
-    recall = slots.Slots.recall
+    exchange = slots.Slots._exchange
 
-    def counted(self: slots.Slots, number: int) -> None:
-        recalled.append(number)
-        recall(self, number)
+    def counted(self: slots.Slots, place: int, owner: slots.Root) -> None:
+        recalled.append(place)
+        exchange(self, place, owner)
 
-    monkeypatch.setattr(slots.Slots, "recall", counted)
+    monkeypatch.setattr(slots.Slots, "_exchange", counted)
     program = ensemble("", 1)
     with batches(program, images(160)) as feed:
         arrays = [by_name(program, batch)[name] for batch in feed]

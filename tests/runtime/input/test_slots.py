@@ -6,10 +6,12 @@ import ctypes
 import gc
 import hashlib
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import jax
@@ -19,7 +21,7 @@ import pytest
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.shm import slots as _slots
-from commplan.runtime.input.shm.slots import CompletionCounter, Slots
+from commplan.runtime.input.shm.slots import CompletionCounter, Slots, copy_on_recall
 
 NBYTES, START, COUNT = 8 * 4096, 4096, 3
 
@@ -151,6 +153,40 @@ def test_pages_that_cannot_be_exchanged_are_an_error(slots: Slots, monkeypatch: 
     with pytest.raises(CommplanError, match="exchanged"):
         slots.recall(0)
     assert (array == 3).all()
+
+
+@pytest.mark.parametrize("is_private", [False, True])
+def test_an_interrupted_recall_is_repeated(slots: Slots, is_private: bool) -> None:
+    """Ctrl-C once at every line of it."""
+    slots.is_private = is_private
+    functions = (Slots.recall, Slots._exchange, Slots._fresh, copy_on_recall)
+    places = {function.__code__: set[int]() for function in functions}
+
+    def interrupting(frame: FrameType, event: str, arg: Any) -> Any:
+        lines = places.get(frame.f_code)
+        if lines is None or isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            return None
+        if event == "line" and frame.f_lineno not in lines:
+            lines.add(frame.f_lineno)
+            raise KeyboardInterrupt
+        return interrupting
+
+    fill(slots, 0, 7)
+    array = view(slots.lend(0, {}))
+    for _ in range(100):
+        sys.settrace(interrupting)
+        try:
+            slots.recall(0)
+            break
+        except KeyboardInterrupt:
+            assert slots.lent() == [0] or 0 in back
+        finally:
+            sys.settrace(None)
+    assert sum(map(len, places.values())) > 10
+    assert back == [0] and slots.lent() == []
+    fill(slots, COUNT, 9)
+    assert (array == 7).all()
+    assert (view(slots.lend(COUNT, {})) == 9).all()
 
 
 def test_numbers_come_back_without_a_gap_and_from_anywhere() -> None:
