@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 Task = Callable[[], None]
 
-_SMALL = 16  # values of at most this part of their slot are copied when the batch is finished
+_SMALL = 16  # the smallest values, up to this part of their slot, are copied when the batch is finished
 
 
 @dataclass(frozen=True)
@@ -442,12 +442,13 @@ class BatchBuilder:
         values: dict[Ref, Array] = {}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
+        shown = self._shown()
         for initial in self.states:
             clean = bool(initial.valid.all())
             visits += self._visits(initial, clean)
             state = initial if clean else compacted_state(program, initial, self.maker.fresh)
             for ref in self.maker.roots(state.flow):
-                values[ref] = state.arrays[ref] if ref in state.arrays else self._shown(state, ref)
+                values[ref] = state.arrays[ref] if ref in state.arrays else shown[ref]
             for read in state.flow.reads:
                 records[read.result] = laid_out(program, read, state.records)
                 if read.count in program.roots:
@@ -456,14 +457,19 @@ class BatchBuilder:
         rows = self.maker.mask(self.states)
         return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits), rows)
 
-    def _shown(self, state: FlowState, ref: Ref) -> Array:
-        """A value in the slot: a view, or a copy of a small value. A view keeps the memory of all values."""
-        view = state.shown[ref]
-        if view.nbytes * _SMALL > sum(array.nbytes for array in self.moved.values()):
-            return view
-        copy = self.maker.memory(view.shape, view.dtype)
-        copy[...] = view
-        return read_only(copy)
+    def _shown(self) -> dict[Ref, Array]:
+        """The values in the slot: views, and copies of the smallest ones. A view keeps the memory of all
+        values."""
+        shown = {ref: view for state in self.states for ref, view in state.shown.items()}
+        remaining = sum(array.nbytes for array in self.moved.values()) // _SMALL
+        for ref, view in sorted(shown.items(), key=lambda item: item[1].nbytes):
+            remaining -= view.nbytes
+            if remaining < 0:
+                break
+            copy = self.maker.memory(view.shape, view.dtype)
+            copy[...] = view
+            shown[ref] = read_only(copy)
+        return shown
 
     def _count(self, state: FlowState, read: Read, ref: Ref, clean: bool) -> Array:
         if not clean:
