@@ -40,8 +40,8 @@ class OverdueCalls:
     file: str
     in_worker: Find = lambda frame: None
     ask_worker: Callable[[int], None] = lambda process: None
-    _since: dict[int, tuple[Call, float]] = field(default_factory=dict[int, tuple[Call, float]])
-    _reporter: WaitReporter = field(default_factory=lambda: WaitReporter(START_S))
+    _since: dict[int, tuple[Call, float]] = field(init=False, default_factory=dict[int, tuple[Call, float]])
+    _reporter: WaitReporter = field(init=False, default_factory=lambda: WaitReporter(START_S))
 
     def look(self, threads: Sequence[threading.Thread]) -> None:
         """Raise CP0926 if one of `threads` has been in the same call for `bound_s` seconds, since earlier

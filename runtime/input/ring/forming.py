@@ -133,14 +133,15 @@ def join_group(
     try:
         _await_peers(errors, ring, tuple(facts))
     except BaseException:
-        if not ends_with_one:
-            cursor.leave(ring, number)
-        _leave(group, ring)
+        _leave(group, ring, number)
         raise
     return JoinedGroup(ring, layout, errors, share)
 
 
-def _leave(group: Group, ring: Ring) -> None:
+def _leave(group: Group, ring: Ring, number: int) -> None:
+    """Leave the ring, with cursor `number` if the group continues without it."""
+    if not ring.ends_with_one:
+        cursor.leave(ring, number)
     if group.carrier is not None:
         group.carrier.stop()
         group.carrier.close()
@@ -204,7 +205,7 @@ def form(
             ring.memory.mapped_slots(pinning), errors, share.result, meter, keep, calls, recording,
         )  # fmt: skip
     except BaseException:
-        _leave(group, ring)
+        _leave(group, ring, ring.place)
         raise
 
 

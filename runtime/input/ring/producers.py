@@ -163,7 +163,7 @@ class Producers:
         try:
             thread.start()
         except RuntimeError as error:
-            fail("CP0928", f"a feed needs threads, and none can be started: {error}", "ulimit -u")
+            fail("CP0928", f"no thread for making batches can be started: {error}", "ulimit -u")
 
     def _run(self, target: Callable[[], object]) -> None:
         try:
