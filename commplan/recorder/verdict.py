@@ -26,11 +26,14 @@ class Patience(NamedTuple):
 
     A rank that waits for a disk outside of operations may be writing a file: it is `down` after `late`.
     Ranks wait for one another in a `circle` if nothing moves for `still`, or for `late` if that is None.
+    If all ranks wait in operations and one of them waits for a disk, it is `down` if nothing moves for
+    `stuck`, or for `late` if that is None: another thread of it may run the operation.
     """
 
     bound: float = 0.0
     late: float = 0.0
     still: float | None = None
+    stuck: float | None = None
 
 
 _NONE = Patience()
@@ -103,7 +106,9 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
         return Verdict("late" if is_late else "busy", late, tuple(waiting))
     verdict = _all_wait(states, waiting, limits)
     stuck = {n: states[n].how for n in verdict.reasons or waiting if _is_stuck(states[n])}
-    if verdict.kind in ("stalled", "behind") and stuck and _is_complete(states, waiting):
+    stuck_s = limits.late if limits.stuck is None else limits.stuck
+    is_still = _idle([states[rank] for rank in waiting]) >= stuck_s
+    if verdict.kind in ("stalled", "behind") and stuck and is_still and _is_complete(states, waiting):
         return Verdict("down", stuck, tuple(rank for rank in waiting if rank not in stuck))
     return verdict
 

@@ -267,7 +267,8 @@ class Job:
             return
         usual = bound if compares else usual_wait_s(records[source], source.live.waits, bound)
         late_s = max(usual, source.live.busy_s)
-        verdict = blame(states, waiter, Patience(bound, late_s, usual if is_process else bound))
+        still_s, stuck_s = (usual, late_s) if is_process else (bound, late_s if compares else bound)
+        verdict = blame(states, waiter, Patience(bound, late_s, still_s, stuck_s))
         if compares and verdict.kind == "late":  # ranks may compile before they compare
             verdict = verdict._replace(kind="busy")
         has_ended = any(states[rank].condition == "ended" for rank in verdict.reasons)

@@ -149,6 +149,7 @@ STUCK = state(1, "ab", waits=True)._replace(condition="stuck in the kernel", how
         (state(2, "a"), "late", [2]),
         (state(2, "a", late=True), "busy", [2]),
         (state(2, "a")._replace(condition="dead", how="has died"), "down", [2]),
+        (state(2, "ab", waits=True, idle=1.0), "stalled", []),  # it still moves data
         (RankState(3), "stalled", []),  # the state of rank 2 is unknown
     ],
 )

@@ -163,6 +163,18 @@ def test_a_process_whose_thread_does_not_run_is_late_in_the_next_step(
         assert processes.verdict(0).startswith("process 1 is stuck in the kernel")
 
 
+def test_a_process_that_waits_for_a_disk_in_a_step_is_named_after_busy_s(conditions: dict[int, str]):
+    """It may write a file while devices compute the step."""
+    processes = Processes()
+    for recording in processes.recordings.values():
+        in_step(recording, 5)
+    conditions[101] = "stuck in the kernel"
+    processes.look(BUSY_S - 5)
+    assert processes.verdict(0) == ""
+    processes.look(BUSY_S + 1)
+    assert processes.verdict(0).startswith("process 1 is stuck in the kernel")
+
+
 @pytest.mark.parametrize("condition", ["alive", "stuck in the kernel"])
 def test_a_step_that_fails_is_not_explained_by_a_process_that_works(
     condition: str, conditions: dict[int, str]
