@@ -50,7 +50,6 @@ class JointCalls:
         self._next = 0  # the number of the call that is compared, whether it is counted yet or not
         self._exchanges = 0  # how often this process has waited for others to compare
         self._waits_since: float | None = None
-        self._written: object = None  # the step and the wait that were last written to the record
 
     def counted(self, function: Any, comparison: JointStep) -> Any:
         """Wrap a jitted step so that its calls are counted once `comparison` has found collectives in it."""
@@ -114,8 +113,8 @@ class JointCalls:
         """Write the progress to a record, for the sidecar."""
         comparison, since = self.comparison, self._waits_since
         waits_since = None if comparison is None else since
-        if self._written != (self.name, waits_since):
-            self._written = self.name, waits_since
+        if recording.progress != (self.name, waits_since):  # other groups of ranks may write to it, too
+            recording.progress = self.name, waits_since
             mine = Comparison("", self.name)
             if comparison is not None and waits_since is not None:
                 mine = comparison.comparison

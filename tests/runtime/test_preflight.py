@@ -330,6 +330,18 @@ def test_a_rank_writes_the_progress_of_its_joint_calls_to_its_record(
     assert not hasattr(caught.value, "commplan_repeats")  # no other rank raises it
 
 
+def test_groups_of_ranks_share_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    recording, names = Recording("job", "x", 0, 2, {"data": 2}), list[str]()
+    groups = {name: JointCalls(recording, 1) for name in ("member", "whole")}
+    for name in ("member", "whole", "member"):
+        groups[name].begin(name)
+        call = read_call(recording.path)
+        assert call is not None
+        names.append(json.loads(call.text)[1])
+    assert names == ["member", "whole", "member"]
+
+
 def test_ranks_issue_what_all_of_its_ranks_issue():
     """On a grid of 2 x 2; an order that differs between sets of ranks alone goes round in a circle."""
     rows = [Issue("a", "", (0, 1)), Issue("a", "", (2, 3))]
