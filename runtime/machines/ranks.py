@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import socket
-import sys
 import time
 import warnings
 from collections import Counter
@@ -29,12 +28,9 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.service import requests_of
 from commplan.protocol.build_sites import sites
-from commplan.recorder.stacks import user_line
-from commplan.recorder.verdict import listed
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES
 from commplan.runtime.machines.communicator import check_communicator, check_size
-from commplan.runtime.machines.gather import NOTICE_S, Notice
 from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, digest, place_of, shortened
 from commplan.runtime.machines.ranks_input import RanksInput
 from commplan.runtime.machines.server import ServerMachine
@@ -153,20 +149,14 @@ class Ranks:
 
     def _messages(self, source: int, tag: int, timeout_s: float) -> Generator[tuple[int, Any]]:
         """The messages that arrive within `timeout_s`, each with the rank that sent it."""
-        start, joint, status = time.monotonic(), self.joint, MPI.Status()
-        recording, missing = self.backend.channel.recording, set(self.participants()) - {self.comm.Get_rank()}
-        notice = Notice(NOTICE_S, "", is_due=recording is None or not recording.is_watched)
-        while (waited := time.monotonic() - start) < timeout_s:
+        deadline, joint, status = time.monotonic() + timeout_s, self.joint, MPI.Status()
+        while time.monotonic() < deadline:
             joint.look()
-            if notice.should_print(waited):
-                awaited = listed("rank", sorted(missing)) if source == MPI.ANY_SOURCE else "other ranks"
-                _print_unwatched(awaited, waited)
             _unread[:] = [send for send in _unread if not send.Test()]
             message = self.comm.improbe(source, tag, status)
             if message is None:
                 time.sleep(_LOOK_S)
             else:
-                missing.discard(int(status.Get_source()))
                 yield int(status.Get_source()), message.recv()
 
     def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
@@ -305,15 +295,6 @@ def _worker(comm: Any, workers: Any, backend: MpiBackend, file: str) -> Ranks:
     if backend.channel.resources is not None:
         backend.channel.resources.communicators.append(workers)
     return Ranks(comm, workers, backend, file)
-
-
-def _print_unwatched(awaited: str, waited: float) -> None:
-    """Report a comparison that waits for ranks while no sidecar can find one that runs another step."""
-    line = user_line() or "an unknown line"
-    text = f"the comparison of a step, called at {line}, has waited for {awaited} for {waited:.0f} s"
-    reason = "no watchdog runs, which would name a rank that runs another step"
-    fix = "it waits until run.jit(step, timeout=SECONDS)"
-    print(f"commplan: {text}: {reason}; {fix}", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

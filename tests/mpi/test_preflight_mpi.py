@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from support import mpirun, preflight_grid, preflight_servers, preflight_steps
@@ -139,28 +137,6 @@ def test_a_rank_that_does_not_come_is_named_in_time(case: str, here: int, away: 
     assert said[here][0].startswith(f"error[CP0855]: rank {away} did not arrive")
     assert "under run.jit: a step under a bare jax.jit does not take part" in said[here][0]
     assert said[away] == ["away"]
-
-
-@pytest.mark.parametrize("recording", [None, SimpleNamespace(is_watched=False)])
-def test_a_comparison_that_no_watchdog_observes_prints_once_that_it_waits(
-    recording: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    from commplan.runtime.machines import ranks  # noqa: PLC0415  MPI is there
-
-    monkeypatch.setattr(ranks, "NOTICE_S", 0.0)
-    machine: Any = SimpleNamespace(
-        joint=SimpleNamespace(look=lambda: None), participants=lambda: (0, 1, 2),
-        backend=SimpleNamespace(channel=SimpleNamespace(recording=recording)),
-        comm=SimpleNamespace(improbe=lambda *_: None, Get_rank=lambda: 0),
-    )  # fmt: skip
-    for source, awaited in ((ranks.MPI.ANY_SOURCE, "ranks 1, 2"), (0, "other ranks")):
-        assert [*ranks.Ranks._messages(machine, source, 1, 0.01)] == []
-        text = capsys.readouterr().err
-        assert re.fullmatch(
-            rf"commplan: the comparison of a step, called at .*, has waited for {awaited} for 0 s: .*\n", text
-        )
-    machine.backend.channel.recording = SimpleNamespace(is_watched=True)
-    assert [*ranks.Ranks._messages(machine, 0, 1, 0.01)] == [] and capsys.readouterr().err == ""
 
 
 def test_binding_compares_the_options_of_jax():

@@ -56,7 +56,6 @@ def _watch(recording: Recording | None, watched: Watched, comm: Any) -> None:
     if recording is not None:
         put_state(recording, watched.limits)
         address = attend(recording.path, f"rank {recording.rank}", watched=True)
-        recording.is_watched = address is not None
     addresses = comm.allgather(address)
     if recording is not None:
         introduce_hosts(recording.path, recording.rank, dict(enumerate(addresses)))
