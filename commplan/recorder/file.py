@@ -158,7 +158,6 @@ class Recording:
         self.path = path_of(job, rank, lane)
         self._lanes: dict[str, Recording] = {}
         self.progress: object = None  # the step and the wait that were last written, see `JointCalls`
-        self.is_watched = False  # whether a sidecar reads the record
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _drop_stale(self.path.parent)
         descriptor = io.open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
