@@ -124,8 +124,8 @@ def rows(results: Results) -> list[list[str]]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = lab_parser("elastic", __doc__)
-    known = [way.name for way in WAYS if way.mode != "alone"]
-    parser.add_argument("--ways", type=names(known), default=known, help=", ".join(known))
+    ways = [way.name for way in WAYS if way.mode != "alone"]
+    parser.add_argument("--ways", type=names(ways), default=ways, help=", ".join(ways))
     parser.add_argument("--steps", type=int, default=60, help="of each way (60)")
     parser.add_argument("--seconds", type=float, default=0.2, help="of a step on a pretended device (0.2)")
     parser.add_argument("--batch", type=int, default=8, help="pictures of a worker's step (8)")

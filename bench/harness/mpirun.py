@@ -20,9 +20,9 @@ def command(ranks: int, module: str, *words: object, options: tuple[str, ...] = 
 
 
 def environment() -> Mapping[str, str]:
-    """Fit for ranks: one device each, more of them than cores, as root if need be."""
-    kept = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
-    return kept | {
+    """The environment of ranks: one device each, idle ranks yield their core, and root may start them."""
+    variables = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
+    return variables | {
         "JAX_PLATFORMS": "cpu",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

@@ -200,8 +200,8 @@ PEERS = ("central", "reduce", "ddp")
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = lab_parser("parameter_exchange", __doc__)
-    known = [way.name for way in WAYS]
-    parser.add_argument("--ways", type=names(known), default=known, help=", ".join(known))
+    ways = [way.name for way in WAYS]
+    parser.add_argument("--ways", type=names(ways), default=ways, help=", ".join(ways))
     parser.add_argument("--workers", type=int, default=8, help="in all (8)")
     parser.add_argument("--megabytes", type=float, default=25.0, help="of weights (25)")
     parser.set_defaults(hosts=0)

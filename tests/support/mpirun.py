@@ -34,13 +34,9 @@ def needs_mpi() -> None:
 
 
 def environment() -> dict[str, str]:
-    """That of the tests, fit for ranks: one device each, more of them than cores, as root if need be."""
-    variables = {key: value for key, value in os.environ.items() if key != "JAX_NUM_CPU_DEVICES"}
-    return variables | {
-        "JAX_PLATFORMS": "cpu",
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "OMPI_MCA_mpi_yield_when_idle": "1",
+    """The environment of ranks, in which `mpirun` and the modules of the tests are found."""
+    return {
+        **ranks.environment(),
         "PATH": f"{MPIRUN.parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "PYTHONPATH": os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]),
     }

@@ -170,8 +170,8 @@ class GroupExchange:
             roots: keeps the slot until the batch is handed out; see `Slots.lend`.
 
         Returns:
-            The read-only arrays of the batch, and the parts of it that this process has made. None stands
-            for all parts, if there is no other process.
+            The read-only arrays of the batch, and the parts of it that this process has made; None if it made
+            all of them, as the only process.
         """
         views = self.units.layout.views(self.slots.lend(number, roots), writable=False)
         return views, self.ring.made_here(number) if self.group.count > 1 else None
