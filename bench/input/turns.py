@@ -25,6 +25,7 @@ class Figure(msgspec.Struct, frozen=True):
     Attributes:
         cpu_s, wall_s: per record and member, one for each round.
         first_s: CPU of the first epoch.
+        latency_s: of the first batch of an epoch, until the last member has it; one for each round.
         memory, private: bytes of all its processes, shared pages counted once, and not at all.
         wrong: records that a member lacked or had twice, or epochs of members with other contents.
         failed: the reason if there are no figures.
@@ -34,6 +35,7 @@ class Figure(msgspec.Struct, frozen=True):
     cpu_s: list[float] = []
     wall_s: list[float] = []
     first_s: float = 0.0
+    latency_s: list[float] = []
     memory: int = 0
     private: int = 0
     wrong: int = 0

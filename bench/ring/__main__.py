@@ -12,6 +12,7 @@ with the plan's.
 
 CPU is user and system time of all processes of a system, by record and member. Memory is measured before, for
 each system alone: all pages of its processes, with shared pages counted once (PSS).
+`first` is the time until all members have the first batch of an epoch.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ def measure(options: argparse.Namespace, folder: Path) -> list[Figure]:
             system,
             [block.cpu_per_record for block in blocks[system][1:]],
             [block.wall_s / options.records for block in blocks[system][1:]],
+            latency_s=[max(answer["first_s"] for answer in block.answers) for block in blocks[system]],
             memory=memory[system][0], private=memory[system][1], wrong=wrong[system],
         )
         for system in options.systems
@@ -103,7 +105,9 @@ def started(system: str, options: argparse.Namespace, folder: Path, records: Pat
 def table(figures: Sequence[Figure]) -> str:
     """All systems; ratios to the ring, round by round: their median, and their quartiles."""
     base = next((figure for figure in figures if figure.system == "ring"), figures[0])
-    rows = [["", "CPU ms", "x ring", "quartiles", "wall ms", "memory", "x ring", "own", "contents"]]
+    rows = [
+        ["", "CPU ms", "x ring", "quartiles", "wall ms", "first ms", "memory", "x ring", "own", "contents"]
+    ]
     for figure in figures:
         low, middle, high = figure.ratios(base)
         rows.append(
@@ -113,6 +117,7 @@ def table(figures: Sequence[Figure]) -> str:
                 f"{middle:.3f}",
                 f"{low:.3f}..{high:.3f}",
                 f"{statistics.median(figure.wall_s) * 1e3:.3f}",
+                f"{statistics.median(figure.latency_s) * 1e3:.1f}",
                 megabytes(figure.memory),
                 f"{figure.memory / base.memory:.2f}",
                 megabytes(figure.private),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -174,10 +175,11 @@ def main() -> None:
     begin = MEMBERS[options.system](options, records)
 
     def epoch() -> dict[str, Any]:
-        notes = Notes()
+        notes, start, first_s = Notes(), time.perf_counter(), 0.0
         for batch in begin():
+            first_s = first_s or time.perf_counter() - start
             notes.add(batch)
-        return {"records": notes.records, "checksum": notes.checksum}
+        return {"records": notes.records, "checksum": notes.checksum, "first_s": first_s}
 
     answer(epoch)
 
