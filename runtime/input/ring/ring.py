@@ -15,6 +15,8 @@ The word `count` of the header is the number of processes of a group on this hos
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from commplan.diagnostics import fail
@@ -166,49 +168,69 @@ class Ring(RingState):
         record.set(spent_us=earlier[0] + spent_us, waited_us=earlier[1] + waited_us)
 
     def claim(self) -> Claim | None:
-        """Claim the first part that is free for this process, if any. See `claims_units`."""
+        """Claim the first part that is due for this process, if any. See `claims_units`."""
         with self.memory.locked():
             self.processes[self.place].words[MAKES] = 1
             least, makers = self.least(), self.eligible()
             if least is None or self.place not in makers:
                 return None
-            (making, free), most = self._parts_in(least), self.most_making()
-            if making >= most:
-                return None
-            claim = self._own(free, makers)
-            while claim is None and self._open(least, free):
-                claim = self._own(free, makers)
+            due = self._due(least, makers)
+            claim = next((claim for claim, maker in due if maker in (self.place, -1)), None)
+            while claim is not None and not self.is_open(claim.unit):
+                if not self._open(least):
+                    claim = None
             if claim is not None:
-                slot, making = self._slots[claim.unit % self.slot_count], making + 1
+                slot = self._slots[claim.unit % self.slot_count]
                 slot[PARTS + claim.part] = self.place + 1
-                free.remove(claim)
                 if self.claims_units:
-                    claim = self._extended(claim, slot, free, makers)
-            if making < most:
-                self._call(least, free, makers)
+                    claim = self._extended(claim, slot, makers)
+            self._call(least, makers)
             return claim
 
-    def _extended(self, claim: Claim, slot: Words, free: list[Claim], makers: list[int]) -> Claim:
-        """Extend `claim` by the parts directly after it, up to one that is not free for this process."""
-        while True:
-            following = Claim(claim.unit, claim.parts.stop)
-            if following not in free or self._own([following], makers) is None:
-                return claim
-            slot[PARTS + following.part] = JOINED + self.place + 1
-            free.remove(following)
-            claim = claim._replace(part_count=claim.part_count + 1)
+    def _due(self, least: int, makers: list[int]) -> Iterator[tuple[Claim, int]]:
+        """The parts that may be claimed now, in order, of open units and those that can be opened.
 
-    def _own(self, free: Iterable[Claim], makers: list[int]) -> Claim | None:
-        """The first of `free` that this process may make."""
-        return next((claim for claim in free if self._maker_of(claim, makers) in (self.place, -1)), None)
+        There are as many as may be in progress in addition to the present ones. A process leaves earlier
+        parts to their makers, but does not wait for makers that are busy with other parts.
+
+        Yields:
+            A part, and the place of the process that makes it; -1 if any process may.
+        """
+        making, free = self._parts_in(least)
+        most, busy = self.most_making(), Counter(making)
+        unit = self._openable(least)
+        end = min(least + self.slot_count, (unit or 0) + most)
+        parts = [part for part in range(self.parts) if not self._fresh[PARTS + part]]
+        following = (
+            Claim(unit, part) for unit in range(end if unit is None else unit, end) for part in parts
+        )
+        room, each = most - len(making), -(-most // max(len(makers), 1))
+        for claim in itertools.chain(free, following):
+            if room <= 0:
+                return
+            maker = self._maker_of(claim, makers)
+            if maker >= 0 and busy[maker] >= each:
+                continue
+            busy[maker] += 1
+            room -= 1
+            yield claim, maker
+
+    def _extended(self, claim: Claim, slot: Words, makers: list[int]) -> Claim:
+        """Extend `claim` by the parts directly after it, up to one that is not free for this process."""
+        while (part := claim.parts.stop) < self.parts and not slot[PARTS + part]:
+            if self._maker_of(Claim(claim.unit, part), makers) not in (self.place, -1):
+                break
+            slot[PARTS + part] = JOINED + self.place + 1
+            claim = claim._replace(part_count=claim.part_count + 1)
+        return claim
 
     def mark_idle(self, is_idle: bool) -> None:
         """Record whether threads of this process wait for `call_maker`."""
         self.processes[self.place].words[IDLE] = int(is_idle)
 
-    def _parts_in(self, least: int) -> tuple[int, list[Claim]]:
-        """The number of claims and the free parts, in the open units from `least` on."""
-        following, making, free = self.header.words[NEXT], 0, list[Claim]()
+    def _parts_in(self, least: int) -> tuple[list[int], list[Claim]]:
+        """The places of the makers of each claim, and the free parts, in the open units from `least` on."""
+        following, making, free = self.header.words[NEXT], list[int](), list[Claim]()
         for unit in range(max(least, following - self.slot_count), following):
             slot = self._slots[unit % self.slot_count]
             if slot[UNIT] != unit + 1 or slot[MADE] == unit + 1:
@@ -217,7 +239,7 @@ class Ring(RingState):
                 if not slot[index]:
                     free.append(Claim(unit, part))
                 elif slot[index] < JOINED:
-                    making += 1
+                    making.append(slot[index] - 1)
         return making, free
 
     def _openable(self, least: int) -> int | None:
@@ -240,12 +262,8 @@ class Ring(RingState):
             return None
         return unit
 
-    def _open(self, least: int, free: list[Claim]) -> bool:
-        """Open the next unit, if possible, and add the parts that this host makes to `free`.
-
-        Returns:
-            Whether a unit was opened.
-        """
+    def _open(self, least: int) -> bool:
+        """Open the next unit, if possible. Returns whether a unit was opened."""
         unit = self._openable(least)
         if unit is None:
             return False
@@ -256,7 +274,6 @@ class Ring(RingState):
         fence()  # a process that reads the unit must not read parts of the previous unit
         slot[UNIT] = unit + 1
         self.header.words[NEXT] = unit + 1
-        free += [Claim(unit, part) for part, index in enumerate(self._part_words) if not slot[index]]
         if self._complete(slot):  # other hosts make all of its parts
             ring_bell(self.memory.bell("made"))
         return True
@@ -317,31 +334,17 @@ class Ring(RingState):
         if not any(record.words[IDLE] for record in self._present_processes()):
             return
         least = self.least()
-        if least is None:
-            return
-        making, free = self._parts_in(least)
-        if making < self.most_making():
-            self._call(least, free, self.eligible())
+        if least is not None:
+            self._call(least, self.eligible())
 
-    def _call(self, least: int, free: Iterable[Claim], makers: list[int]) -> None:
-        for place in self._callable(least, free, makers):
-            process = self.processes[place].words
-            if process[IDLE]:
-                process[IDLE] = 0
-                ring_bell(self.memory.work_bell(place), 1)
-                return
-
-    def _callable(self, least: int, free: Iterable[Claim], makers: list[int]) -> Iterator[int]:
-        """The places of processes that may claim one of `free` or a part of a unit that can be opened."""
-        unit = self._openable(least)
-        following = range(0)
-        if unit is not None:
-            following = range(unit, min(least + self.slot_count, unit + self.most_making()))
-        if self._is_dealt and makers:
-            claims = [*free, *(Claim(unit, part) for unit in following for part in range(self.parts))]
-            yield from dict.fromkeys(self._maker_of(claim, makers) for claim in claims)
-        elif following or free:
-            yield from makers
+    def _call(self, least: int, makers: list[int]) -> None:
+        for _, maker in self._due(least, makers):
+            for place in makers if maker < 0 else (maker,):
+                process = self.processes[place].words
+                if process[IDLE]:
+                    process[IDLE] = 0
+                    ring_bell(self.memory.work_bell(place), 1)
+                    return
 
     def excuse(self, unit: int) -> bool:
         """Deal no parts to the other makers if `unit` is not made, parts are free, and none is in progress.

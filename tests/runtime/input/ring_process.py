@@ -93,8 +93,8 @@ class Faulty(Ring):
         print(json.dumps({"stopped": os.getpid()}), flush=True)
         signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread goes no step further
 
-    def _open(self, least: int, free: list[Claim]) -> bool:
-        opened = super()._open(least, free)
+    def _open(self, least: int) -> bool:
+        opened = super()._open(least)
         if opened and self.fault == "open" and self.claims >= self.at:
             die()
         return opened

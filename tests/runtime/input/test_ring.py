@@ -461,6 +461,18 @@ def test_parts_of_a_group_are_dealt_in_turn(group: list[Ring], monkeypatch: pyte
     assert group[0].claim() == Claim(SHAPE.slots, 0)
 
 
+def test_a_process_leaves_earlier_parts_to_the_makers_that_can_claim_them(group: list[Ring]) -> None:
+    """Otherwise the first unit of an epoch would wait for cores that make later units."""
+    group[0].header.set(cores=2)
+    assert group[2].claim() is None, "both parts of unit 0 are due"
+    assert group[0].claim() == Claim(0, 0) and group[2].claim() is None
+    assert group[1].claim() == Claim(0, 1) and group[2].claim() is None, "two parts are in progress"
+    group[1].done(Claim(0, 1), 1, spoiled=False)
+    assert group[1].claim() is None and group[2].claim() == Claim(1, 0)
+    group[2].done(Claim(1, 0), 1, spoiled=False)
+    assert group[1].claim() == Claim(2, 0), "place 0, whose turn is before, is busy"
+
+
 def test_a_reader_that_begins_late_is_the_reader_again(
     group: list[Ring], monkeypatch: pytest.MonkeyPatch
 ) -> None:
