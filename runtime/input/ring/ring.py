@@ -181,9 +181,12 @@ class Ring(RingState):
                     claim = None
             if claim is not None:
                 slot = self._slots[claim.unit % self.slot_count]
-                slot[PARTS + claim.part] = self.place + 1
-                if self.claims_units:
-                    claim = self._extended(claim, slot, makers)
+                if slot[PARTS + claim.part]:
+                    claim = None  # other hosts make all parts; the unit is open now
+                else:
+                    slot[PARTS + claim.part] = self.place + 1
+            if claim is not None and self.claims_units:
+                claim = self._extended(claim, makers)
             self._call(least, makers)
             return claim
 
@@ -200,7 +203,8 @@ class Ring(RingState):
         most, busy = self.most_making(), Counter(making)
         unit = self._openable(least)
         end = min(least + self.slot_count, (unit or 0) + most)
-        parts = [part for part in range(self.parts) if not self._fresh[PARTS + part]]
+        # If other hosts make all parts, the process that would make part 0 opens the units.
+        parts = [part for part in range(self.parts) if not self._fresh[PARTS + part]] or [0]
         following = (
             Claim(unit, part) for unit in range(end if unit is None else unit, end) for part in parts
         )
@@ -215,8 +219,9 @@ class Ring(RingState):
             room -= 1
             yield claim, maker
 
-    def _extended(self, claim: Claim, slot: Words, makers: list[int]) -> Claim:
+    def _extended(self, claim: Claim, makers: list[int]) -> Claim:
         """Extend `claim` by the parts directly after it, up to one that is not free for this process."""
+        slot = self._slots[claim.unit % self.slot_count]
         while (part := claim.parts.stop) < self.parts and not slot[PARTS + part]:
             if self._maker_of(Claim(claim.unit, part), makers) not in (self.place, -1):
                 break

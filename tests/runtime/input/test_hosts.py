@@ -17,7 +17,11 @@ from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import division
 from commplan.runtime.input.group import group
 
-DESIGNS = ["all_shared", "single_broadcast(readers = 3)", "multi_broadcast(readers = 2)"]
+DESIGNS = [
+    "all_shared",
+    *(f"single_broadcast(readers = {readers})" for readers in (1, 3)),
+    "multi_broadcast(readers = 2)",
+]
 
 
 class Hosts(Processes):
