@@ -104,7 +104,10 @@ def speak(
         time.sleep(words.get("pause", {}).get(str(me), 0.0))
         while True:
             try:
-                carrier.carry(number, slot.parcels, before.parcels if before else ())
+                last = before.parcels if before else ()
+                carrier.carry(
+                    number, slot.parcels, last, is_wanted=lambda: me not in words.get("unhurried", [])
+                )
                 break
             except RegroupedError as again:
                 said["regrouped"].append([again.number, list(again.division.readers)])

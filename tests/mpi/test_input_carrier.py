@@ -93,6 +93,13 @@ def test_who_is_silent_is_named(tmp_path: Path):
         assert report["error"].startswith("CP0937: process 1 on host 1 was silent for 1 s; line 7"), report
 
 
+def test_a_host_may_be_behind_while_nobody_waits_for_its_rows(tmp_path: Path):
+    words = {"design": "all_shared", "hosts": (0, 1), "pause": {"1": 2.5}, "timeout": {"0": 0.5}}
+    reports, done = played(tmp_path, {**words, "batches": 2, "unhurried": [0]})
+    assert done.returncode == 0 and reports[0]["error"] is None, done.stderr
+    assert reports[0]["carried"] == [0, 1]
+
+
 def test_who_waits_for_another_one_in_turn_is_not_blamed(tmp_path: Path):
     """Rows come from host to host, and all give up at once."""
     words = {"design": "single_broadcast", "readers": 1, "hosts": (0, 1, 2, 3), "pause": {"0": 3.0}}

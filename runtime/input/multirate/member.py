@@ -326,7 +326,8 @@ class RingMember(EpochIterator):
         since = record.get("idle_since")
         if not since or time.monotonic_ns() - since < self.idle_s * 1e9 or self._from is None:
             return
-        if not self._ring.is_wanted(record.get("position")) or not self._turn.acquire(blocking=False):
+        following = record.get("position") + self._ring.slot_count  # the next unit in the slot of this member
+        if not self._ring.is_wanted(following) or not self._turn.acquire(blocking=False):
             return
         try:
             if record.get("idle_since") and self._closing.alive:

@@ -82,7 +82,9 @@ class Carriage:
         memory = self._slots.memory
         before = layout.parcels(memory(unit - 1), units.rows(unit - 1)) if has_before else ()
         parcels = layout.parcels(root, units.rows(unit))
-        self.carrier.carry(unit, parcels, before, units.epoch_cursor.count(unit))
+        self.carrier.carry(
+            unit, parcels, before, units.epoch_cursor.count(unit), lambda: self.ring.is_wanted(unit)
+        )
 
     # --- the transfer thread ---
 
@@ -110,8 +112,8 @@ class Carriage:
             self.ring.reap()
         if not self.leads():
             return False
+        self._ask(number, unit)
         if not self.ring.is_whole(unit):
-            self._ask(number, unit)
             return False
         if self._reserved != unit and self.ring.begin_carry(unit):
             self._reserved = unit

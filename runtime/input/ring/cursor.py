@@ -131,10 +131,7 @@ class Cursor:
         record, waited = self._recording.record, 0
         operation = record.begin("wait", unit) if record is not None else 0
         try:
-            if not self.ring.is_open(unit):
-                self._waiter.blocked(unit)
-            if not self._is_there_after(unit, is_there, self._look_s):
-                self._wait_long(unit, is_there)
+            self.wait_unrecorded(unit, is_there)
         finally:
             words[_WANTED] = 0
             if record is not None:
@@ -142,6 +139,13 @@ class Cursor:
             waited = time.monotonic_ns() - begun
             words[_WAITED_NS] += waited
         return waited
+
+    def wait_unrecorded(self, unit: int, is_there: Callable[[int], bool]) -> None:
+        """Wait as `wait` does, in a thread other than the consumer's: it does not mark `unit` as wanted."""
+        if not self.ring.is_open(unit):
+            self._waiter.blocked(unit)
+        if not self._is_there_after(unit, is_there, self._look_s):
+            self._wait_long(unit, is_there)
 
     def _is_there_after(self, unit: int, is_there: Callable[[int], bool], seconds: float) -> bool:
         """Wait up to `seconds` for `is_there(unit)`; returns its value."""

@@ -75,8 +75,6 @@ class GroupExchange:
     failure: tuple[int, BaseException] | None = None  # the first unit that was not carried, and the error
     _carried: int = 0
     _carry_thread: int = 0  # the identifier of the thread that runs `_lead`
-    _next: int = 0  # the batch after the last one that the caller has received
-    _requested: int = -1  # the batch that the caller waits for; -1 if there is none
     _has_left: bool = False
     _is_released: bool = False  # this object no longer uses the ring; the last thread leaves it
     _has_ended: bool = False
@@ -150,13 +148,8 @@ class GroupExchange:
         )
 
     def _await(self, number: int) -> None:
-        if self.ring.is_made(number):
-            return
-        self._requested = number
-        try:
+        if not self.ring.is_made(number):
             self._cursor.wait(number, self.ring.is_made)
-        finally:
-            self._requested = -1
 
     @property
     def _division(self) -> Division:
@@ -179,9 +172,6 @@ class GroupExchange:
     def handed(self, number: int) -> None:
         """Record that the caller receives batch `number`. Arrays of the last `keep` batches need no copy."""
         self.slots.recall_before(number - self.keep + 1)
-        self._next = number + 1
-        if self._carry_thread:
-            ring_bell(self.ring.memory.bell("made"))
 
     def ahead(self, number: int) -> int:
         """The number of consecutive batches from `number` on that are made."""
@@ -330,7 +320,8 @@ class GroupExchange:
                 continue
             try:
                 if number >= (self.ring.least() or 0) and not self.ring.is_made(number):
-                    if not self._may_carry(number):
+                    # The timeout must not count the time between two requests of the callers of this host.
+                    if not (self.ring.is_whole(number) or self.ring.is_wanted(number)):
                         futex.wait(bell, value, futex.LOOK_S)
                         continue
                     self._carry(carriage, number)
@@ -342,21 +333,11 @@ class GroupExchange:
                 return
             number += 1
 
-    def _may_carry(self, number: int) -> bool:
-        """Whether to wait for the parts of batch `number` with a timeout and to move them.
-
-        The timeout must not count the time between two requests of the caller. Therefore the batch is at most
-        as far ahead as the prefetched ones, whose slots the caller does not hold, and another process may
-        hold its slot until the caller waits for it.
-        """
-        ahead = self.ring.slot_count - self.keep
-        return number < self._next + ahead and (self.ring.is_open(number) or self._requested == number)
-
     def _carry(self, carriage: Carriage, number: int) -> None:
         """Move the parts of batch `number` between hosts. If a wait fails, send its error instead."""
         ring = self.ring
         try:
-            self._cursor.wait(number, ring.is_whole)
+            self._cursor.wait_unrecorded(number, ring.is_whole)
         except CommplanError as error:
             root = aligned((self.units.layout.nbytes,), np.dtype(np.uint8))
             for part in self._division.parts_on(self.group.host):
@@ -365,10 +346,10 @@ class GroupExchange:
                 carriage.move(number, root)
             raise
         if not ring.begin_carry(number):  # another process has reserved the transfer
-            self._cursor.wait(number, ring.is_made)
+            self._cursor.wait_unrecorded(number, ring.is_made)
             return
         while not carriage.attempt(number):
-            self._cursor.wait(number, ring.is_whole)
+            self._cursor.wait_unrecorded(number, ring.is_whole)
 
     # --- the end ---
 

@@ -98,9 +98,9 @@ class RingState:
         units = range(unit, self.header.words[NEXT])
         return len(units) <= self.slot_count and all(map(self.is_open, units))
 
-    def is_wanted(self, position: int) -> bool:
-        """Whether a cursor waits for a unit whose slot is kept for a cursor at `position`."""
-        return any(record.get("wanted") > position + self.slot_count for record in self.present())
+    def is_wanted(self, unit: int) -> bool:
+        """Whether a cursor waits for `unit` or a later one."""
+        return any(record.get("wanted") > unit for record in self.present())
 
     def is_made(self, unit: int) -> bool:
         """Whether `unit` is complete. The caller calls `fence` before it reads the slot."""

@@ -104,9 +104,10 @@ class JaxCarrier:
         return True
 
     def carry(
-        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
-    ) -> None:
-        del number, before  # all hosts take part in every collective, so none is behind
+        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
+        del number, before, is_wanted  # the caller waits; all hosts take part in every collective
         if self._stopped:
             raise ClosedError
         if self._compiled is None:

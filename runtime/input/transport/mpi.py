@@ -14,7 +14,7 @@ import functools
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -52,7 +52,7 @@ class MpiCarrier:
         blame: the place in the plan that errors refer to.
         on_failure: "stop", or "continue" after the death of a process, which requires a fault-tolerant MPI.
             `carry` then raises `RegroupedError` if parts move to another host.
-        timeout: seconds to wait for a live but silent host.
+        timeout: seconds that processes of this host may wait for a batch from a live but silent host.
 
     Raises:
         CommplanError: CP0936 if `on_failure` is "continue" and this MPI does not support it. From `carry`:
@@ -91,16 +91,20 @@ class MpiCarrier:
         self._busy = threading.Lock()
         self._stopped = self._closed = False
         self._cadence, self._lasting = Cadence(), WaitReporter()  # of the batches; of the current wait
+        self._is_wanted: Callable[[], bool] = lambda: True
+        self._looked_s = self._awaited_s = 0.0  # seconds without progress; those with a waiting consumer
         self._gave_up = 0.0, 0.0  # the time of the timeout, on `time.monotonic`, and the seconds waited
 
     # --- called by the ring ---
 
     def carry(
-        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
-    ) -> None:
+        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         del count
         with self._busy:
             self._go_on()
+            self._is_wanted = is_wanted
             self._lasting = WaitReporter(self._cadence.usual_s())
             if self._survivors is None:
                 try:
@@ -258,6 +262,10 @@ class MpiCarrier:
         """Check the other hosts during a wait. rank: of the team, the peer of the first unfinished
         message."""
         self._look(waited)
+        if waited < self._looked_s:  # progress since the last call
+            self._looked_s = self._awaited_s = 0.0
+        self._awaited_s += (waited - self._looked_s) * self._is_wanted()
+        self._looked_s, waited = waited, self._awaited_s
         team = self._speaking
         host = next((host for host, other in team.ranks.items() if other == rank), -1)
         given_up = {

@@ -6,7 +6,7 @@ that host is filled. The carrier moves rows in place, in the memory of the slot.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -59,8 +59,9 @@ class Carrier(Protocol):
         ...
 
     def carry(
-        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
-    ) -> None:
+        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         """Carry out `division.moves()` on the parcels of batch `number`. Waiting uses no CPU.
 
         Returns when this host has all parts and the memory may be read.
@@ -71,6 +72,8 @@ class Carrier(Protocol):
             before: the parcels of batch `number` - 1, which this host has completely, for hosts that lack it
                 after a death; empty for the first batch.
             count: the number of the batch in errors (see `EpochCursor.count`).
+            is_wanted: returns whether a process of this host waits for the batch. Only this time counts for
+                the timeout: another host may be behind as long as nobody waits for it.
 
         Raises:
             RegroupedError: if parts move to another host.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
+from commplan.diagnostics import fail
 from commplan.input.work_partition import Division
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.transport.transport import RowSlices
@@ -29,8 +30,9 @@ class FolderCarrier:
     _stopped: bool = False
 
     def carry(
-        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1
-    ) -> None:
+        self, number: int, parcels: Sequence[RowSlices], before: Sequence[RowSlices] = (), count: int = 1,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> None:  # fmt: skip
         assert bool(before) == (number > 0)
         self.carried.append(number)
         self.counted.append(count)
@@ -43,7 +45,7 @@ class FolderCarrier:
                 if owner == self.host:
                     self._write(path, parcels, run)
                 else:
-                    self._read(path, parcels, run)
+                    self._read(path, parcels, run, is_wanted)
 
     def _write(self, path: Path, parcels: Sequence[RowSlices], run: tuple[int, int]) -> None:
         arrays = [p.cells[:, p.bounds[run[0]] : p.bounds[run[1]]] for p in parcels]
@@ -51,12 +53,17 @@ class FolderCarrier:
             np.savez(file, *arrays)
         path.with_suffix(".part").rename(path)
 
-    def _read(self, path: Path, parcels: Sequence[RowSlices], run: tuple[int, int]) -> None:
-        until = time.monotonic() + self.patience
+    def _read(
+        self, path: Path, parcels: Sequence[RowSlices], run: tuple[int, int], is_wanted: Callable[[], bool]
+    ) -> None:
+        waited = 0.0
         while not path.exists():
-            if self._stopped or time.monotonic() > until:
+            if self._stopped:
                 raise ClosedError
+            if waited > self.patience:
+                fail("CP0937", f"another host was silent for {self.patience:g} s")
             time.sleep(0.002)
+            waited += 0.002 * is_wanted()
         with np.load(path) as found:
             for parcel, name in zip(parcels, found.files, strict=True):
                 parcel.cells[:, parcel.bounds[run[0]] : parcel.bounds[run[1]]] = found[name]
