@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import threading
 from collections import deque
@@ -121,8 +122,8 @@ class Attachment:
         """Start the threads that make units and the thread that moves them between hosts."""
         OPEN.append(self)
         if self.carriage is not None:
-            last = len(self.ring.cursors) - 1
-            self.producers.begin_once(lambda: self.carriage and self.carriage.run(last), "carry")
+            advance = functools.partial(self.carriage.advance, len(self.ring.cursors) - 1)
+            self.producers.begin_once(functools.partial(self.carriage.run, advance), "carry")
         self.producers.start()
 
     def pool(self, threads: int) -> ThreadPoolExecutor:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from commplan.diagnostics import CommplanError
-from commplan.runtime.input.observe.wait_log import LOG, ClosedError
-from commplan.runtime.input.ring.memory import ring_bell
+from commplan.runtime.input.observe.wait_log import ClosedError
+from commplan.runtime.input.ring.memory import persistent, ring_bell
 from commplan.runtime.input.ring.words import LIVES
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.futex import LOOK_S, fence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from commplan.runtime.input.ring.units import Units
     from commplan.runtime.input.shm.slots import Slots
     from commplan.runtime.input.transport.transport import Carrier
+
+_Result = TypeVar("_Result")
 
 
 class Carriage:
@@ -33,11 +35,14 @@ class Carriage:
 
     Attributes:
         leader: the place of the leading process.
+        unit: the unit that is moved next.
         failure: the first unit that `run` could not move, with the error.
+        thread: the identifier of the thread that calls `run`; 0 if there is none.
     """
 
     def __init__(self, ring: Ring, units: Units, slots: Slots, carrier: Carrier, host: int) -> None:
         self.ring, self.carrier, self.leader = ring, carrier, 0
+        self.unit, self.thread = 0, 0
         self.failure: tuple[int, BaseException] | None = None
         self._units, self._slots, self._host = units, slots, host
         self._reserved = -1  # the last unit whose transfer `run` has reserved
@@ -61,6 +66,13 @@ class Carriage:
     def _lives(self, place: int) -> bool:
         return self.ring.processes[place].get("state") == LIVES and self.ring.memory.lives(place)
 
+    def locked(self, change: Callable[[], _Result]) -> _Result:
+        """Return `change()`, which acquires the ring's lock.
+
+        The transfer thread has no timeout, because it must record each transfer. Consumers have one.
+        """
+        return change() if self.carrier.by_caller else persistent(change)
+
     def attempt(self, unit: int) -> bool:
         """Move `unit`, which `Ring.begin_carry` has reserved for this process.
 
@@ -70,9 +82,10 @@ class Carriage:
         try:
             self.move(unit, self._slots.memory(unit))
         except RegroupedError as regrouped:
-            self.ring.deal_here(regrouped.division.parts_on(self._host), regrouped.number)
+            parts, first = regrouped.division.parts_on(self._host), regrouped.number
+            self.locked(lambda: self.ring.deal_here(parts, first))
             return False
-        self.ring.end_carry(unit)
+        self.locked(lambda: self.ring.end_carry(unit))
         return True
 
     def move(self, unit: int, root: Any) -> None:
@@ -86,51 +99,57 @@ class Carriage:
             unit, parcels, before, units.epoch_cursor.count(unit), lambda: self.ring.is_wanted(unit)
         )
 
+    def check(self, unit: int) -> None:
+        """Raise the error because of which `unit` is not moved, if any."""
+        if self.failure is not None and self.failure[0] <= unit:
+            raise self.failure[1]
+
     # --- the transfer thread ---
 
-    def run(self, number: int) -> None:
-        """Move all units in order until the ring stops, independently of the consumers of this host.
+    def run(self, advance: Callable[[], bool]) -> None:
+        """Move units in order until the ring stops or a unit cannot be moved.
+
+        Args:
+            advance: moves `unit` and increments it, if possible. Returns whether it did.
+        """
+        self.thread, bell = threading.get_ident(), self.ring.memory.bell("made")
+        try:
+            while not self.ring.memory.is_stopped:
+                value = bell.value
+                fence()
+                if not advance():
+                    futex.wait(bell, value, LOOK_S)
+        except ClosedError:
+            pass
+        except BaseException as error:  # noqa: BLE001  consumers that wait for the unit raise it
+            self.failure = self.unit, error
+            ring_bell(bell)
+        finally:
+            self.thread = 0
+
+    def advance(self, number: int) -> bool:
+        """Move the next unit, if possible, independently of the consumers of this host.
 
         Args:
             number: a cursor without a process. Its position is the first unit that has not been moved.
-        """
-        memory, bell = self.ring.memory, self.ring.memory.bell("made")
-        with contextlib.suppress(ClosedError):
-            while not memory.is_stopped and self.failure is None:
-                value = bell.value
-                fence()
-                try:
-                    if not self._advance(number):
-                        futex.wait(bell, value, LOOK_S)
-                except CommplanError as error:  # another process holds the lock; this thread retries
-                    LOG.warning("%s", error.diagnostics[0].message)
 
-    def _advance(self, number: int) -> bool:
-        """Move the unit at the position of cursor `number`, if possible. Returns whether it was moved."""
-        unit = self.ring.cursors[number].get("position")
+        Returns:
+            Whether it was moved.
+        """
+        self.unit = unit = self.ring.cursors[number].get("position")
         if self.elect():
-            self.ring.reap()
+            self.locked(self.ring.reap)
         if not self.leads():
             return False
         self._ask(number, unit)
         if not self.ring.is_whole(unit):
             return False
-        if self._reserved != unit and self.ring.begin_carry(unit):
+        if self._reserved != unit and self.locked(lambda: self.ring.begin_carry(unit)):
             self._reserved = unit
-        if self._reserved != unit or not self._try(unit):
+        if self._reserved != unit or not self.attempt(unit):
             return False
         self.ring.release(number, unit + 1)
         return True
-
-    def _try(self, unit: int) -> bool:
-        try:
-            return self.attempt(unit)
-        except ClosedError:
-            raise
-        except BaseException as error:  # noqa: BLE001  consumers that wait for the unit raise it
-            self.failure = unit, error
-            ring_bell(self.ring.memory.bell("made"))
-            return False
 
     def _ask(self, number: int, unit: int) -> None:
         """Request the slot of `unit` from members that are between two epochs, if a cursor needs `unit`."""

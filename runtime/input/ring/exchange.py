@@ -24,7 +24,7 @@ from commplan.recorder.processes import process_state
 from commplan.runtime.input.layout import Array, aligned
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
-from commplan.runtime.input.observe.wait_log import Cadence, ClosedError, WaitReporter
+from commplan.runtime.input.observe.wait_log import Cadence, WaitReporter
 from commplan.runtime.input.ring import cursor as cursors
 from commplan.runtime.input.ring.carriage import Carriage, carriage_of
 from commplan.runtime.input.ring.cursor import Cursor
@@ -72,9 +72,6 @@ class GroupExchange:
     calls: OverdueCalls
     recording: Recording
     awaited: int = -1  # the process that blocks a long wait; -1 if there is none
-    failure: tuple[int, BaseException] | None = None  # the first unit that was not carried, and the error
-    _carried: int = 0
-    _carry_thread: int = 0  # the identifier of the thread that runs `_lead`
     _has_left: bool = False
     _is_released: bool = False  # this object no longer uses the ring; the last thread leaves it
     _has_ended: bool = False
@@ -101,7 +98,8 @@ class GroupExchange:
         """Request all batches before `upto`."""
         self.producers.start()
         if self._carriage is not None and not self._carriage.carrier.by_caller:
-            self.producers.begin_once(functools.partial(self._lead, self._carriage), "carry")
+            advance = functools.partial(self._advance, self._carriage)
+            self.producers.begin_once(functools.partial(self._carriage.run, advance), "carry")
         self._armed = upto
         self.ring.arm(self.ring.place, upto)
         if self._carriage is not None:
@@ -193,7 +191,8 @@ class GroupExchange:
     def _is_led_by_thread(self) -> bool:
         """Whether another thread of this process leads the host. Only that thread looks for the reason of a
         wait, because the error must reach the other hosts before the caller raises it and leaves."""
-        return self._carry_thread not in (0, threading.get_ident()) and self.leads()
+        thread = 0 if self._carriage is None else self._carriage.thread
+        return thread not in (0, threading.get_ident()) and self.leads()
 
     def is_open(self) -> bool:
         return True
@@ -203,9 +202,8 @@ class GroupExchange:
 
     def look(self, unit: int, waited: float) -> None:
         """Check and report a long wait. Raises an error if the wait cannot end."""
-        if self.failure is not None and self.failure[0] <= unit:
-            raise self.failure[1]
         if self._carriage is not None:
+            self._carriage.check(unit)
             self._carriage.elect()
         if self._is_led_by_thread():
             return
@@ -295,43 +293,24 @@ class GroupExchange:
         if carriage is None or not carriage.carrier.by_caller or not carriage.leads():
             return
         with self.meter.working(self.key, waits=True):
-            while self._carried <= number:
-                if not self.ring.is_made(self._carried):
-                    self._carry(carriage, self._carried)
-                self._carried += 1
+            while carriage.unit <= number:
+                if not self.ring.is_made(carriage.unit):
+                    self._carry(carriage, carriage.unit)
+                carriage.unit += 1
 
-    def _lead(self, carriage: Carriage) -> None:
-        """Carry batches in order, while this process leads."""
-        self._carry_thread = threading.get_ident()
-        try:
-            self._carry_all(carriage)
-        finally:
-            self._carry_thread = 0
-
-    def _carry_all(self, carriage: Carriage) -> None:
-        number, memory = 0, self.ring.memory
-        bell = memory.bell("made")
-        while not memory.is_stopped:
-            value = bell.value
-            futex.fence()
-            carriage.elect()
-            if not carriage.leads() or number >= self._armed:
-                futex.wait(bell, value, futex.LOOK_S)
-                continue
-            try:
-                if number >= (self.ring.least() or 0) and not self.ring.is_made(number):
-                    # The timeout must not count the time between two requests of the callers of this host.
-                    if not (self.ring.is_whole(number) or self.ring.is_wanted(number)):
-                        futex.wait(bell, value, futex.LOOK_S)
-                        continue
-                    self._carry(carriage, number)
-            except ClosedError:
-                return
-            except BaseException as error:  # noqa: BLE001  the consumers of the batch raise it
-                self.failure = number, error
-                ring_bell(memory.bell("made"))
-                return
-            number += 1
+    def _advance(self, carriage: Carriage) -> bool:
+        """Carry the next batch, if this process leads. Returns whether the batch is made."""
+        ring, number = self.ring, carriage.unit
+        carriage.elect()
+        if not carriage.leads() or number >= self._armed:
+            return False
+        if number >= (ring.least() or 0) and not ring.is_made(number):
+            # The timeout must not count the time between two requests of the callers of this host.
+            if not (ring.is_whole(number) or ring.is_wanted(number)):
+                return False
+            self._carry(carriage, number)
+        carriage.unit += 1
+        return True
 
     def _carry(self, carriage: Carriage, number: int) -> None:
         """Move the parts of batch `number` between hosts. If a wait fails, send its error instead."""
@@ -345,7 +324,7 @@ class GroupExchange:
             with contextlib.suppress(RegroupedError):
                 carriage.move(number, root)
             raise
-        if not ring.begin_carry(number):  # another process has reserved the transfer
+        if not carriage.locked(lambda: ring.begin_carry(number)):  # another process has reserved the transfer
             self._cursor.wait_unrecorded(number, ring.is_made)
             return
         while not carriage.attempt(number):

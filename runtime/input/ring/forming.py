@@ -128,7 +128,7 @@ def join_group(
         memory.header.set(cores=max(available, threads), most=makers * threads, cursor_places=cursors)
         memory.cursors[number].set(process=place + 1, position=start, state=HOLDS)
         if members is not None and is_carried:
-            memory.cursors[-1].set(position=start, state=HOLDS)  # see `Carriage.run`
+            memory.cursors[-1].set(position=start, state=HOLDS)  # see `Carriage.advance`
         ring.enter(place, place + 1)
     try:
         _await_peers(errors, ring, tuple(facts))

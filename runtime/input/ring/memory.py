@@ -15,13 +15,13 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Generator, Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar, NoReturn
+from collections.abc import Callable, Generator, Iterable, Mapping
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar
 
 import msgspec
 
-from commplan.diagnostics import fail
-from commplan.runtime.input.observe.wait_log import ClosedError
+from commplan.diagnostics import CommplanError, fail
+from commplan.runtime.input.observe.wait_log import LOG, ClosedError
 from commplan.runtime.input.ring import words
 from commplan.runtime.input.ring.words import PROCESS_LOCK, RING_LOCK, Record, Shape
 from commplan.runtime.input.shm import futex
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
 
 _LOCK_S = 30.0
+_Result = TypeVar("_Result")
 
 
 def _close(descriptor: int, key: tuple[int, int], process: int) -> None:
@@ -271,6 +272,19 @@ class SharedMemory:
     def work_bell(self, place: int) -> ctypes.c_uint32:
         """The bell of the producers of the process at `place`."""
         return self._work[place]
+
+
+def persistent(change: Callable[[], _Result]) -> _Result:
+    """Return `change()`, which acquires a ring's lock. Log CP0921 and retry if another process holds it.
+
+    Raises:
+        ClosedError: if this process is leaving the ring.
+    """
+    while True:
+        try:
+            return change()
+        except CommplanError as error:
+            LOG.warning("%s", error.diagnostics[0].message)
 
 
 def ring_bell(bell: ctypes.c_uint32, most: int = futex.ALL) -> None:

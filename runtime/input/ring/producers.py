@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input.observe.wait_log import LOG, ClosedError
 from commplan.runtime.input.ring.claims import Claim
+from commplan.runtime.input.ring.memory import persistent
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.units import Units
 from commplan.runtime.input.shm import futex
@@ -281,11 +282,8 @@ class Producers:
                 raise ClosedError  # this thread was detached: another process makes the part
             for part in claim.parts:
                 self.units.note(claim.unit, part, root, result.error)
-            while True:
-                try:
-                    return self.ring.next_claim(claim, result.records, spoiled=result.is_spoiled)
-                except CommplanError as error:  # this process holds the claim until it is done
-                    LOG.warning("%s", error.diagnostics[0].message)
+            # This process holds the claim until it is done.
+            return persistent(lambda: self.ring.next_claim(claim, result.records, spoiled=result.is_spoiled))
 
 
 def _times() -> tuple[int, int] | None:

@@ -84,9 +84,8 @@ class MemberWaiter:
         attachment, ring = self.attachment, self.attachment.ring
         if self._wait[0] != unit:
             self._wait = unit, WaitReporter()
-        failure = None if attachment.carriage is None else attachment.carriage.failure
-        if failure is not None and failure[0] <= unit:
-            raise failure[1]
+        if attachment.carriage is not None:
+            attachment.carriage.check(unit)
         attachment.producers.check()
         self.blocked(unit)
         slowest = -1 if ring.is_open(unit) else ring.slowest(unit)

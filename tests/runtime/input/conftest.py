@@ -8,8 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from feed_members import Member
+from ring_process import SHAPE
+from rings import UNITS
 
 from commplan.runtime.input.ring import meeting
+from commplan.runtime.input.ring.memory import SharedMemory
 
 
 @pytest.fixture(scope="module")
@@ -28,3 +31,10 @@ def feed_name(small_heap: None) -> Iterator[str]:
         Member.started.pop().close()
     gc.collect()
     assert [feed for feed in meeting.found(name) if meeting.opened(feed, name)] == []
+
+
+@pytest.fixture(name="memory")
+def _memory() -> Iterator[SharedMemory]:
+    memory = meeting.created("test-ring", "the ring", SHAPE, {}, cores=2, makers=4, epoch=UNITS, unit=1)
+    yield memory
+    memory.close()

@@ -10,36 +10,29 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Generator, Iterator
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import ring_process
 from ring_process import SHAPE
+from rings import UNITS, joined, path_of, stopped_in_lock
 from support import interpreter
 from support.campaign import parameters
 
-from commplan.diagnostics import CommplanError, Span, fail
+from commplan.diagnostics import CommplanError, Span
 from commplan.recorder.processes import process_state
 from commplan.runtime.input.group import Blame, Group
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.ring import meeting
-from commplan.runtime.input.ring import memory as ring_memory
-from commplan.runtime.input.ring import producers as ring_producers
-from commplan.runtime.input.ring.carriage import Carriage
 from commplan.runtime.input.ring.claims import Blocker, Claim
 from commplan.runtime.input.ring.exchange import GroupExchange
 from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.peer_errors import PeerErrors
-from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
-from commplan.runtime.input.ring.units import Units
 from commplan.runtime.input.ring.words import DONE, PARTS, UNIT
-from commplan.runtime.input.shm import futex
-from commplan.runtime.input.transport.transport import Carrier
 
 # pyright: reportPrivateUsage=false
-UNITS = 60
 DEADLY = ("claim", "lock", "open", "last part")
 
 
@@ -71,13 +64,6 @@ class Process:
         self.process.stdin.flush()
 
 
-@pytest.fixture(name="memory")
-def _memory() -> Iterator[SharedMemory]:
-    memory = meeting.created("test-ring", "the ring", SHAPE, {}, cores=2, makers=4, epoch=UNITS, unit=1)
-    yield memory
-    memory.close()
-
-
 @pytest.fixture(name="processes")
 def _processes() -> Iterator[list[Process]]:
     processes: list[Process] = []
@@ -87,10 +73,6 @@ def _processes() -> Iterator[list[Process]]:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(process.pid, signal.SIGKILL)
         process.process.communicate()
-
-
-def path_of(memory: SharedMemory) -> str:
-    return f"/proc/{os.getpid()}/fd/{memory.descriptor}"
 
 
 def started(processes: list[Process], memory: SharedMemory, orders: list[dict[str, Any]]) -> list[Process]:
@@ -144,76 +126,6 @@ def test_a_stopped_process_is_named_and_is_passed_over_without_a_claim(
     assert [process.read("taken") for process in processes] == [UNITS] * 3
 
 
-def test_transfers_continue_after_a_process_held_the_lock(
-    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The first reservation of a transfer fails, as if a stopped process held the lock."""
-    ring, failures, moved = joined(memory), iter(range(1)), list[int]()
-    carriage = Carriage(ring, cast("Units", None), memory.mapped_slots(), cast("Carrier", None), 0)
-    monkeypatch.setattr(ring, "is_whole", lambda unit: unit == 0)
-
-    def reserve(unit: int) -> bool:
-        if next(failures, None) is not None:
-            fail("CP0921", "process 1 has held the lock")
-        return unit == 0
-
-    def move(unit: int) -> bool:
-        moved.append(unit)
-        memory.is_stopped = True
-        return True
-
-    monkeypatch.setattr(ring, "begin_carry", reserve)
-    monkeypatch.setattr(carriage, "attempt", move)
-    carriage.run(0)
-    assert moved == [0] and ring.cursors[0].get("position") == 1 and len(caplog.records) == 1
-
-
-def test_a_supervisor_that_is_stopped_before_it_waits_does_not_wait(
-    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The ring is stopped, and the bell rung, before the supervisor reads the bell."""
-    waits: list[float] = []
-
-    class StoppingBell:
-        @property
-        def value(self) -> int:
-            memory.is_stopped = True
-            return 1
-
-    ring, units = joined(memory), cast("Units", ring_process.Numbers())
-    producers = Producers(
-        ring, units, memory.mapped_slots(), "numbers", Recording(), lambda: None, lambda: None
-    )
-    monkeypatch.setattr(memory, "bell", lambda name: StoppingBell())
-    monkeypatch.setattr(futex, "wait", lambda bell, value, seconds: waits.append(seconds))
-    producers._supervise()
-    assert waits == []
-
-
-def test_threads_that_start_at_the_same_time_are_all_joined(
-    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The second thread is started while the first has not begun to run."""
-    units, is_over, start = cast("Units", ring_process.Numbers()), threading.Event(), threading.Thread.start
-    producers = Producers(
-        joined(memory), units, memory.mapped_slots(), "numbers", Recording(), lambda: None, lambda: None
-    )
-    other = threading.Thread(target=lambda: producers.begin(is_over.wait, "second"))
-
-    def start_late(thread: threading.Thread) -> None:
-        if thread.name == "numbers-first":
-            start(other)
-            other.join(0.2)
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", start_late)
-    producers.begin(is_over.wait, "first")
-    other.join()
-    assert sorted(thread.name for thread in producers.running) == ["numbers-first", "numbers-second"]
-    is_over.set()
-    producers.join(5.0)
-
-
 @pytest.mark.parametrize("seed", parameters([0], range(1, 60)))
 def test_faults_of_all_kinds_at_once_and_a_process_that_joins_late(
     memory: SharedMemory, processes: list[Process], seed: int
@@ -250,31 +162,6 @@ def resume(processes: list[Process], is_over: threading.Event) -> None:
                 os.kill(process.pid, signal.SIGCONT)
 
 
-@contextlib.contextmanager
-def stopped_in_lock(memory: SharedMemory) -> Generator[int]:
-    """The PID of a process that is stopped while it holds the lock."""
-    hold = "import fcntl, os, signal, sys\nfile = os.open(sys.argv[1], os.O_RDWR)\n"
-    hold += "fcntl.lockf(file, fcntl.LOCK_EX, 1, 0)\nos.kill(os.getpid(), signal.SIGSTOP)"
-    process = subprocess.Popen([*interpreter.words(jax=False)[:1], "-c", hold, path_of(memory)])
-    try:
-        assert os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        yield process.pid
-    finally:
-        process.kill()
-        process.wait()
-
-
-def test_a_process_that_is_stopped_in_the_lock_is_named(
-    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ring_memory, "_LOCK_S", 0.1)
-    with stopped_in_lock(memory) as pid:
-        with pytest.raises(CommplanError) as error, memory.locked():
-            pass
-        assert error.value.diagnostics[0].code == "CP0921" and str(pid) in str(error.value)
-        assert Ring(memory).blocker(0) == Blocker("lock", pid)
-
-
 def test_a_group_waits_for_the_process_that_is_stopped_in_the_lock(
     group: list[Ring], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,43 +179,6 @@ def test_a_group_waits_for_the_process_that_is_stopped_in_the_lock(
         with pytest.raises(CommplanError, match="process 2 of 3 is stopped") as error:
             exchange.late(0, 0.5)
         assert error.value.diagnostics[0].code == "CP0921"
-
-
-def test_a_maker_that_cannot_lock_the_ring_is_replaced(
-    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The first claim of each maker fails, as if a stopped process held the lock."""
-    memory.header.set(cores=1)
-    ring, slots = joined(memory), memory.mapped_slots()
-    monkeypatch.setattr(ring_producers, "TEND_S", 0.01)
-    claim, failures = ring.claim, iter(range(3))
-
-    def fail_first() -> Claim | None:
-        if next(failures, None) is not None:
-            fail("CP0921", "process 1 has held the lock")
-        return claim()
-
-    monkeypatch.setattr(ring, "claim", fail_first)
-    units = cast("Units", ring_process.Numbers())
-    producers = Producers(ring, units, slots, "numbers", Recording(), ring.leave, lambda: None)
-    producers.start()
-    ring.arm(0, UNITS)
-    end = time.monotonic() + 20
-    while not ring.is_made(0) and time.monotonic() < end:
-        time.sleep(0.002)
-    assert ring.is_made(0) and len(caplog.records) == 3
-    ring.retire()
-    producers.join(5.0)
-
-
-def joined(memory: SharedMemory) -> Ring:
-    """The ring of this process, which has one cursor."""
-    ring = Ring(memory)
-    with memory.locked():
-        ring.join()
-        memory.cursors[0].set(process=ring.place + 1, position=0, state=1)
-        memory.header.set(cursor_places=1)
-    return ring
 
 
 def test_claims_and_openings_of_a_unit(memory: SharedMemory) -> None:
@@ -374,18 +224,6 @@ def test_processes_that_see_a_new_unit_do_not_read_parts_of_the_previous_one(
     assert (0, 0, 0) in [(entry[UNIT], entry[PARTS], entry[PARTS + 1]) for entry in fenced]
     fenced.clear()
     assert not ring.is_whole(1) and len(fenced) == 1, "the reader also orders its accesses"
-
-
-def test_a_file_closed_by_another_thread_ends_waits(memory: SharedMemory) -> None:
-    joined(memory)
-    os.close(memory.descriptor)  # `SharedMemory.close` then sets `descriptor`
-    with pytest.raises(ClosedError):
-        memory.lives(1)
-    with pytest.raises(ClosedError):
-        memory.lock_holder()
-    memory.descriptor = -1
-    with pytest.raises(ClosedError):
-        memory.lives(1)
 
 
 def test_cheap_parts_of_a_unit_are_claimed_together(memory: SharedMemory) -> None:

@@ -1,0 +1,176 @@
+"""The lock of a ring: processes that hold it for long, interruptions, and the threads that wait for it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import ring_process
+from rings import UNITS, joined, stopped_in_lock
+
+from commplan.diagnostics import CommplanError, fail
+from commplan.input.work_partition import division
+from commplan.runtime.input.observe.wait_log import ClosedError
+from commplan.runtime.input.ring import memory as ring_memory
+from commplan.runtime.input.ring import producers as ring_producers
+from commplan.runtime.input.ring.carriage import Carriage
+from commplan.runtime.input.ring.claims import Blocker, Claim
+from commplan.runtime.input.ring.memory import SharedMemory
+from commplan.runtime.input.ring.producers import Producers, Recording
+from commplan.runtime.input.ring.ring import Ring
+from commplan.runtime.input.ring.units import Units
+from commplan.runtime.input.shm import futex
+from commplan.runtime.input.transport.transport import Carrier, RegroupedError
+
+# pyright: reportPrivateUsage=false
+
+
+def test_a_process_that_is_stopped_in_the_lock_is_named(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ring_memory, "_LOCK_S", 0.1)
+    with stopped_in_lock(memory) as pid:
+        with pytest.raises(CommplanError) as error, memory.locked():
+            pass
+        assert error.value.diagnostics[0].code == "CP0921" and str(pid) in str(error.value)
+        assert Ring(memory).blocker(0) == Blocker("lock", pid)
+
+
+@pytest.mark.parametrize("step", ["reap", "begin_carry", "deal_here", "end_carry"])
+def test_transfers_continue_after_a_process_held_the_lock(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str
+) -> None:
+    """The first `step` of a transfer fails, as if a stopped process held the lock."""
+    ring, failures, calls = joined(memory), iter(range(1)), list[str]()
+    carriage = carriage_in(ring, by_caller=False)
+    regroupings = iter([RegroupedError(0, division("all_shared", (0, 1)))] if step == "deal_here" else [])
+
+    def locking(name: str) -> Callable[..., bool]:
+        def change(*_: object) -> bool:
+            if name == step and next(failures, None) is not None:
+                fail("CP0921", "process 1 has held the lock")
+            calls.append(name)
+            memory.is_stopped = name == "end_carry"
+            return True
+
+        return change
+
+    def move(*_: object) -> None:
+        if (error := next(regroupings, None)) is not None:
+            raise error
+
+    for name in ("reap", "begin_carry", "deal_here", "end_carry"):
+        monkeypatch.setattr(ring, name, locking(name))
+    monkeypatch.setattr(ring, "is_whole", lambda unit: unit == 0)
+    monkeypatch.setattr(carriage, "elect", lambda: True)
+    monkeypatch.setattr(carriage, "move", move)
+    carriage.run(functools.partial(carriage.advance, 0))
+    assert carriage.failure is None and step in calls
+    assert ring.cursors[0].get("position") == 1 and len(caplog.records) == 1
+
+
+def test_a_caller_that_moves_a_unit_raises_the_error_of_the_lock(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carriage = carriage_in(joined(memory), by_caller=True)
+    monkeypatch.setattr(carriage, "move", lambda *_: None)
+    monkeypatch.setattr(ring_memory, "_LOCK_S", 0.1)
+    with stopped_in_lock(memory), pytest.raises(CommplanError) as error:
+        carriage.attempt(0)
+    assert error.value.diagnostics[0].code == "CP0921"
+
+
+def carriage_in(ring: Ring, *, by_caller: bool) -> Carriage:
+    carrier = cast("Carrier", SimpleNamespace(by_caller=by_caller))
+    return Carriage(ring, cast("Units", None), ring.memory.mapped_slots(), carrier, 0)
+
+
+def test_a_maker_that_cannot_lock_the_ring_is_replaced(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first claim of each maker fails, as if a stopped process held the lock."""
+    memory.header.set(cores=1)
+    ring, slots = joined(memory), memory.mapped_slots()
+    monkeypatch.setattr(ring_producers, "TEND_S", 0.01)
+    claim, failures = ring.claim, iter(range(3))
+
+    def fail_first() -> Claim | None:
+        if next(failures, None) is not None:
+            fail("CP0921", "process 1 has held the lock")
+        return claim()
+
+    monkeypatch.setattr(ring, "claim", fail_first)
+    units = cast("Units", ring_process.Numbers())
+    producers = Producers(ring, units, slots, "numbers", Recording(), ring.leave, lambda: None)
+    producers.start()
+    ring.arm(0, UNITS)
+    end = time.monotonic() + 20
+    while not ring.is_made(0) and time.monotonic() < end:
+        time.sleep(0.002)
+    assert ring.is_made(0) and len(caplog.records) == 3
+    ring.retire()
+    producers.join(5.0)
+
+
+def test_a_file_closed_by_another_thread_ends_waits(memory: SharedMemory) -> None:
+    joined(memory)
+    os.close(memory.descriptor)  # `SharedMemory.close` then sets `descriptor`
+    with pytest.raises(ClosedError):
+        memory.lives(1)
+    with pytest.raises(ClosedError):
+        memory.lock_holder()
+    memory.descriptor = -1
+    with pytest.raises(ClosedError):
+        memory.lives(1)
+
+
+def test_a_supervisor_that_is_stopped_before_it_waits_does_not_wait(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ring is stopped, and the bell rung, before the supervisor reads the bell."""
+    waits: list[float] = []
+
+    class StoppingBell:
+        @property
+        def value(self) -> int:
+            memory.is_stopped = True
+            return 1
+
+    ring, units = joined(memory), cast("Units", ring_process.Numbers())
+    producers = Producers(
+        ring, units, memory.mapped_slots(), "numbers", Recording(), lambda: None, lambda: None
+    )
+    monkeypatch.setattr(memory, "bell", lambda name: StoppingBell())
+    monkeypatch.setattr(futex, "wait", lambda bell, value, seconds: waits.append(seconds))
+    producers._supervise()
+    assert waits == []
+
+
+def test_threads_that_start_at_the_same_time_are_all_joined(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second thread is started while the first has not begun to run."""
+    units, is_over, start = cast("Units", ring_process.Numbers()), threading.Event(), threading.Thread.start
+    producers = Producers(
+        joined(memory), units, memory.mapped_slots(), "numbers", Recording(), lambda: None, lambda: None
+    )
+    other = threading.Thread(target=lambda: producers.begin(is_over.wait, "second"))
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "numbers-first":
+            start(other)
+            other.join(0.2)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    producers.begin(is_over.wait, "first")
+    other.join()
+    assert sorted(thread.name for thread in producers.running) == ["numbers-first", "numbers-second"]
+    is_over.set()
+    producers.join(5.0)
