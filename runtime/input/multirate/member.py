@@ -274,8 +274,8 @@ class RingMember(EpochIterator):
         builder = self._builder(place, units)
         tasks = builder.second()
         if self._threads:
-            pool = self._attachment.pool(self._threads)
-            return _Begun(place, builder, [pool.submit(task) for task in tasks], is_ready)
+            threads = self._attachment.stage_threads(self._threads)
+            return _Begun(place, builder, [threads.submit(task) for task in tasks], is_ready)
         for task in tasks:
             task()
         return _Begun(place, builder, [], is_ready)

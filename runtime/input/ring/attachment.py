@@ -22,10 +22,9 @@ from commplan.runtime.input.ring.units import UnitProgram, Units
 from commplan.runtime.input.shm.slots import Slots
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
-
     from commplan.runtime.input.observe.overdue_calls import OverdueCalls
     from commplan.runtime.input.ring.carriage import Carriage
+    from commplan.runtime.input.stages.stage_threads import StageThreads
     from commplan.runtime.input.stages.worker_pool import Workers
 
 _END_S = 1.0  # seconds that threads have to end
@@ -105,8 +104,7 @@ class Attachment:
         default_factory=dict[int, "Callable[[], Member | None]"]
     )
     record_lock: threading.Lock = field(default_factory=threading.Lock)
-    _pool: ThreadPoolExecutor | None = None
-    _pool_threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
+    _stage_threads: StageThreads | None = None
     _forgotten: deque[tuple[int, Slots]] = field(default_factory=deque[tuple[int, Slots]])
     _leaving: threading.RLock = field(default_factory=threading.RLock)  # held while collected members leave
 
@@ -126,17 +124,14 @@ class Attachment:
             self.producers.begin_once(functools.partial(self.carriage.run, advance), "carry")
         self.producers.start()
 
-    def pool(self, threads: int) -> ThreadPoolExecutor:
-        """The thread pool for the members' private work, created with at most `threads` threads."""
+    def stage_threads(self, most: int) -> StageThreads:
+        """The threads for the members' private work, created with at most `most` threads."""
         with self._leaving:
-            if self._pool is None:
-                from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  few members need any
+            if self._stage_threads is None:
+                from commplan.runtime.input.stages import stage_threads  # noqa: PLC0415  few members need any
 
-                name = f"commplan-{self.name}-own"
-                self._pool = ThreadPoolExecutor(
-                    threads, name, lambda: self._pool_threads.append(threading.current_thread())
-                )
-            return self._pool
+                self._stage_threads = stage_threads.StageThreads(most, f"commplan-{self.name}-own")
+            return self._stage_threads
 
     def forget(self, member: int, slots: Slots, process: int) -> None:
         """Schedule the departure of a garbage-collected member.
@@ -208,8 +203,8 @@ class Attachment:
             self.workers.stop()
         if self.carriage is not None:
             self.carriage.carrier.stop()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._stage_threads is not None:
+            self._stage_threads.close()
         if self.ring.memory.descriptor < 0:  # its threads have already ended with an error
             self._close()
 
@@ -234,7 +229,7 @@ class Attachment:
             if self.members:
                 return
             self._end()
-        for thread in self._pool_threads:
+        for thread in self._stage_threads.running if self._stage_threads is not None else ():
             if thread is not threading.current_thread():
                 thread.join(_END_S)
         self.producers.join(_END_S)  # the last thread leaves the ring; until then its parts stay claimed

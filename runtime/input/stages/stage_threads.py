@@ -68,7 +68,7 @@ class StageThreads:
         with contextlib.suppress(Empty):
             while True:
                 entry = self._queue.get_nowait()
-                if entry is not None:
+                if entry is not None and entry[0].set_running_or_notify_cancel():
                     entry[0].set_exception(ClosedError())
         self._queue.put(None)
 
@@ -76,11 +76,12 @@ class StageThreads:
 def _run(queue: SimpleQueue[_Entry | None]) -> None:
     while (entry := queue.get()) is not None:
         future, task = entry
-        try:
-            task()
-        except BaseException as error:  # noqa: BLE001  the caller of `Future.result` raises it
-            future.set_exception(error)
-        else:
-            future.set_result(None)
+        if future.set_running_or_notify_cancel():
+            try:
+                task()
+            except BaseException as error:  # noqa: BLE001  the caller of `Future.result` raises it
+                future.set_exception(error)
+            else:
+                future.set_result(None)
         del entry, future, task  # a waiting thread must not keep a batch
     queue.put(None)  # ends the next thread

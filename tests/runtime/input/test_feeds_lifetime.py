@@ -28,6 +28,30 @@ from commplan.runtime.input.ring.claims import Claim
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.shm.slots import Slots
 
+HANGING = """
+import sys, threading
+from feed_members import FUNCTIONS, joined
+
+calls, begun = [], threading.Event()
+
+def noise(pixels, rng):
+    if "-own" in threading.current_thread().name:
+        calls.append(pixels)
+        if len(calls) > 4:  # the first batch is complete
+            begun.set()
+            threading.Event().wait()
+    return pixels
+
+feed = joined(sys.argv[1], functions={**FUNCTIONS, "noise": noise})
+threading.Thread(target=lambda: list(feed), daemon=True).start()
+assert begun.wait(60)
+"""
+
+
+def test_the_interpreter_ends_while_private_work_of_a_member_hangs(feed_name: str) -> None:
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", HANGING, feed_name], check=True, timeout=60, env=path)
+
 
 def without_memory(*_: object) -> None:
     raise OSError(errno.ENOMEM, "Cannot allocate memory")

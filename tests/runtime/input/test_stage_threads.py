@@ -57,6 +57,25 @@ def test_tasks_that_have_not_begun_fail_if_the_threads_are_closed() -> None:
         assert not thread.is_alive()
 
 
+def test_a_cancelled_task_is_passed_over() -> None:
+    threads, begun, gate = StageThreads(1, "cancelled"), threading.Event(), threading.Event()
+    threads.submit(lambda: (begun.set(), gate.wait()))
+    cancelled, following = threads.submit(lambda: 1 // 0), threads.submit(lambda: None)
+    begun.wait()
+    assert cancelled.cancel()
+    gate.set()
+    assert outcome(following) is None and cancelled.cancelled()
+    begun.clear()
+    gate.clear()
+    threads.submit(lambda: (begun.set(), gate.wait()))
+    begun.wait()
+    threads.submit(lambda: None).cancel()
+    threads.close()
+    gate.set()
+    threads.running[0].join(60)
+    assert not threads.running[0].is_alive()
+
+
 def test_an_error_of_the_next_batch_does_not_withhold_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BatchWindow, "_uses_stage_threads", True)
     with batches(ensemble("", 1), images(32)) as feed:
