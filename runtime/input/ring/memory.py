@@ -76,7 +76,7 @@ class SharedMemory:
         at += shape.cursors * each
         self.slots = self._records(at, shape.slots + 1, words.SLOT, shape.slot_record_nbytes)
         self._bells = {name: self._bell(at) for name, at in words.BELLS.items()}
-        self._lock, self._is_inside, self._closing = threading.RLock(), False, threading.Lock()
+        self._lock, self._closing = threading.RLock(), threading.Lock()
         SharedMemory.opened.add(self)
         self._finalizer = weakref.finalize(  # if the caller is interrupted
             self, _close, descriptor, key, os.getpid()
@@ -179,9 +179,10 @@ class SharedMemory:
 
     # --- locks ---
 
-    @contextlib.contextmanager
-    def locked(self) -> Generator[None]:
-        """Hold the ring's lock, which protects claims, new units, joins and the words of dead processes.
+    def locked(self) -> Hold:
+        """Hold the ring's lock during a `with` block.
+
+        The lock protects claims, new units, joins and the words of dead processes.
 
         The holder may die at any point, so each write under the lock must leave the words consistent.
 
@@ -189,30 +190,37 @@ class SharedMemory:
             CommplanError: CP0921 if another process holds the lock for 30 s; it is probably stopped.
             ClosedError: if this process is leaving the ring.
         """
+        return Hold(self)
 
-        with self._lock:
-            if self._is_inside:  # record locks are not counted: the inner exit would release the lock
-                yield
-                return
-            try:  # from here on, so that Ctrl-C leaves no lock behind
-                if not self._locked_now():
-                    _ = until(
-                        lambda seconds: self._locked_now() or bool(time.sleep(min(seconds, 0.0005))),
-                        Wait(_LOCK_S, self._locked_late),
-                    )
-                self._is_inside = True
-                yield
-            finally:
-                self._is_inside = False
-                descriptor = self.descriptor
-                if descriptor >= 0 and not self._is_private:
-                    with contextlib.suppress(OSError):  # another thread has closed the file
-                        unlock_byte(descriptor, RING_LOCK)
+    def is_held(self) -> bool:
+        """Whether the calling thread holds the lock."""
+        return self._lock._is_owned()  # type: ignore[attr-defined]
+
+    def acquire(self) -> None:
+        """Acquire the lock. The calling thread does not hold it. See `locked`."""
+        while not self._lock.acquire(timeout=futex.LOOK_S):  # the holder may wait for a stopped process
+            self._check_open()
+        if not self._locked_now():
+            _ = until(
+                lambda seconds: self._locked_now() or bool(time.sleep(min(seconds, 0.0005))),
+                Wait(_LOCK_S, self._locked_late),
+            )
+
+    def release(self) -> None:
+        """Release the lock, which the calling thread holds."""
+        descriptor = self.descriptor
+        if descriptor >= 0 and not self._is_private:
+            with contextlib.suppress(OSError):  # another thread has closed the file
+                unlock_byte(descriptor, RING_LOCK)
+        self._lock.release()
+
+    def _check_open(self) -> None:
+        if self.descriptor < 0 or self.is_stopped:  # a leaving process must not wait for a stopped one
+            raise ClosedError
 
     def _locked_now(self) -> bool:
         descriptor = self.descriptor
-        if descriptor < 0 or self.is_stopped:  # a leaving process must not wait for a stopped one
-            raise ClosedError
+        self._check_open()
         return self._is_private or lock_byte(descriptor, RING_LOCK)
 
     def _locked_late(self, waited: float) -> NoReturn:
@@ -272,6 +280,45 @@ class SharedMemory:
     def work_bell(self, place: int) -> ctypes.c_uint32:
         """The bell of the producers of the process at `place`."""
         return self._work[place]
+
+
+class Hold:
+    """A `with` block that holds the lock of `memory`; see `SharedMemory.locked`.
+
+    An interruption releases the lock even if its traceback is kept. Only one on entry of `__exit__` keeps it
+    until the traceback is dropped. A generator would keep it more often: whenever it stays suspended.
+    """
+
+    _holds = False
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+
+    def __enter__(self) -> None:
+        if self._memory.is_held():  # locks on bytes are not counted: only the outer block releases them
+            return
+        self._holds = True
+        try:
+            self._memory.acquire()
+        except BaseException:
+            self._release()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self._release()
+        finally:
+            self._release()  # if the first call was interrupted
+
+    def _release(self) -> None:
+        if self._holds:
+            if self._memory.is_held():
+                self._memory.release()
+            self._holds = False
+
+    def __del__(self) -> None:
+        if self._holds:  # interrupted on entry of `__exit__`
+            self._release()
 
 
 def persistent(change: Callable[[], _Result]) -> _Result:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import os
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import cast
 
 import pytest
@@ -25,6 +29,7 @@ from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.units import Units
+from commplan.runtime.input.ring.words import RING_LOCK
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.transport.transport import Carrier, RegroupedError
 
@@ -40,6 +45,91 @@ def test_a_process_that_is_stopped_in_the_lock_is_named(
             pass
         assert error.value.diagnostics[0].code == "CP0921" and str(pid) in str(error.value)
         assert Ring(memory).blocker(0) == Blocker("lock", pid)
+
+
+class Interruption:
+    """A trace function: Ctrl-C at line event `number` of the code that locks.
+
+    Not in `__del__`, where Python prints an exception instead of raising it, nor at line `excepted`.
+    """
+
+    def __init__(self, number: int, excepted: int) -> None:
+        self.number, self.excepted = number, excepted
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Interruption | None:
+        name, is_memory = frame.f_code.co_filename, frame.f_code.co_filename == ring_memory.__file__
+        if not (is_memory or name == contextlib.__file__) or frame.f_code.co_name == "__del__":
+            return None
+        if event == "line" and not (is_memory and frame.f_lineno == self.excepted):
+            self.number -= 1
+            if self.number == 0:
+                raise KeyboardInterrupt
+        return self
+
+
+@pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept"])
+def test_an_interruption_at_any_line_releases_the_lock(memory: SharedMemory, is_kept: bool) -> None:
+    """Its traceback may be kept, except if the interruption occurs on entry of `__exit__`."""
+    code = ring_memory.Hold.__exit__.__code__
+    entry = next(line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno)
+    other = os.open(
+        f"/proc/self/fd/{memory.descriptor}", os.O_RDWR
+    )  # closing it releases locks, as in `memory`
+    query = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, RING_LOCK, 1, 0)
+    kept, number, is_over = list[BaseException](), 0, False
+    while not is_over:
+        number += 1
+        interruption = Interruption(number, entry if is_kept else -1)
+        sys.settrace(interruption)
+        try:
+            with memory.locked():
+                pass
+        except KeyboardInterrupt as error:
+            kept += [error] * is_kept
+        finally:
+            sys.settrace(None)
+        assert is_free(memory), number
+        assert struct.unpack("hhqqi", fcntl.fcntl(other, fcntl.F_OFD_GETLK, query))[0] == fcntl.F_UNLCK, (
+            number
+        )
+        is_over = interruption.number > 0
+    os.close(other)
+    assert number > 10
+
+
+def is_free(memory: SharedMemory) -> bool:
+    """Whether another thread can acquire the lock at once."""
+    results: list[bool] = []
+
+    def attempt() -> None:
+        results.append(memory._lock.acquire(timeout=0.01))
+        if results[0]:
+            memory._lock.release()
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def test_a_thread_that_stops_waiting_for_the_lock_releases_it(memory: SharedMemory) -> None:
+    """A process that is stopped holds the lock of the file, and two threads of this process wait for it."""
+    ended: list[threading.Thread] = []
+
+    def wait() -> None:
+        with pytest.raises(ClosedError), memory.locked():
+            pass
+        ended.append(threading.current_thread())
+
+    with stopped_in_lock(memory):
+        threads = [threading.Thread(target=wait, daemon=True) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        memory.is_stopped = True
+        for thread in threads:
+            thread.join(20)
+    assert sorted(ended, key=id) == sorted(threads, key=id)
 
 
 @pytest.mark.parametrize("step", ["reap", "begin_carry", "deal_here", "end_carry"])
