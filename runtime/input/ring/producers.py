@@ -62,6 +62,7 @@ class Producers:
     _begun: set[str] = field(default_factory=set[str])  # the suffixes of `begin_once`
     _makers: int = 0
     _waiting: int = 0  # makers that wait for parts
+    _refusal: CommplanError | None = None  # the reason why the last maker could not be started
     _making: dict[int, Claim] = field(default_factory=dict[int, Claim])  # by thread identifier
     _part_us: int = _CHEAP_US  # recent time of making a part
 
@@ -86,9 +87,16 @@ class Producers:
                 thread.join(seconds)
 
     def check(self) -> None:
-        """Raise an error if a thread has failed outside of user functions, whose errors belong to parts."""
+        """Raise an error if a thread has failed outside of user functions, whose errors belong to parts.
+
+        Raises:
+            CommplanError: CP0928 if no maker can be started and no other process may make units.
+        """
         if self.failure is not None:
             raise RuntimeError(f"a thread of {self.name} has failed") from self.failure
+        refusal = self._refusal
+        if refusal is not None and not self._makers and self.ring.eligible() == [self.ring.place]:
+            raise refusal
 
     def detach(self) -> None:
         """Detach the threads that still make parts, so that other processes can make these parts.
@@ -195,7 +203,9 @@ class Producers:
             try:
                 while self._makers < self.ring.threads():
                     self._begin_maker()
-            except CommplanError as error:  # other processes make units; this one retries
+                self._refusal = None
+            except CommplanError as error:  # retried in the next iteration
+                self._refusal = error
                 LOG.warning("%s", error.diagnostics[0].message)
             futex.wait(bell, value, TEND_S)
             with contextlib.suppress(CommplanError, OSError):  # retried in the next iteration
@@ -282,8 +292,8 @@ class Producers:
                 raise ClosedError  # this thread was detached: another process makes the part
             for part in claim.parts:
                 self.units.note(claim.unit, part, root, result.error)
-            # This process holds the claim until it is done.
-            return persistent(lambda: self.ring.next_claim(claim, result.records, spoiled=result.is_spoiled))
+        # This process holds the claim until it is done. Meanwhile other threads may stop and detach.
+        return persistent(lambda: self.ring.next_claim(claim, result.records, spoiled=result.is_spoiled))
 
 
 def _times() -> tuple[int, int] | None:

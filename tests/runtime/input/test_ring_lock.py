@@ -29,7 +29,7 @@ from commplan.runtime.input.ring.memory import SharedMemory
 from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.ring.units import Units
-from commplan.runtime.input.ring.words import RING_LOCK
+from commplan.runtime.input.ring.words import ABSENT, LIVES, RING_LOCK
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.transport.transport import Carrier, RegroupedError
 
@@ -186,7 +186,7 @@ def test_a_maker_that_cannot_lock_the_ring_is_replaced(
 ) -> None:
     """The first claim of each maker fails, as if a stopped process held the lock."""
     memory.header.set(cores=1)
-    ring, slots = joined(memory), memory.mapped_slots()
+    ring = joined(memory)
     monkeypatch.setattr(ring_producers, "TEND_S", 0.01)
     claim, failures = ring.claim, iter(range(3))
 
@@ -196,16 +196,79 @@ def test_a_maker_that_cannot_lock_the_ring_is_replaced(
         return claim()
 
     monkeypatch.setattr(ring, "claim", fail_first)
-    units = cast("Units", ring_process.Numbers())
-    producers = Producers(ring, units, slots, "numbers", Recording(), ring.leave, lambda: None)
+    producers = made_by(ring)
     producers.start()
     ring.arm(0, UNITS)
-    end = time.monotonic() + 20
-    while not ring.is_made(0) and time.monotonic() < end:
-        time.sleep(0.002)
-    assert ring.is_made(0) and len(caplog.records) == 3
+    await_true(lambda: ring.is_made(0))
+    assert len(caplog.records) == 3
     ring.retire()
     producers.join(5.0)
+
+
+def test_threads_of_a_process_continue_while_one_of_them_waits_for_the_lock(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A maker that has made its part waits for the lock of the ring, which another process holds."""
+    ring, waits = joined(memory), threading.Event()
+    producers = made_by(ring)
+
+    def wait(*_: object, **__: object) -> None:
+        waits.set()
+        while not memory.is_stopped:
+            time.sleep(0.001)
+        raise ClosedError
+
+    monkeypatch.setattr(ring, "next_claim", wait)
+    producers.start()
+    ring.arm(0, UNITS)
+    assert waits.wait(20)
+    is_free = producers._lock.acquire(timeout=5)
+    ring.retire()
+    assert is_free
+    producers._lock.release()
+    producers.join(5.0)
+
+
+def test_a_process_whose_makers_cannot_be_started_raises_the_error(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring, start = joined(memory), threading.Thread.start
+    producers = made_by(ring)
+
+    def refuse_makers(thread: threading.Thread) -> None:
+        if "-maker-" in thread.name:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(ring_producers, "TEND_S", 0.01)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse_makers)
+        producers.start()
+        ring.arm(0, UNITS)
+        await_true(lambda: len(caplog.records) > 1)
+        with pytest.raises(CommplanError) as error:
+            producers.check()
+        assert error.value.diagnostics[0].code == "CP0928"
+        memory.header.set(process_places=2)
+        memory.processes[1].set(order=2, state=LIVES)
+        producers.check()  # another process makes the units
+        memory.processes[1].set(state=ABSENT)
+    await_true(lambda: ring.is_made(0))
+    producers.check()
+    ring.retire()
+    producers.join(5.0)
+
+
+def made_by(ring: Ring) -> Producers:
+    units, slots = cast("Units", ring_process.Numbers()), ring.memory.mapped_slots()
+    return Producers(ring, units, slots, "numbers", Recording(), ring.leave, lambda: None)
+
+
+def await_true(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def test_a_file_closed_by_another_thread_ends_waits(memory: SharedMemory) -> None:
