@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 
 from commplan import io
 from commplan.diagnostics import fail
-from commplan.runtime.input.ring.memory import SharedMemory
+from commplan.runtime.input.ring.memory import SharedMemory, close_file
 from commplan.runtime.input.ring.words import HEADER, MAGIC, PROCESS_LOCK, Shape
 from commplan.runtime.input.shm.locks import default_folder, is_locked
 from commplan.wait import Wait, until
@@ -115,20 +115,22 @@ def created(
         CommplanError: CP0923 if there is not enough memory; CP0928 if `facts` are too long.
     """
     nbytes = shape.nbytes if has_slots else shape.data_at
+    descriptor, key = -1, (0, 0)
     try:
         descriptor = fresh(name, nbytes, kind)
+        status = os.fstat(descriptor)
+        key = status.st_dev, status.st_ino
+        memory = SharedMemory(descriptor, key, title, shape)
+        memory.lay_out(facts, **values)
     except OSError as error:
+        close_file(descriptor, key, os.getpid())
         refuse(
             "CP0923",
             f"{nbytes} bytes of shared memory cannot be had: {error.strerror}",
             "make the batch or `prefetch` smaller",
         )
-    status = os.fstat(descriptor)
-    memory = SharedMemory(descriptor, (status.st_dev, status.st_ino), title, shape)
-    try:
-        memory.lay_out(facts, **values)
     except BaseException:
-        memory.close()
+        close_file(descriptor, key, os.getpid())
         raise
     return memory
 
@@ -139,11 +141,11 @@ def opened(candidate: Found, title: str) -> SharedMemory | None:
         descriptor = io.open_file(candidate.path, os.O_RDWR)
     except OSError:
         return None
-    memory, is_complete = None, False
+    memory, is_complete, status = None, False, os.fstat(descriptor)
+    key = status.st_dev, status.st_ino
     try:
-        status = os.fstat(descriptor)
         head = os.pread(descriptor, 8 * len(HEADER), 0)
-        if (status.st_dev, status.st_ino) != candidate.key or len(head) < 8 * len(HEADER):
+        if key != candidate.key or len(head) < 8 * len(HEADER):
             return None
         words = dict(zip(HEADER, memoryview(head).cast("Q"), strict=True))
         shape = Shape(**{name: words[name] for name in Shape._fields})
@@ -151,14 +153,14 @@ def opened(candidate: Found, title: str) -> SharedMemory | None:
             return None  # memory after the end of a file cannot be accessed
         if not any(is_locked(descriptor, PROCESS_LOCK + place) for place in range(shape.processes)):
             return None
-        memory = SharedMemory(descriptor, candidate.key, title, shape)
+        memory = SharedMemory(descriptor, key, title, shape)
         with contextlib.suppress(ValueError):  # written by another version
             memory.facts()
             is_complete = True
         return memory if is_complete else None
     finally:
         if memory is None:
-            os.close(descriptor)
+            close_file(descriptor, key, os.getpid())  # unless an object that is not returned has closed it
         elif not is_complete:
             memory.close()
 

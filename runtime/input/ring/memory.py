@@ -37,7 +37,7 @@ _LOCK_S = 30.0
 _Result = TypeVar("_Result")
 
 
-def _close(descriptor: int, key: tuple[int, int], process: int) -> None:
+def close_file(descriptor: int, key: tuple[int, int], process: int) -> None:
     """Close `descriptor`, unless this process is forked from `process` or the number belongs to another file
     now."""
     with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ class SharedMemory:
         self._lock, self._closing = threading.RLock(), threading.Lock()
         SharedMemory.opened.add(self)
         self._finalizer = weakref.finalize(  # if the caller is interrupted
-            self, _close, descriptor, key, os.getpid()
+            self, close_file, descriptor, key, os.getpid()
         )
         self._finalizer.atexit = False
 

@@ -233,32 +233,31 @@ class Producers:
                     claim = self._make(claim)
                     continue
                 value = bell.value
-                if (claim := self._claim_or_idle()) is not None:
-                    continue
-                with self._lock:  # surplus threads end one at a time
-                    if self._makers > ring.threads():
-                        is_counted = False
-                        self._makers -= 1
-                        return
-                    self._waiting += 1
-                futex.wait(bell, value, LOOK_S)
-                with self._lock:
-                    self._waiting -= 1
-                    ring.mark_idle(self._waiting > 0)  # `Ring.call_maker` wakes one thread
-                claim = ring.claim()
+                self._count_waiting(1)
+                try:
+                    fence()
+                    claim = ring.claim()
+                    if claim is None:
+                        with self._lock:  # surplus threads end one at a time
+                            if self._makers > ring.threads():
+                                is_counted = False
+                                self._makers -= 1
+                                return
+                        futex.wait(bell, value, LOOK_S)
+                finally:
+                    self._count_waiting(-1)
+                if claim is None:
+                    claim = ring.claim()
         finally:
             if is_counted:
                 with self._lock:
                     self._makers -= 1
 
-    def _claim_or_idle(self) -> Claim | None:
-        """Claim a part that has become free. If there is none, mark this process as idle."""
-        self.ring.mark_idle(True)
-        fence()
-        claim = self.ring.claim()
-        if claim is not None:
+    def _count_waiting(self, change: int) -> None:
+        """Add `change` to the number of makers that wait, and mark whether `Ring.call_maker` may wake one."""
+        with self._lock:
+            self._waiting += change
             self.ring.mark_idle(self._waiting > 0)
-        return claim
 
     def _make(self, claim: Claim) -> Claim | None:
         """Make the parts of `claim`. Returns the next claim, if any."""

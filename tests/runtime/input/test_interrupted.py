@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import linecache
 import os
@@ -216,6 +217,22 @@ def test_memory_that_is_collected_closes_no_other_file(
     gc.collect()
     os.close(descriptor)  # raises OSError if it is closed
     os.close(copy)
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOMEM, "Cannot allocate memory"), KeyboardInterrupt()])
+@pytest.mark.parametrize("method", ["_records", "lay_out"])
+def test_a_ring_that_cannot_be_created_leaves_no_open_file(
+    failure: BaseException, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise failure
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    monkeypatch.setattr(SharedMemory, method, failing)
+    with pytest.raises((CommplanError, KeyboardInterrupt)) as error:
+        meeting.created("test-ring", "the ring", SHAPE, {})
+    assert isinstance(error.value, KeyboardInterrupt) or "CP0923" in str(error.value)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])

@@ -12,10 +12,11 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType, SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import ring_process
+from ring_process import SHAPE
 from rings import UNITS, joined, stopped_in_lock
 
 from commplan.diagnostics import CommplanError, fail
@@ -257,6 +258,33 @@ def test_a_process_whose_makers_cannot_be_started_raises_the_error(
     producers.check()
     ring.retire()
     producers.join(5.0)
+
+
+def test_a_process_is_marked_as_idle_while_a_maker_waits(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One maker claims the last part after another has found none, and before that one waits."""
+    ring, marks, waits = joined(memory), list[tuple[bool, bool]](), threading.Semaphore(0)
+    producers, mark, wait = made_by(ring), ring.mark_idle, futex.wait
+
+    def marked(is_idle: bool) -> None:
+        marks.append((producers._lock.locked(), is_idle == (producers._waiting > 0)))
+        mark(is_idle)
+
+    def waited(bell: Any, value: int, seconds: float) -> None:
+        waits.release()
+        wait(bell, value, seconds)
+
+    monkeypatch.setattr(ring, "mark_idle", marked)
+    monkeypatch.setattr(futex, "wait", waited)
+    producers.start()
+    ring.arm(0, UNITS)
+    await_true(lambda: ring.is_made(SHAPE.slots - 1))
+    for _ in range(4):
+        assert waits.acquire(timeout=20)
+    ring.retire()
+    producers.join(5.0)
+    assert marks and set(marks) == {(True, True)}
 
 
 def made_by(ring: Ring) -> Producers:
