@@ -234,26 +234,37 @@ class CompletionCounter:
     """Counts numbers without gaps, from any thread and at any point of it, including garbage collection.
 
     A finalizer may run in a thread that already holds the lock, so `add` does not wait for it: the thread
-    that holds the lock delivers the remaining numbers.
+    that holds the lock delivers the remaining numbers. If `add` is interrupted, it may be called again.
     """
 
     advance: Callable[[int], None]  # called with the first number that is not back
     upto: int = 0
+    _is_due: bool = False  # `advance` has not been called with `upto`
     _back: set[int] = field(default_factory=set[int])
     _new: deque[int] = field(default_factory=deque[int])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, number: int) -> None:
         self._new.append(number)
-        while self._new and self._lock.acquire(blocking=False):
+        while self._new:
+            is_held = False
             try:
-                start = self.upto
-                while self._new:
-                    self._back.add(self._new.popleft())
-                while self.upto in self._back:
-                    self._back.remove(self.upto)
-                    self.upto += 1
-                if self.upto > start:
-                    self.advance(self.upto)
+                is_held = self._lock.acquire(blocking=False)
+                if not is_held:
+                    return
+                self._deliver()
             finally:
-                self._lock.release()
+                if is_held:
+                    self._lock.release()
+
+    def _deliver(self) -> None:
+        while self._new:
+            self._back.add(self._new[0])
+            self._new.popleft()
+        while self.upto in self._back:
+            self._is_due = True
+            self.upto += 1
+            self._back.discard(self.upto - 1)
+        if self._is_due:
+            self.advance(self.upto)
+            self._is_due = False

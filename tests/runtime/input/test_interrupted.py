@@ -70,6 +70,10 @@ class Interrupting:
         "multirate/member.py",
         "multirate/clocked.py",
         "visit_check.py",
+        "shm/slots.py",
+        "ring/cursor.py",
+        "ring/exchange.py",
+        "ring/producers.py",
     )
 
     def __init__(self, files: tuple[str, ...] = FILES) -> None:
@@ -78,7 +82,7 @@ class Interrupting:
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Callable[..., Any] | None:
         name = frame.f_code.co_filename
-        if "runtime/input/" not in name or not name.endswith(self.files):
+        if "runtime/input/" not in name or not name.endswith(self.files) or _is_atomic(frame):
             return None
         place = (name, frame.f_lineno)
         tidying = isinstance(sys.exc_info()[1], KeyboardInterrupt)
@@ -88,6 +92,19 @@ class Interrupting:
             self.done.add(place)
             raise KeyboardInterrupt
         return self
+
+
+def _is_atomic(frame: FrameType | None) -> bool:
+    """Whether no interruption is raised there.
+
+    Python prints the exceptions of callbacks of weak references, and it handles no signal between the last
+    statement of `CompletionCounter.add` and the release of its lock.
+    """
+    names: list[str] = []
+    while frame is not None:
+        names.append(frame.f_code.co_qualname)
+        frame = frame.f_back
+    return names[0] == "CompletionCounter.add" or not {"Slots._dead", "_unmap"}.isdisjoint(names)
 
 
 def driven(feed: Iterator[HostBatch], ctrl_c: Interrupting) -> HostBatch | None:

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -159,7 +159,25 @@ def test_pages_that_cannot_be_exchanged_are_an_error(slots: Slots, monkeypatch: 
 def test_an_interrupted_recall_is_repeated(slots: Slots, is_private: bool) -> None:
     """Ctrl-C once at every line of it."""
     slots.is_private = is_private
-    functions = (Slots.recall, Slots._exchange, Slots._fresh, copy_on_recall)
+    fill(slots, 0, 7)
+    array = view(slots.lend(0, {}))
+
+    def recall() -> None:
+        try:
+            slots.recall(0)
+        except KeyboardInterrupt:
+            assert slots.lent() == [0] or 0 in back
+            raise
+
+    assert interruptions(recall, Slots.recall, Slots._exchange, Slots._fresh, copy_on_recall) > 10
+    assert back == [0] and slots.lent() == []
+    fill(slots, COUNT, 9)
+    assert (array == 7).all()
+    assert (view(slots.lend(COUNT, {})) == 9).all()
+
+
+def interruptions(call: Callable[[], None], *functions: Callable[..., Any]) -> int:
+    """Repeat `call` until it returns, with Ctrl-C once at every line of `functions`; the number of lines."""
     places = {function.__code__: set[int]() for function in functions}
 
     def interrupting(frame: FrameType, event: str, arg: Any) -> Any:
@@ -171,22 +189,24 @@ def test_an_interrupted_recall_is_repeated(slots: Slots, is_private: bool) -> No
             raise KeyboardInterrupt
         return interrupting
 
-    fill(slots, 0, 7)
-    array = view(slots.lend(0, {}))
     for _ in range(100):
         sys.settrace(interrupting)
         try:
-            slots.recall(0)
+            call()
             break
         except KeyboardInterrupt:
-            assert slots.lent() == [0] or 0 in back
+            pass
         finally:
             sys.settrace(None)
-    assert sum(map(len, places.values())) > 10
-    assert back == [0] and slots.lent() == []
-    fill(slots, COUNT, 9)
-    assert (array == 7).all()
-    assert (view(slots.lend(COUNT, {})) == 9).all()
+    return sum(map(len, places.values()))
+
+
+def test_a_number_whose_count_is_interrupted_is_counted_again() -> None:
+    returned: list[int] = []
+    returns = CompletionCounter(returned.append)
+    returns.add(1)
+    assert interruptions(lambda: returns.add(0), CompletionCounter._deliver) > 5
+    assert returned[-1] == returns.upto == 2
 
 
 def test_numbers_come_back_without_a_gap_and_from_anywhere() -> None:
