@@ -33,12 +33,7 @@ LEFT: list[Attachment] = []  # closed attachments whose threads are still runnin
 _COMER = -1  # a placeholder in `Attachment.members` while a member joins
 
 
-def _forget_parent() -> None:
-    OPEN.clear()
-    LEFT.clear()
-
-
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=lambda: (OPEN.clear(), LEFT.clear()))
 
 
 @atexit.register

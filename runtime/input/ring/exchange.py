@@ -119,11 +119,9 @@ class GroupExchange:
             CommplanError: the error of the first part that failed, or an error about another process.
         """
         ring = self.ring
-        if not self.key:
-            self._await(number)
-        else:
-            with self.meter.working(self.key, waits=True):
-                self._await(number)
+        with self.meter.working(self.key, waits=True) if self.key else contextlib.nullcontext():
+            if not ring.is_made(number):
+                self._cursor.wait(number, ring.is_made)
         futex.fence()  # the slot must be read after these checks
         self.awaited = -1
         self._cadence.came()
@@ -144,10 +142,6 @@ class GroupExchange:
             f"process {process} of {self.group.count} is at epoch {trouble.position.epoch}, step "
             f"{trouble.position.step}, this one at epoch {mine.epoch}, step {mine.step}",
         )
-
-    def _await(self, number: int) -> None:
-        if not self.ring.is_made(number):
-            self._cursor.wait(number, self.ring.is_made)
 
     @property
     def _division(self) -> Division:
@@ -221,9 +215,8 @@ class GroupExchange:
         place = (takers or makers)[0]
         self.awaited = self._local[place]
         if self._reporter.due(waited):
-            count = self.units.epoch_cursor.count
-            full = f"to take batch {count(unit - self.ring.slot_count)}"
-            task = full if takers else f"for its part of batch {count(unit)}"
+            batch = self.units.epoch_cursor.count(unit - self.ring.slot_count * bool(takers))
+            task = f"to take batch {batch}" if takers else f"for its part of batch {batch}"
             self.errors.warn(self.awaited, waited, task, self.ring.processes[place].get("pid"))
 
     def late(self, unit: int, waited: float) -> NoReturn:
@@ -364,13 +357,9 @@ class GroupExchange:
             self._has_ended |= is_last
         if is_last:
             self.units.close()
-            self.producers.ended = _ignore  # breaks a reference cycle, so that the memory is freed now
+            self.producers.ended = lambda: None  # breaks a reference cycle, so that the memory is freed now
             self.ring.leave()
             self.made_slots.close()
             # In the record, a part of a detached thread stays in progress.
             if self.recording.record is not None and not self.producers.detached:
                 self.recording.record.close()
-
-
-def _ignore() -> None:
-    pass

@@ -122,15 +122,11 @@ def created(
         key = status.st_dev, status.st_ino
         memory = SharedMemory(descriptor, key, title, shape)
         memory.lay_out(facts, **values)
-    except OSError as error:
+    except BaseException as error:
         close_file(descriptor, key, os.getpid())
-        refuse(
-            "CP0923",
-            f"{nbytes} bytes of shared memory cannot be had: {error.strerror}",
-            "make the batch or `prefetch` smaller",
-        )
-    except BaseException:
-        close_file(descriptor, key, os.getpid())
+        if isinstance(error, OSError):
+            message = f"{nbytes} bytes of shared memory cannot be had: {error.strerror}"
+            refuse("CP0923", message, "make the batch or `prefetch` smaller")
         raise
     return memory
 

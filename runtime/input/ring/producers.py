@@ -122,6 +122,9 @@ class Producers:
     def begin(self, target: Callable[[], object], suffix: str) -> None:
         """Start another thread of this ring. `ended` is not called before this thread has ended.
 
+        The thread registers itself. Therefore an interruption at any point leaves no entry of a thread that
+        has not begun.
+
         Args:
             target: the function that the thread runs.
             suffix: the end of the thread's name.
@@ -129,50 +132,35 @@ class Producers:
         Raises:
             CommplanError: CP0928 if no thread can be started.
         """
-        thread = self._thread(target, suffix)
-        with self._lock:  # `running` contains only threads that have started, so that they can be joined
-            self.alive += 1
-            try:
-                self._start(thread)
-            except CommplanError:
-                self.alive -= 1
-                raise
-            finally:
-                self.running = [other for other in (*self.running, thread) if other.is_alive()]
+        is_added = threading.Event()
+
+        def run() -> None:
+            with self._lock:
+                self.alive += 1
+                self.running = [other for other in self.running if other.is_alive()] + [thread]
+            is_added.set()
+            if not self.ring.memory.is_stopped:
+                target()
+
+        thread = threading.Thread(target=self._run, args=(run,), name=f"{self.name}-{suffix}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            fail("CP0928", f"no thread for making batches can be started: {error}", "ulimit -u")
+        is_added.wait()
 
     def begin_once(self, target: Callable[[], object], suffix: str) -> None:
-        """Start a thread as `begin` does, unless one with this `suffix` has begun.
-
-        The thread registers itself. Therefore an interruption at any point leaves no entry of a thread that
-        has not begun, and the caller can call again.
-        """
-        if suffix in self._begun:
-            return
-        is_added = threading.Event()
+        """Start a thread as `begin` does, unless one with this `suffix` has begun."""
 
         def run() -> None:
             with self._lock:
                 begins = suffix not in self._begun
                 self._begun.add(suffix)
-                self.alive += 1
-                self.running = [other for other in self.running if other.is_alive()] + [thread]
-            is_added.set()
-            if begins and not self.ring.memory.is_stopped:
+            if begins:
                 target()
 
-        thread = self._thread(run, suffix)
-        self._start(thread)
-        is_added.wait()
-
-    def _thread(self, target: Callable[[], object], suffix: str) -> threading.Thread:
-        name = f"{self.name}-{suffix}"
-        return threading.Thread(target=self._run, args=(target,), name=name, daemon=True)
-
-    def _start(self, thread: threading.Thread) -> None:
-        try:
-            thread.start()
-        except RuntimeError as error:
-            fail("CP0928", f"no thread for making batches can be started: {error}", "ulimit -u")
+        if suffix not in self._begun:
+            self.begin(run, suffix)
 
     def _run(self, target: Callable[[], object]) -> None:
         try:

@@ -94,17 +94,14 @@ class MemberWaiter:
             attachment.content.meter.slowed(slowest, self._behind(unit, slowest), seconds)
         other = attachment.drivers.get(slowest)
         if waited > UNDRIVEN_S and other is not None and not _is_driven(other):
-            self._late(unit, waited, ": no thread drives it")
+            self.late(unit, waited, ": no thread drives it")
         if attachment.calls is not None:
             attachment.calls.look(attachment.producers.running)
         if self._wait[1].due(waited):
             LOG.warning("%s has waited %.0f s for %s", self._title, waited, blocked_by(ring, unit))
 
-    def late(self, unit: int, waited: float) -> NoReturn:
+    def late(self, unit: int, waited: float, remark: str = "") -> NoReturn:
         """Raise CP0947."""
-        self._late(unit, waited)
-
-    def _late(self, unit: int, waited: float, remark: str = "") -> NoReturn:
         self._wait = -1, WaitReporter()
         fail(
             "CP0947",
