@@ -296,13 +296,12 @@ class Lowered:
     def _refuse(self, op: ir.Read | ir.Elastic | ir.Exchange) -> None:
         match op:
             case ir.Elastic():
-                stage = f"`elastic ... by {op.mode}`"
+                stage, note = f"`elastic ... by {op.mode}`", "`by sync` runs here; other modes run under MPI"
             case ir.Exchange():
-                stage = "`exchange`"
+                stage, note = "`exchange`", "the pass `place` replaces it: add `place` to the passes"
             case ir.Read():
-                stage = f"reading source `{op.source}` inside a compiled phase"
-        message = f"{stage} is not lowered yet: phase `{self.phase.name}` cannot run"
-        note = "use `reduce` and an optimiser of your own, or `elastic ... by sync`"
+                stage, note = f"the load of source `{op.source}`", "`run.batches` loads records"
+        message = f"JAX does not run {stage}: phase `{self.phase.name}` cannot run"
         fail("CP0808", message, note, span=op.span, file=self.schedule.file)
 
     def _elastic(self, op: ir.Elastic, env: Env) -> Tree:
