@@ -13,19 +13,19 @@ import msgspec
 from commplan import compiler, io, pytree
 from commplan.compile_options import DEFAULTS, IN_ORDER, CompileKeywords, CompileOptions, RankPlaces
 from commplan.diagnostics import CommplanError, fail, type_of
-from commplan.frontend.bind_axes import check_mesh
-from commplan.hang_limits import BUSY_S, HangLimits, OnHang
-from commplan.ir import plan as graph
-from commplan.ir.schedule import Backend, Leaf, Schedule
-from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
-from commplan.mesh_kind import (
+from commplan.frontend.bind_axes import (
     check_binding,
+    check_mesh,
     check_sizes_agree,
     devices_of,
     is_communicator,
     mesh_sizes,
     shares_memory,
 )
+from commplan.hang_limits import BUSY_S, HangLimits, OnHang
+from commplan.ir import plan as graph
+from commplan.ir.schedule import Backend, Leaf, Schedule
+from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
 from commplan.passes.pipeline.registry import default
 from commplan.topology import (
     Topology,

@@ -13,9 +13,9 @@ import jax
 import numpy as np
 
 from commplan.diagnostics import fail, type_of
+from commplan.frontend.bind_axes import is_communicator
 from commplan.hang_limits import HangLimits
 from commplan.lowering.audit import CompiledCollective
-from commplan.mesh_kind import is_communicator
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.gather import Absence, Notice, gathered_values
 from commplan.runtime.machines.machine import Machine

@@ -39,7 +39,6 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "commplan.hang_limits": ("commplan.wait",),
     "commplan.ending": (),
     "commplan.tracebacks": (),
-    "commplan.mesh_kind": (),
     "commplan.topology": ("commplan.tracebacks",),
     "commplan.cost": (
         "commplan.collectives", "commplan.topology", "commplan.input", "commplan.protocol",
@@ -58,7 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "commplan.runtime": (
         "commplan.collectives", "commplan.passes", "commplan.frontend", "commplan.verify", "commplan.pytree",
-        "commplan.lowering", "commplan.mesh_kind", "commplan.cost", "commplan.topology", "commplan.input",
+        "commplan.lowering", "commplan.cost", "commplan.topology", "commplan.input",
         "commplan.protocol", "commplan.recorder", "commplan.sidecar", "commplan.wait",
         "commplan.tracebacks", "commplan.hang_limits",
     ),

@@ -17,6 +17,7 @@ from jax import Array
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from commplan.diagnostics import fail, type_of
+from commplan.frontend.bind_axes import is_communicator
 from commplan.ir import schedule as ir
 from commplan.ir.axes import groups
 from commplan.ir.types import Placement
@@ -28,7 +29,6 @@ from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.listing import collectives_of
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.programs import spreads
-from commplan.mesh_kind import is_communicator
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.explicit import explicit_axes, resharded
 from commplan.runtime.machines.gather import NOTICE_S, Absence, Notice, gathered, gathered_values
