@@ -6,6 +6,7 @@ record in plan order. The result is the `[input]` part of a calibration.
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -25,7 +26,6 @@ from commplan.runtime.calibrate.lock import Calls, lock_shares_of
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.sources.files import nbytes, opened
 from commplan.runtime.input.sources.record_convert import UnlikeError, checked, numpy_dtype
-from commplan.runtime.input.this_process import cores_of
 
 BLOCK = 16  # Records that go through one stage together, as in training.
 LEAST = 3  # Blocks that are measured even if no time remains.
@@ -116,7 +116,7 @@ def calibrate_input(
     if not phases:
         declared = ", ".join(source.name for source in plan_input.plan.sources) or "none"
         fail("CP0770", "no phase of the plan reads one of the passed sources", f"its sources: {declared}")
-    cores = len(cores_of())
+    cores = len(os.sched_getaffinity(0))
     sources, fns = needed(plan_input)
     share = seconds * 0.6 / len(phases)
     totals = {name: _Total() for name in (*sources, *fns)}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from commplan.diagnostics import CommplanError, fail
-from commplan.runtime.input import this_process
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.observe.visit_check import Checks
 from commplan.runtime.input.observe.wait_log import ClosedError
@@ -70,7 +69,7 @@ class EpochIterator(Iterator[HostBatch]):
         Returns:
             The item.
         """
-        if this_process.pid != self._process:
+        if os.getpid() != self._process:
             self._refuse_forked()
         with self._turn:  # callers in several threads are served one at a time
             if not self._closing.alive:

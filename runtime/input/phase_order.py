@@ -3,6 +3,7 @@ braces."""
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Mapping
 
@@ -13,7 +14,6 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Op
 from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources.adapters import Source
-from commplan.runtime.input.this_process import cores_of
 
 BLOCK = 16  # records of one task, at most: small enough to divide a batch evenly over threads
 
@@ -125,7 +125,7 @@ def restored(
 def hints(program: HostProgram) -> tuple[int, int]:
     """The numbers of batches ahead and of worker threads."""
     ops = ops_of(program)
-    return prefetch(ops), threads(ops, len(cores_of()))
+    return prefetch(ops), threads(ops, len(os.sched_getaffinity(0)))
 
 
 def block_of(program: HostProgram, cores: int) -> int:

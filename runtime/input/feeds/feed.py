@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, cast
@@ -10,7 +11,6 @@ from commplan.diagnostics import fail
 from commplan.input.prefetch import KEEP
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read
-from commplan.runtime.input import this_process
 from commplan.runtime.input.feeds import compiled
 from commplan.runtime.input.feeds.batch import Batch
 from commplan.runtime.input.feeds.facts import facts_of
@@ -27,7 +27,6 @@ from commplan.runtime.input.ring.units import UnitProgram
 from commplan.runtime.input.ring.words import ABSENT, CURSOR
 from commplan.runtime.input.shm.slots import give_back_freed
 from commplan.runtime.input.sources import files
-from commplan.runtime.input.this_process import cores_of
 from commplan.wait import check_seconds
 
 IDLE_S = 60.0  # seconds between two epochs of a member after which others no longer wait for it
@@ -80,9 +79,10 @@ class Feed(RingMember):
         facts = facts_of(plan, content, bound, sources, functions)
         ahead, cores = hints(program)
         share = plan.share
-        makers = share.readers if share is not None and share.readers else len(cores_of())
+        available = len(os.sched_getaffinity(0))
+        makers = share.readers if share is not None and share.readers else available
         first = self._first_unit(plan, bound, member or 0, batch, state, content)
-        sizes = Sizes(first, ahead, makers, min(cores, len(cores_of())))
+        sizes = Sizes(first, ahead, makers, min(cores, available))
         with attached(name, facts, plan, content, sizes) as (attachment, is_new):
             ring = attachment.ring
             with ring.memory.locked():
@@ -182,7 +182,7 @@ class Feed(RingMember):
 
     def __next__(self) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
         # Few calls: after a training step the CPU caches are cold, so that each call is expensive.
-        if this_process.pid != self._process:
+        if os.getpid() != self._process:
             self._refuse_forked()
         with self._turn:  # each thread that acquires the lock receives the next batch
             place = self._place

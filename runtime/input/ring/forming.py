@@ -27,7 +27,6 @@ from commplan.runtime.input.ring.words import ABSENT, DONE, HOLDS, LIVES, PARTS,
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
 from commplan.runtime.input.stages.batch_builder import BatchFactory
-from commplan.runtime.input.this_process import cores_of
 from commplan.verify.input.visitation import prove_division
 from commplan.wait import Wait, until
 
@@ -98,7 +97,7 @@ def join_group(
     ops = [op for flow in program.flows if flow.shared for op in flow.before if isinstance(op, Read | Share)]
     ends_with_one = members is None and all(op.hints.on_failure != "continue" for op in ops)
     if group.carrier is None:
-        cores = min(len(cores_of()) * makers, os.cpu_count() or 1)
+        cores = min(len(os.sched_getaffinity(0)) * makers, os.cpu_count() or 1)
         divisions = divisions_of(program, parts_of(program, cores))
     count, place, is_carried = len(group.local), group.local.index(group.index), group.carrier is not None
     errors, layout = PeerErrors(group, blame, doing), slot_layout(program, divisions)
@@ -124,7 +123,7 @@ def join_group(
         else:  # the first process may have a different number of cores
             layout = layout_of(program, memory.shape.parts)
         ring, threads = Ring(memory), hints(program)[1]
-        available = min(memory.add_cores(cores_of()), makers * threads)
+        available = min(memory.add_cores(os.sched_getaffinity(0)), makers * threads)
         memory.header.set(cores=max(available, threads), most=makers * threads, cursor_places=cursors)
         memory.cursors[number].set(process=place + 1, position=start, state=HOLDS)
         if members is not None and is_carried:

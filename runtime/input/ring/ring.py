@@ -16,11 +16,11 @@ The word `count` of the header is the number of processes of a group on this hos
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from commplan.diagnostics import fail
-from commplan.runtime.input import this_process
 from commplan.runtime.input.ring.claims import Claim
 from commplan.runtime.input.ring.memory import SharedMemory, ring_bell
 from commplan.runtime.input.ring.state import RingState
@@ -62,7 +62,7 @@ class Ring(RingState):
 
     def __init__(self, memory: SharedMemory) -> None:
         super().__init__(memory)
-        self.claims_units, self._process = False, this_process.pid
+        self.claims_units, self._process = False, os.getpid()
         self._reuses_places, self._is_carried = self.header.get("count") == 0, self.header.get("carried")
         self.ends_with_one = bool(self.header.get("ends_with_one"))
         self._carry_word = PARTS + self.parts
@@ -89,7 +89,7 @@ class Ring(RingState):
         places = self.header.get("process_places")
         self.header.set(joined=order, process_places=max(places, place + 1))
         record = self.processes[place]
-        record.set(pid=this_process.pid, order=order, makes=1, idle=0, parts=0, records=0)
+        record.set(pid=os.getpid(), order=order, makes=1, idle=0, parts=0, records=0)
         record.set(state=LIVES)
         self.place = place
         self._call_all()
@@ -423,7 +423,7 @@ class Ring(RingState):
 
     def release(self, cursor: int, upto: int) -> None:
         """Release all units before `upto`. Takes no lock, because the garbage collector may call this."""
-        if this_process.pid != self._process:  # a forked process drops arrays that its parent still uses
+        if os.getpid() != self._process:  # a forked process drops arrays that its parent still uses
             return
         words = self.cursors[cursor].words
         before = words[POSITION]
