@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -25,7 +24,6 @@ _LINK = re.compile(r"/memfd:commplan-([a-z]+)-([A-Za-z0-9_.-]+)(?: \(deleted\))?
 BEGIN_S = 20.0  # seconds for another process to compile its plan
 _MEMORY = Path("/proc/meminfo")
 MEET_S = 60.0  # timeout of waits for another process to join or leave, which takes milliseconds
-HAS_FEEDS = sys.platform.startswith("linux") and hasattr(os, "memfd_create")
 
 
 OPENING = threading.RLock()  # held by the thread of this process that opens or closes rings
@@ -49,14 +47,10 @@ def check_name(name: object) -> str:
     """Return `name` if it is a valid name of a feed.
 
     Raises:
-        CommplanError: CP0928 if the name is invalid or this system does not support feeds.
+        CommplanError: CP0928 if the name is invalid.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", name):
         fail("CP0928", f"a feed is named with letters, digits and `-_.`, up to 100 of them, not {name!r}")
-    if not HAS_FEEDS:
-        fail(
-            "CP0928", f"feeds need Linux, and this is {sys.platform}", "run.batches shares between processes"
-        )
     return name
 
 

@@ -1,4 +1,4 @@
-"""Waiting without work: the futex, its fallback, and the ring on its own."""
+"""Waiting without work: the futex, and the ring on its own."""
 
 from __future__ import annotations
 
@@ -26,14 +26,9 @@ from commplan.runtime.input.layout import aligned, compacted
 from commplan.runtime.input.shm import futex
 
 
-def test_linux_has_futexes() -> None:
-    assert futex._FUTEX is not None
-
-
-@pytest.mark.parametrize("use", [True, False])
-def test_a_change_ends_the_wait(use: bool) -> None:
+def test_a_change_ends_the_wait() -> None:
     word = ctypes.c_uint32(5)
-    futex.wait(word, 4, 60.0, futex=use)  # already another value: no wait at all
+    futex.wait(word, 4, 60.0)  # already another value: no wait at all
 
     def change() -> None:
         time.sleep(0.05)
@@ -43,14 +38,13 @@ def test_a_change_ends_the_wait(use: bool) -> None:
     other = threading.Thread(target=change)
     other.start()
     while word.value == 5:
-        futex.wait(word, 5, 60.0, futex=use)
+        futex.wait(word, 5, 60.0)
     other.join()
     assert word.value == 6
 
 
-@pytest.mark.parametrize("use", [True, False])
-def test_a_wait_ends_by_itself(use: bool) -> None:
-    futex.wait(ctypes.c_uint32(5), 5, 0.02, futex=use)
+def test_a_wait_ends_by_itself() -> None:
+    futex.wait(ctypes.c_uint32(5), 5, 0.02)
 
 
 def test_a_wait_reaches_across_processes(tmp_path: Path) -> None:
