@@ -38,7 +38,7 @@ SIZE = LIVE + 4096
 HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
 BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
 _EVENTS = 2**62  # no record has more
-SIGNAL = signal.SIGRTMIN + 11 if hasattr(signal, "SIGRTMIN") else 0  # requests stacks of a process
+SIGNAL = signal.SIGRTMIN + 11  # requests stacks of a process
 _KEPT_S = 7 * 86400.0
 SINCE = struct.Struct("<q")
 
@@ -274,8 +274,8 @@ def offer_stacks(recording: Recording) -> None:
     if not _offers:
         return
     with contextlib.suppress(OSError, RuntimeError, ValueError):
-        if not number or (not _stacks and is_handled(number, "SigIgn:", "SigCgt:")):
-            return  # another system, or the program handles the signal
+        if not _stacks and is_handled(number, "SigIgn:", "SigCgt:"):
+            return  # the program handles the signal
         descriptor = io.open_file(recording.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
             if _stacks:
