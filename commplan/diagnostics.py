@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import importlib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
+from types import ModuleType
 from typing import NoReturn
 
 import msgspec
@@ -99,6 +101,17 @@ def fail_if(problems: Sequence[Diagnostic]) -> None:
     """Raise a `CommplanError` with all of `problems`, if there are any."""
     if problems:
         raise CommplanError(*problems)
+
+
+def import_optional(module: str, code: str, purpose: str, package: str) -> ModuleType:
+    """Import `module` of an optional package. Raises `code` if `purpose` need it and it is not installed."""
+    top = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != top:
+            raise
+        fail(code, f"{purpose} need {top}, which is not installed", f"pip install {package}")
 
 
 def text_of(error: BaseException) -> str:

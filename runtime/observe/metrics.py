@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Protocol
 
 from commplan import io
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, import_optional
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.wait import Wait, check_seconds, until
 
@@ -225,13 +225,9 @@ def _served(host: str, port: int, summaries: Callable[[], Sequence[Summary]]) ->
         fail("CP0960", f"metrics cannot be served at {host}:{port}: {why}", "give an address of this host")
 
 
-def _client() -> Any:
-    """The module of Prometheus. Raises CP0962 if it is not installed."""
-    try:
-        import prometheus_client.core  # noqa: PLC0415  # pyright: ignore[reportUnusedImport]  an extra
-    except ImportError:
-        fail("CP0962", "metrics need prometheus-client", "install it: pip install 'commplan[metrics]'")
-    return prometheus_client
+def _client(module: str = "prometheus_client") -> Any:
+    """A module of Prometheus. Raises CP0962 if it is not installed."""
+    return import_optional(module, "CP0962", "metrics", "'commplan[metrics]'")
 
 
 def _registry(summaries: Callable[[], Sequence[Summary]]) -> Any:
@@ -245,7 +241,7 @@ class _Collector(NamedTuple):
     summaries: Callable[[], Sequence[Summary]]
 
     def collect(self) -> Iterator[Any]:
-        core, families = _client().core, dict[str, Any]()
+        core, families = _client("prometheus_client.core"), dict[str, Any]()
         for name, help_, labels, value in chain.from_iterable(map(_samples, self.summaries())):
             kind = core.CounterMetricFamily if name.endswith("_total") else core.GaugeMetricFamily
             if name not in families:

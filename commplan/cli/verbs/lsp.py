@@ -7,16 +7,12 @@ import os
 from argparse import Namespace
 
 from commplan.cli.console import Console
-from commplan.diagnostics import fail
+from commplan.diagnostics import import_optional
 
 
 def run(args: Namespace, console: Console) -> int:
     """Serve one editor until it disconnects. Raises CP1118 if the extra `lsp` is not installed."""
-    try:
-        import pygls  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except ImportError:
-        message = "the language server needs pygls, which is not installed here"
-        fail("CP1118", message, "pip install 'commplan[lsp]'")
+    import_optional("pygls", "CP1118", "language servers", "'commplan[lsp]'")
     from commplan.lsp.server import is_logged, server
 
     logging.basicConfig(level=logging.ERROR)  # to stderr, the server's log in editors

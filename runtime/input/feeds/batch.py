@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from commplan.diagnostics import import_optional
 from commplan.runtime.input.layout import Array, Bools
 from commplan.runtime.input.named import NamedArrays, refuse_mask
-from commplan.runtime.input.packages import package
 
 
 class Batch(NamedArrays[Array]):
@@ -58,7 +58,7 @@ class Batch(NamedArrays[Array]):
         Raises:
             CommplanError: CP0918 if PyTorch is not installed.
         """
-        torch: Any = package("torch", "tensors of PyTorch", "torch")
+        torch: Any = import_optional("torch", "CP0918", "tensors of PyTorch", "torch")
         return {name: _tensor(torch, array) for name, array in self.items()}
 
     def jax(self, device: Any = None) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class Batch(NamedArrays[Array]):
         Raises:
             CommplanError: CP0918 if JAX is not installed.
         """
-        jax: Any = package("jax", "arrays of JAX", "'commplan[jax]'")
+        jax: Any = import_optional("jax", "CP0918", "arrays of JAX", "'commplan[jax]'")
         return {name: jax.device_put(array, device, may_alias=True) for name, array in self.items()}
 
 

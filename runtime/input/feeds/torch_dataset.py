@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.runtime.input.packages import package
+from commplan.diagnostics import CommplanError, Diagnostic, Note, import_optional
 
 if TYPE_CHECKING:
     from commplan.runtime.input.feeds.feed import Feed
@@ -34,7 +33,7 @@ def dataset(feed: Feed) -> Any:
     Raises:
         CommplanError: CP0918 if PyTorch is not installed.
     """
-    data: Any = package("torch.utils.data", "data sets of PyTorch", "torch")
+    data: Any = import_optional("torch.utils.data", "CP0918", "data sets of PyTorch", "torch")
 
     class FeedDataset(data.IterableDataset):
         def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -13,8 +13,8 @@ from typing import Any, cast
 import numpy as np
 
 from commplan import io
+from commplan.diagnostics import import_optional
 from commplan.ir.types import ArrayType, BytesType, DType, TreeType
-from commplan.runtime.input.packages import package
 
 Element = ArrayType | BytesType | TreeType
 _FOREIGN = "big" if sys.byteorder == "little" else "little"
@@ -39,7 +39,7 @@ def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     try:
         return np.dtype(dtype.numpy_name)
     except TypeError:
-        return np.dtype(package("ml_dtypes", "records of type bf16", "ml_dtypes").bfloat16)
+        return np.dtype(import_optional("ml_dtypes", "CP0918", "records of type bf16", "ml_dtypes").bfloat16)
 
 
 def described(value: object) -> str:
