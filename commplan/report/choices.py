@@ -9,8 +9,7 @@ import msgspec
 from commplan.cost.schedule.prediction import PhaseTime
 from commplan.explain.report import Explanation, StageSummary, line_lines
 from commplan.ir.remark import Choice
-from commplan.report.cut import cut_text, first_of
-from commplan.report.document import LineSummary
+from commplan.report.document import LineSummary, cut_text, first_of
 
 CHOICES = 300
 EACH = 12  # most alternatives of a choice

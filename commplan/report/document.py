@@ -5,7 +5,8 @@ Plan lines count from 1; line 0 means no line. `left_out` texts describe truncat
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -13,6 +14,8 @@ from commplan.explain.graph import Edge, Node
 from commplan.ir.remark import Choice
 from commplan.recorder import Summary
 
+Item = TypeVar("Item")
+TEXT = 2000  # the most characters of one text
 Work = Literal["host", "device", "network", "other"]
 
 
@@ -217,3 +220,20 @@ class ReportDocument(msgspec.Struct, frozen=True):
     machine: MachineLoad | None = None
     traces: tuple[Trace, ...] = ()
     measured: Summary | None = None
+
+
+def cut_text(text: str, most: int = TEXT) -> str:
+    """Truncate `text`, with an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def first_of(items: Sequence[Item], most: int, noun: str) -> tuple[tuple[Item, ...], str]:
+    """Return the first `most` items, and a note on the omitted ones, empty if there are none.
+
+    Example:
+        >>> first_of("abcd", 3, "letters")
+        (('a', 'b', 'c'), '1 of 4 letters are not shown')
+    """
+    more = len(items) - most
+    left_out = f"{more:,} of {len(items):,} {noun} are not shown" if more > 0 else ""
+    return tuple(items[:most]), left_out

@@ -12,8 +12,15 @@ from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Schedule
 from commplan.recorder import Summary
 from commplan.report.choices import choices, lines
-from commplan.report.cut import cut_text, first_of
-from commplan.report.document import LineSummary, Proofs, ReportDocument, SourceText, Trace
+from commplan.report.document import (
+    LineSummary,
+    Proofs,
+    ReportDocument,
+    SourceText,
+    Trace,
+    cut_text,
+    first_of,
+)
 from commplan.report.graph import graphs
 from commplan.report.machine import machine
 from commplan.report.timeline import phases

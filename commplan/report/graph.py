@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from commplan.explain.graph import Box, Drawing, Edge, Node, drawing
 from commplan.ir.plan import Plan
-from commplan.report.cut import cut_text, first_of
-from commplan.report.document import PhaseGraph
+from commplan.report.document import PhaseGraph, cut_text, first_of
 
 SHOWN = 250  # most nodes of a phase
 TEXT = 120  # most characters of a line in a box

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from commplan.input.prefetch import KEEP, device_prefetch, prefetch, slots
 from commplan.input.rates import Rates, rates
 from commplan.input.work_partition import MOST_PARTS, Division, division
-from commplan.ir.analysis.cacheable import cache_violation
 from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.analysis.input_slice import cache_violation
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Design
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, results

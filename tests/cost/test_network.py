@@ -13,7 +13,7 @@ from commplan.cost.collective import step_model
 from commplan.cost.collective.bounds import busiest_bytes, lower_bound
 from commplan.cost.network import message_simulation
 from commplan.cost.network.link_traffic import Pattern, lay_out
-from commplan.cost.network.max_min import max_min
+from commplan.cost.network.message_simulation import max_min
 from commplan.cost.network.network import Layout, Network, layout_over, one_group, places_of, shape_of
 from commplan.cost.schedule.predictor import Predictor
 from commplan.diagnostics import CommplanError

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
 from commplan import dsl, io
 from commplan.cli.argument_types import once
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from commplan.ir.plan import Plan
     from commplan.lint import LintInputs
 
+PERIOD_S = 0.2  # polling interval of --watch
+
 
 def run(args: Namespace, console: Console) -> int:
     """Check every file, repeatedly under --watch.
@@ -26,12 +30,34 @@ def run(args: Namespace, console: Console) -> int:
         1 if a file has an error, a warning under --strict, or a repair under --diff.
     """
     if args.watch:
-        from commplan.cli.watch import watch
-
         shapes = None if is_function(args.shapes or "") else args.shapes
         watched = [shapes, args.topology, args.calibration, *args.program]
-        watch([*args.files, *filter(None, watched)], lambda: _again(args, console), console)
+        _watch([*args.files, *filter(None, watched)], lambda: _again(args, console), console)
     return _check_all(args, console)
+
+
+def _watch(paths: Sequence[str], work: Callable[[], object], console: Console) -> NoReturn:
+    """Call `work` immediately and after every change of one of `paths`, until KeyboardInterrupt."""
+    while True:
+        states = [_state(path) for path in paths]
+        work()
+        console.note(f"watching {', '.join(paths)}; stop with Ctrl-C")
+        console.flush()
+        sys.stderr.flush()
+        while [_state(path) for path in paths] == states:
+            time.sleep(PERIOD_S)
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    """Properties that change with a file's contents; None if it does not exist.
+
+    An editor may be replacing the file.
+    """
+    try:
+        stat = Path(path).stat()
+    except (OSError, ValueError):
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _again(args: Namespace, console: Console) -> None:
@@ -89,7 +115,7 @@ def unknown_sources(plan: Plan, records: Mapping[str, int]) -> list[Diagnostic]:
 
 def _change(path: str, text: str, inputs: LintInputs, console: Console) -> str:
     """A diff of the repairs."""
-    from commplan.cli.text_diff import unified
+    from commplan.cli.verbs.fmt import unified
     from commplan.lint.repairs import repair
 
     name = name_of(path)

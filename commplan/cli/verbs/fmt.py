@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from argparse import Namespace
 from typing import NamedTuple
 
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.saved import plan_text
-from commplan.cli.text_diff import unified
 from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.dsl.format import format_source
+
+_PAINTS = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
 
 
 class _Result(NamedTuple):
@@ -71,3 +73,14 @@ def _document(results: list[_Result], diagnostics: list[Diagnostic], console: Co
         for path, before, after in results
     ]
     console.document(diagnostics, files=files)
+
+
+def unified(before: str, after: str, name: str, change: str, color: bool) -> str:
+    """The difference of two texts of the file `name`; empty if equal. `change` labels the new text."""
+    old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
+    text = ""
+    for line in difflib.unified_diff(old, new, name, f"{name} ({change})"):
+        ended = line if line.endswith("\n") else f"{line}\n\\ no newline at the end\n"
+        paint = _PAINTS.get(line[0]) if color else None
+        text += f"{paint}{ended[:-1]}\x1b[0m\n" if paint else ended
+    return text

@@ -16,9 +16,8 @@ from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
 from commplan.cost.schedule.server_traffic import elastic_of
 from commplan.diagnostics import fail
-from commplan.explain.machines import rows
 from commplan.explain.servers import every, mode_lines, one_mode, state_line, talk_lines, title
-from commplan.explain.times import basis, phase_times
+from commplan.explain.times import basis, phase_times, rows
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.ir.types import sized, timed
 from commplan.protocol.build_sites import sites

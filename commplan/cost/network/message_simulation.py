@@ -15,9 +15,9 @@ import numpy as np
 
 from commplan.collectives.program import Ints
 from commplan.cost.network.link_traffic import Pattern, RoundTraffic
-from commplan.cost.network.max_min import max_min
-from commplan.cost.network.network import Network
+from commplan.cost.network.network import Floats, Network
 
+FULL = 1e-9  # a link is full if less than this fraction of its capacity is left
 REMAINDER = 1e-6  # bytes; a message with less than this left is complete
 
 
@@ -160,3 +160,30 @@ class _Flight:
         for other in self.messages[i].frees:
             self.messages[other].waits -= 1
             self._issue(self.messages[other].src)
+
+
+def max_min(use: Floats, capacity: Floats, maximum: Floats) -> Floats:
+    """The max-min fair rate of each flow [f] on shared links.
+
+    All rates grow together until a link is full or a flow reaches its maximum. These flows keep their rate,
+    and the others grow further (progressive filling, Bertsekas and Gallager, "Data Networks", section 6.5.2).
+
+    Args:
+        use: The load of each flow on each link at rate 1; 0 if it does not use the link; [f, l].
+        capacity: The capacity of each link, positive; [l].
+        maximum: The maximum rate of each flow; may be infinite for flows that use a link; [f].
+    """
+    flows = len(maximum)
+    rate = np.zeros(flows)
+    growing = np.ones(flows, np.bool_)
+    free = capacity.astype(np.float64)
+    while growing.any():
+        demand = use[growing].sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            until_full = np.where(demand > 0, free / demand, np.inf)
+        step = min(float(until_full.min(initial=np.inf)), float((maximum - rate)[growing].min()))
+        rate[growing] += step
+        free = np.maximum(free - step * demand, 0.0)
+        stuck = (use[:, free <= FULL * capacity] > 0).any(axis=1) | (rate >= maximum * (1 - FULL))
+        growing &= ~stuck
+    return rate

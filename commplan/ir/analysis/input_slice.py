@@ -1,4 +1,4 @@
-"""The part of a phase that the input pipeline computes before the training step."""
+"""The part of a phase that the input pipeline computes before the training step, and what it may cache."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.hints import Cache
 from commplan.ir.ops import AnyOp, operands, results
 from commplan.ir.refs import Ref, name_of
-from commplan.ir.schedule import Binding, Phase
+from commplan.ir.schedule import Binding, Map, Op, Phase, Read, Schedule
+from commplan.ir.stages.rules import Violation, cached
 
 
 def source_only(phase: Phase) -> frozenset[str]:
@@ -68,3 +71,13 @@ def bind_sources(phase: Phase) -> Phase:
         names.add(name)
         takes.append(Binding(name, ref, source_only=True))
     return msgspec.structs.replace(phase, outputs=outputs, updates=updates, takes=tuple(takes))
+
+
+def cache_violation(schedule: Schedule, uses: DefUse[Op], op: Map, cache: Cache) -> Violation | None:
+    """The rule that `cache` on `op` violates, if any. uses: of the ops of its phase, or of its flow."""
+    if op.lane != "host_compute":
+        return Violation(f"`{op.fn}` runs on the device, and a cache keeps results of the host")
+    before = uses.ancestors(op.results)
+    random = [each.fn for each in before if isinstance(each, Map) and each.random]
+    sources = [each.source for each in before if isinstance(each, Read)]
+    return cached(op.fn, random[::-1], sources, schedule.fn(op.fn).results, cache)

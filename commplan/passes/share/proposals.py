@@ -16,8 +16,8 @@ from commplan.input.costs import (
     SharingCut,
     predict,
 )
-from commplan.ir.analysis.cacheable import cache_violation
 from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.analysis.input_slice import cache_violation
 from commplan.ir.hints import Cache
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Map, Op, Read, Schedule, Share
