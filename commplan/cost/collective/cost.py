@@ -29,7 +29,7 @@ from commplan.cost.network.link_traffic import Pattern, lay_out
 from commplan.cost.network.network import Floats, Layout, Network, shape_of
 from commplan.diagnostics import CommplanError
 from commplan.ir.plan import Algorithm
-from commplan.ir.schedule import Backend, Form
+from commplan.ir.schedule import Backend, CollectiveKind, Form
 
 EXACT = 200  # messages; larger programs are predicted step by step
 COMPOSED = 64  # ranks; larger hierarchies are predicted stage by stage
@@ -44,7 +44,7 @@ NEIGHBOURS = ("ring", "chain", "torus")
 USUAL_FORM: dict[Backend, Form] = {"jax": "rounds", "mpi": "call"}
 
 Way = Form | Literal["library"]  # a library's own: dataflow with whole messages
-CostKind = Kind | Literal["all_to_all", "shift"]
+CostKind = Kind | CollectiveKind
 
 
 class CollectiveTime(msgspec.Struct, frozen=True):
