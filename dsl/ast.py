@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from commplan.diagnostics import Span
+from commplan.ir.types import PhaseKind, Status
 
 
 class SyntaxNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +49,7 @@ class TypeExpr(SyntaxNode, frozen=True):
 class PlacementItem(SyntaxNode, frozen=True):
     """`same`, `per A, B`, `partial A`, `split A, B`, with the axes in source order."""
 
-    kind: Literal["same", "per", "partial", "split"]
+    kind: Status
     axes: tuple[Name, ...]
 
 
@@ -221,7 +222,7 @@ class BadStmt(SyntaxNode, frozen=True):
 class PhaseDecl(SyntaxNode, frozen=True):
     """`at start`, `each step`, `every N steps`, `phase NAME`; `header` spans the words before `{`."""
 
-    kind: Literal["start", "step", "every", "named"]
+    kind: PhaseKind
     header: Span
     body: tuple[StageStmt | OutputStmt | BadStmt, ...]
     period: Number | None = None

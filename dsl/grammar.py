@@ -10,13 +10,13 @@ from commplan.diagnostics import Span
 from commplan.dsl import ast
 from commplan.dsl.automaton import Automaton
 from commplan.dsl.lexer import SOFT, Token, number_value, split_number
+from commplan.ir.types import PhaseKind
 
 Start = Literal["header", "declaration", "phase", "statement"]
 
 _SOFT = frozenset(word.upper() for word in SOFT)
 
 
-PhaseKind = Literal["start", "step", "every", "named"]
 PHASE_KINDS: dict[str, PhaseKind] = {"AT": "start", "EACH": "step", "EVERY": "every", "PHASE": "named"}
 
 

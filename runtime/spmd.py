@@ -6,14 +6,14 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn, cast, get_args
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from commplan.diagnostics import fail, listed, near_note, type_of
-from commplan.ir.types import Placement
+from commplan.ir.types import Placement, Status
 from commplan.lowering.jax import _compat, _jit
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import Tree, flatten
@@ -23,7 +23,7 @@ from commplan.runtime.observe.same_values import Declared
 from commplan.runtime.phases import check_state
 from commplan.tracebacks import ends_at_caller
 
-_WORDS = {"same", "per", "split", "partial"}
+_STATUSES = get_args(Status)
 
 
 def decorate(
@@ -132,9 +132,9 @@ def _result(
 def _near_words(context: Context, text: str) -> list[str]:
     """Notes on words of a written placement that are not axes of the plan."""
     words = re.findall(r"\w+", text)
-    if not words or words[0] not in _WORDS:
+    if not words or words[0] not in _STATUSES:
         return []
-    unknown = [word for word in words if word not in _WORDS and word not in context.sizes]
+    unknown = [word for word in words if word not in _STATUSES and word not in context.sizes]
     return [
         "; ".join((f"the plan has no axis `{word}`", *near_note(word, context.sizes))) for word in unknown
     ]
@@ -145,10 +145,10 @@ def parse(context: Context, text: str) -> Placement | None:
     clauses: dict[str, list[str]] = {}
     word = ""
     for token in re.findall(r"\w+", text):
-        if token in _WORDS:
+        if token in _STATUSES:
             word = token
             clauses.setdefault(word, [])
-        elif word in ("per", "split", "partial") and token in context.sizes:
+        elif word not in ("", "same") and token in context.sizes:
             clauses[word].append(token)
         else:
             return None

@@ -14,13 +14,11 @@ import functools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Visit = Literal["exactly_once", "at_least_once", "at_most_once"]
-Tail = Literal["pad", "short", "drop"]
+from commplan.ir.types import Tail, Visit
 
 _MASK = (1 << 64) - 1
 _ROUNDS = 8  # four are pseudo-random for large halves; small sources need more

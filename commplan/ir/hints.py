@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.roles import Execution, Meaning
-from commplan.ir.types import DType, sized
+from commplan.ir.types import DType, OnFailure, Operator, sized
 
 
 class Arg(msgspec.Struct, frozen=True, gc=False):
@@ -71,7 +71,7 @@ class Hints(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     chunk: Execution[int | None] = None
     staleness: Meaning[int | None] = None
     on_error: Meaning[Literal["stop", "skip"] | None] = None
-    on_failure: Meaning[Literal["stop", "continue"] | None] = None
+    on_failure: Meaning[OnFailure | None] = None
     cores: Execution[int | None] = None
     prefetch: Execution[int | None] = None
     device_prefetch: Execution[int | None] = None
@@ -139,7 +139,7 @@ class Reduction(msgspec.Struct, frozen=True):
 
     READS: ClassVar[tuple[str, ...]] = ("weight",)
 
-    name: Meaning[Literal["sum", "mean", "max", "min"]]
+    name: Meaning[Operator]
     weight: Meaning[Ref | None] = None
 
     def text(self) -> str:

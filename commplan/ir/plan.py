@@ -8,7 +8,6 @@ same value in every phase that reads them.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal
 
 import msgspec
 
@@ -36,7 +35,17 @@ from commplan.ir.stages import SliceStage as SliceStage
 from commplan.ir.stages import Stage as Stage
 from commplan.ir.stages import operands as operands
 from commplan.ir.stages import results as results
-from commplan.ir.types import ArrayType, BytesType, Name, Placement, Printed, TreeType, Type
+from commplan.ir.types import (
+    ArrayType,
+    BytesType,
+    Name,
+    PhaseKind,
+    Placement,
+    Printed,
+    Processor,
+    TreeType,
+    Type,
+)
 from commplan.ir.types import AxisKind as AxisKind
 
 
@@ -63,7 +72,7 @@ class Fn(msgspec.Struct, frozen=True):
     name: Meaning[Name]
     operands: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
     results: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
-    where: Meaning[Literal["host", "device"]]
+    where: Meaning[Processor]
     span: Presentation[Span]
     elementwise: Meaning[bool] = False
     linear: Meaning[bool] = False
@@ -97,7 +106,7 @@ class Phase(msgspec.Struct, frozen=True):
     """
 
     name: Meaning[Name]
-    kind: Meaning[Literal["start", "step", "every", "named"]]
+    kind: Meaning[PhaseKind]
     span: Presentation[Span]
     period: Meaning[int] = 1
     stages: Meaning[tuple[Stage, ...]] = ()

@@ -46,7 +46,19 @@ from commplan.ir.refs import Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.roles import Execution, Meaning, Presentation, Structure
 from commplan.ir.transfer import ValueTypes
-from commplan.ir.types import ArrayType, AxisKind, BytesType, Digest, EntryRef, Name, Over, Printed, TreeType
+from commplan.ir.types import (
+    ArrayType,
+    AxisKind,
+    BytesType,
+    Digest,
+    EntryRef,
+    Name,
+    Over,
+    PhaseKind,
+    Printed,
+    Processor,
+    TreeType,
+)
 from commplan.ir.values import Leaf as Leaf
 from commplan.ir.values import Part as Part
 from commplan.ir.values import Value as Value
@@ -75,7 +87,7 @@ class Phase(msgspec.Struct, frozen=True):
     """A phase; every rank issues its ops in this order."""
 
     name: Meaning[Name]
-    kind: Meaning[Literal["start", "step", "every", "named"]]
+    kind: Meaning[PhaseKind]
     span: Presentation[Span]
     period: Meaning[int]
     ops: Meaning[tuple[Op, ...]]
@@ -124,7 +136,7 @@ class FnType(msgspec.Struct, frozen=True):
     name: Meaning[Name]
     operands: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
     results: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
-    where: Meaning[Literal["host", "device"]]
+    where: Meaning[Processor]
     elementwise: Meaning[bool] = False
     random: Meaning[bool] = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Callable, Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -28,6 +28,16 @@ EntryRef = Annotated[
     str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.0\Z")
 ]  # the id of an input or a state
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+# Words of the language that fields of stages and ops hold.
+Operator = Literal["sum", "mean", "max", "min"]  # of reductions
+ServedMode = Literal["round_robin", "async", "hogwild"]  # of elastic averaging by a server
+ElasticMode = Literal["sync", ServedMode]
+Visit = Literal["exactly_once", "at_least_once", "at_most_once"]
+Tail = Literal["pad", "short", "drop"]
+Processor = Literal["host", "device"]  # that runs a function
+OnFailure = Literal["stop", "continue"]  # if a process that shares input dies
+PhaseKind = Literal["start", "step", "every", "named"]
+Status = Literal["same", "per", "partial", "split"]  # the placement of a value along one axis
 Printed = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f-\x9f]*\Z")]
 
 

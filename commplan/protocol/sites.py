@@ -16,14 +16,13 @@ import msgspec
 from commplan.diagnostics import Span
 from commplan.ir.axes import coordinates, groups, position
 from commplan.ir.plan import Ref
-from commplan.ir.types import DType
+from commplan.ir.types import DType, ServedMode
 from commplan.protocol.units import StateLayout
 
 LEAVE = 1  # a worker sends no further messages
 FIRST_TAG = 16
 
 Kind = Literal["put", "get", "exchange", "elastic"]
-Mode = Literal["round_robin", "async", "hogwild"]
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -109,7 +108,7 @@ class Site(msgspec.Struct, frozen=True):
     up: tuple[Buffer, ...]
     down: tuple[Buffer, ...]
     token: tuple[Buffer, ...] = ()
-    mode: Mode | None = None
+    mode: ServedMode | None = None
     staleness: int | None = None
     fn: str = ""
     mean: bool = False

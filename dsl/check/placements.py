@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from commplan.diagnostics import Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import KIND_WORDS, Axes, CheckContext, is_scalar
 from commplan.ir.plan import AxisKind
-from commplan.ir.types import Placement, Type
-
-Status = Literal["same", "per", "partial", "split"]
+from commplan.ir.types import Placement, Status, Type
 
 
 def status(placement: Placement, axis: str) -> Status:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import CheckContext, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import Fn
-from commplan.ir.types import ArrayType, BytesType, DType, Element, TreeType
+from commplan.ir.types import ArrayType, BytesType, DType, Element, Processor, TreeType
 
 DTYPES = tuple(str(dtype) for dtype in DType)
 TYPES = (*DTYPES, "bytes", "tree")
-Place = Literal["host", "device"]
-PLACES: tuple[Place, ...] = get_args(Place)
+PLACES: tuple[Processor, ...] = get_args(Processor)
 FLAGS = ("elementwise", "linear", "random")
 # Names of types in other libraries, and the name in this language.
 FOREIGN = {
@@ -58,7 +57,7 @@ def declare_fn(ctx: CheckContext, decl: ast.FnDecl) -> Fn | None:
     return fn if valid else None
 
 
-def _where(ctx: CheckContext, decl: ast.FnDecl) -> Place | None:
+def _where(ctx: CheckContext, decl: ast.FnDecl) -> Processor | None:
     if decl.where is None:
         note = "end its declaration with `on host` or `on device`"
         message = f"`fn {decl.name.text}` lacks `on host` or `on device`"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -25,6 +25,7 @@ from commplan.ir.collective_kinds import REDUCING
 from commplan.ir.schedule import Collective, Leaf, Op, Phase, Schedule, Spread
 from commplan.ir.types import DType
 from commplan.lowering.hlo.reader import Tensor
+from commplan.lowering.hlo.step import Platform
 from commplan.lowering.permutes import steps, stretches
 from commplan.lowering.programs import (
     NATIVE,
@@ -93,7 +94,7 @@ def groups_of(axes: Sequence[str], mesh: MeshLike) -> Groups:
 
 
 def expected(
-    schedule: Schedule, phase: str, mesh: MeshLike, platform: Literal["cpu", "gpu"] = "cpu"
+    schedule: Schedule, phase: str, mesh: MeshLike, platform: Platform = "cpu"
 ) -> tuple[Expected, ...]:
     """The collectives of `phase` in order of issue, on `mesh`, which may have further axes."""
     body = schedule.phase(phase)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from msgspec.structs import replace
 
 from commplan.ir.schedule import Schedule
 from commplan.lowering.audit.compare import StepComparison, match, same_ranks
 from commplan.lowering.audit.expect import Expected, MeshLike, expected
-from commplan.lowering.hlo.step import CompiledCollective, CompiledStep
+from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Platform
 
 
 def layer_collectives(
@@ -23,7 +22,7 @@ def layer_collectives(
     layers: Iterable[Schedule],
     called: Sequence[Expected],
     mesh: MeshLike,
-    platform: Literal["cpu", "gpu"],
+    platform: Platform,
 ) -> tuple[Expected, ...]:
     """The collectives of plan lines executed by `layers`, once for each time the step requests them.
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal
 
 from msgspec.structs import replace
 
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.schedule import Collective, Leaf, Schedule
 from commplan.lowering.audit.expect import Expected, MeshLike, Moved, computed
-from commplan.lowering.hlo.step import CompiledCollective, CompiledStep
+from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Platform
 from commplan.lowering.programs import spreads
 from commplan.lowering.taps import TAP, chains, reduction_groups
 
@@ -26,7 +25,7 @@ def of_taps(
     schedule: Schedule,
     called: Mapping[str, Sequence[Expected]],
     mesh: MeshLike,
-    platform: Literal["cpu", "gpu"],
+    platform: Platform,
 ) -> tuple[Expected, ...]:
     """The collectives of plan lines that the step executes by taps.
 
@@ -61,9 +60,7 @@ def _forms(items: Iterable[Expected | CompiledCollective]) -> set[tuple[object, 
     return {(item.kind, item.op, item.count) for item in items}
 
 
-def _tapped(
-    schedule: Schedule, phase: str, mesh: MeshLike, platform: Literal["cpu", "gpu"]
-) -> Iterator[Expected]:
+def _tapped(schedule: Schedule, phase: str, mesh: MeshLike, platform: Platform) -> Iterator[Expected]:
     """The collectives for the tapped partial inputs of `phase`."""
     body = schedule.phase(phase)
     uses, values = DefUse(computed(body)), {value.id: value for value in (*schedule.entry, *body.values)}

@@ -12,6 +12,7 @@ from commplan.ir.types import sized
 from commplan.lowering.hlo.reader import Tensor
 
 _SCOPE = re.compile(r"commplan\)*/([^/:()]+)\)*/line(\d+)")
+Platform = Literal["cpu", "gpu"]
 
 
 class CollectiveOrigin(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ class StepText(NamedTuple):
 
     compiled: str
     traced: str
-    platform: Literal["cpu", "gpu"] = "cpu"
+    platform: Platform = "cpu"
     profiled: str | None = None
     memory: Memory | None = None
     layers: tuple[Schedule, ...] = ()

@@ -24,7 +24,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -34,6 +34,7 @@ from commplan.ir.grouping import grouped
 from commplan.ir.schedule import Collective, Pack, Schedule
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.gpu.targets import target as target_of
+from commplan.lowering.hlo.step import Platform
 from commplan.lowering.xla_passes import COPYING, DISABLED_PASSES, SLICING
 
 Value = bool | int | str
@@ -85,7 +86,7 @@ class CompilerOption(msgspec.Struct, frozen=True):
         return f"{self.name} = {self.value}: {self.why}"
 
 
-def platform_of(target: str) -> Literal["cpu", "gpu"]:
+def platform_of(target: str) -> Platform:
     """`gpu` for cuda, rocm and targets such as `h100:4x8`, else `cpu`. Raises CP1150 for others."""
     name = target.strip().lower()
     if name in ("cpu", "gpu", "cuda", "rocm"):

@@ -31,7 +31,7 @@ from commplan.ir.schedule import ReduceOp
 from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.jax.collectives.bitcast import from_ordered, to_ordered
 from commplan.lowering.mpi import build, primitives, rounds
-from commplan.lowering.mpi.instructions import Instructions, instructions
+from commplan.lowering.mpi.instructions import DTYPES, Instructions, instructions
 from commplan.lowering.mpi.job import interruption, watchdog
 from commplan.lowering.mpi.job.drain import at_exit, drain
 from commplan.lowering.mpi.job.engine_errors import waiting_line
@@ -42,7 +42,6 @@ from commplan.lowering.mpi.lists import Settings, make_list, reduces
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
 from commplan.recorder.file import Details, Recording
 
-_DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
 LABELS = 1024  # equals `Channel::kLabels` of the engine
 _issued: dict[int, Issued] = {}
@@ -327,8 +326,8 @@ class Channel:
         return self._numbers[key]
 
     def _make(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
-        if spec.kind in REDUCING and dtype.name not in _DTYPES:
-            supported = ", ".join(_DTYPES)
+        if spec.kind in REDUCING and dtype.name not in DTYPES:
+            supported = ", ".join(DTYPES)
             fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"supported dtypes: {supported}")
         whole, axes = self._whole(size, spec), spec.axes or ()
         chosen = choice(spec, self.groups, whole, dtype.itemsize)
@@ -359,10 +358,10 @@ class Channel:
         in_parts = spec.kind in TAKES_BLOCKS
         parts = group.Get_size() if in_parts else 1
         code, count = dtype.name, size // parts
-        if code not in _DTYPES:
+        if code not in DTYPES:
             code, count = "uint8", count * dtype.itemsize
         kind = KINDS.index("all_to_all" if spec.kind == "swap" else spec.kind)
-        dtype_code, op = _DTYPES.index(code), _OPS.index(spec.op)
+        dtype_code, op = DTYPES.index(code), _OPS.index(spec.op)
         table = _numbers((kind, group.py2f(), count, spec.root, dtype_code, op), np.int64)
         return self._library.commplan_native(self._channel, table.ctypes.data, _waiting(spec).encode())
 
@@ -370,7 +369,7 @@ class Channel:
         self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], label: int
     ) -> int:
         messages = max((row.message + 1 for row in program.code), default=0)
-        code, op = _DTYPES.index(dtype.name) if reduces(program) else 0, _OPS.index(spec.op)
+        code, op = DTYPES.index(dtype.name) if reduces(program) else 0, _OPS.index(spec.op)
         settings = Settings(WINDOW, label, messages > WINDOW, code, op)
         peers = [ranks[peer] for peer in program.peers]
         number = make_list(self._library, self._channel or 0, program, peers, settings, _waiting(spec))

@@ -21,6 +21,9 @@ from commplan.collectives import layout
 from commplan.collectives.program import ChunkProgram, Family, Ints
 from commplan.ir.collective_kinds import BLOCKED, GATHERING, REDUCING, SCATTERING
 
+# In the order of the enum of the engine.
+DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+
 SEND, RECEIVE, RECEIVE_REDUCE, COPY, ZERO = range(5)
 INPUT, OUTPUT, SCRATCH = range(3)
 

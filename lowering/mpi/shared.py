@@ -28,6 +28,7 @@ from mpi4py import MPI
 from commplan import io
 from commplan.diagnostics import fail
 from commplan.ir.types import DType
+from commplan.lowering.mpi.instructions import DTYPES
 from commplan.protocol.sites import Site
 from commplan.protocol.units import StateLayout
 from commplan.wait import TIMEOUT_S, Wait, until
@@ -37,8 +38,6 @@ HEADER, ALIGNED = 4096, 64
 READY, REQUESTS, CLOSED, PUTS = 1, 3, 4, 8  # indices of the counters
 GROUPS = HEADER // 8 - PUTS
 _LOOK_S = 1e-3
-# In the order of the engine's enum.
-_DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
 
 class Region(NamedTuple):
@@ -127,7 +126,7 @@ def shares(
         headers.append((server, *counters, counter.ctypes.data))
         block = region.address + HEADER + group * begins[-1]
         for unit in site.layout.owned(server):
-            dtype = _DTYPES.index(site.layout.parts[unit.part].dtype.numpy_name)
+            dtype = DTYPES.index(site.layout.parts[unit.part].dtype.numpy_name)
             center = block + begins[unit.part]
             updates.append((state, ups[unit.part], downs[unit.part], unit.start, unit.size, dtype, center))
     factors, literals = _factors(site)
@@ -146,7 +145,7 @@ def _factors(site: Site) -> tuple[list[int], list[float]]:
     for factor in (site.eta, site.rho):
         if isinstance(factor, str):
             at = next(i for i, b in enumerate(site.up) if b.content == "scalar" and b.value == factor)
-            table += [at, _DTYPES.index(DType(site.up[at].dtype).numpy_name)]
+            table += [at, DTYPES.index(DType(site.up[at].dtype).numpy_name)]
             literals.append(0.0)
         else:
             table += [-1, 0]

@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Mapping
+from typing import get_args
 
 from commplan.diagnostics import fail
 from commplan.input.order import Order, phase_steps
 from commplan.input.prefetch import prefetch, threads
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Op
+from commplan.ir.types import Visit
 from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources.adapters import Source
 
@@ -53,7 +55,7 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
             )
     by_visit = {
         visit: [orders[read.result].steps for read in reads if read.visit == visit]
-        for visit in ("exactly_once", "at_least_once", "at_most_once")
+        for visit in get_args(Visit)
     }
     exact, least, most = by_visit.values()
     steps = phase_steps([orders[read.result] for read in reads])

@@ -22,7 +22,7 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.hang_limits import HangLimits
 from commplan.input.work_partition import Division
 from commplan.ir import schedule as ir
-from commplan.ir.types import Placement
+from commplan.ir.types import OnFailure, Placement
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.check import Layout
 from commplan.runtime.input.group import Blame
@@ -36,7 +36,6 @@ from commplan.runtime.observe.joint_calls import JointCalls
 
 Host = npt.NDArray[Any]
 Local = Mapping[str, tuple[int, ...]]
-OnFailure = Literal["stop", "continue"]
 _LONG = 80  # The most characters of a list of ranks in a message.
 # Parts of the text of an operation that are not compared.
 _LEFT_OUT = re.compile(r"span=Span\([^)]*\), |\w+=(None|\(\)), ")

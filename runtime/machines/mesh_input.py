@@ -16,12 +16,12 @@ from jax.sharding import Mesh, NamedSharding
 from commplan.diagnostics import fail
 from commplan.input.work_partition import Division
 from commplan.ir.axes import position
-from commplan.ir.types import Placement
+from commplan.ir.types import OnFailure, Placement
 from commplan.lowering.jax.layout import spec
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.jax import JaxCarrier, cpu_devices
 from commplan.runtime.machines.gather import Absence, gathered_values
-from commplan.runtime.machines.machine import Host, Local, OnFailure, PeerHello, Peers, digest, peers_of
+from commplan.runtime.machines.machine import Host, Local, PeerHello, Peers, digest, peers_of
 from commplan.runtime.machines.pinned import Pinning, pinning_of
 from commplan.runtime.machines.placing import Placing, first_placed
 

@@ -11,11 +11,11 @@ import jax
 from jax import Array
 
 from commplan.input.work_partition import Division
-from commplan.ir.types import Placement
+from commplan.ir.types import OnFailure, Placement
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.mpi import MpiCarrier
-from commplan.runtime.machines.machine import Host, Local, OnFailure, PeerHello, Peers, digest, peers_of
+from commplan.runtime.machines.machine import Host, Local, PeerHello, Peers, digest, peers_of
 from commplan.runtime.machines.pinned import Pinning, pinning_of
 
 

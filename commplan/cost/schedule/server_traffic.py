@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import get_args
 
 import msgspec
 
@@ -21,11 +21,10 @@ from commplan.cost.schedule.requests import (
 from commplan.ir.assemble import assemble
 from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Elastic, Phase, Schedule
+from commplan.ir.types import ElasticMode, ServedMode
 from commplan.protocol.chunks import usual
 from commplan.protocol.sites import Held, Site, Sites
 
-MODES = ("round_robin", "async", "hogwild", "sync")
-Mode = Literal["round_robin", "async", "hogwild", "sync"]
 SLICE = 64 * 1024  # bytes of a message, if an all-reduce is sliced
 
 
@@ -79,7 +78,7 @@ class Exchanged(msgspec.Struct, frozen=True):
         way: A description of the implementation.
     """
 
-    mode: Mode
+    mode: ElasticMode
     seconds: float
     alone: float
     way: str
@@ -121,7 +120,8 @@ def elastic_modes(
         cost_alone(traffic, workers, places, network).seconds,
     )
     way = f"{servers} server{'s' * (servers != 1)}"
-    exchanges = [Exchanged(mode, *times, way) for mode in ("round_robin", "async", "hogwild")]
+    modes: tuple[ServedMode, ...] = get_args(ServedMode)
+    exchanges = [Exchanged(mode, *times, way) for mode in modes]
     seconds, name = _fastest(predictor, "all_reduce", over, nbytes)
     return (*exchanges, Exchanged("sync", seconds, seconds, f"all-reduce via {name}"))
 

@@ -1,5 +1,4 @@
 from collections.abc import Mapping
-from typing import Literal
 
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
@@ -8,7 +7,7 @@ from commplan.ir.refs import Ref
 from commplan.ir.roles import Cost, Execution, Meaning, Presentation
 from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.transfer import Results, ValueTypes, Violations, placed
-from commplan.ir.types import Over
+from commplan.ir.types import ElasticMode, Over
 from commplan.ir.values import Value
 
 
@@ -27,7 +26,7 @@ class Elastic(BaseOp, frozen=True, tag="elastic", gc=False):
     pull: Meaning[Ref]
     operand: Meaning[Ref]
     center: Meaning[Ref]
-    mode: Meaning[Literal["sync", "round_robin", "async", "hogwild"]]
+    mode: Meaning[ElasticMode]
     eta: Meaning[float | Ref]
     rho: Meaning[float | Ref]
     axes: Meaning[Over]

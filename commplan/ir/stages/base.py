@@ -7,7 +7,7 @@ from commplan.ir.hints import Reduction
 from commplan.ir.refs import Ref, getter, name_of
 from commplan.ir.roles import Meaning
 from commplan.ir.stages.rules import Ranks, Violation
-from commplan.ir.types import Over
+from commplan.ir.types import Over, Status
 from commplan.ir.values import Leaf
 
 
@@ -82,7 +82,7 @@ class StageOverAxes(BaseStage, frozen=True):
     - `COLLECTIVE`: the kind of collective it becomes; None if it sends nothing or the compiler chooses.
     """
 
-    TAKES: ClassVar[tuple[Literal["same", "per", "partial", "split"], ...]]
+    TAKES: ClassVar[tuple[Status, ...]]
     MAKES: ClassVar[Literal["same", "split", "kept"]] = "same"
     WHOLE: ClassVar[bool] = False
     NUMBER: ClassVar[tuple[str, NumericArgument] | None] = None

@@ -1,5 +1,3 @@
-from typing import Literal
-
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.refs import Ref, name_of
@@ -7,7 +5,7 @@ from commplan.ir.roles import Execution, Meaning, Presentation
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, coefficients, stable
 from commplan.ir.symbolic.deferred import Interpretation, steps
-from commplan.ir.types import Over
+from commplan.ir.types import ElasticMode, Over
 
 
 class ElasticStage(BaseStage, frozen=True, tag="elastic"):
@@ -23,7 +21,7 @@ class ElasticStage(BaseStage, frozen=True, tag="elastic"):
     operand: Meaning[Ref]
     center: Meaning[Ref]
     axes: Meaning[Over]
-    mode: Meaning[Literal["sync", "round_robin", "async", "hogwild"]]
+    mode: Meaning[ElasticMode]
     eta: Meaning[float | Ref]
     rho: Meaning[float | Ref]
     span: Presentation[Span]

@@ -1,5 +1,3 @@
-from typing import Literal
-
 import msgspec
 
 from commplan.diagnostics import Span
@@ -9,7 +7,7 @@ from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import BaseStage
 from commplan.ir.stages.rules import Ranks, Violation, dropped_tail, even_batch, member_batches, short_tail
 from commplan.ir.symbolic.deferred import Interpretation, steps
-from commplan.ir.types import Batch
+from commplan.ir.types import Batch, Tail, Visit
 
 
 class LoadFields(msgspec.Struct, frozen=True):
@@ -22,14 +20,14 @@ class LoadFields(msgspec.Struct, frozen=True):
     result: Meaning[Ref]
     source: Meaning[str]
     batch: Meaning[Batch]
-    visit: Meaning[Literal["exactly_once", "at_least_once", "at_most_once"]]
+    visit: Meaning[Visit]
     seed: Meaning[int]
     span: Presentation[Span]
     count: Meaning[Ref | None] = None
     clock: Meaning[str | None] = None  # the ensemble of `batch [..] over MEMBER`
     split: Meaning[tuple[str, ...]] = ()
     per: Meaning[tuple[str, ...]] = ()
-    tail: Meaning[Literal["pad", "short", "drop"]] = "pad"
+    tail: Meaning[Tail] = "pad"
     hints: Meaning[Hints] = NO_HINTS
 
     def meaning(self, env: Interpretation) -> None:

@@ -15,10 +15,8 @@ from commplan.ir.symbolic.rounding import allowed
 from commplan.ir.symbolic.symbols import UNSHARED
 from commplan.ir.symbolic.terms import Argument, Term
 from commplan.ir.symbolic.values import SymbolicValue, scalar_of, uniform_if_whole
-from commplan.ir.types import DType
+from commplan.ir.types import DType, Operator
 from commplan.ir.values import Value
-
-ReductionName = Literal["sum", "mean", "max", "min"]
 
 
 class ReductionSpec(NamedTuple):
@@ -34,7 +32,7 @@ class ReductionSpec(NamedTuple):
         divisor: The divisor of a mean. It divides the terms if they are added in f16, else their sum.
     """
 
-    op: ReductionName
+    op: Operator
     axes: Sequence[str]
     hints: Hints
     weight: Ref | None = None

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec.structs import replace
 
+from commplan.input.costs import Prefer
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.remark import Choice, Design
@@ -44,7 +45,7 @@ class SharePass(Pass, frozen=True):
     name: ClassVar[str] = "share"
     design: Literal["auto", "all_shared", "single_broadcast", "multi_broadcast", "duplicate", "none"] = "auto"
     widening: Literal["push", "keep"] = "push"
-    prefer: Literal["time", "cpu"] = "time"
+    prefer: Prefer = "time"
     readers: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:

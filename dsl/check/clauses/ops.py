@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import msgspec
 
@@ -14,12 +14,11 @@ from commplan.dsl.check.numbers import written
 from commplan.dsl.check.scope import PhaseScope
 from commplan.ir.plan import Reduction, Value
 from commplan.ir.stages import rules
-from commplan.ir.types import ArrayType, DType, TreeType
+from commplan.ir.types import ArrayType, DType, Operator, TreeType
 
-OpName = Literal["sum", "mean", "max", "min"]
-OPS: tuple[OpName, ...] = get_args(OpName)
+OPS: tuple[Operator, ...] = get_args(Operator)
 # Names of these operators in other libraries.
-SYNONYMS: dict[str, OpName] = {
+SYNONYMS: dict[str, Operator] = {
     "average": "mean", "avg": "mean", "add": "sum", "plus": "sum", "maximum": "max", "minimum": "min",
 }  # fmt: skip
 
@@ -80,7 +79,7 @@ def sum_or_mean(
 
 
 def _weighted(
-    ctx: CheckContext, scope: PhaseScope, call: ast.CallExpr, args: tuple[ast.CallArg, ...], name: OpName
+    ctx: CheckContext, scope: PhaseScope, call: ast.CallExpr, args: tuple[ast.CallArg, ...], name: Operator
 ) -> WrittenReduction | None:
     first, *extra = args
     if name != "mean":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -15,7 +15,7 @@ from commplan.ir.hints import NO_HINTS, Cache
 from commplan.ir.plan import Algorithm, Hints
 from commplan.ir.stages import OVER_AXES, rules
 from commplan.ir.stages.base import BaseStage
-from commplan.ir.types import ArrayType, DType, Type
+from commplan.ir.types import ArrayType, DType, ServedMode, Type
 
 
 class OptionRule(msgspec.Struct, frozen=True):
@@ -33,7 +33,7 @@ class OptionRule(msgspec.Struct, frozen=True):
 
 COLLECTIVES = tuple(verb for verb, stage in OVER_AXES.items() if stage.COLLECTIVE is not None)
 SUMS = ("reduce", "scatter", "exchange", "elastic sync")
-ASYNC = ("elastic round_robin", "elastic async", "elastic hogwild")
+ASYNC = tuple(f"elastic {mode}" for mode in get_args(ServedMode))
 
 OPTIONS: dict[str, OptionRule] = {
     "bucket": OptionRule((*COLLECTIVES, "elastic sync"), "bytes"),

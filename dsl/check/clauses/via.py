@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from commplan.diagnostics import listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import Axes, CheckContext
 from commplan.dsl.check.numbers import integer, written
 from commplan.ir.plan import Algorithm, Arg, Hints, Value
+from commplan.ir.remark import Design
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType
 
@@ -30,7 +32,7 @@ COLLECTIVES: dict[str, tuple[str, ...]] = {
     "scatter_gather": (BROADCAST,),
     "hierarchical": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
 }
-DESIGNS = ("duplicate", "all_shared", "single_broadcast", "multi_broadcast")
+DESIGNS: tuple[Design, ...] = get_args(Design)
 ALGORITHMS: dict[str, tuple[str, ...]] = (
     COLLECTIVES | {"parameter_server": ("exchange",)} | dict.fromkeys(DESIGNS, ("share",))
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import get_args
 
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
@@ -13,10 +13,8 @@ from commplan.dsl.check.placements import resolve_axes
 from commplan.dsl.check.scope import PhaseScope
 from commplan.ir.plan import AxisKind, Load
 from commplan.ir.stages import rules
-from commplan.ir.types import ArrayType, DType, Placement, RecordsType
+from commplan.ir.types import ArrayType, DType, Placement, RecordsType, Tail, Visit
 
-Visit = Literal["exactly_once", "at_least_once", "at_most_once"]
-Tail = Literal["pad", "short", "drop"]
 VISITS: tuple[Visit, ...] = get_args(Visit)
 TAILS: tuple[Tail, ...] = get_args(Tail)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import msgspec
 
@@ -20,11 +20,10 @@ from commplan.dsl.check.scope import PhaseScope
 from commplan.dsl.check.stages.maps import check_call, find_fn
 from commplan.ir.plan import ElasticStage, ExchangeStage, Fn, Ref, Value
 from commplan.ir.stages import rules
-from commplan.ir.types import ArrayType, Placement
+from commplan.ir.types import ArrayType, ElasticMode, Placement
 
-Mode = Literal["sync", "round_robin", "async", "hogwild"]
 STATUS_CODES: dict[Status, str] = {"same": "CP0302", "split": "CP0314", "partial": "CP0315", "per": "CP0316"}
-MODES: tuple[Mode, ...] = get_args(Mode)
+MODES: tuple[ElasticMode, ...] = get_args(ElasticMode)
 
 
 def check_exchange(
@@ -217,7 +216,7 @@ def _check_pull_and_center(ctx: CheckContext, statement: ast.StageStmt, expr: as
         ctx.fail("CP0423", message, targets[1].span, note)
 
 
-def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.CallExpr | None) -> Mode | None:
+def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.CallExpr | None) -> ElasticMode | None:
     if expr.by is None:
         message = "the stage has no mode"
         return ctx.error("CP0402", message, expr.span, f"add `by` with {listed(MODES, 'or')}")
@@ -228,7 +227,7 @@ def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.CallExpr | None) -> 
 
 
 def _coefficients(
-    ctx: CheckContext, scope: PhaseScope, by: ast.CallExpr, mode: Mode
+    ctx: CheckContext, scope: PhaseScope, by: ast.CallExpr, mode: ElasticMode
 ) -> tuple[Coefficient, Coefficient] | None:
     arguments = keyed(ctx, by, ("eta", "rho"), "CP0405")
     if arguments is None:
@@ -273,7 +272,12 @@ def _check_replicas(ctx: CheckContext, expr: ast.ElasticExpr, operand: Value) ->
 
 
 def _check_center(
-    ctx: CheckContext, expr: ast.ElasticExpr, operand: Value, center: Value, over: Axes, mode: Mode | None
+    ctx: CheckContext,
+    expr: ast.ElasticExpr,
+    operand: Value,
+    center: Value,
+    over: Axes,
+    mode: ElasticMode | None,
 ) -> None:
     name = expr.center
     home = rules.center_home(mode, name.text, center.placement.server) if mode else None

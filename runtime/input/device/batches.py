@@ -19,7 +19,7 @@ from commplan.input.work_partition import division
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.ir.remark import Design
-from commplan.ir.types import Placement
+from commplan.ir.types import OnFailure, Placement
 from commplan.runtime.context import Context
 from commplan.runtime.input.device.item import Item
 from commplan.runtime.input.device.maps import DeviceMaps
@@ -31,7 +31,7 @@ from commplan.runtime.input.named import refuse_mask
 from commplan.runtime.input.observe.accounting import Meter, Summary
 from commplan.runtime.input.observe.wait_log import LOG, PATIENCE_S
 from commplan.runtime.input.restarts import Restarts
-from commplan.runtime.machines.machine import Machine, OnFailure, Peers
+from commplan.runtime.machines.machine import Machine, Peers
 from commplan.runtime.observe import metrics
 from commplan.tracebacks import public_face
 

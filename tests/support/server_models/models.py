@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from commplan.diagnostics import Span, plural
 from commplan.ir.schedule import Leaf
-from commplan.ir.types import DType
-from commplan.protocol.sites import Buffer, Chunk, Kind, Mode, Site, Sites
+from commplan.ir.types import DType, ServedMode
+from commplan.protocol.sites import Buffer, Chunk, Kind, Site, Sites
 from commplan.protocol.units import weights
 
 
@@ -28,7 +28,7 @@ class Model:
     """
 
     kind: Literal["exchange", "elastic"] = "exchange"
-    mode: Mode | None = None
+    mode: ServedMode | None = None
     workers: int = 2
     servers: int = 1
     units: int = 1
@@ -94,7 +94,7 @@ QUICK: tuple[Size, ...] = (
 WHOLE: tuple[Size, ...] = (
     *QUICK, (3, 1, 2, 2), (3, 1, 1, 3), (3, 2, 1, 2), (4, 1, 1, 3), (4, 1, 2, 2), (4, 2, 1, 1), (4, 2, 1, 2)
 )  # fmt: skip
-_MODES: tuple[Mode, ...] = ("round_robin", "async", "hogwild")
+_MODES: tuple[ServedMode, ...] = ("round_robin", "async", "hogwild")
 
 
 def models(sizes: Sequence[Size] = QUICK) -> tuple[Model, ...]:
