@@ -66,25 +66,6 @@ def structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
     return iter(visited)
 
 
-def table(kind: Any) -> str:
-    """A Markdown table of the fields of all structs in `kind`, by role."""
-    lines = ["| |" + "".join(f" {role.name.lower()} |" for role in Role), "|---" * (len(Role) + 1) + "|"]
-    for struct in structs(kind):
-        by_role = {role: [f"`{f.name}`" for f in fields(struct) if f.role is role] for role in Role}
-        if any(by_role.values()):
-            cells = "".join(f" {', '.join(names)} |" if names else " |" for names in by_role.values())
-            lines.append(f"| {_title(struct)} |{cells}")
-    return "\n".join(lines) + "\n"
-
-
-def _title(struct: type[msgspec.Struct]) -> str:
-    """The title of a struct in the table. An op and a stage may have the same class name."""
-    *_, folder, module = struct.__module__.split(".")
-    if folder in ("ops", "stages"):
-        return f"{folder[:-1]} `{struct.__struct_config__.tag}`"
-    return f"`{module}.{struct.__name__}`"
-
-
 def _declared(kind: Any) -> tuple[Any, Role | None]:
     """Split an annotation into the type and the role."""
     if get_origin(kind) is not Annotated:

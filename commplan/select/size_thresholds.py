@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from commplan.ir.schedule import Backend, CollectiveKind
 
-KIB, MIB = 1024, 1024**2
+KIB = 1024
 
 
 class Rule(NamedTuple):

@@ -20,7 +20,6 @@ from commplan.lowering.jax.jaxprs import JaxprProgram, trace
 from commplan.lowering.jax.pytree import Structure
 
 Arrays = Sequence[Any]  # Arrays, and None for gradients that do not exist.
-Jaxpr = Any
 
 
 @dataclass(frozen=True)
