@@ -83,9 +83,9 @@ def open_folder(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
-def read(path: str | os.PathLike[str], limit: int = TEXT, flags: int = os.O_RDONLY) -> bytes:
+def read(path: str | os.PathLike[str], limit: int = TEXT) -> bytes:
     """Read a regular file (see `open_file`). Raises OSError, with EFBIG if it exceeds `limit` bytes."""
-    with open(open_file(path, flags), "rb", buffering=0) as file:
+    with open(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
         return read_stream(file, limit, os.fstat(file.fileno()).st_size)
 
 

@@ -18,13 +18,13 @@ Stages = Mapping[int, Sequence[str]]
 class Explainer:
     """Compiles one version of each text at a time; a newer version cancels the older one.
 
-    Args:
+    Attributes:
         flags: flags of `commplan explain`, such as `--topology T.toml --shapes S.json`. Without shapes a plan
             with trees does not compile, and its stages are not explained.
     """
 
-    def __init__(self, flags: Sequence[str] = ()) -> None:
-        self.flags = tuple(flags)
+    def __init__(self) -> None:
+        self.flags: Sequence[str] = ()
         self._tasks: dict[str, tuple[str, asyncio.Task[Stages]]] = {}
 
     def explain(self, uri: str, document: PlanDocument) -> asyncio.Task[Stages]:

@@ -337,7 +337,8 @@ def pipeline_cost() -> tuple[float, float]:
     return record, max(0.0, small - few * record)
 
 
-def _per_batch(rows: int, batches: int = 60) -> float:
+def _per_batch(rows: int) -> float:
+    batches = 60
     data = np.zeros((rows * batches, 1), np.uint8)
     schedule = _plain(rows)
     durations: list[float] = []

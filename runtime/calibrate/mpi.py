@@ -23,13 +23,10 @@ STEP_S = 120.0  # Seconds for a rank to reach the next barrier.
 
 
 class MpiFabric:
-    """The ranks of MPI; see `calibrate.Fabric`.
+    """The ranks that mpirun started; see `calibrate.Fabric`.
 
     Attributes:
         meet: Calls measurements with a timeout.
-
-    Args:
-        comm: An mpi4py communicator, or None for all ranks that mpirun started.
 
     Raises:
         CommplanError: CP0849 if a rank does not reach the next barrier in time.
@@ -38,10 +35,9 @@ class MpiFabric:
     backend: Backend = "mpi"
     forms: tuple[Form, ...] = ("call",)
 
-    def __init__(self, comm: Any = None) -> None:
-        world = MPI.COMM_WORLD if comm is None else comm
-        self.meet = Rendezvous(world, "be measured", STEP_S)
-        self._comm = self.meet(world.Dup)
+    def __init__(self) -> None:
+        self.meet = Rendezvous(MPI.COMM_WORLD, "be measured", STEP_S)
+        self._comm = self.meet(MPI.COMM_WORLD.Dup)
         self.rank: int = self._comm.Get_rank()
         self._channel = Channel(self._comm, meet=self.meet)
         self.hosts = self._channel.groups.hosts

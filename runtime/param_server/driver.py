@@ -59,7 +59,6 @@ class ServerDriver:
         routing: The routes of its messages.
         send: Called as (worker, tag, array) for every answer. The array does not change afterwards.
         pool: Memory for messages.
-        checkpoint: The checkpoint, if there is one.
 
     Raises:
         CommplanError: CP0975 if the start runs again on restored states, CP0978 if the server cannot
@@ -73,12 +72,12 @@ class ServerDriver:
         routing: RoutingTable,
         send: Callable[[int, int, Array], None],
         pool: Pool | None = None,
-        checkpoint: ServerCheckpoint | None = None,
     ) -> None:
         self.machine = Machine(sites, server)
         self.sites, self.routing, self.send = sites, routing, send
         self.store = Store(sites, server, routing.leaves)
-        self.pool, self.checkpoint = pool or Pool(), checkpoint
+        self.pool = pool or Pool()
+        self.checkpoint: ServerCheckpoint | None = None
         self.counters = ServerCounters()
         self.restored = False
         self.on_set: Callable[[Machine], None] | None = None  # called after a state has been set

@@ -36,6 +36,7 @@ from commplan.verify.structural import verify
 
 # Passes whose choices are searched jointly, before the first of them runs.
 SEARCHED = ("bucket", "fuse_update", "decompose", "wire", "select")
+_MOST = 400  # lines of a schedule in an error
 
 
 class PassRecord(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ class Pipeline(msgspec.Struct, frozen=True):
         return ",".join(map(str, self.passes))
 
     @classmethod
-    def parse(cls, text: str | None, known_passes: Mapping[str, type[Pass]] = PASSES) -> Pipeline:
+    def parse(cls, text: str | None) -> Pipeline:
         """Parse a pipeline. The default is used for None; an empty text contains no pass.
 
         A leading `lower`, as in `Schedule.pipeline`, is ignored.
@@ -87,10 +88,10 @@ class Pipeline(msgspec.Struct, frozen=True):
         parts = re.split(r",(?![^{}]*\})", DEFAULT if text is None else text)
         if parts[0].strip() == "lower":
             parts = parts[1:]
-        passes = [parse_pass(part, known_passes) for part in parts] if "".join(parts).strip() else []
+        passes = [parse_pass(part, PASSES) for part in parts] if "".join(parts).strip() else []
         earlier: list[str] = []
         for pass_ in passes:
-            late = next((name for name in earlier if pass_.name in known_passes[name].after), None)
+            late = next((name for name in earlier if pass_.name in PASSES[name].after), None)
             if late is not None:
                 message = f"pass `{pass_.name}` cannot run after `{late}`"
                 fail("CP0717", message, f"put `{pass_.name}` before it")
@@ -182,11 +183,11 @@ def _mistake(reproducer: Path) -> tuple[Note, Note]:
     return Note("this is a bug in the pass, not an error in the plan"), Note(instructions)
 
 
-def _shown(schedule: Schedule, most: int = 400) -> str:
-    """The text form of a schedule, truncated to `most` lines."""
+def _shown(schedule: Schedule) -> str:
+    """The text form of a schedule, truncated to `_MOST` lines."""
     lines = print_schedule(schedule).splitlines()
-    cut = [f"... and {len(lines) - most} lines more"] if len(lines) > most else []
-    return "\n".join([*lines[:most], *cut])
+    cut = [f"... and {len(lines) - _MOST} lines more"] if len(lines) > _MOST else []
+    return "\n".join([*lines[:_MOST], *cut])
 
 
 def dump_to(directory: Path) -> Observer:

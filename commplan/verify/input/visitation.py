@@ -314,7 +314,7 @@ def _move_wrong(
     return None
 
 
-def survivors(work: Division, adopter: Adopter = failover) -> Iterator[tuple[int, ...]]:
+def survivors(work: Division) -> Iterator[tuple[int, ...]]:
     """Enumerate representative sets of survivors.
 
     The sets are: all but one process, a single process, a single host, all but one host, and successive
@@ -330,7 +330,7 @@ def survivors(work: Division, adopter: Adopter = failover) -> Iterator[tuple[int
     for part in (0, work.parts // 2, work.parts - 1):
         alive = everyone
         while len(alive) > 1:
-            maker = adopter(work, alive).readers[part]
+            maker = failover(work, alive).readers[part]
             if maker not in alive:
                 break  # the sets collected so far show the error
             alive = tuple(p for p in alive if p != maker)
