@@ -15,7 +15,7 @@ import tempfile
 from typing import Any
 
 from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed, without_memory
-from bench.faults.mpi import BOUND_S, BUSY_S, FLAG, LINES, RANKS, STEPS, plan_of
+from bench.faults.mpi import BOUND_S, BUSY_S, FLAG, LINES, RANKS, STEPS, differs, plan_of
 from bench.faults.mpi import KINDS as OF_RANKS
 from bench.faults.mpi import draw as drawn_rank
 
@@ -143,9 +143,7 @@ def right(fault: Fault, text: str) -> bool:
     if fault.kind.startswith(BEFORE):
         return set(AWAITED.findall(text)) == {str(fault.culprit)}
     if fault.kind in ("plan", "flag"):
-        subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
-        heads = re.findall(r"error\[CP0845\]: (.*)", text)
-        return bool(heads) and all(f"{subject}: process {fault.culprit} differs" in head for head in heads)
+        return differs(fault, text, "process")
     if fault.kind == "shape":
         heads = re.findall(r"error\[CP0854\]: (.*)", text)
         return bool(heads) and all(f"process {fault.culprit} calls `train` with" in head for head in heads)

@@ -13,9 +13,20 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import Any
 
-from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed, without_memory
+from bench.faults.campaign import (
+    Fault,
+    Job,
+    Outcome,
+    Place,
+    begin,
+    fault_of,
+    happen,
+    observed,
+    without_memory,
+)
 from bench.harness.mpirun import ULFM, command, environment
 
 PLAN = """
@@ -100,7 +111,12 @@ def draw(drawn: random.Random, kind: str) -> Fault:
 def judged(fault: Fault) -> Outcome:
     """Run a job, and judge its output."""
     options = ULFM if fault.place == "ulfm" else ()
-    words = command(RANKS, __name__, *fault.words, options=options)
+    seen = job(fault, command(RANKS, __name__, *fault.words, options=options))
+    return Outcome(fault, seen.seconds, seen.ended, seen.ended and right(fault, seen.text), seen.text)
+
+
+def job(fault: Fault, words: Sequence[str]) -> Job:
+    """Run the command `words`, and observe it."""
     with tempfile.TemporaryDirectory() as records, tempfile.TemporaryFile("w+") as output:
         env = dict(environment())
         if fault.kind == "memory":  # the default folder of records; MPI uses another one
@@ -108,9 +124,15 @@ def judged(fault: Fault) -> Outcome:
             env["OMPI_MCA_btl_sm_backing_directory"] = records
         else:
             env["COMMPLAN_RECORDS"] = records
-        job = subprocess.Popen(words, env=env, stdout=output, stderr=output, start_new_session=True)
-        seen = observed([job], output)
-    return Outcome(fault, seen.seconds, seen.ended, seen.ended and right(fault, seen.text), seen.text)
+        launched = subprocess.Popen(words, env=env, stdout=output, stderr=output, start_new_session=True)
+        return observed([launched], output)
+
+
+def differs(fault: Fault, text: str, noun: str) -> bool:
+    """Whether every CP0845 names the culprit (as `noun`), and its other program or flag."""
+    subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
+    heads = re.findall(r"error\[CP0845\]: (.*)", text)
+    return bool(heads) and all(f"{subject}: {noun} {fault.culprit} differs" in head for head in heads)
 
 
 def right(fault: Fault, text: str) -> bool:
@@ -118,12 +140,7 @@ def right(fault: Fault, text: str) -> bool:
     if fault.kind == "memory":
         return "this run is not recorded" in text and text.count("has made all steps") == RANKS
     if fault.kind in ("plan", "flag"):
-        subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
-        heads, expected = (
-            re.findall(r"error\[CP0845\]: (.*)", text),
-            f"{subject}: rank {fault.culprit} differs",
-        )
-        return bool(heads) and all(expected in head for head in heads)
+        return differs(fault, text, "rank")
     if fault.kind == "raise":  # the job ends with it, before anybody waits
         named = f"MPI_ABORT was invoked on rank {fault.culprit} " in text
         return named and "loss is not finite" in text and not blamed(text)

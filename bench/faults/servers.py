@@ -15,16 +15,14 @@ from __future__ import annotations
 import os
 import random
 import re
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed
-from bench.faults.mpi import BUSY_S, FLAG
-from bench.harness.mpirun import ULFM, command, environment
+from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen
+from bench.faults.mpi import BUSY_S, FLAG, differs, job
+from bench.harness.mpirun import ULFM, command
 
 SYNC = """
 plan served
@@ -130,11 +128,7 @@ def draw(drawn: random.Random, kind: str) -> Fault:
 
 def judged(fault: Fault) -> Outcome:
     """Run a job, and judge its output."""
-    words = command(WORKERS + 1, __name__, *fault.words, options=ULFM)
-    with tempfile.TemporaryDirectory() as records, tempfile.TemporaryFile("w+") as output:
-        env = dict(environment()) | {"COMMPLAN_RECORDS": records}
-        job = subprocess.Popen(words, env=env, stdout=output, stderr=output, start_new_session=True)
-        seen = observed([job], output)
+    seen = job(fault, command(WORKERS + 1, __name__, *fault.words, options=ULFM))
     return Outcome(fault, seen.seconds, seen.ended, seen.ended and right(fault, seen.text), seen.text)
 
 
@@ -143,12 +137,7 @@ def right(fault: Fault, text: str) -> bool:
     done = {int(number) for number in re.findall(r"worker (\d) is done", text)}
     others = set(range(WORKERS)) - {fault.culprit}
     if fault.kind in ("plan", "flag"):
-        subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
-        heads, expected = (
-            re.findall(r"error\[CP0845\]: (.*)", text),
-            f"{subject}: rank {fault.culprit} differs",
-        )
-        return bool(heads) and all(expected in head for head in heads)
+        return differs(fault, text, "rank")
     server, sync = fault.culprit == SERVER, fault.via == "sync"
     named = set(re.findall(r"\(rank (\d)\) (?:has died|gave up)", text))
     named |= set(re.findall(r"rank (\d) (?:is stopped|has died|has not arrived|does not answer)", text))
