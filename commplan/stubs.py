@@ -135,7 +135,8 @@ def _argument(name: str, value: ir.Value, array: str) -> _Argument:
 def _outputs(name: str, phase: _Phase) -> str:
     """The class of the results of a phase: its outputs as attributes and items."""
     lines = ["", "", f"class {_class(name, phase)}Outputs:"]
-    lines.append(f'    """What `run.{_called(phase)}` returns beside the state."""')
+    call = f"every[{phase.period}]" if phase.period else phase.name
+    lines.append(f'    """What `run.{call}` returns beside the state."""')
     for output in phase.gives:
         if keyword.iskeyword(output.name):  # only available by name
             continue
@@ -232,10 +233,6 @@ def _literal(names: Iterable[str]) -> str:
 
 def _class(name: str, phase: _Phase) -> str:
     return f"{name}{_camel(phase.name)}"
-
-
-def _called(phase: _Phase) -> str:
-    return f"every[{phase.period}]" if phase.period else phase.name
 
 
 def _class_of(plan: str) -> str:

@@ -106,7 +106,8 @@ def _costly_pin(subject: Subject, pinned: Prediction, phase: str, stage: Stage) 
     for pin, free in _unpinned(stage):
         schedule = subject.compiled(with_stage(subject.plan, stage, free))
         before, after = _exposed(pinned, phase), _exposed(_predicted(subject, schedule), phase)
-        if before - after <= PIN_MARGIN * _line_seconds(pinned, phase, stage.span.line):
+        alone = sum(op.alone for op in pinned.phase(phase).ops if op.line == stage.span.line)
+        if before - after <= PIN_MARGIN * alone:
             continue
         message = f"{pin} leaves {timed(before)} of the phase exposed; without it {timed(after)}"
         note = f"without it: {_chosen(schedule, stage.span) or 'the choice of the compiler'}"
@@ -141,11 +142,6 @@ def _predicted(subject: Subject, schedule: Schedule) -> Prediction:
 
 def _exposed(prediction: Prediction, phase: str) -> float:
     return prediction.phase(phase).exposed
-
-
-def _line_seconds(prediction: Prediction, phase: str, line: int) -> float:
-    """Seconds of the ops of one plan line on an otherwise idle network."""
-    return sum(op.alone for op in prediction.phase(phase).ops if op.line == line)
 
 
 def _chosen(schedule: Schedule, span: Span) -> str | None:

@@ -152,7 +152,7 @@ def _names(cursor: _CompletionContext) -> Iterator[Completion]:
     tokens = cursor.tokens
     brackets = _open(tokens)
     before = _clause(tokens)
-    verb = _verb(tokens)
+    verb = next((token.text for token in tokens if token.type in VERBS), None)
     if brackets and brackets[-1].type == "LBRACE":
         yield from _in_braces(tokens, verb)
     elif brackets and before in ("VIA", "BY"):
@@ -199,10 +199,6 @@ _FIXED: Mapping[str, tuple[ItemKind, Sequence[str]]] = {
 def _clause(tokens: Sequence[Token]) -> str:
     """The type of the last keyword, which determines the possible words."""
     return next((token.type for token in reversed(tokens) if token.type in CLAUSES | VERBS | DECLARES), "")
-
-
-def _verb(tokens: Sequence[Token]) -> str | None:
-    return next((token.text for token in tokens if token.type in VERBS), None)
 
 
 def _stage(tokens: Sequence[Token], verb: str | None) -> str:

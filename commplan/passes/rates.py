@@ -31,10 +31,8 @@ class RatesPass(Pass, frozen=True):
 
 def _choice(schedule: Schedule, phase: Phase, op: Read) -> Choice:
     timing = rates(op.batch, prefetch(phase.ops))
-    nbytes = sum(
-        _record(phase, ref, max(op.batch) // schedule.size(op.split))
-        for ref in _shared_results(schedule, phase, op)
-    )
+    rows, shared = max(op.batch) // schedule.size(op.split), _shared_results(schedule, phase, op)
+    nbytes = sum(value.nbytes // rows for value in phase.values if value.id in shared)  # of one record
     text = f"`{name_of(op.result)}` of {phase.name} by the clocks of `{op.clock}`: {round_text(timing)}"
     return Choice("rates", text, buffer_text(timing, nbytes), op.span)
 
@@ -51,8 +49,3 @@ def _shared_results(schedule: Schedule, phase: Phase, load: Read) -> list[Ref]:
     bound = {binding.value for binding in (*phase.outputs, *phase.takes)}
     read = {ref for op in phase.ops if not common.issuperset(results(op)) for ref in operands(op)}
     return [ref for op in phase.ops for ref in results(op) if ref in common and ref in bound | read]
-
-
-def _record(phase: Phase, ref: Ref, rows: int) -> int:
-    """Bytes of one record of a value, 0 if their length varies."""
-    return next(value.nbytes for value in phase.values if value.id == ref) // rows

@@ -182,17 +182,15 @@ def rehearse_process(
             run.close(str(error).partition("\n")[0])
             raise
         run.close()
-        return ProcessRehearsal(rank, tuple(times), device=_platform(run))
+        is_local = run.context.machine.layout == "local"
+        platform = "cpu" if is_local else run.mesh.devices.flat[0].platform
+        return ProcessRehearsal(rank, tuple(times), device=platform)
     served = run.serve()
     work = ServerWork(
         rank, served.name, sum(served.requests.values()), served.shared, sum(served.nbytes.values()),
         served.answered, served.updates, served.busy_s, served.waiting_s, served.cpu_s, served.lost,
     )  # fmt: skip
     return ProcessRehearsal(rank, (), work, bool(served.broken_off))
-
-
-def _platform(run: Run) -> str:
-    return "cpu" if run.context.machine.layout == "local" else run.mesh.devices.flat[0].platform
 
 
 def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:

@@ -52,18 +52,13 @@ def _artefact(result: Compiled, args: Namespace, console: Console) -> str:
         from commplan.cli.jax_side import program_text
 
         return program_text(result, args, console)
-    if _as_json(args, console):
+    if not console.human or str(args.output or "").endswith(".json"):
         from commplan.ir.serialization.canonical_json import encode
 
         return encode(result.schedule).decode()
     from commplan.ir.serialization.text import print_saved
 
     return print_saved(result.schedule)
-
-
-def _as_json(args: Namespace, console: Console) -> bool:
-    """Whether to write the schedule as JSON: to a `.json` file, or within a JSON document."""
-    return str(args.output or "").endswith(".json") or not console.human
 
 
 def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None:

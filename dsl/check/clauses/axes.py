@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from commplan.diagnostics import Fix, Note, Span, listed
+from commplan.diagnostics import Fix, Note, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import Axes, CheckContext
 from commplan.dsl.check.placements import resolve_axes
@@ -107,8 +107,3 @@ def check_on_workers(ctx: CheckContext, name: ast.Name, value: Value, stage: str
         message = f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`"
         note = "only `exchange` and `elastic` bring servers and workers together"
         ctx.fail("CP0318", message, name.span, value, note)
-
-
-def axis_span(expr_axes: Sequence[ast.Name], axis: str) -> Span:
-    """The span of `axis` in a list of axes."""
-    return next(name.span for name in expr_axes if name.text == axis)

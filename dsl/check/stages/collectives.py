@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import Note, listed
 from commplan.dsl import ast
-from commplan.dsl.check.clauses.axes import axis_span, check_on_workers, collective_axes
+from commplan.dsl.check.clauses.axes import check_on_workers, collective_axes
 from commplan.dsl.check.clauses.ops import WrittenReduction, check_operand, reduction, sum_or_mean
 from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.clauses.via import algorithm, carrying, check_accumulation
@@ -132,7 +132,7 @@ def _check_placement(
         violation = rules.loaded(expr.operand.text, records=isinstance(operand.type, RecordsType))
         ctx.require("CP0420", violation, expr.operand.span, operand)
         varying = [axis.text for axis in expr.over if operand.placement.varies(axis.text)]
-        span = axis_span(expr.over, varying[0]) if varying else expr.span
+        span = next((axis.span for axis in expr.over if axis.text in varying), expr.span)
         ctx.require("CP0421", rules.alike(expr.operand.text, varying), span, operand)
         return
     check_on_workers(ctx, expr.operand, operand, expr.kind)
