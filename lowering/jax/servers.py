@@ -13,6 +13,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.analysis.server_ops import ServerOp
 from commplan.lowering.jax import ops
 from commplan.lowering.jax.pytree import Tree
+from commplan.protocol.build_sites import sites
 from commplan.protocol.sites import Buffer, Site
 
 
@@ -95,6 +96,13 @@ def unpacked(
         )
         for ref, received in leaves_of.items()
     }
+
+
+def check_servers(schedule: ir.Schedule) -> None:
+    """Raise CP0851 for a plan with states on servers: a mesh of devices has none."""
+    roles = sites(schedule)
+    if roles.all:
+        refuse(roles.all[0].span, schedule.file)
 
 
 def refuse(span: Span, file: str) -> NoReturn:

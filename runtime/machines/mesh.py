@@ -28,6 +28,7 @@ from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.lowering.jax.layout import global_shape, spec
 from commplan.lowering.jax.listing import collectives_of
 from commplan.lowering.jax.pytree import flatten
+from commplan.lowering.jax.servers import check_servers
 from commplan.lowering.programs import spreads
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.explicit import explicit_axes, resharded
@@ -39,7 +40,6 @@ from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.abort_hook import alike
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
-from commplan.runtime.param_server.server_rank import check_servers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

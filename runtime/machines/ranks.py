@@ -33,11 +33,10 @@ from commplan.runtime.input.transport.ulfm import LOSSES
 from commplan.runtime.machines.communicator import check_communicator, check_size
 from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, digest, place_of, shortened
 from commplan.runtime.machines.ranks_input import RanksInput
-from commplan.runtime.machines.server import ServerMachine
+from commplan.runtime.machines.server import ServerMachine, ServerRank
 from commplan.runtime.observe.abort_hook import alike, watch
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
-from commplan.runtime.param_server.server_rank import ServerRank
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
 

@@ -1,16 +1,36 @@
-"""The machine of a server's rank."""
+"""The machine of a server's rank, and that rank."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, cast
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax.backend import Backend
+from commplan.lowering.mpi.job.watchdog import RequestWatch
+from commplan.protocol.sites import Sites
 from commplan.runtime.machines.machine import Machine
-from commplan.runtime.param_server.server_rank import ServerRank
 
 _MEMBERS = {name for kind in (Machine, Backend) for name in dir(kind) if not name.startswith("_")}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ServerRank:
+    """This process as a server of a plan's states.
+
+    Attributes:
+        service: A communicator for messages between workers and servers; workers are its first ranks.
+        sites: The sites of the plan's servers.
+        number: The number of this server.
+        name: Its name in errors.
+        watch: The watchdog of workers' requests, if there is one.
+    """
+
+    service: Any
+    sites: Sites
+    number: int
+    name: str
+    watch: RequestWatch | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -33,7 +53,8 @@ class ServerMachine:
         """Serve until all workers have left; see `serve.serve`. context: that of the bound program."""
         from commplan.runtime.param_server.serve import ServeOptions, serve  # noqa: PLC0415  only on servers
 
-        return serve(context, self.rank, ServeOptions(**options))
+        rank = cast("Any", self.rank)  # pyright sees the linked package as a different one
+        return serve(context, rank, ServeOptions(**options))
 
     def process(self) -> tuple[int, int]:
         return int(self.rank.service.Get_rank()), int(self.rank.service.Get_size())

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -32,10 +32,12 @@ from commplan.runtime.param_server.event_log import LOST, Recorder, Replay, read
 from commplan.runtime.param_server.mailbox import Mail, Mailbox
 from commplan.runtime.param_server.routing import RoutingTable
 from commplan.runtime.param_server.serve_record import ServeRecord
-from commplan.runtime.param_server.server_rank import ServerRank
 from commplan.runtime.param_server.shared import SharedStates, uses_shared_memory
 from commplan.runtime.param_server.startup_guard import begin_serving, end_serving
 from commplan.runtime.param_server.store import Array, Pool
+
+if TYPE_CHECKING:
+    from commplan.runtime.machines.server import ServerRank
 
 ABORT = 3  # the tag of a message with the reason that a server ends
 DEATH = 4  # the tag of messages between servers that a replay has reached a worker's death
