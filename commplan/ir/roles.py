@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 
 import msgspec
@@ -46,24 +45,6 @@ class Field(NamedTuple):
 def fields(kind: type[msgspec.Struct]) -> tuple[Field, ...]:
     """The fields of a struct, including inherited ones."""
     return tuple(Field(field.name, *_declared(field.type)) for field in msgspec.structs.fields(kind))
-
-
-def structs(kind: Any) -> Iterator[type[msgspec.Struct]]:
-    """The structs that a value of type `kind` can contain, at any depth, each once.
-
-    Presentation fields are skipped, since all of their content is presentation.
-    """
-    visited = dict[type[msgspec.Struct], None]()
-    stack: list[Any] = [kind]
-    while stack:
-        item = stack.pop()
-        if not (isinstance(item, type) and issubclass(item, msgspec.Struct)):
-            stack += reversed(get_args(item))
-        elif item not in visited:
-            visited[item] = None
-            followed = [field.type for field in fields(item) if field.role is not Role.PRESENTATION]
-            stack += reversed(followed)
-    return iter(visited)
 
 
 def _declared(kind: Any) -> tuple[Any, Role | None]:
