@@ -13,10 +13,8 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import Read
 from commplan.runtime.input.feeds import compiled
 from commplan.runtime.input.feeds.batch import Batch
-from commplan.runtime.input.feeds.facts import facts_of
 from commplan.runtime.input.feeds.handed import OneUnit, handed_out, is_one_unit
-from commplan.runtime.input.feeds.joining import Sizes, attached, place_of
-from commplan.runtime.input.feeds.member_schedule import of_member, units_of
+from commplan.runtime.input.feeds.joining import Sizes, attached, facts_of, place_of
 from commplan.runtime.input.feeds.recorded import start_record
 from commplan.runtime.input.multirate.member import RingMember
 from commplan.runtime.input.multirate.schedule import ClockPlan
@@ -87,9 +85,9 @@ class Feed(RingMember):
             ring = attachment.ring
             with ring.memory.locked():
                 place = place_of(attachment, member, most)
-                each = units_of(plan, place, batch, ring.header.get("unit"))
+                each = plan.units_of(place, batch, ring.header.get("unit"))
                 local = {plan.clock: (place,)}
-                program = host_program(of_member(plan, place, each), plan.phase, local, apart=True)
+                program = host_program(plan.member(place, units=each), plan.phase, local, apart=True)
                 self._become(attachment, plan, place, each, program)
                 try:
                     self._join_ring(bound, functions, state, is_new)
@@ -118,7 +116,7 @@ class Feed(RingMember):
         Raises:
             CommplanError: if `batch` or `state` is invalid.
         """
-        each, epoch_records = units_of(plan, member, batch, content.rows), content.epoch * content.rows
+        each, epoch_records = plan.units_of(member, batch, content.rows), content.epoch * content.rows
         if batch is not None and each > content.epoch:
             fail(
                 "CP0931",
@@ -126,7 +124,8 @@ class Feed(RingMember):
                 f"batch={epoch_records} at most",
                 file=plan.schedule.file,
             )
-        program = host_program(of_member(plan, member, each), plan.phase, {plan.clock: (member,)}, apart=True)
+        schedule = plan.member(member, units=each)
+        program = host_program(schedule, plan.phase, {plan.clock: (member,)}, apart=True)
         mine = orders(program, bound)
         steps = epoch_steps(program, mine)
         epoch, step = restored(program, mine, state, steps, fingerprint(program, mine))

@@ -74,22 +74,46 @@ class ClockPlan:
         ops = self.shared.ops if self.shared is not None else ()
         return next((op for op in ops if isinstance(op, Share) and _shares(op, self.clock)), None)
 
-    def member(self, place: int, *, alone: bool = False) -> Schedule:
+    def member(self, place: int, *, alone: bool = False, units: int | None = None) -> Schedule:
         """Return the schedule of a member.
 
         Args:
             place: the index of the member, which determines its batch size.
             alone: whether the member reads all of its records itself.
+            units: the number of units of a batch; None for the batch size of the plan.
         """
         member_phase = self.schedule.phase(self.phase)
         base = member_phase if alone or self.shared is None else self.shared
-        ops = tuple(
-            msgspec.structs.replace(op, batch=(batches(op, self.clock, self.schedule)[place],))
-            if isinstance(op, Read)
-            else op
-            for op in base.ops
-        )
-        return self._with(msgspec.structs.replace(base, ops=ops))
+
+        def rebatched(op: Op) -> Op:
+            if not isinstance(op, Read):
+                return op
+            sizes = batches(op, self.clock, self.schedule)
+            batch = sizes[place] if units is None else units * rates(sizes).unit
+            return msgspec.structs.replace(op, batch=(batch,))
+
+        return self._with(msgspec.structs.replace(base, ops=tuple(map(rebatched, base.ops))))
+
+    def units_of(self, place: int, batch: int | None, unit: int) -> int:
+        """The number of units in a batch of a member.
+
+        Args:
+            place: the index of the member.
+            batch: the number of records in a batch; None for the batch size of the plan.
+            unit: the number of records in a unit.
+
+        Raises:
+            CommplanError: CP0931 if the batch is not a multiple of the unit.
+        """
+        records = self.rates.batches[place] if batch is None else batch
+        if not hasattr(records, "__index__") or records < 1 or records % unit:
+            fail(
+                "CP0931",
+                f"a batch of {records!r} records is no multiple of the feed's unit of {unit}",
+                f"such as batch={2 * unit}; a smaller batch in the plan makes a smaller unit",
+                file=self.schedule.file,
+            )
+        return records // unit
 
     @property
     def units(self) -> Schedule | None:
