@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from commplan.runtime.param_server.routing import RoutingTable
 from commplan.runtime.param_server.serve_record import ServeRecord
 from commplan.runtime.param_server.shared import SharedStates, uses_shared_memory
 from commplan.runtime.param_server.startup_guard import begin_serving, end_serving
-from commplan.runtime.param_server.store import Array, Pool
+from commplan.runtime.param_server.store import Pool
 
 if TYPE_CHECKING:
     from commplan.runtime.machines.server import ServerRank
@@ -49,18 +49,6 @@ _REPORT_S = 0.25  # seconds between two reports to the sidecar
 _CHECK_S = 1.0  # seconds between two checks for workers that a put waits for
 _LATE_S = 30.0  # seconds until these workers are named
 _LEAVE_S = 5.0  # seconds for sending the last answers
-
-
-class Transport(Protocol):
-    """Sends and receives messages."""
-
-    broken: str
-
-    @property
-    def is_busy(self) -> bool: ...
-    def poll(self) -> list[Mail]: ...
-    def send(self, worker: int, tag: int, array: Array) -> None: ...
-    def take_lost(self) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -243,13 +231,13 @@ def _offer(loop: ServerLoop, closing: contextlib.ExitStack, *, share: bool) -> N
     _send_offer(loop.mailbox, driver.sites.workers, offer)
 
 
-def _send_offer(mailbox: Transport, workers: int, offer: bytes | None = None) -> None:
+def _send_offer(mailbox: Mailbox, workers: int, offer: bytes | None = None) -> None:
     offer = offer or json.dumps({"host": socket.gethostname(), "shared": {}}).encode()
     for worker in range(workers):
         mailbox.send(worker, HELLO, np.frombuffer(offer, np.uint8))
 
 
-def send_abort(mailbox: Transport, sites: Sites, reason: str) -> None:
+def send_abort(mailbox: Mailbox, sites: Sites, reason: str) -> None:
     """Send the workers the reason that this server ends."""
     text = np.frombuffer(reason.encode()[:4000], np.uint8)
     for worker in range(sites.workers):
@@ -260,7 +248,7 @@ def send_abort(mailbox: Transport, sites: Sites, reason: str) -> None:
     finish(mailbox)
 
 
-def finish(mailbox: Transport) -> None:
+def finish(mailbox: Mailbox) -> None:
     """Wait for messages in flight, but not longer than a timeout."""
     deadline = time.monotonic() + _LEAVE_S
     while mailbox.is_busy and time.monotonic() < deadline:
@@ -320,7 +308,7 @@ class ServerLoop:
     def __init__(
         self,
         driver: ServerDriver,
-        mailbox: Transport,
+        mailbox: Mailbox,
         name: str,
         stop: threading.Event | Callable[[], bool] | None = None,
         timeout: float = 1800.0,

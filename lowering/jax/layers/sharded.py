@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array, lax
 
 from commplan.lowering.jax import _compat
+from commplan.lowering.jax.layers.exchange import ShardedLayer
 from commplan.lowering.jax.layers.vjp import LayerVjp, without_float0
 from commplan.lowering.jax.primitives import optimization_barrier
 
@@ -27,32 +28,12 @@ SCATTERS_IN_FLIGHT = 2  # the gathers of the backward pass do not wait for these
 Arrays = Sequence[Any]  # Arrays, and None for gradients that do not exist.
 
 
-class LayerExchange(Protocol):
-    """Gathers and scatters the weights of a layer."""
-
-    def gather(self, shards: Arrays) -> list[Array]:
-        """The whole leaves, typed as varying."""
-        ...
-
-    def scatter(self, gradients: Arrays) -> list[Any]:
-        """The shards' gradient, from this rank's terms of the whole gradient."""
-        ...
-
-    def after(self, shards: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
-        """Both, unchanged; gathers of `shards` are ordered after `values`. Callers must use these values."""
-        ...
-
-    def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
-        """`after` for gradients that will be scattered."""
-        ...
-
-
 @dataclass(frozen=True)
 class Layer:
     """A layer: its computation, and the exchange of its weights."""
 
     vjp: LayerVjp
-    exchange: LayerExchange
+    exchange: ShardedLayer
 
 
 @dataclass
