@@ -34,7 +34,7 @@ import msgspec
 
 from commplan import io
 from commplan.diagnostics import fail
-from commplan.input.measured_costs import InputCosts
+from commplan.input.measured_costs import AtLeastZero, InputCosts, Positive
 from commplan.ir.schedule import Backend, Form
 from commplan.ir.types import Printed
 
@@ -47,9 +47,6 @@ _LINKS = (
     "call",
     "round",
 )  # all of them, or none in a file with [input] only
-
-Positive = Annotated[float, msgspec.Meta(gt=0)]
-AtLeastZero = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class MeasuredLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -25,14 +25,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal, get_args
+from typing import Literal
 
 from commplan.input.work_partition import Division, HostTransfer, division
-from commplan.ir.remark import Design
+from commplan.ir.remark import DESIGNS, Design
 
 TIME_TOLERANCE = 0.02  # as a fraction of the step time: smaller differences are ties
 COST_TOLERANCE = 0.01  # as a fraction of CPU time or bytes: smaller differences are ties
-DESIGNS: tuple[Design, ...] = get_args(Design)
 MANY = 32  # with at most this many members, every number of readers is tried
 
 Prefer = Literal["time", "cpu"]

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from commplan.ir.types import Tail, Visit
 
-_MASK = (1 << 64) - 1
+MASK = (1 << 64) - 1
 _ROUNDS = 8  # four are pseudo-random for large halves; small sources need more
 _GOLDEN = 0x9E3779B97F4A7C15
 _WINDOW = 2048  # positions permuted at once: for NumPy a smaller array costs as much
@@ -28,9 +28,9 @@ _WINDOW = 2048  # positions permuted at once: for NumPy a smaller array costs as
 
 def _mixed(value: int) -> int:
     """The SplitMix finalizer of one integer modulo 2**64."""
-    value &= _MASK
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value &= MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & MASK
     return value ^ (value >> 31)
 
 
@@ -197,12 +197,12 @@ def generator(seed: int, stage: int, epoch: int, step: int, record: int, member:
         record: The record.
         member: The member, or -1 if the stage is the same for all members.
     """
-    counter = (0, record & _MASK, ((epoch & 0xFFFFFFFF) << 32) | (step & 0xFFFFFFFF), (member + 1) & _MASK)
+    counter = (0, record & MASK, ((epoch & 0xFFFFFFFF) << 32) | (step & 0xFFFFFFFF), (member + 1) & MASK)
     _STREAMS.philox.state = {
         "bit_generator": "Philox",
         "state": {
             "counter": np.array(counter, np.uint64),
-            "key": np.array((seed & _MASK, _folded_once(stage)), np.uint64),
+            "key": np.array((seed & MASK, _folded_once(stage)), np.uint64),
         },
         "buffer": _NOTHING,
         "buffer_pos": 4,

@@ -18,11 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
-from commplan.input.order import Order, mixed_array, permuted
+from commplan.input.order import MASK, Order, mixed_array, permuted
 
 Ids = npt.NDArray[np.int64]
 
-_MASK = (1 << 64) - 1
 _BLOCK = 1 << 16  # ids per block, so that the arrays of a block fit in a core's cache
 _SEARCHED = 1 << 26  # sources with more records are not searched for a wrong one
 
@@ -49,14 +48,14 @@ class RecordSums:
         if not self.count or not other.count:
             return self if self.count else other
         low, high = min(self.low, other.low), max(self.high, other.high)
-        total = (self.total + other.total) & _MASK
+        total = (self.total + other.total) & MASK
         return RecordSums(self.count + other.count, total, self.plain + other.plain, low, high)
 
     def times(self, number: int) -> RecordSums:
         """The summary of the multiset repeated `number` times."""
         if not number:
             return RecordSums()
-        total = self.total * number & _MASK
+        total = self.total * number & MASK
         return RecordSums(self.count * number, total, self.plain * number, self.low, self.high)
 
     def same(self, other: RecordSums) -> bool:
@@ -147,7 +146,7 @@ def expected_sums(
 
 def _less(whole: RecordSums, part: RecordSums, order: Order) -> RecordSums:
     """`whole` without its subset `part`; the extremes are those of the source."""
-    total = (whole.total - part.total) & _MASK
+    total = (whole.total - part.total) & MASK
     return RecordSums(whole.count - part.count, total, whole.plain - part.plain, 0, order.length - 1)
 
 
@@ -215,12 +214,12 @@ def _words(summary: RecordSums) -> str:
 def _culprit(actual: RecordSums, expected: RecordSums, length: int) -> tuple[str, ...]:
     """Descriptions of the records that are missing or too many."""
     more, gap = actual.count - expected.count, actual.plain - expected.plain
-    mixed = (actual.total - expected.total) & _MASK
+    mixed = (actual.total - expected.total) & MASK
     if actual.high >= length:
         return (f"record {actual.high} does not exist: the source has {length}",)
     if more == 1 and 0 <= gap < length and sums(np.array([gap])).total == mixed:
         return (f"record {gap} was visited once too often",)
-    if more == -1 and 0 <= -gap < length and -sums(np.array([-gap])).total & _MASK == mixed:
+    if more == -1 and 0 <= -gap < length and -sums(np.array([-gap])).total & MASK == mixed:
         return (f"record {-gap} is missing",)
     if more:
         return (f"{abs(more)} records {'too many' if more > 0 else 'are missing'}, at least",)

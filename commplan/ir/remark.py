@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
 from commplan.diagnostics import Span
 
 Design = Literal["duplicate", "all_shared", "single_broadcast", "multi_broadcast"]
+DESIGNS: tuple[Design, ...] = get_args(Design)
 
 
 class Alternative(msgspec.Struct, frozen=True, gc=False):

@@ -8,6 +8,7 @@ from typing import NoReturn, TypeVar
 from commplan.diagnostics import Diagnostic, Fix, Note, Span, listed, near_name, with_article
 from commplan.dsl import ast
 from commplan.dsl.check.recovery_bindings import RecoveryBindings
+from commplan.dsl.parser import MOST_ERRORS
 from commplan.dsl.statements import GiveUp
 from commplan.ir.plan import Axis, AxisKind, DeclaredTopology, Fn, Ref, Source, Value
 from commplan.ir.stages.rules import Violation
@@ -17,7 +18,6 @@ T = TypeVar("T")
 Word = TypeVar("Word", bound=str)
 Axes = tuple[str, ...]  # names of axes
 Remark = Note | str | Value | Axis | Fn
-MOST_ERRORS = 1000
 MOST_GUESSES = 100
 
 KIND_WORDS = {AxisKind.REPLICA: "an axis", AxisKind.ENSEMBLE: "an ensemble", AxisKind.SERVER: "a server"}

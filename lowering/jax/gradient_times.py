@@ -20,10 +20,9 @@ from jax import Array, ad_checkpoint
 
 from commplan.ir.schedule import Value
 from commplan.lowering.jax import _compat
-from commplan.lowering.jax.jaxprs import JaxprProgram, called_by, evaluate_alone, inlinable_call
+from commplan.lowering.jax.jaxprs import Jaxpr, JaxprProgram, called_by, evaluate_alone, inlinable_call
 from commplan.lowering.jax.pytree import Tree
 
-Jaxpr = Any
 _MARK = "commplan gradient "
 _marking = ContextVar("_marking", default=False)
 

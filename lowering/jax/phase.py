@@ -21,6 +21,7 @@ from commplan.lowering.jax import _compat, ops, packing, servers
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.functions import DeviceFunctions, RngContext
 from commplan.lowering.jax.layout import varying
+from commplan.lowering.jax.packing import Env
 from commplan.lowering.jax.primitives import warning_when_transposed
 from commplan.lowering.jax.pytree import LEAF, Structure, Tree, structure_by
 from commplan.lowering.programs import for_scalar
@@ -29,7 +30,6 @@ _DERIVATIVE_OF_GATHER = (
     "the derivative of this `gather` is an all-reduce, of which each rank keeps only a part, because JAX sums"
     " gradients of values that are the same on all ranks. run.layers gathers weights and scatters gradients"
 )
-Env = dict[str, Tree]
 _watchers: list[list[ir.Schedule]] = []  # of `traced_schedules`
 _layers: weakref.WeakKeyDictionary[Any, tuple[ir.Schedule, ...]] = weakref.WeakKeyDictionary()
 

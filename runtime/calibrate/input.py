@@ -21,7 +21,7 @@ from commplan.diagnostics import Span, fail, type_of
 from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost
 from commplan.ir import schedule as ir
 from commplan.ir.plan import Fn, Load, MapStage, Phase, Plan, Ref, name_of, operands, results
-from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType, TreeType
+from commplan.ir.types import SAME, ArrayType, BytesType, DType, Element, RecordsType
 from commplan.runtime.calibrate.lock import Calls, lock_shares_of
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.sources.files import nbytes, opened
@@ -35,7 +35,6 @@ _ROW = 150_528  # Bytes of one copy: an image of 224 x 224 x 3.
 _HERE = Span(1, 1, 1, 1)
 
 Stage = Load | MapStage
-Element = ArrayType | BytesType | TreeType
 Consumer = Callable[[dict[str, Any]], Any]
 
 

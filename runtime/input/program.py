@@ -15,8 +15,7 @@ from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.analysis.input_slice import connected
 from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
-from commplan.ir.types import BytesType, TreeType
-from commplan.runtime.input.sources.record_convert import Element
+from commplan.ir.types import BytesType, Element, TreeType
 
 HostOp = Read | Map | Share
 Coords = tuple[int, ...]  # indices along the axes of a value's copies

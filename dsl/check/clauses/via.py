@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
 
 from commplan.diagnostics import listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import Axes, CheckContext
 from commplan.dsl.check.numbers import integer, written
 from commplan.ir.plan import Algorithm, Arg, Hints, Value
-from commplan.ir.remark import Design
+from commplan.ir.remark import DESIGNS
 from commplan.ir.stages import rules
 from commplan.ir.types import ArrayType
 
@@ -32,7 +31,6 @@ COLLECTIVES: dict[str, tuple[str, ...]] = {
     "scatter_gather": (BROADCAST,),
     "hierarchical": (BROADCAST, REDUCE, SCATTER, GATHER, SYNC),
 }
-DESIGNS: tuple[Design, ...] = get_args(Design)
 ALGORITHMS: dict[str, tuple[str, ...]] = (
     COLLECTIVES | {"parameter_server": ("exchange",)} | dict.fromkeys(DESIGNS, ("share",))
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +11,9 @@ from jax import Array
 
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.collectives.order import barred
+from commplan.lowering.jax.layers.vjp import Arrays
 from commplan.lowering.jax.phase import Lowered, register_layers
 from commplan.lowering.jax.pytree import Tree
-
-Arrays = Sequence[Any]  # Arrays, and None for gradients that do not exist.
 
 
 @dataclass(frozen=True)

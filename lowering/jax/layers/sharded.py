@@ -21,11 +21,10 @@ from jax import Array, lax
 
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.layers.exchange import ShardedLayer
-from commplan.lowering.jax.layers.vjp import LayerVjp, without_float0
+from commplan.lowering.jax.layers.vjp import Arrays, LayerVjp, without_float0
 from commplan.lowering.jax.primitives import optimization_barrier
 
 SCATTERS_IN_FLIGHT = 2  # the gathers of the backward pass do not wait for these
-Arrays = Sequence[Any]  # Arrays, and None for gradients that do not exist.
 
 
 @dataclass(frozen=True)

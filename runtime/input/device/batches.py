@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from commplan.diagnostics import fail
 from commplan.input.prefetch import device_prefetch
@@ -31,11 +30,9 @@ from commplan.runtime.input.named import refuse_mask
 from commplan.runtime.input.observe.accounting import Meter, Summary
 from commplan.runtime.input.observe.wait_log import LOG, PATIENCE_S
 from commplan.runtime.input.restarts import Restarts
-from commplan.runtime.machines.machine import Machine, Peers
+from commplan.runtime.machines.machine import Host, Machine, Peers
 from commplan.runtime.observe import metrics
 from commplan.tracebacks import public_face
-
-Host = npt.NDArray[Any]
 
 
 @public_face

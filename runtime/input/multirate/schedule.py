@@ -32,8 +32,8 @@ from commplan.ir.schedule import (
     results,
     substitute,
 )
-from commplan.ir.types import SAME, BytesType
-from commplan.runtime.input.program import Element, record_types
+from commplan.ir.types import SAME, BytesType, Element
+from commplan.runtime.input.program import record_types
 from commplan.runtime.input.sources.adapters import Source
 
 OWN = "/own"  # suffix of the name of a value before it is shared

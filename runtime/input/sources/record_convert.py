@@ -14,9 +14,8 @@ import numpy as np
 
 from commplan import io
 from commplan.diagnostics import import_optional
-from commplan.ir.types import ArrayType, BytesType, DType, TreeType
+from commplan.ir.types import ArrayType, BytesType, DType, Element
 
-Element = ArrayType | BytesType | TreeType
 _FOREIGN = "big" if sys.byteorder == "little" else "little"
 
 
