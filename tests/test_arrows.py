@@ -191,7 +191,6 @@ BOTH_WAYS = {
         "runtime.input runtime.input.observe",
         "runtime.input runtime.input.ring",
         "runtime.input runtime.input.shm",
-        "runtime.input runtime.input.sources",
         "runtime.input runtime.input.stages",
         "runtime.input.cache runtime.input.stages",
         "runtime.input.observe runtime.input.stages",

@@ -338,7 +338,7 @@ def _new(verb: Any) -> None:
 
 def _templates(**_: object) -> list[str]:
     """Complete the name of a template."""
-    from commplan.cli.verbs.new import templates
+    from commplan.cli.template_files import templates
 
     return list(templates())
 

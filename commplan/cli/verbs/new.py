@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 from argparse import Namespace
-from importlib.resources import files
 from pathlib import Path
 
 from commplan import io
 from commplan.cli.console import Console
+from commplan.cli.template_files import template, templates
 from commplan.diagnostics import did_you_mean, fail
 
 _SUFFIXES = (".plan", ".py")
@@ -40,20 +40,6 @@ def run(args: Namespace, console: Console) -> int:
     plan, program = targets
     console.say(f"next: commplan check {shlex.quote(str(plan))} && {started(program)}")
     return 0
-
-
-def templates() -> dict[str, str]:
-    """For each template, the first comment line of its plan."""
-    folder = files("commplan.cli").joinpath("templates")
-    names = sorted(
-        place.name.removesuffix(".plan") for place in folder.iterdir() if place.name.endswith(".plan")
-    )
-    return {name: template(f"{name}.plan").splitlines()[0].lstrip("# ") for name in names}
-
-
-def template(file: str) -> str:
-    """The text of a file of a template."""
-    return files("commplan.cli").joinpath("templates", file).read_text(encoding="utf-8")
 
 
 def started(program: Path) -> str:
