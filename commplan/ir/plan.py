@@ -138,9 +138,6 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     def value(self, ref: Ref) -> Value:
         return self._values[ref]
 
-    def axis(self, name: str) -> Axis:
-        return next(axis for axis in self.axes if axis.name == name)
-
     def fn(self, name: str) -> Fn:
         return self._fns[name]
 

@@ -189,7 +189,7 @@ def calibration(**more: object) -> Calibration:
 def test_what_was_measured_is_answered_from_its_curve() -> None:
     measured = calibration()
     predictor = Predictor(TWO_RACKS, mesh(TWO_RACKS, data=4), calibration=measured, backend="mpi")
-    assert predictor.measured
+    assert predictor.calibration is not None
     prediction = predictor.predict("all_reduce", Algorithm("native"), ("data",), 900)
     assert prediction is not None
     assert (prediction.seconds, prediction.source) == (5e-3, "measured 2026-11-21")

@@ -72,11 +72,6 @@ class Predictor:
         )
 
     @property
-    def measured(self) -> bool:
-        """Whether predictions use a calibration."""
-        return self.calibration is not None
-
-    @property
     def servers(self) -> Ints:
         """The place of each server, in the order of declaration."""
         if self._servers is None or not len(self._servers):
