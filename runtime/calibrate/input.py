@@ -13,19 +13,22 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from commplan.diagnostics import Span, fail, type_of
 from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, SourceCost
 from commplan.ir import schedule as ir
-from commplan.ir.plan import Fn, Load, MapStage, Phase, Plan, Ref, name_of, operands, results
-from commplan.ir.types import SAME, ArrayType, BytesType, DType, Element, RecordsType
+from commplan.ir.assemble import assemble
+from commplan.ir.plan import Load, MapStage, Phase, Plan, Ref, name_of, operands, results
+from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType
 from commplan.runtime.calibrate.lock import Calls, lock_shares_of
 from commplan.runtime.input.iterator import PhaseBatches
+from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.sources.files import nbytes, opened
-from commplan.runtime.input.sources.record_convert import UnlikeError, checked, numpy_dtype
+from commplan.runtime.input.sources.record_convert import numpy_dtype
+from commplan.runtime.input.stages.records import Place, Stage
 
 BLOCK = 16  # Records that go through one stage together, as in training.
 LEAST = 3  # Blocks that are measured even if no time remains.
@@ -33,8 +36,8 @@ ROUNDS = 5
 _BUFFER = 2**26  # Bytes of the copies' buffer, which exceeds the caches.
 _ROW = 150_528  # Bytes of one copy: an image of 224 x 224 x 3.
 _HERE = Span(1, 1, 1, 1)
+_PLACE = Place(0, 0, -1)
 
-Stage = Load | MapStage
 Consumer = Callable[[dict[str, Any]], Any]
 
 
@@ -69,7 +72,7 @@ class PlanInput:
             if any(isinstance(stage, Load) and stage.source in self.sources for stage in phase.stages)
         ]
 
-    def stages(self, phase: Phase) -> list[Stage]:
+    def stages(self, phase: Phase) -> list[Load | MapStage]:
         """The loads and host maps of `phase` in plan order."""
         return [
             stage
@@ -158,31 +161,30 @@ def _sample(
 
     Returns some calls of each host function.
     """
-    stages = [_BoundStage.for_stage(plan_input, stage) for stage in plan_input.stages(phase)]
     opened_sources = {
-        stage.op.source: _opened(plan_input, stage.op) for stage in stages if isinstance(stage.op, Load)
+        stage.source: _opened(plan_input, stage)
+        for stage in plan_input.stages(phase)
+        if isinstance(stage, Load)
     }
+    bound = [_BoundStage(_stage(plan_input, stage, opened_sources)) for stage in plan_input.stages(phase)]
     orders = {name: _order(len(source)) for name, source in opened_sources.items()}
     calls: dict[str, Calls] = {}
     end = time.perf_counter() + seconds
     blocks = 0
     while blocks <= LEAST or time.perf_counter() < end:
         arrays: dict[Ref, Sequence[Any]] = {}
-        for stage in stages:
-            name = stage.op.source if isinstance(stage.op, Load) else stage.op.fn
-            total = totals[name] if blocks else _Total()
-            if isinstance(stage.op, Load):
-                source, order = opened_sources[name], orders[name]
-                rows = [(next(order),) for _ in range(BLOCK)]
-                columns = stage.run(rows, total, source.__getitem__)
+        records = list(range(BLOCK))
+        for each in bound:
+            op, rows = each.stage.op, list[tuple[Any, ...]]([()] * BLOCK)
+            name = op.source if isinstance(op, ir.Read) else op.fn
+            if isinstance(op, ir.Read):
+                records = [next(orders[name]) for _ in records]
             else:
-                operand_rows = list(zip(*(arrays[ref] for ref in stage.op.operands), strict=True))
-                columns = stage.run(operand_rows, total, stage.call)
+                rows = list(zip(*(arrays[ref] for ref in op.operands), strict=True))
                 samples = calls.setdefault(name, [])
-                samples += [
-                    (stage.call, row, stage.random) for row in operand_rows[: max(0, 64 - len(samples))]
-                ]
-            arrays.update(zip(stage.results, columns, strict=True))
+                samples += [(each.stage.call, row, op.random) for row in rows[: max(0, 64 - len(samples))]]
+            columns = each.run(records, rows, totals[name] if blocks else _Total())
+            arrays.update(zip(ir.results(op), columns, strict=True))
         blocks += 1
     return calls
 
@@ -207,46 +209,39 @@ def _opened(plan_input: PlanInput, load: Load) -> Any:
     return source
 
 
-@dataclass(frozen=True)
-class _BoundStage:
-    """One stage that can be called."""
-
-    op: Stage
-    call: Callable[..., Any]
-    elements: tuple[Element, ...]
-    random: bool
-    file: str
-    buffers: dict[int, Any] = field(default_factory=dict[int, Any])  # Buffers of results by column.
-
-    @classmethod
-    def for_stage(cls, plan_input: PlanInput, op: Stage) -> _BoundStage:
-        if isinstance(op, Load):
-            element = next(source.type for source in plan_input.plan.sources if source.name == op.source)
-            return cls(op, len, (element,), random=False, file=plan_input.plan.file)
-        fn: Fn = plan_input.plan.fn(op.fn)
+def _stage(plan_input: PlanInput, op: Load | MapStage, opened_sources: Mapping[str, Any]) -> Stage:
+    """The stage of training that runs `op`."""
+    plan, meter = plan_input.plan, Meter("", "")
+    if isinstance(op, Load):
+        element = next(source.type for source in plan.sources if source.name == op.source)
+        call, elements, lowered = opened_sources[op.source].__getitem__, (element,), assemble(ir.Read, op)
+    else:
+        fn = plan.fn(op.fn)
         call = plan_input.functions.get(op.fn)
         if not callable(call):
-            fail("CP0908", f"host function `{op.fn}` is not bound", span=op.span, file=plan_input.plan.file)
-        return cls(op, call, fn.results, fn.random, plan_input.plan.file)
+            fail("CP0908", f"host function `{op.fn}` is not bound", span=op.span, file=plan.file)
+        elements, lowered = fn.results, assemble(ir.Map, op, random=fn.random)
+    dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
+    return Stage(lowered, 0, elements, dtypes, call, 5, plan.file, meter, skip=False)
 
-    @property
-    def results(self) -> tuple[Ref, ...]:
-        return (self.op.result,) if isinstance(self.op, Load) else self.op.results
+
+@dataclass(frozen=True)
+class _BoundStage:
+    """A stage, and buffers for its results by column."""
+
+    stage: Stage
+    buffers: dict[int, Any] = field(default_factory=dict[int, Any])
 
     def run(
-        self, rows: Sequence[tuple[Any, ...]], total: _Total, call: Callable[..., Any]
+        self, records: Sequence[int], rows: Sequence[tuple[Any, ...]], total: _Total
     ) -> list[Sequence[Any]]:
-        """Call `call` on each of `rows`, add the costs to `total`, and return the results by column."""
-        keywords = {"rng": np.random.default_rng(5)} if self.random else {}
-        out: list[Any] = []
+        """Run the stage on each record, add the costs to `total`, and return the results by column."""
         wall, cpu = time.perf_counter(), time.process_time()
-        try:
-            for row in rows:
-                out.append(call(*row, **keywords))
-        except Exception as error:  # noqa: BLE001  The user's function may raise anything.
-            self._raised(rows[len(out)], error)
+        out = [self.stage.one(_PLACE, record, list(row)) for record, row in zip(records, rows, strict=True)]
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        columns = self._columns(out, rows)
+        columns = (
+            [list(column) for column in zip(*out, strict=True)] if len(self.stage.elements) > 1 else [out]
+        )
         total.cpu += cpu
         total.waits.append((wall - cpu) / len(rows))
         total.records += len(rows)
@@ -254,29 +249,12 @@ class _BoundStage:
         total.after += sum(nbytes(value) for column in columns for value in column)
         return [self._written(column, place, total) for place, column in enumerate(columns)]
 
-    def _columns(self, out: Sequence[Any], rows: Sequence[tuple[Any, ...]]) -> list[list[Any]]:
-        """The checked results by column."""
-        dtypes = [numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in self.elements]
-        columns: list[list[Any]] = [[] for _ in self.elements]
-        for row, value in zip(rows, out, strict=True):
-            values = (value,) if len(self.elements) == 1 else _as_tuple(value)
-            if len(values) != len(self.elements):
-                self._mismatch(row, f"{len(self.elements)} results", f"{len(values)}")
-            for column, element, dtype, values_of_column in zip(
-                columns, self.elements, dtypes, values, strict=True
-            ):
-                try:
-                    column.append(checked(values_of_column, element, dtype))
-                except UnlikeError as error:
-                    self._mismatch(row, str(element), str(error))
-        return columns
-
     def _written(self, column: list[Any], place: int, total: _Total) -> Sequence[Any]:
         """Write results to memory that was not used recently; bytes are not moved.
 
         This is part of their cost: a function may return a view that is slow to copy.
         """
-        element = self.elements[place]
+        element = self.stage.elements[place]
         if not isinstance(element, ArrayType):
             return column
         buffer = self.buffers.get(place)
@@ -290,25 +268,6 @@ class _BoundStage:
             target[row] = value
         total.cpu += time.process_time() - start
         return target
-
-    def _what(self, row: tuple[Any, ...]) -> str:
-        if isinstance(self.op, Load):
-            return f"record {row[0]} of source `{self.op.source}`"
-        return f"host function `{self.op.fn}`"
-
-    def _raised(self, row: tuple[Any, ...], error: Exception) -> NoReturn:
-        code, verb = ("CP0904", "reading ") if isinstance(self.op, Load) else ("CP0906", "")
-        message = f"{verb}{self._what(row)} raised {type(error).__name__}: {error}"
-        fail(code, message, "nothing was written", span=self.op.span, file=self.file)
-
-    def _mismatch(self, row: tuple[Any, ...], expected: str, actual: str) -> NoReturn:
-        code = "CP0905" if isinstance(self.op, Load) else "CP0907"
-        message = f"{self._what(row)} has another type than the plan declares"
-        fail(code, message, f"expected: {expected}", f"found: {actual}", span=self.op.span, file=self.file)
-
-
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 # --- costs that do not depend on the plan ---
