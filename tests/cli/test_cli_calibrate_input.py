@@ -183,7 +183,12 @@ def test_only_one_rank_of_a_job_measures(workspace: Workspace, monkeypatch: pyte
     ("fns", "more", "code", "message"),
     [
         (("decode=broken", "jitter"), (), "CP0906", " raised OSError: no such picture"),
-        (("decode=wrong", "jitter"), (), "CP0907", "host function `decode` returned another type than the plan says"),
+        (
+            ("decode=wrong", "jitter"),
+            (),
+            "CP0907",
+            "host function `decode` returned another type than the plan says",
+        ),
         (("decode",), (), "CP1108", "function `jitter` is not given"),
         (("decode", "jitter", "zoom=decode"), (), "CP1108", "the plan has no function `zoom`"),
         (("decode", "jitter", "scale=decode"), (), "CP1108", "`scale` is a function of the device"),

@@ -196,7 +196,7 @@ class SharedMemory:
         """Whether the calling thread holds the lock."""
         return self._lock._is_owned()  # type: ignore[attr-defined]
 
-    def acquire(self) -> None:
+    def acquire_lock(self) -> None:
         """Acquire the lock. The calling thread does not hold it. See `locked`."""
         while not self._lock.acquire(timeout=futex.LOOK_S):  # the holder may wait for a stopped process
             self._check_open()
@@ -206,7 +206,7 @@ class SharedMemory:
                 Wait(_LOCK_S, self._locked_late),
             )
 
-    def release(self) -> None:
+    def release_lock(self) -> None:
         """Release the lock, which the calling thread holds."""
         descriptor = self.descriptor
         if descriptor >= 0 and not self._is_private:
@@ -299,7 +299,7 @@ class Hold:
             return
         self._holds = True
         try:
-            self._memory.acquire()
+            self._memory.acquire_lock()
         except BaseException:
             self._release()
             raise
@@ -313,7 +313,7 @@ class Hold:
     def _release(self) -> None:
         if self._holds:
             if self._memory.is_held():
-                self._memory.release()
+                self._memory.release_lock()
             self._holds = False
 
     def __del__(self) -> None:

@@ -23,7 +23,7 @@ class FolderCarrier:
     host: int
     division: Division
     by_caller: bool = False
-    patience: float = 30.0
+    silence_s: float = 30.0
     carried: list[int] = field(default_factory=list[int])
     counted: list[int] = field(default_factory=list[int])
     closed: int = 0
@@ -60,8 +60,8 @@ class FolderCarrier:
         while not path.exists():
             if self._stopped:
                 raise ClosedError
-            if waited > self.patience:
-                fail("CP0937", f"another host was silent for {self.patience:g} s")
+            if waited > self.silence_s:
+                fail("CP0937", f"another host was silent for {self.silence_s:g} s")
             time.sleep(0.002)
             waited += 0.002 * is_wanted()
         with np.load(path) as found:

@@ -60,8 +60,8 @@ def carrier_of(orders: dict[str, Any], hosts: list[int]) -> FolderCarrier:
     kind, _, readers = orders["design"].partition("(readers = ")
     split = division(kind, hosts, int(readers[:-1]) if readers else None)
     host = hosts[orders["index"]]
-    by_caller, patience = orders.get("by_caller", False), orders.get("patience", 30.0)
-    return FolderCarrier(Path(orders["carrier"]), host, split, by_caller, patience)
+    by_caller, silence_s = orders.get("by_caller", False), orders.get("silence_s", 30.0)
+    return FolderCarrier(Path(orders["carrier"]), host, split, by_caller, silence_s)
 
 
 def state_of(orders: dict[str, Any], program: Schedule, source: object) -> dict[str, int] | None:

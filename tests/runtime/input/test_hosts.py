@@ -128,13 +128,13 @@ def test_a_host_may_be_behind_while_nobody_waits_for_its_rows(hosts: Hosts) -> N
     """Both callers compute for longer than the timeout of the transport, process 1 a batch earlier: its host
     has no free slot for a batch that the other host has made."""
     each = {0: {"pauses": [1]}, 1: {"pauses": [0]}}
-    orders = {"pause": 4.0, "patience": 2.0, "stop_after": 6, "records": 96}
+    orders = {"pause": 4.0, "silence_s": 2.0, "stop_after": 6, "records": 96}
     for reports in hosts.told([0, 1], design="all_shared", each=each, **orders):
         assert [x["step"] for x in reports if "step" in x] == list(range(7)), reports
 
 
 def test_a_host_whose_rows_are_waited_for_is_named(hosts: Hosts) -> None:
-    orders = {"pause": 4.0, "patience": 0.5, "stop_after": 6, "records": 96}
+    orders = {"pause": 4.0, "silence_s": 0.5, "stop_after": 6, "records": 96}
     each = {0: {"pauses": []}, 1: {"pauses": [0]}}
     reports, _ = hosts.told([0, 1], design="all_shared", each=each, **orders)
     assert next(x["code"] for x in reports if "code" in x) == "CP0937"
