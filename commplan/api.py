@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Unpack, cast
 
 import msgspec
 
-from commplan import compiler, io, pytree
+from commplan import io
 from commplan.compile_options import DEFAULTS, IN_ORDER, CompileKeywords, CompileOptions, RankPlaces
 from commplan.diagnostics import CommplanError, fail, type_of
 from commplan.frontend.bind_axes import (
@@ -26,18 +26,7 @@ from commplan.hang_limits import BUSY_S, HangLimits, OnHang
 from commplan.ir import plan as graph
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
-from commplan.passes.pipeline.registry import default
-from commplan.topology import (
-    Topology,
-    announce,
-    assumed_hosts,
-    declared_in,
-    load_topology,
-    places_of_hosts,
-    topology_of,
-)
 from commplan.tracebacks import ends_at_caller, public_face
-from commplan.verify import load_schedule
 from commplan.wait import TIMEOUT_S, check_seconds
 
 if TYPE_CHECKING:
@@ -45,6 +34,7 @@ if TYPE_CHECKING:
 
     from commplan.lowering.audit import Audit, Machine
     from commplan.runtime.run import Run, TypedRun
+    from commplan.topology import Topology
 
     RunT = TypeVar("RunT", bound=TypedRun, default=Run)
 else:
@@ -102,6 +92,11 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         Raises:
             CommplanError: CP07xx; CP084x for a communicator that does not fit, or if a rank does not join.
         """
+        from commplan import topology as machines  # noqa: PLC0415  only programs that compile load the compiler
+        from commplan.compiler import compile_plan  # noqa: PLC0415
+        from commplan.frontend.bind_axes import check_mesh  # noqa: PLC0415
+        from commplan.passes.pipeline.registry import default  # noqa: PLC0415
+
         if not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]  untyped callers
             message = f"options is of type {type(options).__name__}: expected CompileOptions"
             fail("CP0722", message, 'sizes of axes are a keyword: axes={"data": 8}')
@@ -128,7 +123,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             fail("CP0720", message, 'shapes={"grads": tree}')
         structures = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in structures.items()}
-        machine = topology_of(self.graph, topology)
+        machine = machines.topology_of(self.graph, topology)
         ranks = IN_ORDER
         if undescribed and devices_of(mesh) and not shares_memory(mesh):
             from commplan.lowering.jax.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
@@ -138,18 +133,20 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
                 topology = derived.topology
                 ranks = RankPlaces(derived.places if options.mapping is None else None, (derived.assumed,))
                 if is_first_process(mesh):
-                    announce(self.name, ranks.assumed)
+                    machines.announce(self.name, ranks.assumed)
         if machine is not None and options.mapping is None and mesh is not None and is_communicator(mesh):
             from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  as above
 
             with deaths(mesh, self.graph.file):
                 hosts = host_names(mesh, self.name, options.timeout)
-            with declared_in(self.graph) if topology is None else contextlib.nullcontext():
-                ranks = RankPlaces(places_of_hosts(machine, hosts), assumed_hosts(machine, hosts))
+            with machines.declared_in(self.graph) if topology is None else contextlib.nullcontext():
+                ranks = RankPlaces(
+                    machines.places_of_hosts(machine, hosts), machines.assumed_hosts(machine, hosts)
+                )
             if mesh.Get_rank() == 0:
-                announce(self.name, ranks.assumed)
+                machines.announce(self.name, ranks.assumed)
         options = msgspec.structs.replace(options, axes=sizes, passes=passes, backend=backend)
-        schedule = compiler.compile_plan(self.graph, leaves, topology, options, ranks)
+        schedule = compile_plan(self.graph, leaves, topology, options, ranks)
         return Program(schedule, structures)
 
 
@@ -241,6 +238,8 @@ class Program(Generic[RunT]):
             data = io.read(place, io.SCHEDULE)
         except OSError as error:
             fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
+        from commplan.verify import load_schedule  # noqa: PLC0415  not needed to run a program just compiled
+
         schedule = load_schedule(data, str(place))
         if plan is not None and not is_of(schedule, plan.graph):
             message = f"{place} was compiled from another plan than `{plan.name}`"
@@ -347,6 +346,7 @@ class Program(Generic[RunT]):
                 note = 'add machine="h100:4x8", or its rates'
                 fail("CP1150", "topology= needs the machine that runs the step: machine= is missing", note)
             from commplan.explain.links import links_of  # noqa: PLC0415
+            from commplan.topology import load_topology  # noqa: PLC0415
 
             network = load_topology(topology) if isinstance(topology, str | Path) else topology
             estimated = msgspec.structs.replace(estimated, links=links_of(self._schedule, network))
@@ -432,6 +432,8 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
 
     Plain containers do not require jax. Other nodes are flattened by jax if it is loaded.
     """
+    from commplan import pytree  # noqa: PLC0415  only to compile
+
     if "jax" not in sys.modules or pytree.is_plain(tree):
         return pytree.shapes_of(tree)
     from commplan.lowering.jax.pytree import flatten  # noqa: PLC0415  jax is loaded already

@@ -8,9 +8,11 @@ from itertools import pairwise
 from commplan.cost import Prediction
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
-from commplan.recorder import Record, Run, Summary, read_records, read_run, state, summary
-from commplan.recorder.collectives import Predicted, line_of
-from commplan.recorder.file import folder
+from commplan.recorder.blame import state
+from commplan.recorder.collectives import Predicted, Run, line_of, read_run
+from commplan.recorder.file import Record, folder
+from commplan.recorder.reading import read_records
+from commplan.recorder.summary import Summary, summary
 
 
 def runs(paths: list[str]) -> list[list[Record]]:

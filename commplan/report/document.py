@@ -12,7 +12,7 @@ import msgspec
 
 from commplan.explain.graph import Edge, Node
 from commplan.ir.remark import Choice
-from commplan.recorder import Summary
+from commplan.recorder.summary import Summary
 
 Item = TypeVar("Item")
 TEXT = 2000  # the most characters of one text

@@ -10,7 +10,7 @@ from commplan.explain.report import explain_plan
 from commplan.explain.stages import levels_text, phase_title, stage_text
 from commplan.ir.plan import AxisKind, Plan
 from commplan.ir.schedule import Schedule
-from commplan.recorder import Summary
+from commplan.recorder.summary import Summary
 from commplan.report.choices import choices, lines
 from commplan.report.document import (
     LineSummary,

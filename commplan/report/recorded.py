@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from commplan.recorder import Run
-from commplan.recorder.collectives import Slice, by_rank
+from commplan.recorder.collectives import Run, Slice, by_rank
 from commplan.recorder.verdict import step_of
 from commplan.report.document import EventLane, LaneEvent, Trace
 from commplan.report.lanes import condensed

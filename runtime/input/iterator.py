@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from commplan.input.prefetch import CARRIED, KEEP, device_prefetch, slots
 from commplan.ir.schedule import Schedule
-from commplan.recorder.file import Call
 from commplan.runtime.input.epoch_iterator import EpochIterator
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import aligned
 from commplan.runtime.input.observe.accounting import Meter, Queue, Summary
-from commplan.runtime.input.observe.batch_record import batch_record
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
+from commplan.runtime.input.observe.recorded_run import batch_record
 from commplan.runtime.input.observe.visit_check import Checks
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
 from commplan.runtime.input.phase_order import (
@@ -42,6 +41,7 @@ from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.window import BatchWindow
 
 if TYPE_CHECKING:
+    from commplan.recorder.file import Call
     from commplan.runtime.machines.pinned import Pinning
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.observe.batch_record import BatchRecord
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory, Task
@@ -23,6 +22,7 @@ from commplan.runtime.input.stages.stage_threads import StageThreads
 from commplan.wait import attended, ended
 
 if TYPE_CHECKING:
+    from commplan.runtime.input.observe.batch_record import BatchRecord
     from commplan.runtime.input.ring.exchange import GroupExchange
     from commplan.runtime.input.stages.worker_pool import Workers
 

@@ -13,8 +13,12 @@ import pytest
 from support import mpirun
 
 from commplan.cli import main
-from commplan.recorder import blame, read_records, read_run, summary, trace
+from commplan.recorder.blame import blame
+from commplan.recorder.collectives import read_run
+from commplan.recorder.reading import read_records
+from commplan.recorder.summary import summary
 from commplan.recorder.tasks import last_makes
+from commplan.recorder.trace import trace
 
 mpirun.needs_mpi()
 

@@ -13,7 +13,9 @@ from support import mpirun
 from support.reports import document
 
 from commplan.cli import main
-from commplan.recorder import read_records, read_run, summary
+from commplan.recorder.collectives import read_run
+from commplan.recorder.reading import read_records
+from commplan.recorder.summary import summary
 
 mpirun.needs_mpi()
 

@@ -11,8 +11,13 @@ from unittest import mock
 import pytest
 from support import mpirun
 
-from commplan.recorder import Record, blame, read_records, read_run, summary, trace
+from commplan.recorder.blame import blame
+from commplan.recorder.collectives import read_run
+from commplan.recorder.file import Record
+from commplan.recorder.reading import read_records
+from commplan.recorder.summary import summary
 from commplan.recorder.tasks import links
+from commplan.recorder.trace import trace
 
 mpirun.needs_mpi()
 

@@ -134,7 +134,10 @@ def test_the_others_wait_for_a_rank_that_announces_late_work(fault: str, tmp_pat
 def test_the_records_say_the_same_afterwards(slept: tuple[subprocess.CompletedProcess[str], Path]):
     folder = slept[1]
     assert len(list(folder.iterdir())) == 3
-    from commplan.recorder import blame, read_records, read_run, trace  # noqa: PLC0415
+    from commplan.recorder.blame import blame  # noqa: PLC0415
+    from commplan.recorder.collectives import read_run  # noqa: PLC0415
+    from commplan.recorder.reading import read_records  # noqa: PLC0415
+    from commplan.recorder.trace import trace  # noqa: PLC0415
 
     records = read_records([str(folder)])
     verdict = blame(records)

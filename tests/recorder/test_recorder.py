@@ -14,8 +14,10 @@ import pytest
 
 from commplan.cli import main
 from commplan.diagnostics import CommplanError
-from commplan.recorder import Record, blame, read_records, read_run, reading, trace
 from commplan.recorder import file as record_file
+from commplan.recorder import reading
+from commplan.recorder.blame import blame
+from commplan.recorder.collectives import read_run
 from commplan.recorder.file import (
     BEGIN,
     END,
@@ -26,11 +28,13 @@ from commplan.recorder.file import (
     Call,
     Details,
     Event,
+    Record,
     Recording,
     machine,
 )
 from commplan.recorder.lane import Lane
-from commplan.recorder.trace import head
+from commplan.recorder.reading import read_records
+from commplan.recorder.trace import head, trace
 
 PLAN = "images"
 

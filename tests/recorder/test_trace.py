@@ -13,9 +13,10 @@ import pytest
 from support.records import data_parallel
 
 from commplan.cli import main
-from commplan.recorder import Record, read_run, summary, trace
-from commplan.recorder.collectives import Run
-from commplan.recorder.file import BEGIN, END, FAILED, VERDICT, WAITED, Details, Event, Recording
+from commplan.recorder.collectives import Run, read_run
+from commplan.recorder.file import BEGIN, END, FAILED, VERDICT, WAITED, Details, Event, Record, Recording
+from commplan.recorder.summary import summary
+from commplan.recorder.trace import trace
 
 AXES = {"node": 2, "data": 2}
 TRUE_OFFSETS = (0.0, 3.25)  # the offset of the clock of each host

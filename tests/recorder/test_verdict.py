@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commplan.recorder import blame as of_records
+from commplan.recorder.blame import blame as of_records
 from commplan.recorder.file import BEGIN, END, Details, Event, Record, machine
 from commplan.recorder.rank_state import Need, RankState, Wait
 from commplan.recorder.verdict import Patience, Verdict, blame, described

@@ -12,7 +12,9 @@ import jax
 import pytest
 
 from commplan.cli import main
-from commplan.recorder import blame, read_records, read_run
+from commplan.recorder.blame import blame
+from commplan.recorder.collectives import read_run
+from commplan.recorder.reading import read_records
 from commplan.report.recorded import traces
 from commplan.runtime.observe import alone
 from commplan.runtime.observe.calls import Calls

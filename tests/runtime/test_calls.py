@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from commplan.recorder import read_records
 from commplan.recorder.file import BEGIN, CAPACITY, END, start_recording
+from commplan.recorder.reading import read_records
 from commplan.runtime.observe.calls import Calls
 
 

@@ -17,8 +17,8 @@ from support.ports import free_port
 from bench.faults import jax as processes
 from bench.faults.campaign import Fault
 from commplan.cli import main as command
-from commplan.recorder import read_records
 from commplan.recorder.file import BEGIN, END, VERDICT
+from commplan.recorder.reading import read_records
 from commplan.runtime.observe.watchdog import EXIT_STATUS
 
 LIMIT_S = 200

@@ -20,8 +20,9 @@ import pytest
 from support import mpirun
 
 from commplan.cli import main
-from commplan.recorder import blame, read_records
+from commplan.recorder.blame import blame
 from commplan.recorder.file import LIVE
+from commplan.recorder.reading import read_records
 from commplan.sidecar import __main__ as sidecar
 from commplan.sidecar.attend import SOCKET, attend, locked
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from commplan.cli.console import Console, fold_table
 from commplan.cli.records import runs
-from commplan.recorder import Blame, blame
-from commplan.recorder.blame import Activity, Rank, described
+from commplan.recorder.blame import Activity, Blame, Rank, blame, described
 from commplan.recorder.file import Event
 from commplan.recorder.stacks import main_stack
 from commplan.recorder.verdict import listed

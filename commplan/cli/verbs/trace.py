@@ -15,9 +15,9 @@ from commplan.cost import Prediction
 from commplan.diagnostics import plural
 from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized, timed
-from commplan.recorder import Run, Summary, trace
-from commplan.recorder.summary import Line, Waits
-from commplan.recorder.trace import head
+from commplan.recorder.collectives import Run
+from commplan.recorder.summary import Line, Summary, Waits
+from commplan.recorder.trace import head, trace
 from commplan.recorder.verdict import step_of
 
 SHOWN = 3  # the number of late ranks that are listed for a line

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
+from commplan.runtime.input.observe.recorded_run import lane_of_run
 from commplan.runtime.input.program import EpochCursor
 
 if TYPE_CHECKING:
@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
 def start_record(attachment: Attachment) -> None:
     """Record units and waits of this process if its current run is recorded."""
-    if "commplan.recorder.lane" not in sys.modules:  # not loaded: no run is recorded
-        return
-    from commplan.recorder.lane import lane_of  # noqa: PLC0415
-
     with attachment.record_lock:
-        recording, lane = attachment.recording, lane_of(None, "feed")
+        recording, lane = attachment.recording, lane_of_run(None, "feed")
         if recording.record is not None and recording.record.lane is not lane:
             recording.record.close()
             recording.record = None

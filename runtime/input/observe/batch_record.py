@@ -11,12 +11,12 @@ from typing import Literal, NamedTuple
 
 from commplan.diagnostics import text_of
 from commplan.recorder.file import Call, path_of
-from commplan.recorder.lane import Lane, lane_of, on_activity
+from commplan.recorder.lane import Lane, on_activity
 from commplan.recorder.reading import read_call
 from commplan.recorder.stacks import shown, stacks
 from commplan.runtime.input.group import Group
 from commplan.runtime.input.observe.wait_log import LOG
-from commplan.runtime.input.program import EpochCursor, HostProgram
+from commplan.runtime.input.program import EpochCursor
 from commplan.runtime.input.stages import records
 
 TICK_S = 0.5
@@ -149,17 +149,6 @@ class BatchRecord:
     def _oldest(self) -> tuple[int, Open | None]:
         waits = [(key, entry) for key, entry in list(self._open.items()) if entry.name == self._wait]
         return min(waits, key=lambda entry: entry[1].since, default=(0, None))
-
-
-def batch_record(program: HostProgram, cursor: EpochCursor, group: Group | None) -> BatchRecord | None:
-    """The record of a phase whose batches begin here; None if this process keeps no record."""
-    reads = [read for flow in program.flows for read in flow.reads]
-    lane = lane_of(program.schedule.plan, "input") if reads else None
-    if lane is None:
-        return None
-    shared = [flow.shared for flow in program.flows if flow.shared is not None]
-    line = (shared if group is not None and shared else reads)[0].span.line
-    return BatchRecord(lane, f"line {line} of {program.schedule.file or 'the plan'}", cursor, group)
 
 
 _watched: weakref.WeakSet[BatchRecord] = weakref.WeakSet()

@@ -13,14 +13,16 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.schedule import Read
-from commplan.recorder import file as recorder
 from commplan.recorder.processes import process_state
 from commplan.runtime.input.observe.wait_log import LOG, START_S, WaitReporter
 from commplan.runtime.input.stages.records import Call, call_in
+
+if TYPE_CHECKING:
+    from commplan.recorder.file import Call as RecordedCall
 
 Find = Callable[[FrameType | None], Call | None]
 
@@ -55,14 +57,16 @@ class OverdueCalls:
         if self._reporter.due(now - begun):
             LOG.warning("%s", self._described(call, now - begun))
 
-    def oldest(self, threads: Sequence[threading.Thread]) -> recorder.Call | None:
+    def oldest(self, threads: Sequence[threading.Thread]) -> RecordedCall | None:
         """The call that one of `threads` has been in for the longest time, since earlier calls of this
         method."""
         call, begun = self._oldest(threads, time.monotonic())
         if call is None:
             return None
         worker = f" of worker process {call.worker}" if call.worker else ""
-        return recorder.Call(f"{_code(call)}{worker}{_record(call)}", begun, call.stack)
+        from commplan.recorder.file import Call as RecordedCall  # noqa: PLC0415  loaded by the record
+
+        return RecordedCall(f"{_code(call)}{worker}{_record(call)}", begun, call.stack)
 
     def _oldest(self, threads: Sequence[threading.Thread], now: float) -> tuple[Call | None, float]:
         frames = _frames(threads)
