@@ -16,8 +16,8 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.member import RingMember
 from commplan.runtime.input.multirate.schedule import ClockPlan
-from commplan.runtime.input.observe.recorded_run import batch_record
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
+from commplan.runtime.input.observe.recorded_run import batch_record
 from commplan.runtime.input.observe.wait_log import PATIENCE_S
 from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders, restored
 from commplan.runtime.input.program import EpochCursor, host_program
