@@ -50,7 +50,7 @@ class EpochIterator(Iterator[HostBatch]):
         return self
 
     def __next__(self) -> HostBatch:
-        return self.take(lambda batch: batch)
+        return self.take(_unchanged)
 
     def take(
         self,
@@ -122,7 +122,7 @@ class EpochIterator(Iterator[HostBatch]):
     @property
     def _front(self) -> int:
         """The position after the last formed item."""
-        return max(self._place, 1 + max(self._formed, default=-1))
+        return max(self._place, 1 + max(self._formed)) if self._formed else self._place
 
     def _come(self) -> HostBatch:
         """The batch at `_front`, counted by the visit check."""
@@ -190,3 +190,7 @@ class EpochIterator(Iterator[HostBatch]):
 
     def _refuse_closed(self) -> NoReturn:
         fail("CP0916", f"the batches of phase `{self._phase}` were closed", "create new ones")
+
+
+def _unchanged(batch: HostBatch) -> HostBatch:
+    return batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from commplan.ir.schedule import Read
 from commplan.ir.types import Placement
 from commplan.runtime.input.layout import ALIGNMENT, Array, Bools, agrees, aligned, compacted
 from commplan.runtime.input.program import Coords, Flow, HostProgram
+
+_SMALL = 16  # the smallest values, up to this part of their slot, are copied when the batch is finished
 
 
 class Visit(NamedTuple):
@@ -100,21 +103,35 @@ class FlowState:
     shown: dict[Ref, Array] = field(default_factory=dict[Ref, Array])
 
 
-def layout(program: HostProgram, ref: Ref, array: Array, rows: int) -> tuple[int, ...] | None:
+def layout(
+    program: HostProgram, ref: Ref, shape: Sequence[int], dtype: np.dtype[Any], rows: int
+) -> tuple[int, ...] | None:
     """The shape of a value as a view of the slot; None if its layout requires a copy.
 
     Args:
         program: the host program.
         ref: the value.
-        array: the value in the slot, [copies, rows of a full batch, ...].
+        shape: its shape in the slot, [copies, rows of a full batch, ...].
+        dtype: its dtype.
         rows: the rows of this batch.
     """
-    per, shape = program.per(ref), array.shape
-    if program.copies[ref] != per:
+    per = program.per(ref)
+    if program.copies[ref] != per and (shape[0] > 1 or any(len(program.local[axis]) > 1 for axis in per)):
         return None
-    if shape[0] > 1 and (rows < shape[1] or array[0].nbytes % ALIGNMENT):
+    if shape[0] > 1 and (rows < shape[1] or math.prod(shape[1:]) * dtype.itemsize % ALIGNMENT):
         return None  # the copies would not be contiguous, or JAX could not use their memory
     return (*(len(program.local[axis]) for axis in per), rows, *shape[2:])
+
+
+def smallest(nbytes: Mapping[Ref, int], total: int) -> set[Ref]:
+    """The smallest values of a slot of `total` bytes, which batches copy: a view keeps the whole slot."""
+    copied, remaining = set[Ref](), total // _SMALL
+    for ref, size in sorted(nbytes.items(), key=lambda item: item[1]):
+        remaining -= size
+        if remaining < 0:
+            break
+        copied.add(ref)
+    return copied
 
 
 def compacted_state(program: HostProgram, state: FlowState, fresh: Callable[[Ref, int], Array]) -> FlowState:

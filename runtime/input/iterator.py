@@ -38,6 +38,7 @@ from commplan.runtime.input.sources import files as _sources
 from commplan.runtime.input.stages.batch_builder import BatchFactory
 from commplan.runtime.input.stages.functions import called_functions, workers_of
 from commplan.runtime.input.stages.records import stages
+from commplan.runtime.input.unit_batches import UnitBatches, are_units
 from commplan.runtime.input.window import BatchWindow
 
 if TYPE_CHECKING:
@@ -132,6 +133,9 @@ class PhaseBatches(EpochIterator):
                 recording=Recording(record), doing=record.doing if record is not None else lambda _: "",
                 pinning=pinning,
             )  # fmt: skip
+            if are_units(program):
+                layout = window.exchange.units.layout
+                window.unit_batches = UnitBatches(program, self._orders, layout, steps, maker.memory)
             if worker_pool is not None:
                 worker_pool.share(window.exchange.slots, window.exchange.made_slots)
         self._is_shared, self._ahead, self._by_caller = among is not None, ahead, by_caller
@@ -147,7 +151,8 @@ class PhaseBatches(EpochIterator):
         return (self._meter,)
 
     def _await_due(self) -> HostBatch:
-        number, step = self._front - self._first, self._front % self._steps
+        front = self._front
+        number, step = front - self._first, front % self._steps
         self._arm(number)
         if self._due is None or self._due.number != number:
             remaining = self._steps - step  # batches of this epoch, including this one

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from commplan.runtime.input.observe.batch_record import BatchRecord
     from commplan.runtime.input.ring.exchange import GroupExchange
     from commplan.runtime.input.stages.worker_pool import Workers
+    from commplan.runtime.input.unit_batches import UnitBatches
 
 _END_S = 1.0  # seconds for threads to end after an interruption
 
@@ -34,14 +35,14 @@ class _Entry:
     """A batch that the caller has not passed yet.
 
     Attributes:
-        builder: builds the batch.
+        builder: builds the batch; None for a batch that is a unit.
         roots: the memory of its slot.
         tasks: the stages that this process runs itself; None before the units are made.
         begun: those of `tasks` that run in other threads.
         batch: the finished batch.
     """
 
-    builder: BatchBuilder
+    builder: BatchBuilder | None = None
     roots: dict[int, Any] = field(default_factory=dict[int, Any])
     tasks: Sequence[Task] | None = None
     begun: list[Future[None]] = field(default_factory=list["Future[None]"])
@@ -60,6 +61,7 @@ class BatchWindow:
         calls: detects user functions that do not return.
         record: the record of this process's run, if any.
         exchange: waits for the units; None if the phase has no value that can be stored in a slot.
+        unit_batches: makes batches of units if all stages are in the ring.
     """
 
     factory: BatchFactory
@@ -69,6 +71,7 @@ class BatchWindow:
     calls: OverdueCalls
     record: BatchRecord | None
     exchange: GroupExchange | None = None
+    unit_batches: UnitBatches | None = None
     _entries: dict[int, _Entry] = field(default_factory=dict[int, _Entry])
     _stage_threads: StageThreads | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may acquire it again
@@ -113,23 +116,24 @@ class BatchWindow:
     def _enter(self) -> int:
         """Keep the slots until `_exit`, which takes the result."""
         caller = threading.get_ident()
-        with self._lock:
-            if self._is_closed:
-                raise ClosedError
-            self._callers.add(caller)
+        # No lock: `abandon` sets `_is_closed` before it reads `_callers`.
+        self._callers.add(caller)
+        if self._is_closed:
+            self._exit(caller)
+            raise ClosedError
         return caller
 
     def _exit(self, caller: int) -> None:
-        with self._lock:
-            self._callers.discard(caller)
-            is_last = self._is_closed and not self._callers
-        if is_last:
+        self._callers.discard(caller)
+        if self._is_closed and not self._callers:
             self._depart()
 
     def _take(self, number: int, ahead: int) -> tuple[HostBatch, int, float]:
-        begun, ready = time.perf_counter(), self.ready(number)
-        if self.exchange is not None:
-            self.exchange.carry_ahead(number + ahead - 1)
+        begun, ready, exchange = time.perf_counter(), 0, self.exchange
+        if exchange is not None:
+            ready = exchange.ring.made_from(number)
+            if exchange.carrier is not None:
+                exchange.carry_ahead(number + ahead - 1)
         entry = self._begin(number)
         for task in entry.begun:
             attended(
@@ -137,10 +141,11 @@ class BatchWindow:
                 lambda waited: self.calls.look(self.callers_of_user_code()),
             )
             task.result(0)
-        if entry.batch is None:
+        if entry.batch is None and entry.builder is not None:
             entry.batch = entry.builder.finish()
-        if self.exchange is not None:
-            self.exchange.handed(number)
+        if exchange is not None:
+            exchange.handed(number)
+        assert entry.batch is not None
         return entry.batch, ready, time.perf_counter() - begun
 
     @functools.cached_property
@@ -150,15 +155,11 @@ class BatchWindow:
 
     def _begin(self, number: int) -> _Entry:
         """Wait for the units of batch `number` and begin the remaining stages."""
-        entry, exchange = self._entries.get(number), self.exchange
+        entry = self._entries.get(number)
         if entry is None:
-            entry = self._entries[number] = _Entry(self.factory.batch(number))
+            entry = self._entries[number] = _Entry()
         if entry.tasks is None:
-            if exchange is not None:
-                exchange.readable(number)
-                arrays, parts = exchange.lend(number, entry.roots)
-                entry.builder.receive(arrays, parts, exchange.units.layout.divisions)
-            entry.tasks = entry.builder.second()
+            entry.tasks = self._received(entry, number)
         if entry.batch is not None:
             return entry
         if not self._uses_stage_threads:
@@ -170,6 +171,27 @@ class BatchWindow:
         while len(entry.begun) < len(entry.tasks):  # continues after an interruption
             entry.begun.append(self._stage_threads.submit(entry.tasks[len(entry.begun)]))
         return entry
+
+    def _received(self, entry: _Entry, number: int) -> Sequence[Task]:
+        """Wait for the unit of a batch. Returns the remaining tasks; none if the unit is the whole batch."""
+        exchange, units = self.exchange, self.unit_batches
+        if exchange is None:
+            entry.builder = self.factory.batch(number)
+            return entry.builder.second()
+        is_clean = exchange.readable(number)
+        root, parts = exchange.lend(number, entry.roots)
+        epoch, step = self.factory.epoch_cursor.at(number)
+        table = units.table(step) if is_clean and units is not None else None
+        if table is not None and units is not None:
+            if entry.batch is None:
+                entry.batch = units.batch(table, root, epoch, step, number)
+                table.account(self.factory.meter, parts)
+            return ()
+        if entry.builder is None:
+            entry.builder = self.factory.batch(number)
+        layout = exchange.units.layout
+        entry.builder.receive(layout.views(root, writable=False), parts, layout.divisions)
+        return entry.builder.second()
 
     def arm(self, upto: int) -> None:
         """Request all batches before `upto`."""
@@ -183,8 +205,9 @@ class BatchWindow:
 
     def pass_on(self, number: int, end: int) -> None:
         """Drop all batches before `number`, and begin the stages of made batches from `number` to `end`."""
-        for place in [place for place in list(self._entries) if place < number]:
-            self._entries.pop(place, None)  # another thread may close the batches
+        for place in tuple(self._entries):
+            if place < number:
+                self._entries.pop(place, None)  # another thread may close the batches
         if self.exchange is None or not self._uses_stage_threads:
             return
         with contextlib.suppress(Exception):  # raised again when the caller reaches the batch

@@ -25,6 +25,7 @@ from commplan.runtime.input.ring.units import UnitProgram
 from commplan.runtime.input.ring.words import ABSENT, CURSOR
 from commplan.runtime.input.shm.slots import give_back_freed
 from commplan.runtime.input.sources import files
+from commplan.runtime.input.unit_batches import UnitBatches
 from commplan.wait import check_seconds
 
 IDLE_S = 60.0  # seconds between two epochs of a member after which others no longer wait for it
@@ -148,7 +149,8 @@ class Feed(RingMember):
             is_one_unit(program, each) and steps == self._epoch
         )  # then batches and units have the same numbers
         layout = self._units.layout
-        self._one_unit = OneUnit(program, mine, layout, steps, self._outputs) if is_one else None
+        units = UnitBatches(program, mine, layout, steps) if is_one else None
+        self._one_unit = None if units is None else OneUnit(units, self._outputs, steps)
         self._ready: Batch | None = None  # the next batch, until the caller receives it
         self._records_each = each * unit
 

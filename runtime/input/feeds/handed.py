@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from commplan.diagnostics import fail
-from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.runtime.input.feeds.batch import Batch
-from commplan.runtime.input.host_batch import HostBatch, Visit
+from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.layout import Bools
-from commplan.runtime.input.program import HostProgram, identity
-from commplan.runtime.input.shm.slot_layout import SlotLayout
+from commplan.runtime.input.program import HostProgram
+from commplan.runtime.input.unit_batches import UnitBatches, UnitTable, are_units
 
 
 def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
@@ -41,86 +40,35 @@ def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
     return [(name, ref, bool(program.per(ref))) for name, ref in bindings.items()]
 
 
-class _Load(NamedTuple):
-    """The record numbers of a load in a slot.
-
-    Attributes:
-        ref: the load.
-        at: the byte offset of the record numbers in the slot.
-        rows: the number of rows of a batch.
-        counted: the number of rows that are not padding.
-    """
-
-    ref: Ref
-    at: int
-    rows: int
-    counted: int
-
-
 class _Table(NamedTuple):
     """The layout of all batches with the same number of rows.
 
     Attributes:
         arrays: name, shape, dtype and byte offset in the slot of each array.
         counts: the outputs that are counts, by name.
-        loads: the record numbers of each load.
         mask: which rows are not padding; None if the loads have different numbers of rows.
+        units: the facts of the units.
     """
 
     arrays: list[tuple[str, tuple[int, ...], np.dtype[Any], int]]
     counts: dict[str, npt.NDArray[np.int32]]
-    loads: list[_Load]
     mask: Bools | None
+    units: UnitTable
 
 
 class OneUnit:
-    """Creates batches that are one unit without skipped records or private work: the arrays in the slot.
+    """Creates batches that are one unit without skipped records: the arrays in the slot.
 
     Args:
-        program: the host program of the member.
-        orders: the orders of records.
-        layout: the layout of a slot.
+        units: describes batches that are units.
+        outputs: the result of `handed_out`.
         steps: the number of steps of an epoch.
-        wanted: the result of `handed_out`.
     """
 
-    def __init__(
-        self, program: HostProgram, orders: Mapping[Ref, Order], layout: SlotLayout, steps: int,
-        outputs: Sequence[tuple[str, Ref, bool]],
-    ) -> None:  # fmt: skip
-        self._program, self._orders, self._layout, self._outputs = program, orders, layout, outputs
-        self._last_step = steps - 1
-        self._full, self._last = (
-            self._table(0),
-            self._table(steps - 1),
-        )  # only the last batch may have fewer rows
-        self._seeds = {read.result: read.seed for flow in program.flows for read in flow.reads}
+    def __init__(self, units: UnitBatches, outputs: Sequence[tuple[str, Ref, bool]], steps: int) -> None:
+        self._units, self._last_step = units, steps - 1
+        self._full, self._last = (_table(units.table(step), outputs) for step in (0, steps - 1))
         self._ids: dict[int, bytes] = {}  # the bytes with record numbers of each batch, by step
-        arrays = [layout.arrays[identity(read)] for flow in program.flows for read in flow.reads]
-        self._from = min(room.offset for room in arrays)
-        self._upto = max(room.offset + room.shape[1] * room.dtype.itemsize for room in arrays)
-
-    def _table(self, step: int) -> _Table:
-        layouts, counts = self._layout.arrays, dict[Ref | None, int]()
-        arrays: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
-        loads: list[_Load] = []
-        rows = [self._orders[flow.reads[0].result].rows(step) for flow in self._program.flows]
-        for place, flow in enumerate(self._program.flows):
-            for read in flow.reads:
-                counted = counts[read.count] = self._orders[read.result].counted(step)
-                loads.append(_Load(read.result, layouts[identity(read)].offset, rows[place], counted))
-        for name, ref, _ in self._outputs:
-            if ref not in counts:
-                room = layouts[ref]
-                arrays.append((name, (rows[room.flow], *room.shape[2:]), room.dtype, room.offset))
-        numbers = {name: np.asarray(counts[ref], np.int32) for name, ref, _ in self._outputs if ref in counts}
-        for number in numbers.values():
-            number.flags.writeable = False
-        mask = None
-        if len(set(rows)) == 1:
-            mask = np.arange(rows[0]) < min(load.counted for load in loads)
-            mask.flags.writeable = False
-        return _Table(arrays, numbers, loads, mask)
 
     def batch(self, root: Any, epoch: int, step: int) -> Batch:
         """Create a batch.
@@ -136,7 +84,7 @@ class OneUnit:
             array = batch[name] = np.ndarray(shape, dtype, root, offset)
             array.setflags(write=False)
         batch.place(epoch, step, table.mask)
-        self._ids[step] = memoryview(root)[self._from : self._upto].tobytes()
+        self._ids[step] = self._units.identities(root)
         return batch
 
     def visits(self, epoch: int) -> HostBatch | None:
@@ -147,21 +95,37 @@ class OneUnit:
         """
         if not self._ids:
             return None
-        steps, ids = list(self._ids), list(self._ids.values())
-        tables = [self._full if step < self._last_step else self._last for step in steps]
-        visits = tuple(
-            Visit(load.ref, (), np.concatenate([
-                np.frombuffer(data, np.int64, table.loads[place].counted, load.at - self._from)
-                for data, table in zip(ids, tables, strict=True)
-            ]), 0)
-            for place, load in enumerate(self._full.loads)
-        )  # fmt: skip
-        return HostBatch({}, {}, self._seeds, epoch, max(steps), 0, visits)
+        tables = [(self._full if step < self._last_step else self._last).units for step in self._ids]
+        visits = [
+            [visit for load in table.loads for visit in load.visits(load.records(data))]
+            for table, data in zip(tables, self._ids.values(), strict=True)
+        ]
+        together = (
+            same[0]._replace(records=np.concatenate([visit.records for visit in same]))
+            for same in zip(*visits, strict=True)
+        )
+        return HostBatch({}, {}, self._units.seeds, epoch, max(self._ids), 0, tuple(together))
 
     def forget(self) -> None:
         self._ids = {}
 
 
+def _table(units: UnitTable | None, outputs: Sequence[tuple[str, Ref, bool]]) -> _Table:
+    """The facts of batches, with arrays by name and without a dimension for the member."""
+    assert units is not None  # the only copy of a value is contiguous
+    views = {view.ref: view for view in units.views}
+    arrays = [
+        (name, view.shape[1:] if per else view.shape, view.dtype, view.offset)
+        for name, ref, per in outputs
+        if (view := views.get(ref)) is not None
+    ]
+    counts = {name: units.counts[ref].reshape(()) for name, ref, _ in outputs if ref in units.counts}
+    mask = None if units.mask is None else units.mask.rows.reshape(-1)
+    for array in (*counts.values(), *(() if mask is None else (mask,))):
+        array.setflags(write=False)
+    return _Table(arrays, counts, mask, units)
+
+
 def is_one_unit(program: HostProgram, each: int) -> bool:
     """Whether `OneUnit` can create the batches of a member that takes `each` units per step."""
-    return each == 1 and all(flow.moved and not flow.after and not flow.per for flow in program.flows)
+    return each == 1 and are_units(program) and not any(flow.per for flow in program.flows)

@@ -6,8 +6,8 @@ import functools
 import resource
 import threading
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -262,11 +262,7 @@ def _both(first: Summary, second: Summary) -> Summary:
 
 def added(first: LineUsage, second: LineUsage) -> LineUsage:
     """The sum of the work of two processes, or of two runs, on the same stage."""
-    return _more(first, {name: getattr(second, name) for name in _COSTS})
-
-
-def _more(line: LineUsage, costs: Mapping[str, float]) -> LineUsage:
-    return replace(line, **{name: getattr(line, name) + cost for name, cost in costs.items()})
+    return replace(first, **{name: getattr(first, name) + getattr(second, name) for name in _COSTS})
 
 
 def _emptier(first: Summary, second: Summary, mean: float) -> Queue:
@@ -288,34 +284,31 @@ class Meter:
     def __init__(self, phase: str, plan: str = "", rank: int = 0) -> None:
         self.phase, self.plan, self.rank = phase, plan, rank
         self._lines: dict[str, LineUsage] = {}
+        self._costs: dict[str, dict[str, float]] = {}  # fields of `LineUsage`, by line
         self._slow: dict[int, Slow] = {}
         self._lock = threading.Lock()
         self._now = Summary(phase, (), 0, 0.0, 0.0)
-        self._checked = 0
         # Written by the one thread that hands out batches. ready: the sum of ready batches; least: the
         # minimum.
         self.batches, self.ready, self.wait_s = 0, 0, 0.0
         self.least: int | None = None
+        self._checked = 0
 
     def line(self, key: str, label: str, span: Span) -> None:
         """Name the line of later reports with `key`, unless it has a name."""
         self._lines.setdefault(key, LineUsage(label, span))
+        self._costs.setdefault(key, defaultdict(int))
 
     def add(self, key: str, **costs: float) -> None:
         """Add `costs`, fields of `LineUsage`, to line `key`; `system_s` is a part of `cpu_s`."""
         with self._lock:
-            self._lines[key] = _more(self._lines[key], costs)
+            sums = self._costs[key]
+            for name, cost in costs.items():
+                sums[name] += cost
 
-    @contextmanager
-    def working(self, key: str, *, waits: bool = False) -> Generator[None]:
+    def working(self, key: str, *, waits: bool = False) -> _Working:
         """Count the CPU seconds of the body on line `key`; with `waits`, also its wall seconds as waiting."""
-        wall, before = time.perf_counter(), thread_cpu()
-        try:
-            yield
-        finally:
-            waited = time.perf_counter() - wall if waits else 0.0
-            spent = thread_cpu() - before
-            self.add(key, wait_s=waited, cpu_s=spent.both_s, system_s=spent.system_s)
+        return _Working(self, key, waits)
 
     def handed_out(self, ready: int, wait_s: float, *, first: bool = False) -> None:
         """Count a batch that was handed out.
@@ -332,9 +325,8 @@ class Meter:
             self.least = ready if self.least is None else min(self.least, ready)
 
     def checked(self, records: int) -> None:
-        """Count records whose ids were compared with the contract."""
-        with self._lock:
-            self._checked += records
+        """Count records whose ids were compared with the contract. Called by the same thread."""
+        self._checked += records
 
     def workers(self, label: str) -> None:
         """Set the description of the workers, such as `2 threads`."""
@@ -362,10 +354,31 @@ class Meter:
                 batches=self.batches,
                 wait_s=self.wait_s,
                 checked=self._checked,
-                lines=tuple(self._lines.values()),
+                lines=tuple(replace(line, **self._costs[key]) for key, line in self._lines.items()),
                 ready_mean=mean,
                 queue=replace(queue or Queue(), mean=mean, least=self.least or 0),
                 slow=max(self._slow.values(), key=lambda slow: (slow.wait_s, slow.behind), default=None),
                 plan=self.plan,
                 rank=self.rank,
             )
+
+
+class _Working:
+    """The context of `Meter.working`."""
+
+    __slots__ = ("_cpu_s", "_key", "_meter", "_started_s", "_system_s", "_waits")
+
+    def __init__(self, meter: Meter, key: str, waits: bool) -> None:
+        self._meter, self._key, self._waits = meter, key, waits
+
+    def __enter__(self) -> None:
+        self._started_s = time.perf_counter()
+        self._cpu_s, self._system_s = thread_cpu()
+
+    def __exit__(self, *_: object) -> None:
+        cpu_s, system_s = thread_cpu()
+        cpu_s -= self._cpu_s
+        waited_s = time.perf_counter() - self._started_s if self._waits else 0.0
+        self._meter.add(
+            self._key, wait_s=waited_s, cpu_s=cpu_s, system_s=min(system_s - self._system_s, cpu_s)
+        )

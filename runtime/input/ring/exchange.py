@@ -10,7 +10,7 @@ import contextlib
 import functools
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -19,9 +19,8 @@ import numpy as np
 from commplan.diagnostics import CommplanError
 from commplan.input.prefetch import KEEP
 from commplan.input.work_partition import Division
-from commplan.ir.plan import Ref
 from commplan.recorder.processes import process_state
-from commplan.runtime.input.layout import Array, aligned
+from commplan.runtime.input.layout import aligned
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import Cadence, WaitReporter
@@ -32,7 +31,7 @@ from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.peer_errors import PeerErrors
 from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
-from commplan.runtime.input.ring.units import Units
+from commplan.runtime.input.ring.units import Trouble, Units
 from commplan.runtime.input.ring.words import DIED, LEAVES, LEFT, LIVES
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.slots import Slots
@@ -88,6 +87,7 @@ class GroupExchange:
         self.made_slots = self.slots if self.slots.is_private else ring.memory.mapped_slots()
         name = f"commplan-{group.run_id}"
         self._armed = 0
+        self._is_in_order = group.count == 1  # whether all processes count batches equally
         self.producers = Producers(
             ring, self.units, self.made_slots, name, self.recording, self._end_party, lambda: None
         )
@@ -112,24 +112,33 @@ class GroupExchange:
 
     # --- taking ---
 
-    def readable(self, number: int) -> None:
+    def readable(self, number: int) -> bool:
         """Wait until batch `number` is made.
+
+        Returns:
+            Whether no record of it was skipped; False if only the slot tells, because other hosts make rows.
 
         Raises:
             CommplanError: the error of the first part that failed, or an error about another process.
         """
         ring = self.ring
-        with self.meter.working(self.key, waits=True) if self.key else contextlib.nullcontext():
-            if not ring.is_made(number):
+        if ring.is_made(number):
+            futex.fence()  # the slot must be read after this check
+        else:
+            with self.meter.working(self.key, waits=True) if self.key else contextlib.nullcontext():
                 self._cursor.wait(number, ring.is_made)
-        futex.fence()  # the slot must be read after these checks
-        self.awaited = -1
+            self.awaited = -1
         self._cadence.came()
-        if self.group.count == 1 and not ring.is_spoiled(number):
-            return
-        trouble = self.units.trouble(number, self.slots.memory(number))
-        if trouble is None:
-            return
+        is_clean = self._carriage is None and not ring.is_spoiled(number)
+        if not (is_clean and self._is_in_order):
+            if (trouble := self.units.trouble(number, self.slots.memory(number))) is not None:
+                self._refuse(number, trouble)
+            self._is_in_order = True
+        return is_clean
+
+    def _refuse(self, number: int, trouble: Trouble) -> NoReturn:
+        """Raise the error of a part of batch `number`."""
+        ring = self.ring
         process = trouble.process
         if trouble.errors:
             self.errors.raised(process, trouble.errors)
@@ -147,7 +156,7 @@ class GroupExchange:
     def _division(self) -> Division:
         return next(iter(self.units.layout.divisions.values()))
 
-    def lend(self, number: int, roots: dict[int, Any]) -> tuple[Mapping[Ref, Array], Sequence[int] | None]:
+    def lend(self, number: int, roots: dict[int, Any]) -> tuple[Any, Sequence[int] | None]:
         """Borrow the slot of batch `number`.
 
         Args:
@@ -155,11 +164,11 @@ class GroupExchange:
             roots: keeps the slot until the batch is handed out; see `Slots.lend`.
 
         Returns:
-            The read-only arrays of the batch, and the parts of it that this process has made; None if it made
-            all of them, as the only process.
+            The bytes of the slot, and the parts of the batch that this process has made; None if it made all
+            of them, as the only process.
         """
-        views = self.units.layout.views(self.slots.lend(number, roots), writable=False)
-        return views, self.ring.made_here(number) if self.group.count > 1 else None
+        parts = self.ring.made_here(number) if self.group.count > 1 else None
+        return self.slots.lend(number, roots), parts
 
     def handed(self, number: int) -> None:
         """Record that the caller receives batch `number`. Arrays of the last `keep` batches need no copy."""
@@ -167,10 +176,7 @@ class GroupExchange:
 
     def ahead(self, number: int) -> int:
         """The number of consecutive batches from `number` on that are made."""
-        count = 0
-        while count < self.ring.slot_count and self.ring.is_made(number + count):
-            count += 1
-        return count
+        return self.ring.made_from(number)
 
     # --- waiting ---
 

@@ -106,6 +106,13 @@ class RingState:
         """Whether `unit` is complete. The caller calls `fence` before it reads the slot."""
         return self._slots[unit % self.slot_count][MADE] == unit + 1
 
+    def made_from(self, unit: int) -> int:
+        """The number of consecutive units from `unit` on that are complete."""
+        first = unit
+        while unit - first < self.slot_count and self._slots[unit % self.slot_count][MADE] == unit + 1:
+            unit += 1
+        return unit - first
+
     def is_spoiled(self, unit: int) -> bool:
         """Whether making a part of `unit` failed or skipped records on this host."""
         return bool(self._slots[unit % self.slot_count][SPOILED])

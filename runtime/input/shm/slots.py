@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import fail
 
@@ -173,7 +173,7 @@ class Slots:
         return sorted(self._loans)
 
     def _dead(self, loan: weakref.ref[Root]) -> None:
-        number = cast("_Loan", loan).number
+        number: int = loan.number  # pyright: ignore[reportAttributeAccessIssue]  a `_Loan`
         if self._loans.get(number) is loan:
             self.recall(number)
 

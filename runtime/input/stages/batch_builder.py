@@ -26,6 +26,7 @@ from commplan.runtime.input.host_batch import (
     laid_out,
     layout,
     mask,
+    smallest,
     variant_of,
 )  # fmt: skip
 from commplan.runtime.input.layout import Array, Bools, Fresh, agrees, aligned, blocks, fill_rows, read_only
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
     from commplan.runtime.input.stages.worker_pool import Workers
 
 Task = Callable[[], None]
-
-_SMALL = 16  # the smallest values, up to this part of their slot, are copied when the batch is finished
 
 
 @dataclass(frozen=True)
@@ -284,7 +283,8 @@ class BatchBuilder:
             if ref not in roots:
                 continue
             if ref not in state.layouts:
-                state.layouts[ref] = layout(self.maker.program, ref, self.moved[ref], rows)
+                array = self.moved[ref]
+                state.layouts[ref] = layout(self.maker.program, ref, array.shape, array.dtype, rows)
             if state.layouts[ref] is not None:
                 state.shown[ref] = self.moved[ref][:, :rows].reshape(state.layouts[ref])
 
@@ -458,16 +458,12 @@ class BatchBuilder:
         return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits), rows)
 
     def _shown(self) -> dict[Ref, Array]:
-        """The values in the slot: views, and copies of the smallest ones. A view keeps the memory of all
-        values."""
+        """The values in the slot: views, and copies of the smallest ones."""
         shown = {ref: view for state in self.states for ref, view in state.shown.items()}
-        remaining = sum(array.nbytes for array in self.moved.values()) // _SMALL
-        for ref, view in sorted(shown.items(), key=lambda item: item[1].nbytes):
-            remaining -= view.nbytes
-            if remaining < 0:
-                break
-            copy = self.maker.memory(view.shape, view.dtype)
-            copy[...] = view
+        total = sum(array.nbytes for array in self.moved.values())
+        for ref in smallest({ref: view.nbytes for ref, view in shown.items()}, total):
+            copy = self.maker.memory(shown[ref].shape, shown[ref].dtype)
+            copy[...] = shown[ref]
             shown[ref] = read_only(copy)
         return shown
 

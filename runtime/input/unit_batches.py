@@ -1,0 +1,197 @@
+"""Batches that are one unit of a ring, without skipped records and private stages: the arrays in its slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from commplan.input.order import Order
+from commplan.ir.plan import Ref
+from commplan.ir.schedule import Share
+from commplan.runtime.input.host_batch import FlowState, HostBatch, Mask, Visit, count, layout, mask, smallest
+from commplan.runtime.input.layout import Array, Bools, Fresh, aligned
+from commplan.runtime.input.observe.accounting import Meter
+from commplan.runtime.input.program import Coords, HostProgram, identity
+from commplan.runtime.input.shm.slot_layout import SlotLayout
+
+
+class _View(NamedTuple):
+    """An array in a slot. is_copied: whether the batch has a copy, so that it does not keep the slot."""
+
+    ref: Ref
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    offset: int
+    is_copied: bool
+
+
+class _Load(NamedTuple):
+    """The record numbers of a load in a slot.
+
+    Attributes:
+        ref: the load.
+        coords: the members with separate orders.
+        shape: [copies, rows of a full batch].
+        leading: the sizes of the leading dimensions in a batch.
+        at: the offset after the first record number in the slot.
+        rows: the rows of a batch.
+        counted: [rows], those that count by the visit's contract; all for a slice.
+    """
+
+    ref: Ref
+    coords: Sequence[Coords]
+    shape: tuple[int, int]
+    leading: tuple[int, ...]
+    at: int
+    rows: int
+    counted: Bools | slice
+
+    def records(self, data: bytes) -> npt.NDArray[np.int64]:
+        """The numbers in the result of `UnitBatches.identities`: [copies, rows]."""
+        return np.ndarray(self.shape, np.int64, data, self.at)[:, : self.rows]
+
+    def visits(self, records: npt.NDArray[np.int64]) -> list[Visit]:
+        return [Visit(self.ref, each, records[i][self.counted], 0) for i, each in enumerate(self.coords)]
+
+
+class _Received(NamedTuple):
+    """Rows that other processes make. each: the bytes of a row. parts: the rows of each part."""
+
+    share: Ref
+    each: int
+    rows: int
+    parts: list[int]
+
+
+class UnitTable(NamedTuple):
+    """The facts of all units with the same number of rows.
+
+    Attributes:
+        views: the arrays of a batch.
+        counts: the counts of a batch, read-only.
+        loads: the record numbers of each load.
+        received: the shared values.
+        mask: the rows that count.
+    """
+
+    views: list[_View]
+    counts: dict[Ref, Array]
+    loads: list[_Load]
+    received: list[_Received]
+    mask: Mask | None
+
+    def account(self, meter: Meter, parts: Sequence[int] | None) -> None:
+        """Count the rows that other processes made. parts: those of this process; None for all."""
+        for share, each, rows, sizes in self.received if parts is not None else ():
+            others = rows - sum([sizes[part] for part in parts]) if parts else rows
+            meter.add(share, records=others, nbytes=others * each)
+
+
+class UnitBatches:
+    """Makes batches of units of one program.
+
+    Args:
+        program: the host program, all of whose stages are in the ring (see `are_units`).
+        orders: the orders of records.
+        layout: the layout of a slot.
+        steps: the number of steps of an epoch.
+        memory: allocates arrays.
+    """
+
+    def __init__(
+        self, program: HostProgram, orders: Mapping[Ref, Order], layout: SlotLayout, steps: int,
+        memory: Fresh = aligned,
+    ) -> None:  # fmt: skip
+        self._program, self._orders, self._layout, self._memory = program, orders, layout, memory
+        reads = [read for flow in program.flows for read in flow.reads]
+        rooms = [layout.arrays[identity(read)] for read in reads]
+        self._from = min(room.offset for room in rooms)
+        self._upto = max(room.offset + 8 * room.shape[0] * room.shape[1] for room in rooms)
+        self.seeds = {read.result: read.seed for read in reads}
+        self._last_step = steps - 1  # only the last batch may have fewer rows
+        self._full, self._last = self._table(0), self._table(steps - 1)
+
+    def table(self, step: int) -> UnitTable | None:
+        """The facts of the batch at `step`; None if it is not only views of its slot."""
+        return self._full if step < self._last_step else self._last
+
+    def _table(self, step: int) -> UnitTable | None:
+        program, rooms = self._program, self._layout.arrays
+        states = [self._state(index, step) for index in range(len(program.flows))]
+        views: list[_View] = []
+        counts: dict[Ref, Array] = {}
+        loads: list[_Load] = []
+        received: list[_Received] = []
+        for index, state in enumerate(states):
+            rows, cut = len(state.rows), self._layout.divisions[index]
+            for read in state.flow.reads:
+                room, per = rooms[identity(read)], read.per
+                mine = state.counts[read.result]
+                loads.append(
+                    _Load(
+                        read.result, program.variants(per), (room.shape[0], room.shape[1]),
+                        tuple(len(program.local[axis]) for axis in per), room.offset - self._from, rows,
+                        slice(None) if mine.all() else mine,
+                    )
+                )  # fmt: skip
+                if read.count in program.roots:
+                    array = counts[read.count] = count(program, state, read, read.count)
+                    array.setflags(write=False)
+            parts = [high - low for low, high in (cut.part(rows, part) for part in range(cut.parts))]
+            for op in state.flow.before:
+                if isinstance(op, Share) and op.result in rooms:
+                    room = rooms[op.result]
+                    each = room.shape[0] * room.dtype.itemsize * int(np.prod(room.shape[2:], dtype=np.int64))
+                    received.append(_Received(op.result, each, rows, parts))
+        for ref in program.roots:
+            if ref in counts:
+                continue
+            room = rooms[ref]
+            shape = layout(program, ref, room.shape, room.dtype, len(states[room.flow].rows))
+            if shape is None:
+                return None
+            views.append(_View(ref, shape, room.dtype, room.offset, False))
+        nbytes = {view.ref: int(np.prod(view.shape, dtype=np.int64)) * view.dtype.itemsize for view in views}
+        total = sum(int(np.prod(room.shape, dtype=np.int64)) * room.dtype.itemsize for room in rooms.values())
+        copied = smallest(nbytes, total)
+        views = [view._replace(is_copied=view.ref in copied) for view in views]
+        return UnitTable(views, counts, loads, received, mask(program, states, {}))
+
+    def _state(self, index: int, step: int) -> FlowState:
+        """The state of a flow in a batch without skipped records."""
+        program, flow = self._program, self._program.flows[index]
+        rows = program.rows(flow, self._orders[flow.reads[0].result].rows(step))
+        counts = {read.result: self._orders[read.result].counts(step)[rows] for read in flow.reads}
+        valid = np.ones((len(program.variants(flow.per)), len(rows)), bool)
+        return FlowState(flow, rows, {}, counts, {}, valid)
+
+    def identities(self, root: Any) -> bytes:
+        """The bytes of a slot with the record numbers of all loads."""
+        return memoryview(root)[self._from : self._upto].tobytes()
+
+    def batch(self, table: UnitTable, root: Any, epoch: int, step: int, number: int) -> HostBatch:
+        """Make a batch. The arrays keep a reference to `root`, the bytes of the slot."""
+        values: dict[Ref, Array] = dict(table.counts)
+        for ref, shape, dtype, offset, is_copied in table.views:
+            array: Array = np.ndarray(shape, dtype, root, offset)
+            if is_copied:
+                view, array = array, self._memory(shape, dtype)
+                array[...] = view
+            array.setflags(write=False)
+            values[ref] = array
+        data = self.identities(root)
+        records: dict[Ref, npt.NDArray[np.int64]] = {}
+        visits: list[Visit] = []
+        for load in table.loads:
+            ids = load.records(data)
+            records[load.ref] = ids.reshape(*load.leading, load.rows) if load.leading else ids[0]
+            visits += load.visits(ids)
+        return HostBatch(values, records, self.seeds, epoch, step, number, tuple(visits), table.mask)
+
+
+def are_units(program: HostProgram) -> bool:
+    """Whether all stages of the batches of `program` are in the ring."""
+    return all(flow.moved and not flow.after for flow in program.flows)
