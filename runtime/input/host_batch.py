@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -33,6 +33,24 @@ class Visit(NamedTuple):
     coords: Coords
     records: npt.NDArray[np.int64]
     skipped: int
+
+
+@dataclass(slots=True, eq=False)
+class PackedVisits:
+    """Visits that are unpacked when they are checked, many batches at a time.
+
+    Attributes:
+        unpack: returns the visits in `data`.
+        data: the record numbers of a batch.
+        size: the number of records.
+    """
+
+    unpack: Callable[[bytes], list[Visit]]
+    data: bytes
+    size: int
+
+    def __iter__(self) -> Iterator[Visit]:
+        return iter(self.unpack(self.data))
 
 
 class Mask(NamedTuple):
@@ -74,7 +92,7 @@ class HostBatch:
     epoch: int
     step: int
     number: int = 0
-    visits: tuple[Visit, ...] = ()
+    visits: Sequence[Visit] | PackedVisits = ()
     mask: Mask | None = None
 
 

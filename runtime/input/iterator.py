@@ -33,6 +33,7 @@ from commplan.runtime.input.ring.exchange import GroupExchange
 from commplan.runtime.input.ring.forming import form
 from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.shm.arena import Arena
+from commplan.runtime.input.shm.slots import give_back_freed
 from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
 from commplan.runtime.input.stages.batch_builder import BatchFactory
@@ -135,7 +136,9 @@ class PhaseBatches(EpochIterator):
             )  # fmt: skip
             if are_units(program):
                 layout = window.exchange.units.layout
-                window.unit_batches = UnitBatches(program, self._orders, layout, steps, maker.memory)
+                units = window.unit_batches = UnitBatches(program, self._orders, layout, steps, maker.memory)
+                if among is not None:
+                    self._meter.counters.append(units.received)
             if worker_pool is not None:
                 worker_pool.share(window.exchange.slots, window.exchange.made_slots)
         self._is_shared, self._ahead, self._by_caller = among is not None, ahead, by_caller
@@ -143,6 +146,8 @@ class PhaseBatches(EpochIterator):
         self._checks = Checks(program, self._orders, steps, epoch_cursor.step, self._meter)
         if record is not None:
             record.watch(_overdue_call(window, self._calls), _awaited(window.exchange))
+        if among is not None:
+            give_back_freed()
         self._closing = weakref.finalize(self, _end, window, self._formed, pinning, self._process)
 
     @property
@@ -153,7 +158,8 @@ class PhaseBatches(EpochIterator):
     def _await_due(self) -> HostBatch:
         front = self._front
         number, step = front - self._first, front % self._steps
-        self._arm(number)
+        if number >= self._until:
+            self._arm(number)
         if self._due is None or self._due.number != number:
             remaining = self._steps - step  # batches of this epoch, including this one
             self._due, ready, waited = self._window.take(number, min(self._prefetch, remaining))
@@ -170,7 +176,8 @@ class PhaseBatches(EpochIterator):
 
     def _pass_on(self, place: int) -> None:
         number, end = place - self._first, (self._armed + 1) * self._steps - self._first
-        self._arm(number)
+        if not self._is_shared:
+            self._arm(number)
         self._window.pass_on(number, min(number + self._prefetch, end))
 
     def _is_ready(self, place: int) -> bool:

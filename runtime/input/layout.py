@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,8 +21,8 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """An uninitialized array whose address is a multiple of 64 bytes."""
     nbytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % ALIGNMENT
-    return raw[skip : skip + nbytes].view(dtype).reshape(shape)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(raw))  # `raw.ctypes.data` takes far longer
+    return np.ndarray(shape, dtype, raw, -address % ALIGNMENT)
 
 
 def blocks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,9 +11,18 @@ import numpy.typing as npt
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Share
-from commplan.runtime.input.host_batch import FlowState, HostBatch, Mask, Visit, count, layout, mask, smallest
+from commplan.runtime.input.host_batch import (
+    FlowState,
+    HostBatch,
+    Mask,
+    PackedVisits,
+    Visit,
+    count,
+    layout,
+    mask,
+    smallest,
+)
 from commplan.runtime.input.layout import Array, Bools, Fresh, aligned
-from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import Coords, HostProgram, identity
 from commplan.runtime.input.shm.slot_layout import SlotLayout
 
@@ -75,6 +84,9 @@ class UnitTable(NamedTuple):
         loads: the record numbers of each load.
         received: the shared values.
         mask: the rows that count.
+        size: the number of records that count.
+        tally: for each part the number of batches for which this process made it, then the number of batches
+            that it received.
     """
 
     views: list[_View]
@@ -82,12 +94,12 @@ class UnitTable(NamedTuple):
     loads: list[_Load]
     received: list[_Received]
     mask: Mask | None
+    size: int
+    tally: list[int]
 
-    def account(self, meter: Meter, parts: Sequence[int] | None) -> None:
-        """Count the rows that other processes made. parts: those of this process; None for all."""
-        for share, each, rows, sizes in self.received if parts is not None else ():
-            others = rows - sum([sizes[part] for part in parts]) if parts else rows
-            meter.add(share, records=others, nbytes=others * each)
+    def visits(self, data: bytes) -> list[Visit]:
+        """The visits in the result of `UnitBatches.identities`."""
+        return [visit for load in self.loads for visit in load.visits(load.records(data))]
 
 
 class UnitBatches:
@@ -158,7 +170,9 @@ class UnitBatches:
         total = sum(int(np.prod(room.shape, dtype=np.int64)) * room.dtype.itemsize for room in rooms.values())
         copied = smallest(nbytes, total)
         views = [view._replace(is_copied=view.ref in copied) for view in views]
-        return UnitTable(views, counts, loads, received, mask(program, states, {}))
+        size = sum(np.arange(load.rows)[load.counted].size * len(load.coords) for load in loads)
+        tally = [0] * (self._layout.parts + 1)
+        return UnitTable(views, counts, loads, received, mask(program, states, {}), size, tally)
 
     def _state(self, index: int, step: int) -> FlowState:
         """The state of a flow in a batch without skipped records."""
@@ -184,12 +198,25 @@ class UnitBatches:
             values[ref] = array
         data = self.identities(root)
         records: dict[Ref, npt.NDArray[np.int64]] = {}
-        visits: list[Visit] = []
         for load in table.loads:
             ids = load.records(data)
             records[load.ref] = ids.reshape(*load.leading, load.rows) if load.leading else ids[0]
-            visits += load.visits(ids)
-        return HostBatch(values, records, self.seeds, epoch, step, number, tuple(visits), table.mask)
+        visits = PackedVisits(table.visits, data, table.size)
+        return HostBatch(values, records, self.seeds, epoch, step, number, visits, table.mask)
+
+    def count(self, table: UnitTable, parts: Sequence[int]) -> None:
+        """Count a batch of which this process made `parts`."""
+        for part in parts:
+            table.tally[part] += 1
+        table.tally[-1] += 1
+
+    def received(self) -> Iterator[tuple[Ref, dict[str, int]]]:
+        """The costs of rows that other processes made, by shared value (see `Meter.counters`)."""
+        for table in (self._full, self._last):
+            for share, each, rows, sizes in table.received if table is not None else ():
+                own = sum(size * number for size, number in zip(sizes, table.tally[:-1], strict=True))
+                records = rows * table.tally[-1] - own
+                yield share, {"records": records, "nbytes": records * each}
 
 
 def are_units(program: HostProgram) -> bool:

@@ -185,7 +185,8 @@ class BatchWindow:
         if table is not None and units is not None:
             if entry.batch is None:
                 entry.batch = units.batch(table, root, epoch, step, number)
-                table.account(self.factory.meter, parts)
+                if parts is not None:
+                    units.count(table, parts)
             return ()
         if entry.builder is None:
             entry.builder = self.factory.batch(number)

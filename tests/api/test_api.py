@@ -57,6 +57,26 @@ def test_import_loads_no_backend_and_no_parser() -> None:
     assert done.stdout == "[]\n"
 
 
+def test_a_program_is_loaded_and_read_without_the_compiler(tmp_path: Path) -> None:
+    plan = tmp_path / "read.plan"
+    plan.write_text(
+        "plan read\nsource numbers : i32\neach step {\n"
+        "    drawn = load numbers batch 2 visit exactly_once seed 1\n    output drawn\n}\n"
+    )
+    saved = commplan.load(plan).compile().save(tmp_path / "read.schedule.json")
+    code = (
+        "import sys, commplan, numpy\nfrom commplan.runtime.input import PhaseBatches\n"
+        f"schedule = commplan.Program.load({str(saved)!r}).schedule\n"
+        "with PhaseBatches(schedule, 'step', {'numbers': numpy.arange(4, dtype='i4')}, {}) as batches:\n"
+        "    print(sum(len(batch.values) for batch in batches))\n"
+        "rooms = ('collectives', 'compiler', 'cost', 'dsl', 'frontend', 'passes', 'recorder.file', 'select',"
+        " 'topology')\n"
+        "print([room for room in rooms if f'commplan.{room}' in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "2\n[]\n", done.stderr
+
+
 def test_the_public_face_needs_no_jax_but_where_it_runs() -> None:
     """Sources, plans and topologies are there without jax; `import *` too."""
     code = (

@@ -96,10 +96,7 @@ class OneUnit:
         if not self._ids:
             return None
         tables = [(self._full if step < self._last_step else self._last).units for step in self._ids]
-        visits = [
-            [visit for load in table.loads for visit in load.visits(load.records(data))]
-            for table, data in zip(tables, self._ids.values(), strict=True)
-        ]
+        visits = [table.visits(data) for table, data in zip(tables, self._ids.values(), strict=True)]
         together = (
             same[0]._replace(records=np.concatenate([visit.records for visit in same]))
             for same in zip(*visits, strict=True)

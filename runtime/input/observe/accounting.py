@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import resource
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -285,6 +286,8 @@ class Meter:
         self.phase, self.plan, self.rank = phase, plan, rank
         self._lines: dict[str, LineUsage] = {}
         self._costs: dict[str, dict[str, float]] = {}  # fields of `LineUsage`, by line
+        # Functions that return more costs, by line: counters without a lock.
+        self.counters: list[Callable[[], Iterable[tuple[str, Mapping[str, float]]]]] = []
         self._slow: dict[int, Slow] = {}
         self._lock = threading.Lock()
         self._now = Summary(phase, (), 0, 0.0, 0.0)
@@ -349,12 +352,15 @@ class Meter:
         """The work reported so far. queue: its current state; this method fills in `mean` and `least`."""
         with self._lock:
             mean = self.ready / self.batches if self.batches else 0.0
+            lines = {key: replace(line, **self._costs[key]) for key, line in self._lines.items()}
+            for key, costs in itertools.chain.from_iterable(counter() for counter in self.counters):
+                lines[key] = added(lines[key], LineUsage("", lines[key].span, **costs))
             return replace(
                 self._now,
                 batches=self.batches,
                 wait_s=self.wait_s,
                 checked=self._checked,
-                lines=tuple(replace(line, **self._costs[key]) for key, line in self._lines.items()),
+                lines=tuple(lines.values()),
                 ready_mean=mean,
                 queue=replace(queue or Queue(), mean=mean, least=self.least or 0),
                 slow=max(self._slow.values(), key=lambda slow: (slow.wait_s, slow.behind), default=None),

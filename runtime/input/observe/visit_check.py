@@ -3,46 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from commplan.input.order import Order
 from commplan.input.visit_audit import EpochContext, EpochTally, check, expected_sums
 from commplan.ir.plan import Ref
-from commplan.runtime.input.host_batch import HostBatch
+from commplan.runtime.input.host_batch import HostBatch, PackedVisits, Visit
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import Coords, HostProgram
 
 _AT_ONCE = 2048  # records that are summed together: NumPy takes as long for a few as for many
-
-
-class _Account:
-    """The records of one load that one member received in one epoch. Each step counts once: after an
-    interruption the same batch may be reported again."""
-
-    def __init__(self) -> None:
-        self.tally = EpochTally()
-        self.upto = -1  # the last step in the tally
-        self.waiting: dict[int, tuple[npt.NDArray[np.int64], int]] = {}
-
-    def add(self, step: int, ids: npt.NDArray[np.int64], skipped: int) -> None:
-        if step <= self.upto:
-            return
-        self.waiting[step] = ids, skipped
-        if len(self.waiting) * ids.size >= _AT_ONCE:
-            self.settle()
-
-    def settle(self) -> None:
-        if not self.waiting:
-            return
-        reports = self.waiting.values()
-        tally = copy.copy(self.tally)
-        tally.add(np.concatenate([ids for ids, _ in reports]), sum(skipped for _, skipped in reports))
-        upto = max(self.waiting)
-        self.tally, self.upto, self.waiting = tally, upto, {}
 
 
 @dataclass
@@ -57,32 +31,51 @@ class Checks:
     steps: int
     start: int
     meter: Meter
-    _accounts: dict[tuple[Ref, Coords], _Account] = field(default_factory=dict[tuple[Ref, Coords], _Account])
+    _tallies: dict[tuple[Ref, Coords], EpochTally] = field(
+        default_factory=dict[tuple[Ref, Coords], EpochTally]
+    )
+    _upto: int = -1  # the last step in the tallies
+    _waiting: dict[int, Iterable[Visit]] = field(default_factory=dict[int, Iterable[Visit]])  # of later steps
     _finished: int = -1  # the last epoch that was compared
 
     def add(self, batch: HostBatch) -> None:
-        """Count a batch. Raises CP0763 at the end of an epoch whose records differ from those that the plan
-        promises."""
+        """Count a batch; each step counts once, because an interrupted caller may report a batch again.
+
+        Raises:
+            CommplanError: CP0763 at the end of an epoch whose records differ from those that the plan
+                promises.
+        """
         if batch.epoch <= self._finished:
             return
-        count = 0
-        for visit in batch.visits:
-            account = self._accounts.get((visit.load, visit.coords))
-            if account is None:
-                account = self._accounts[visit.load, visit.coords] = _Account()
-            account.add(batch.step, visit.records, visit.skipped)
-            count += visit.records.size
+        visits, step = batch.visits, batch.step
+        count = visits.size if isinstance(visits, PackedVisits) else sum(v.records.size for v in visits)
+        if step > self._upto:
+            self._waiting[step] = visits
+            if len(self._waiting) * count >= _AT_ONCE:
+                self._settle()
         self.meter.checked(count)
-        if batch.step == self.steps - 1:
+        if step == self.steps - 1:
             self._finish(batch.epoch)
 
+    def _settle(self) -> None:
+        """Add the batches that wait to the tallies."""
+        reports: dict[tuple[Ref, Coords], list[Visit]] = {}
+        for visit in itertools.chain.from_iterable(self._waiting.values()):
+            reports.setdefault((visit.load, visit.coords), []).append(visit)
+        tallies = dict(self._tallies)
+        for key, visits in reports.items():
+            tally = tallies[key] = copy.copy(tallies.get(key) or EpochTally())
+            tally.add(np.concatenate([visit.records for visit in visits]), sum(v.skipped for v in visits))
+        upto = max(self._waiting, default=self._upto)
+        self._tallies, self._upto, self._waiting = tallies, upto, {}
+
     def _finish(self, epoch: int) -> None:
+        self._settle()
         program = self.program
         for flow in program.flows:
             for read in flow.reads:
                 for coords in program.variants(read.per):
-                    account = self._accounts.get((read.result, coords), _Account())
-                    account.settle()
+                    tally = self._tallies.get((read.result, coords), EpochTally())
                     order = self.orders[read.result]
                     named = dict(zip(read.per, coords, strict=True))
                     promise = expected_sums(
@@ -94,5 +87,5 @@ class Checks:
                     context = EpochContext(
                         read.source, read.visit, epoch, whose, read.span, program.schedule.file
                     )
-                    check(account.tally, promise, context, order.length)
-        self._accounts, self.start, self._finished = {}, 0, epoch
+                    check(tally, promise, context, order.length)
+        self._tallies, self._upto, self.start, self._finished = {}, -1, 0, epoch

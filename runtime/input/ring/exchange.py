@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -125,9 +126,13 @@ class GroupExchange:
         if ring.is_made(number):
             futex.fence()  # the slot must be read after this check
         else:
-            with self.meter.working(self.key, waits=True) if self.key else contextlib.nullcontext():
+            begun = time.perf_counter()
+            try:
                 self._cursor.wait(number, ring.is_made)
-            self.awaited = -1
+                self.awaited = -1
+            finally:
+                if self.key:
+                    self.meter.add(self.key, wait_s=time.perf_counter() - begun)
         self._cadence.came()
         is_clean = self._carriage is None and not ring.is_spoiled(number)
         if not (is_clean and self._is_in_order):

@@ -66,6 +66,7 @@ class Interrupting:
         "iterator.py",
         "input/window.py",
         "host_batch.py",
+        "unit_batches.py",
         "batch_builder.py",
         "multirate/member.py",
         "multirate/clocked.py",
