@@ -136,9 +136,10 @@ class PhaseBatches(EpochIterator):
             )  # fmt: skip
             if are_units(program):
                 layout = window.exchange.units.layout
-                units = window.unit_batches = UnitBatches(program, self._orders, layout, steps, maker.memory)
-                if among is not None:
-                    self._meter.counters.append(units.received)
+                units = UnitBatches(program, self._orders, layout, steps, maker.memory)
+                if units.are_views and window.exchange.carrier is None:
+                    window.unit_batches, units.receipts.key = units, window.exchange.key
+                    self._meter.counters += [units.receipts.costs] if among is not None else []
             if worker_pool is not None:
                 worker_pool.share(window.exchange.slots, window.exchange.made_slots)
         self._is_shared, self._ahead, self._by_caller = among is not None, ahead, by_caller

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +103,40 @@ class UnitTable(NamedTuple):
         return [visit for load in self.loads for visit in load.visits(load.records(data))]
 
 
+@dataclass
+class Receipts:
+    """The costs of receiving units, counted by the one thread that receives them.
+
+    Attributes:
+        tables: the facts of the units.
+        key: the line of the plan that waits.
+        waited_s: seconds that the caller has waited for units.
+        upto: the last batch that was counted.
+    """
+
+    tables: Sequence[UnitTable]
+    key: Ref = ""
+    waited_s: float = 0.0
+    upto: int = -1
+
+    def count(self, table: UnitTable, number: int, parts: Sequence[int]) -> None:
+        """Count batch `number`, of which this process made `parts`."""
+        if number != self.upto:  # an interrupted caller calls again
+            self.upto = number
+            table.tally[-1] += 1
+            for part in parts:
+                table.tally[part] += 1
+
+    def costs(self) -> Iterator[tuple[Ref, dict[str, float]]]:
+        """The waits, and the rows that other processes made, by line (see `Meter.counters`)."""
+        yield self.key, {"wait_s": self.waited_s}
+        for table in self.tables:
+            for share, each, rows, sizes in table.received:
+                own = sum(size * number for size, number in zip(sizes, table.tally[:-1], strict=True))
+                records = rows * table.tally[-1] - own
+                yield share, {"records": records, "nbytes": records * each}
+
+
 class UnitBatches:
     """Makes batches of units of one program.
 
@@ -111,6 +146,10 @@ class UnitBatches:
         layout: the layout of a slot.
         steps: the number of steps of an epoch.
         memory: allocates arrays.
+
+    Attributes:
+        seeds: the seed of each load.
+        receipts: the costs of receiving units.
     """
 
     def __init__(
@@ -125,12 +164,19 @@ class UnitBatches:
         self.seeds = {read.result: read.seed for read in reads}
         self._last_step = steps - 1  # only the last batch may have fewer rows
         self._full, self._last = self._table(0), self._table(steps - 1)
+        self.receipts = Receipts((self._full, self._last))
 
-    def table(self, step: int) -> UnitTable | None:
-        """The facts of the batch at `step`; None if it is not only views of its slot."""
+    @property
+    def are_views(self) -> bool:
+        """Whether the slot has all values in the layout of a batch."""
+        tables = (self._full, self._last)
+        return all(len(table.views) + len(table.counts) == len(self._program.roots) for table in tables)
+
+    def table(self, step: int) -> UnitTable:
+        """The facts of the batch at `step`."""
         return self._full if step < self._last_step else self._last
 
-    def _table(self, step: int) -> UnitTable | None:
+    def _table(self, step: int) -> UnitTable:
         program, rooms = self._program, self._layout.arrays
         states = [self._state(index, step) for index in range(len(program.flows))]
         views: list[_View] = []
@@ -163,9 +209,8 @@ class UnitBatches:
                 continue
             room = rooms[ref]
             shape = layout(program, ref, room.shape, room.dtype, len(states[room.flow].rows))
-            if shape is None:
-                return None
-            views.append(_View(ref, shape, room.dtype, room.offset, False))
+            if shape is not None:
+                views.append(_View(ref, shape, room.dtype, room.offset, False))
         nbytes = {view.ref: int(np.prod(view.shape, dtype=np.int64)) * view.dtype.itemsize for view in views}
         total = sum(int(np.prod(room.shape, dtype=np.int64)) * room.dtype.itemsize for room in rooms.values())
         copied = smallest(nbytes, total)
@@ -186,8 +231,17 @@ class UnitBatches:
         """The bytes of a slot with the record numbers of all loads."""
         return memoryview(root)[self._from : self._upto].tobytes()
 
-    def batch(self, table: UnitTable, root: Any, epoch: int, step: int, number: int) -> HostBatch:
-        """Make a batch. The arrays keep a reference to `root`, the bytes of the slot."""
+    def batch(self, root: Any, epoch: int, step: int, number: int, parts: Sequence[int]) -> HostBatch:
+        """Make a batch.
+
+        Args:
+            root: the bytes of the slot. The arrays keep a reference to them.
+            epoch: the epoch.
+            step: the step.
+            number: the number of the batch.
+            parts: the parts that this process made, among several processes.
+        """
+        table = self._full if step < self._last_step else self._last
         values: dict[Ref, Array] = dict(table.counts)
         for ref, shape, dtype, offset, is_copied in table.views:
             array: Array = np.ndarray(shape, dtype, root, offset)
@@ -202,21 +256,8 @@ class UnitBatches:
             ids = load.records(data)
             records[load.ref] = ids.reshape(*load.leading, load.rows) if load.leading else ids[0]
         visits = PackedVisits(table.visits, data, table.size)
+        self.receipts.count(table, number, parts)
         return HostBatch(values, records, self.seeds, epoch, step, number, visits, table.mask)
-
-    def count(self, table: UnitTable, parts: Sequence[int]) -> None:
-        """Count a batch of which this process made `parts`."""
-        for part in parts:
-            table.tally[part] += 1
-        table.tally[-1] += 1
-
-    def received(self) -> Iterator[tuple[Ref, dict[str, int]]]:
-        """The costs of rows that other processes made, by shared value (see `Meter.counters`)."""
-        for table in (self._full, self._last):
-            for share, each, rows, sizes in table.received if table is not None else ():
-                own = sum(size * number for size, number in zip(sizes, table.tally[:-1], strict=True))
-                records = rows * table.tally[-1] - own
-                yield share, {"records": records, "nbytes": records * each}
 
 
 def are_units(program: HostProgram) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.host_batch import HostBatch
@@ -32,18 +32,16 @@ _END_S = 1.0  # seconds for threads to end after an interruption
 
 @dataclass
 class _Entry:
-    """A batch that the caller has not passed yet.
+    """A batch that the caller has not passed yet, unless it is only a unit.
 
     Attributes:
-        builder: builds the batch; None for a batch that is a unit.
-        roots: the memory of its slot.
+        builder: builds the batch.
         tasks: the stages that this process runs itself; None before the units are made.
         begun: those of `tasks` that run in other threads.
         batch: the finished batch.
     """
 
-    builder: BatchBuilder | None = None
-    roots: dict[int, Any] = field(default_factory=dict[int, Any])
+    builder: BatchBuilder
     tasks: Sequence[Task] | None = None
     begun: list[Future[None]] = field(default_factory=list["Future[None]"])
     batch: HostBatch | None = None
@@ -129,11 +127,20 @@ class BatchWindow:
             self._depart()
 
     def _take(self, number: int, ahead: int) -> tuple[HostBatch, int, float]:
-        begun, ready, exchange = time.perf_counter(), 0, self.exchange
+        begun, ready, exchange, units = time.perf_counter(), 0, self.exchange, self.unit_batches
         if exchange is not None:
             ready = exchange.ring.made_from(number)
             if exchange.carrier is not None:
                 exchange.carry_ahead(number + ahead - 1)
+            if units is not None:  # few calls: the CPU caches are cold after a training step
+                try:
+                    root, parts = exchange.take(number)
+                finally:
+                    units.receipts.waited_s += time.perf_counter() - begun
+                if root is not None:
+                    epoch, step = self.factory.epoch_cursor.at(number)
+                    batch = units.batch(root, epoch, step, number, parts)
+                    return batch, ready, time.perf_counter() - begun
         entry = self._begin(number)
         for task in entry.begun:
             attended(
@@ -141,11 +148,10 @@ class BatchWindow:
                 lambda waited: self.calls.look(self.callers_of_user_code()),
             )
             task.result(0)
-        if entry.batch is None and entry.builder is not None:
+        if entry.batch is None:
             entry.batch = entry.builder.finish()
         if exchange is not None:
             exchange.handed(number)
-        assert entry.batch is not None
         return entry.batch, ready, time.perf_counter() - begun
 
     @functools.cached_property
@@ -155,11 +161,15 @@ class BatchWindow:
 
     def _begin(self, number: int) -> _Entry:
         """Wait for the units of batch `number` and begin the remaining stages."""
-        entry = self._entries.get(number)
+        entry, exchange = self._entries.get(number), self.exchange
         if entry is None:
-            entry = self._entries[number] = _Entry()
+            entry = self._entries[number] = _Entry(self.factory.batch(number))
         if entry.tasks is None:
-            entry.tasks = self._received(entry, number)
+            if exchange is not None:
+                exchange.readable(number)
+                arrays, parts = exchange.lend(number)
+                entry.builder.receive(arrays, parts, exchange.units.layout.divisions)
+            entry.tasks = entry.builder.second()
         if entry.batch is not None:
             return entry
         if not self._uses_stage_threads:
@@ -171,28 +181,6 @@ class BatchWindow:
         while len(entry.begun) < len(entry.tasks):  # continues after an interruption
             entry.begun.append(self._stage_threads.submit(entry.tasks[len(entry.begun)]))
         return entry
-
-    def _received(self, entry: _Entry, number: int) -> Sequence[Task]:
-        """Wait for the unit of a batch. Returns the remaining tasks; none if the unit is the whole batch."""
-        exchange, units = self.exchange, self.unit_batches
-        if exchange is None:
-            entry.builder = self.factory.batch(number)
-            return entry.builder.second()
-        is_clean = exchange.readable(number)
-        root, parts = exchange.lend(number, entry.roots)
-        epoch, step = self.factory.epoch_cursor.at(number)
-        table = units.table(step) if is_clean and units is not None else None
-        if table is not None and units is not None:
-            if entry.batch is None:
-                entry.batch = units.batch(table, root, epoch, step, number)
-                if parts is not None:
-                    units.count(table, parts)
-            return ()
-        if entry.builder is None:
-            entry.builder = self.factory.batch(number)
-        layout = exchange.units.layout
-        entry.builder.receive(layout.views(root, writable=False), parts, layout.divisions)
-        return entry.builder.second()
 
     def arm(self, upto: int) -> None:
         """Request all batches before `upto`."""
@@ -209,7 +197,10 @@ class BatchWindow:
         for place in tuple(self._entries):
             if place < number:
                 self._entries.pop(place, None)  # another thread may close the batches
-        if self.exchange is None or not self._uses_stage_threads:
+        if self.exchange is None:
+            return
+        self.exchange.pass_on(number)
+        if not self._uses_stage_threads:
             return
         with contextlib.suppress(Exception):  # raised again when the caller reaches the batch
             caller = self._enter()

@@ -107,9 +107,8 @@ class OneUnit:
         self._ids = {}
 
 
-def _table(units: UnitTable | None, outputs: Sequence[tuple[str, Ref, bool]]) -> _Table:
+def _table(units: UnitTable, outputs: Sequence[tuple[str, Ref, bool]]) -> _Table:
     """The facts of batches, with arrays by name and without a dimension for the member."""
-    assert units is not None  # the only copy of a value is contiguous
     views = {view.ref: view for view in units.views}
     arrays = [
         (name, view.shape[1:] if per else view.shape, view.dtype, view.offset)

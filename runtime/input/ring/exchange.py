@@ -11,17 +11,17 @@ import functools
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 
 from commplan.diagnostics import CommplanError
-from commplan.input.prefetch import KEEP
 from commplan.input.work_partition import Division
+from commplan.ir.plan import Ref
 from commplan.recorder.processes import process_state
-from commplan.runtime.input.layout import aligned
+from commplan.runtime.input.layout import Array, aligned
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import Cadence, WaitReporter
@@ -32,8 +32,8 @@ from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.peer_errors import PeerErrors
 from commplan.runtime.input.ring.producers import Producers, Recording
 from commplan.runtime.input.ring.ring import Ring
-from commplan.runtime.input.ring.units import Trouble, Units
-from commplan.runtime.input.ring.words import DIED, LEAVES, LEFT, LIVES
+from commplan.runtime.input.ring.units import Units
+from commplan.runtime.input.ring.words import DIED, LEAVES, LEFT, LIVES, PARTS_MADE
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.transport.transport import RegroupedError
@@ -84,10 +84,11 @@ class GroupExchange:
         ring, group = self.ring, self.errors.group
         self.group, self.carrier, self._local = group, group.carrier, group.local
         self._carriage = carriage_of(ring, self.units, self.slots, group)
-        self._cursor = Cursor(ring, ring.place, KEEP, self.slots, weakref.proxy(self), Recording())
+        self._cursor = Cursor(ring, ring.place, self.keep, self.slots, weakref.proxy(self), Recording())
         self.made_slots = self.slots if self.slots.is_private else ring.memory.mapped_slots()
         name = f"commplan-{group.run_id}"
         self._armed = 0
+        self._process = ring.processes[ring.place].words
         self._is_in_order = group.count == 1  # whether all processes count batches equally
         self.producers = Producers(
             ring, self.units, self.made_slots, name, self.recording, self._end_party, lambda: None
@@ -113,11 +114,26 @@ class GroupExchange:
 
     # --- taking ---
 
-    def readable(self, number: int) -> bool:
-        """Wait until batch `number` is made.
+    def take(self, number: int) -> tuple[Any, Sequence[int]]:
+        """Wait for batch `number` and borrow its slot until `pass_on`, if no record of the batch was skipped.
 
         Returns:
-            Whether no record of it was skipped; False if only the slot tells, because other hosts make rows.
+            The bytes of the slot, and the parts of the batch that this process has made. The first is None if
+            a part failed or skipped records; then use `readable` and `lend`.
+
+        Raises:
+            CommplanError: an error about another process.
+        """
+        root, waited_ns, is_spoiled = self._cursor.take(number)
+        if waited_ns:
+            self.awaited = -1
+        self._cadence.came()
+        if is_spoiled or not self._is_in_order:
+            return None, ()
+        return root, self.ring.made_here(number) if self._process[PARTS_MADE] else ()
+
+    def readable(self, number: int) -> None:
+        """Wait until batch `number` is made.
 
         Raises:
             CommplanError: the error of the first part that failed, or an error about another process.
@@ -134,16 +150,12 @@ class GroupExchange:
                 if self.key:
                     self.meter.add(self.key, wait_s=time.perf_counter() - begun)
         self._cadence.came()
-        is_clean = self._carriage is None and not ring.is_spoiled(number)
-        if not (is_clean and self._is_in_order):
-            if (trouble := self.units.trouble(number, self.slots.memory(number))) is not None:
-                self._refuse(number, trouble)
-            self._is_in_order = True
-        return is_clean
-
-    def _refuse(self, number: int, trouble: Trouble) -> NoReturn:
-        """Raise the error of a part of batch `number`."""
-        ring = self.ring
+        if self._is_in_order and not ring.is_spoiled(number):
+            return
+        trouble = self.units.trouble(number, self.slots.memory(number))
+        if trouble is None:
+            self._is_in_order = self._carriage is None
+            return
         process = trouble.process
         if trouble.errors:
             self.errors.raised(process, trouble.errors)
@@ -161,19 +173,22 @@ class GroupExchange:
     def _division(self) -> Division:
         return next(iter(self.units.layout.divisions.values()))
 
-    def lend(self, number: int, roots: dict[int, Any]) -> tuple[Any, Sequence[int] | None]:
-        """Borrow the slot of batch `number`.
-
-        Args:
-            number: the batch.
-            roots: keeps the slot until the batch is handed out; see `Slots.lend`.
+    def lend(self, number: int) -> tuple[Mapping[Ref, Array], Sequence[int] | None]:
+        """Borrow the slot of batch `number` until `pass_on`.
 
         Returns:
-            The bytes of the slot, and the parts of the batch that this process has made; None if it made all
-            of them, as the only process.
+            The read-only arrays of the batch, and the parts of it that this process has made; None if it made
+            all of them, as the only process.
         """
-        parts = self.ring.made_here(number) if self.group.count > 1 else None
-        return self.slots.lend(number, roots), parts
+        views = self.units.layout.views(self.slots.lend(number, self._cursor.roots), writable=False)
+        return views, self.ring.made_here(number) if self.group.count > 1 else None
+
+    def pass_on(self, number: int) -> None:
+        """Release the slots of batches before `number` that no array references."""
+        roots = self._cursor.roots
+        for place in tuple(roots):
+            if place < number:
+                roots.pop(place, None)  # another thread may close the batches
 
     def handed(self, number: int) -> None:
         """Record that the caller receives batch `number`. Arrays of the last `keep` batches need no copy."""

@@ -10,8 +10,9 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from batch_feed import batches, no_thread_is_left_behind
@@ -140,15 +141,16 @@ def test_batches_that_another_thread_closes_during_a_wait_keep_their_slots(
     with batches(ensemble("", 1), images(80)) as feed:
         exchange = feed._window.exchange
         assert exchange is not None
-        wait = exchange.readable
+        take = exchange.take
 
-        def closed(number: int) -> None:
-            wait(number)
+        def closed(number: int) -> tuple[Any, Sequence[int]]:
+            unit = take(number)
             other = threading.Thread(target=feed.close)
             other.start()
             other.join()
+            return unit
 
-        monkeypatch.setattr(exchange, "readable", closed)
+        monkeypatch.setattr(exchange, "take", closed)
         with contextlib.suppress(CommplanError):  # the batch, or CP0916
             assert next(feed).step == 0
 

@@ -81,6 +81,7 @@ def test_an_error_of_the_next_batch_does_not_withhold_this_one(monkeypatch: pyte
     with batches(ensemble("", 1), images(32)) as feed:
         exchange = feed._window.exchange
         assert exchange is not None
+        feed._window.unit_batches = None  # as if stages of this process followed
         readable = exchange.readable
 
         def failing(number: int) -> None:
