@@ -94,7 +94,6 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         """
         from commplan import topology as machines  # noqa: PLC0415  only programs that compile load the compiler
         from commplan.compiler import compile_plan  # noqa: PLC0415
-        from commplan.frontend.bind_axes import check_mesh  # noqa: PLC0415
         from commplan.passes.pipeline.registry import default  # noqa: PLC0415
 
         if not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]  untyped callers

@@ -91,11 +91,11 @@ def joined(thread: threading.Thread, wait: Wait) -> None:
     until(lambda seconds: ended(thread, seconds), wait)
 
 
-def outcome(future: Future[_Result]) -> _Result:
-    """Wait for the result of a thread of this process; raises its exception."""
+def outcome(future: Future[_Result], look: Callable[[float], object] = lambda waited: None) -> _Result:
+    """Wait for the result of a thread of this process; raises its exception. `look` as in `attended`."""
     from concurrent import futures  # noqa: PLC0415  already imported if there is a future
 
-    attended(lambda seconds: future.done() or bool(futures.wait([future], seconds).done))
+    attended(lambda seconds: future.done() or bool(futures.wait([future], seconds).done), look)
     return future.result(0)
 
 

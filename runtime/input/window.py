@@ -8,8 +8,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from concurrent import futures
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,12 +16,14 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory, Task
-from commplan.runtime.input.stages.stage_threads import StageThreads
-from commplan.wait import attended, ended
+from commplan.wait import attended, ended, outcome
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from commplan.runtime.input.observe.batch_record import BatchRecord
     from commplan.runtime.input.ring.exchange import GroupExchange
+    from commplan.runtime.input.stages.stage_threads import StageThreads
     from commplan.runtime.input.stages.worker_pool import Workers
     from commplan.runtime.input.unit_batches import UnitBatches
 
@@ -143,11 +143,7 @@ class BatchWindow:
                     return batch, ready, time.perf_counter() - begun
         entry = self._begin(number)
         for task in entry.begun:
-            attended(
-                lambda seconds, task=task: task.done() or bool(futures.wait([task], seconds).done),
-                lambda waited: self.calls.look(self.callers_of_user_code()),
-            )
-            task.result(0)
+            outcome(task, lambda waited: self.calls.look(self.callers_of_user_code()))
         if entry.batch is None:
             entry.batch = entry.builder.finish()
         if exchange is not None:
@@ -177,6 +173,8 @@ class BatchWindow:
                 task()
             return entry
         if self._stage_threads is None:
+            from commplan.runtime.input.stages.stage_threads import StageThreads  # noqa: PLC0415  few need any
+
             self._stage_threads = StageThreads(self.threads, f"{self.name}-own")
         while len(entry.begun) < len(entry.tasks):  # continues after an interruption
             entry.begun.append(self._stage_threads.submit(entry.tasks[len(entry.begun)]))
