@@ -1,7 +1,7 @@
 """One process for each host and user that observes the processes of jobs, and outlives them.
 
 `attend` introduces a process and starts the sidecar (`commplan.sidecar.__main__`) if there is none. While
-processes run, the sidecar reads their records, finds the rank that blocks the others (`observer`) and writes
+processes run, the sidecar reads their records, finds the rank that blocks the others (`decision`) and writes
 the verdict to the records. After the last process of a job has ended, it prints how they ended. It ends with
 the last process that it attends, and removes its files.
 """

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
-import select
 import selectors
 import signal
 import socket
@@ -21,106 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from commplan.sidecar.attend import PORT, SOCKET, locked, own_address, peer
 from commplan.sidecar.ending import described, kills_for_memory, status
+from commplan.sidecar.process import AttendedProcess
 
 if TYPE_CHECKING:
     from commplan.sidecar.observer import Observer
 
-_LONGEST = 65536  # bytes of a message
-_READ_MS = 1000  # to wait until standard error is read
 _QUIET_S = 0.1  # without another end, before the ends so far are evaluated
 _LATEST_S = 1.0  # after an end, even if messages keep arriving
 _TICK_S = 0.25  # between two looks at processes that are watched
-
-
-class Attended:
-    """A process that introduces itself.
-
-    Attributes:
-        number: Its process number according to the kernel.
-        who: Such as `rank 2`.
-        job: The name of its first job.
-        descriptor, errors: A pidfd of it and its standard error, which it sends; -1 before.
-        ended: Its wait status once it has ended; `seconds`: when, on `time.monotonic`.
-        stack, queried_at: See `states.AttendedProcess`.
-
-    Args:
-        line: The connection to the process.
-        sidecar: Receives the messages of the process that concern its job.
-    """
-
-    def __init__(self, line: socket.socket, sidecar: Sidecar) -> None:
-        self.line, (self.number, _) = line, peer(line)
-        line.setblocking(False)
-        self.sidecar = sidecar
-        self.who, self.job, self.stack, self.descriptor, self.errors = "", "", "", -1, -1
-        self.records: list[Path] = []
-        self.has_left = False
-        self.ended: int | None = None
-        self.seconds = self.queried_at = 0.0
-
-    def hear(self) -> bool:
-        """Receive messages. Returns False once the process has closed the connection."""
-        while True:
-            try:
-                data, descriptors, _, _ = socket.recv_fds(self.line, _LONGEST, 3)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if len(descriptors) >= 2 and self.descriptor < 0:
-                self.descriptor, self.errors, *descriptors = descriptors
-            if not data:
-                return False
-            with contextlib.suppress(ValueError):  # a message that was too long
-                self._take(json.loads(data), descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-    def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Take a message. The open record is removed from `descriptors` if it is used."""
-        if "stack" in message:
-            self.stack, self.queried_at = message["stack"], 0.0
-        elif "over" in message:
-            self.sidecar.unwatch(Path(message["over"]))
-        elif "hosts" in message:
-            self.sidecar.add_hosts(Path(message["record"]), message["hosts"])
-        elif "who" in message:
-            record, job = Path(message["record"]), message["job"] or job_of(Path(message["record"]))
-            self.who, self.job = self.who or message["who"], self.job or job
-            self.records.append(record)
-            if message["watched"]:
-                who, members = message["who"].split(" ")[0], tuple(message["members"])
-                self.sidecar.watch(job, record, self, who, members, descriptors.pop() if descriptors else -1)
-        else:
-            self.has_left = True
-            if message:
-                self._let_go()
-
-    def ask_stack(self) -> None:
-        """Ask for the Python of its main thread. It does not answer while a thread keeps the lock."""
-        if not self.queried_at:
-            self.queried_at, self.stack = time.monotonic(), ""
-            with contextlib.suppress(OSError):
-                self.line.send(b"stack")
-
-    def say(self, text: str) -> None:
-        """Print `text` to its standard error."""
-        if self.errors >= 0:
-            say(self.errors, text)
-
-    def _let_go(self) -> None:
-        """Close its standard error: some launchers end a job only once no process holds it."""
-        if self.errors >= 0:
-            os.close(self.errors)
-            self.errors = -1
-        with contextlib.suppress(OSError):
-            self.line.send(b"{}")
-
-    def close(self) -> None:
-        self.line.close()
-        for descriptor in (self.descriptor, self.errors):
-            if descriptor >= 0:
-                os.close(descriptor)
 
 
 class Sidecar:
@@ -131,9 +37,9 @@ class Sidecar:
         self.address = own_address()
         self.observer: Observer | None = None
         self.selector = selectors.DefaultSelector()
-        self.running: list[Attended] = []
-        self.unreported: dict[str, list[Attended]] = {}  # of jobs that still run: without a report
-        self.news: list[Attended] = []  # processes that have just ended
+        self.running: list[AttendedProcess] = []
+        self.unreported: dict[str, list[AttendedProcess]] = {}  # of jobs that still run: without a report
+        self.news: list[AttendedProcess] = []  # processes that have just ended
         self.killed = kills_for_memory()
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ, self.accept)
@@ -147,31 +53,32 @@ class Sidecar:
         if self.observer is not None:
             self.observer.take(messages)
 
-    def watch(
-        self, job: str, record: Path, process: Attended, who: str, members: tuple[int, ...], descriptor: int
-    ) -> None:
-        """Find the rank that blocks the others of this record's job, while it runs.
+    def take(self, process: AttendedProcess, message: dict[str, Any], descriptors: list[int]) -> None:
+        """Take a message of a process about a job. The open record is removed from `descriptors` if used."""
+        record, observer = Path(message["record"]), self.observer
+        if "who" in message:
+            job = message["job"] or job_of(record)
+            process.who, process.job = process.who or message["who"], process.job or job
+            process.records.append(record)
+            if message["watched"]:  # find the rank that blocks the others while the job runs
+                who, members = message["who"].split(" ")[0], tuple(message["members"])
+                opened = descriptors.pop() if descriptors else -1  # its file may have been removed
+                self._watching().add(job, record, process, who, members, opened)
+        elif observer is not None and "hosts" in message:
+            from commplan.sidecar.mail import Address  # noqa: PLC0415
 
-        Args:
-            descriptor: the open record, whose file may have been removed; -1 if the process sent none.
-        """
+            rows = message["hosts"]
+            hosts = {tuple(ranks): Address(host, port, key, tuple(at)) for ranks, host, port, key, at in rows}
+            observer.add_hosts(record, hosts)
+        elif observer is not None:
+            observer.remove(record)
+
+    def _watching(self) -> Observer:
         from commplan.sidecar import mail, observer  # noqa: PLC0415
 
         if self.observer is None:
             self.observer = observer.Observer(functools.partial(mail.send, self.mail), self.address)
-        self.observer.add(job, record, process, who, members, descriptor)
-
-    def unwatch(self, record: Path) -> None:
-        if self.observer is not None:
-            self.observer.remove(record)
-
-    def add_hosts(self, record: Path, hosts: list[Any]) -> None:
-        """Add the sidecars of other hosts to a job."""
-        from commplan.sidecar.mail import Address  # noqa: PLC0415
-
-        if self.observer is not None:
-            rows = {tuple(ranks): Address(host, port, key, tuple(at)) for ranks, host, port, key, at in hosts}
-            self.observer.add_hosts(record, rows)
+        return self.observer
 
     def run(self) -> None:
         """Run until the last process has ended."""
@@ -211,11 +118,11 @@ class Sidecar:
                 if peer(line)[1] != os.getuid():
                     line.close()
                     continue
-                process = Attended(line, self)
+                process = AttendedProcess(line, self.take)
                 self.running.append(process)
                 self.selector.register(line, selectors.EVENT_READ, self._hearing(process))
 
-    def _hearing(self, process: Attended) -> Callable[[], Any]:
+    def _hearing(self, process: AttendedProcess) -> Callable[[], Any]:
         def hear() -> None:
             is_introduced, speaks = process.descriptor >= 0, process.hear()
             if not is_introduced and process.descriptor >= 0:
@@ -231,7 +138,7 @@ class Sidecar:
 
         return hear
 
-    def end(self, process: Attended) -> None:
+    def end(self, process: AttendedProcess) -> None:
         process.seconds, process.ended = time.monotonic(), status(process.number, process.descriptor)
         process.hear()
         for file in (process.line, process.descriptor):
@@ -240,7 +147,7 @@ class Sidecar:
         self.running.remove(process)
         self.news.append(process)
 
-    def weigh(self, process: Attended) -> None:
+    def weigh(self, process: AttendedProcess) -> None:
         """Add its end to the records of a process, unless it has reported the end itself."""
         unreported = self.unreported.setdefault(process.job, [])
         if not process.has_left and (text := described(process.ended)):
@@ -257,7 +164,7 @@ class Sidecar:
             self.observer.drop(self.running)
         process.close()
 
-    def _speak(self, unreported: list[Attended], last: Attended) -> None:
+    def _speak(self, unreported: list[AttendedProcess], last: AttendedProcess) -> None:
         """Print why a job without running processes ended, if none of them has reported it."""
         if not unreported or last.errors < 0:
             return
@@ -266,21 +173,12 @@ class Sidecar:
         # The first record of each process belongs to the job's first communicator or mesh.
         records = read_jobs(process.records[0] for process in unreported)
         if text := last_words(records, last.who.split(" ")[0], kills_for_memory() - self.killed):
-            say(last.errors, text)
+            last.say(text)
 
 
 def job_of(record: Path) -> str:
     """The name of a record's job, see `recorder.file.path_of`."""
     return record.name.split(".")[0].rpartition("-")[2]
-
-
-def say(descriptor: int, text: str) -> None:
-    """Write `text` to the standard error of a process that has died, if its pipe is read."""
-    data, poll = memoryview(text.encode()), select.poll()
-    poll.register(descriptor, select.POLLOUT)
-    with contextlib.suppress(OSError):
-        while data and poll.poll(_READ_MS):
-            data = data[os.write(descriptor, data[: select.PIPE_BUF]) :]  # does not block
 
 
 def main() -> None:

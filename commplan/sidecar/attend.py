@@ -24,7 +24,7 @@ from commplan.ending import at_last
 from commplan.sidecar.mail import Address, open_socket, own_addresses
 
 # The number is the version of the messages. Installations do not share a sidecar.
-SOCKET = f"sidecar-6-{zlib.crc32(str(Path(__file__).resolve().parent).encode()):08x}"
+SOCKET = f"sidecar-7-{zlib.crc32(str(Path(__file__).resolve().parent).encode()):08x}"
 PORT = f"{SOCKET}.port"  # a file with the port for datagrams and the key
 LOCK_S = 5.0  # limit in seconds to start or end a sidecar, which takes milliseconds
 _POLL_S = 0.005
@@ -99,7 +99,7 @@ def introduce_hosts(record: Path, rank: int, addresses: Mapping[int, Address | N
 
 def unwatch(record: Path) -> None:
     """From now on the sidecar does not read this record."""
-    _send(json.dumps({"over": str(record)}).encode())
+    _send(json.dumps({"record": str(record)}).encode())
 
 
 def _send(message: bytes, descriptors: Sequence[int] = ()) -> None:

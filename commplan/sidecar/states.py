@@ -8,7 +8,6 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from commplan import io
 from commplan.diagnostics import CommplanError
@@ -20,31 +19,13 @@ from commplan.recorder.processes import identity, process_state, silence
 from commplan.recorder.rank_state import STUCK, Comparison, Condition, Joint, Need, RankState, Wait
 from commplan.recorder.reading import read_open
 from commplan.recorder.verdict import usual_s
+from commplan.sidecar.process import AttendedProcess
 
 LEFT = "left"  # a sequence that a rank begins when it leaves
 _STACK_AFTER_S = 0.5  # without progress
 COMPARISON = "the comparison of a step"  # a wait
 _ABORTED = "was aborted by its runtime: its own output says why"
 _CONDITIONS: Mapping[str, Condition] = {"dead": "dead", "stopped": "stopped", STUCK: STUCK}
-
-
-class AttendedProcess(Protocol):
-    """A process that the sidecar attends.
-
-    Attributes:
-        seconds: When it ended; 0 before.
-        stack: The Python of its main thread when it last answered.
-        queried_at: When it was first queried without an answer, on `time.monotonic`; 0 if there is none.
-    """
-
-    number: int
-    seconds: float
-    stack: str
-    queried_at: float
-
-    def ask_stack(self) -> None: ...
-
-    def say(self, text: str) -> None: ...
 
 
 class OpenRecord:

@@ -18,7 +18,7 @@ from support.observed_ranks import BUSY_S, FAR, HERE, LINE, OTHER_LINE, Ranks, b
 from commplan.recorder.file import Record
 from commplan.recorder.rank_state import Need, RankState, Wait
 from commplan.recorder.verdict import Patience, Verdict, blame
-from commplan.sidecar import observer
+from commplan.sidecar import process_table
 from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
 from commplan.sidecar.states import OpenRecord
 
@@ -71,8 +71,8 @@ def test_all_hosts_of_a_job_answer_and_the_late_rank_is_named(ranks: int, condit
     for recording in (*here.recordings.values(), *far.recordings.values()):
         began(recording, LINE)
     hosts = {tuple(range(n, min(n + HOST, ranks))): FAR._replace(port=n) for n in range(HOST, ranks, HOST)}
-    here.job.add_hosts(hosts)
-    far.job.add_hosts({tuple(range(HOST)): HERE})
+    here.job.hosts.add(hosts)
+    far.job.hosts.add({tuple(range(HOST)): HERE})
     for members in hosts:
         here.job.take(SidecarMessage(asked, "hello", members[0]))
     far.job.take(SidecarMessage(asked, "ask", 0, 1))
@@ -98,7 +98,7 @@ def test_all_hosts_of_a_job_answer_and_the_late_rank_is_named(ranks: int, condit
 
 def test_sidecars_that_have_not_answered_are_asked_again(conditions: dict[int, str]):
     ranks, lost = Ranks(3, [0]), FAR._replace(port=2)
-    ranks.job.add_hosts({(1,): FAR, (2,): lost})
+    ranks.job.hosts.add({(1,): FAR, (2,): lost})
     for rank in (1, 2):
         ranks.job.take(SidecarMessage("job", "hello", rank))
     began(ranks.recordings[0], LINE)
@@ -116,7 +116,7 @@ def test_sidecars_that_have_not_answered_are_asked_again(conditions: dict[int, s
 
 def test_ranks_of_a_host_whose_answer_is_lost_in_part_are_unknown(conditions: dict[int, str]):
     ranks = Ranks(3, [0])
-    ranks.job.add_hosts({(1, 2): FAR})
+    ranks.job.hosts.add({(1, 2): FAR})
     ranks.job.take(SidecarMessage("job", "hello", 1))
     began(ranks.recordings[0], LINE)
     now = time.monotonic() + 3
@@ -139,18 +139,18 @@ def test_many_hosts_that_ask_while_a_host_reads_its_records_are_answered_at_once
 ):
     ranks = Ranks(4, [0])
     hosts = [FAR._replace(port=port) for port in (1, 2, 3)]
-    ranks.job.add_hosts({(port,): hosts[port - 1] for port in (1, 2, 3)})
+    ranks.job.hosts.add({(port,): hosts[port - 1] for port in (1, 2, 3)})
     began(ranks.recordings[0], LINE)
     now, reads = [time.monotonic()], list[float]()
-    read = observer.states_here
+    read = process_table.states_here
 
     def slow(records: Mapping[OpenRecord, Record], who: str, when: float) -> dict[int, RankState]:
         reads.append(when)
         now[0] += 0.6
         return read(records, who, when)
 
-    monkeypatch.setattr(observer, "states_here", slow)
-    monkeypatch.setattr(observer.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(process_table, "states_here", slow)
+    monkeypatch.setattr(process_table.time, "monotonic", lambda: now[0])
     for rank in (1, 2, 3):
         ranks.job.take(SidecarMessage("job", "ask", rank, 1))
     assert len(reads) == 1 and [message.kind for message in ranks.sent] == ["answer"] * 3
@@ -161,10 +161,10 @@ def test_a_host_whose_records_take_long_to_read_waits_longer_for_others(
 ):
     """Their records take as long."""
     ranks = Ranks(2, [0])
-    ranks.job.add_hosts({(1,): FAR})
+    ranks.job.hosts.add({(1,): FAR})
     ranks.job.take(SidecarMessage("job", "hello", 1))
     began(ranks.recordings[0], LINE)
-    monkeypatch.setattr(ranks.job, "_reading_s", 2.0)
+    monkeypatch.setattr(ranks.job.table, "reading_s", 2.0)
     now = time.monotonic() + 3
     ranks.job.look(now)
     ranks.job.look(now + 7.9)

@@ -279,7 +279,7 @@ def test_steps_of_ranks_that_compare_with_others_are_not_compared(conditions: di
         recording = ranks.recordings[rank] = Recording("job", "x", rank, 4, {"row": 2, "column": 2})
         live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
         ranks.processes[rank] = FakeProcess(100 + rank)
-        ranks.job.add(recording.path, ranks.processes[rank])
+        ranks.job.table.open(recording.path, ranks.processes[rank])
         began(recording, LINE, ends=True)
         joins(recording, 9 if rank > 1 else 4, group=0b10)
     joins(ranks.recordings[0], 5, compares="rank 0", group=0b10)
@@ -299,7 +299,7 @@ def test_a_comparison_waits_for_the_ranks_along_its_axes(conditions: dict[int, s
         recording = ranks.recordings[rank] = Recording("job", "x", rank, 4, {"row": 2, "column": 2})
         live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
         ranks.processes[rank] = FakeProcess(100 + rank)
-        ranks.job.add(recording.path, ranks.processes[rank])
+        ranks.job.table.open(recording.path, ranks.processes[rank])
         put(recording, left=int(rank in (1, 2)))
     put(ranks.recordings[0], comparison=1, group=0b10, compares=time.monotonic_ns())
     ranks.look(3.0)
@@ -324,7 +324,7 @@ def test_a_server_that_reports_is_not_named_and_a_busy_one_is(conditions: dict[i
     ranks = Ranks(2, [0], "requests")
     server = Recording("job", "x", 1, 2, lane="server")
     live.put_limits(server, HangLimits(BOUND_S, BUSY_S))
-    ranks.job.add(server.path, FakeProcess(101))
+    ranks.job.table.open(server.path, FakeProcess(101))
     request = Lane(ranks.recordings[0])
     name = request.name(LINE, "request")
     request.awaits(name, request.begin(name, 7, 0), 1)
@@ -344,7 +344,7 @@ def state(rank: int, *, waits: bool) -> RankState:
 
 def test_ranks_of_other_hosts_are_asked_and_a_host_that_is_silent_is_named(conditions: dict[int, str]):
     ranks = Ranks(4, range(2))
-    ranks.job.add_hosts({(2, 3): FAR})
+    ranks.job.hosts.add({(2, 3): FAR})
     for recording in ranks.recordings.values():
         began(recording, LINE)
     now = time.monotonic()
@@ -368,7 +368,7 @@ def test_ranks_of_other_hosts_are_asked_and_a_host_that_is_silent_is_named(condi
 
 def test_a_host_that_falls_silent_is_named(conditions: dict[int, str]):
     ranks = Ranks(4, range(2))
-    ranks.job.add_hosts({(2, 3): FAR})
+    ranks.job.hosts.add({(2, 3): FAR})
     ranks.job.take(SidecarMessage("job", "hello", 2))
     for recording in ranks.recordings.values():
         began(recording, LINE)
@@ -382,7 +382,7 @@ def test_a_host_that_falls_silent_is_named(conditions: dict[int, str]):
 
 def test_a_sidecar_that_replaces_a_killed_one_is_reached_at_its_own_address(conditions: dict[int, str]):
     ranks, new = Ranks(4, range(2)), FAR._replace(port=7, key="new")
-    ranks.job.add_hosts({(2, 3): FAR})
+    ranks.job.hosts.add({(2, 3): FAR})
     ranks.job.take(SidecarMessage("job", "hello", 2, address=FAR))
     ranks.job.take(SidecarMessage("job", "hello", 2, address=new))
     assert (ranks.sent[-1].kind, ranks.sent[-1].is_reply, ranks.sent[-1].address) == ("hello", True, HERE)
@@ -398,7 +398,7 @@ def test_a_sidecar_that_replaces_a_killed_one_is_reached_at_its_own_address(cond
 
 def test_questions_are_answered_and_verdicts_are_written(conditions: dict[int, str]):
     ranks = waiting(Ranks(4, range(2)), late=1)
-    ranks.job.add_hosts({(2, 3): FAR})
+    ranks.job.hosts.add({(2, 3): FAR})
     ranks.job.take(SidecarMessage("job", "ask", 2, 9))
     answers = [message for message in ranks.sent if message.kind == "answer"]
     assert [(answer.serial, answer.sender) for answer in answers] == [(9, 0)]
@@ -416,8 +416,8 @@ def test_a_record_that_was_removed_is_read_from_its_descriptor(conditions: dict[
     live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
     descriptor = os.open(recording.path, os.O_RDWR)
     recording.path.unlink()
-    ranks.job.add(recording.path, FakeProcess(101), descriptor=descriptor)
-    assert ranks.job.ranks == {0, 1} and [each.rank for each in ranks.job.records] == [0, 1]
+    ranks.job.table.open(recording.path, FakeProcess(101), descriptor=descriptor)
+    assert ranks.job.table.ranks == {0, 1} and [each.rank for each in ranks.job.table] == [0, 1]
 
 
 def test_a_rank_without_a_record_is_said_to_be_unknown(conditions: dict[int, str]):

@@ -191,12 +191,12 @@ def test_a_step_that_fails_is_not_explained_by_a_process_that_works(
 def test_other_hosts_evaluate_soon_once_a_process_has_ended_elsewhere(conditions: dict[int, str]):
     processes = Processes()
     in_step(processes.recordings[0], 5, ends=True)
-    processes.job.add_hosts({(7,): FAR})
+    processes.job.hosts.add({(7,): FAR})
     live.put_left(processes.recordings[0])
     processes.look(0.1)
     assert [message.kind for message in processes.sent].count("gone") == 1
     ranks = Ranks(4, range(2))
-    ranks.job.add_hosts({(2, 3): FAR})
+    ranks.job.hosts.add({(2, 3): FAR})
     for recording in ranks.recordings.values():
         put(recording, bound_ns=10**12)
         began(recording, LINE)

@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import signal
+import socket
 import stat
 import struct
 import subprocess
@@ -23,7 +24,7 @@ from commplan.cli import main
 from commplan.recorder.blame import blame
 from commplan.recorder.file import LIVE
 from commplan.recorder.reading import read_records
-from commplan.sidecar import __main__ as sidecar
+from commplan.sidecar import process as process_of_sidecar
 from commplan.sidecar.attend import SOCKET, attend, locked
 
 # A process of a job of three ranks, in an operation: it reports when it is ready, then follows instructions.
@@ -197,15 +198,21 @@ def test_a_folder_that_another_process_keeps_is_waited_for_with_a_bound(
 
 
 def test_an_error_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar, "_READ_MS", 10)
+    monkeypatch.setattr(process_of_sidecar, "_READ_MS", 10)
     read, write = os.pipe()
+    one, other = socket.socketpair()
     try:
-        sidecar.say(write, "x" * 10_000)
+        attended = process_of_sidecar.AttendedProcess(one, lambda *_: None)
+        attended.say("it has not sent its standard error")
+        attended.errors = write
+        attended.say("x" * 10_000)
         assert os.read(read, 20_000) == b"x" * 10_000
         while select.select([], [write], [], 0)[1]:
             os.write(write, b"y" * select.PIPE_BUF)
-        sidecar.say(write, "nobody reads this")
+        attended.say("nobody reads this")
     finally:
+        for opened in (one, other):
+            opened.close()
         os.close(read)
         os.close(write)
 

@@ -13,16 +13,17 @@ from commplan.recorder.file import BEGIN, END, EVENT, EVENTS, HEAD, LIVE, Call, 
 from commplan.recorder.rank_state import Comparison
 from commplan.sidecar.mail import Address, SidecarMessage
 from commplan.sidecar.observer import Job
+from commplan.sidecar.process import AttendedProcess
 
 LINE, OTHER_LINE = "line 6 of x.plan", "line 7 of x.plan"
 BOUND_S, BUSY_S = 2.0, 30.0
 FAR, HERE = Address("far", 1, "key", ("10.0.0.2",)), Address("here", 2, "own", ("10.0.0.1",))
 
 
-class FakeProcess:
+class FakeProcess(AttendedProcess):
     """A process of the tests. `said`: the text that was printed on its standard error."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.number, self.seconds, self.queried_at = number, 0.0, 0.0
         self.stack, self.said = f"train.py:{number} in load", ""
 
@@ -47,7 +48,7 @@ class Ranks:
             recording = self.recordings[rank] = Recording("job", "x", rank, ranks, axes, lane)
             live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
             process = self.processes[rank] = FakeProcess(100 + rank)
-            self.job.add(recording.path, process)
+            self.job.table.open(recording.path, process)
 
     def send(self, message: SidecarMessage, to: Sequence[Address]) -> None:
         self.sent.append(message)

@@ -1,0 +1,273 @@
+"""Decides which rank blocks the others of a job while it runs, from the states of its ranks.
+
+If a rank has waited for longer than its bound, the decision is that of `recorder.verdict.blame`. Two
+evaluations must agree. The verdict goes into the records of all ranks, or is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+
+from commplan.recorder import live
+from commplan.recorder.rank_state import RankState
+from commplan.recorder.stacks import main_stack
+from commplan.recorder.verdict import FIRST, Patience, Verdict, blame, described, is_down, listed
+from commplan.sidecar.hosts import OtherHosts
+from commplan.sidecar.process_table import ProcessTable
+from commplan.sidecar.states import COMPARISON, LEFT, OpenRecord, has_stack, usual_wait_s, waited_s
+
+_GRACE_S = 2.0  # after the death of a process
+_ENDED_S = 1.0  # after the end of a program, and for a comparison
+_AGAIN_S, _LONGEST_S = 1.0, 5.0  # between two evaluations, at least and at most
+_CONFIRM_S = 0.5  # between the two evaluations that must agree
+_STACK_S = 1.5  # for a process to answer with its stack
+_SETTLE_S = 0.2  # in which all ranks receive a verdict, before it applies
+_HELD = "it holds the interpreter's lock"
+_REASONS = ("down", "order", "late", "circle")  # kinds of verdicts that name ranks
+_TIMEOUT = "run.jit(step, timeout=SECONDS) bounds the wait"
+_LATE = "`with run.late():` or commplan.guard.late()"
+_EXCUSE = f"put longer work into {_LATE}, or busy_s=SECONDS waits longer"
+
+
+class Decision:
+    """Evaluates the waits of a job.
+
+    Args:
+        table: The processes of the job on this host.
+        hosts: The sidecars of the other hosts.
+    """
+
+    def __init__(self, table: ProcessTable, hosts: OtherHosts) -> None:
+        self._table, self._hosts = table, hosts
+        self._again, self._is_judged = 0.0, False
+        self._suspected: object = None  # the result of the last evaluation
+        self._noticed: object = None  # the wait about which a message was printed
+
+    def absorb(self, other: Decision) -> None:
+        self._is_judged |= other._is_judged
+
+    def look(self, now: float) -> None:
+        """Evaluate the job if a rank waits for too long, once the other hosts have sent the states there."""
+        alarmed = self._alarmed(now)
+        if not alarmed or self._is_judged:
+            self._suspected = None
+            self._hosts.end_query()
+            return
+        is_due = self._hosts.is_asking or now >= self._again
+        if is_due and (away := self._hosts.query(now)) is not None:
+            self._evaluate(alarmed, away, now)
+
+    def take(self, text: str, line: str, *, abandoned: bool) -> None:
+        """Take the verdict of another host."""
+        if not self._is_judged:
+            self._write(text, line, time.monotonic(), abandoned=abandoned)
+
+    def _alarmed(self, now: float) -> list[OpenRecord]:
+        """The records of ranks that wait for longer than the bound, or whose steps have failed.
+
+        Two seconds suffice after a death, and for a comparison if a rank has ended its program. One second
+        suffices for the latter if whole steps are recorded, and for any comparison.
+        """
+        has_died = self._hosts.is_warned or any(each.process.seconds for each in self._table)
+        has_ended = self._hosts.is_warned or any(each.live.left for each in self._table)
+        is_process, alarmed = self._table.is_process, list[OpenRecord]()
+        for each in self._table:
+            waited, compares, bound = waited_s(each.live, now), each.live.compares, each.live.bound_s
+            is_alarmed = waited > bound or each.live.asks > each.live.answered
+            is_alarmed |= has_died and waited > min(_GRACE_S, bound)
+            is_alarmed |= has_ended and is_process and waited > min(_ENDED_S, bound)
+            is_alarmed |= compares > 0 and now - compares * 1e-9 > _ENDED_S
+            alarmed += [each] if is_alarmed else []
+        return alarmed
+
+    def _evaluate(self, alarmed: Sequence[OpenRecord], away: Mapping[int, RankState], now: float) -> None:
+        began = time.thread_time()
+        records, states = self._table.read(now)
+        states |= away
+        # Records of many ranks take long to read. Waits for a core do not count.
+        self._again = now + min(_LONGEST_S, max(_AGAIN_S, 10 * (time.thread_time() - began)))
+        failed = [each for each in alarmed if each in records and each.live.asks > each.live.answered]
+        failed = [each for each in failed if not states[each.rank].waits or each.live.is_aborted]
+        waiting = [each for each in alarmed if each in records and states[each.rank].waits]
+        waiting = [each for each in waiting if states[each.rank].condition == "alive"]
+        if failed:
+            self._explain(failed, states, now)
+            return
+        if not waiting:
+            self._part([each for each in alarmed if each in records], states, now)
+            return
+        source, is_process = _source(waiting, states), self._table.is_process
+        waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
+        bound = source.live.bound_s
+        if not compares and not is_process:  # a rank that compares a step may still execute an earlier one
+            states = {rank: _without_comparison(state) for rank, state in states.items()}
+        if not states[waiter].waits:
+            return
+        usual = bound if compares else usual_wait_s(records[source], source.live.waits, bound)
+        late_s = max(usual, source.live.busy_s)
+        still_s, stuck_s = (usual, late_s) if is_process else (bound, late_s if compares else bound)
+        verdict = blame(states, waiter, Patience(bound, late_s, still_s, stuck_s))
+        if compares and verdict.kind == "late":  # ranks may compile before they compare
+            verdict = verdict._replace(kind="busy")
+        has_ended = any(states[rank].condition == "ended" for rank in verdict.reasons)
+        is_over = has_ended and not compares and not is_process  # the engine reports it
+        is_still = min((states[rank].idle_s for rank in verdict.waiting), default=0.0) >= bound
+        is_known = states.keys() >= self._table.ranks or verdict.kind in ("down", "apart")
+        if not is_known and waited_s(source.live, now) > FIRST * bound:
+            missing = tuple(sorted(self._table.ranks - states.keys()))
+            text = f"the state of {listed(self._table.who, missing)} is unknown here"
+            self._print(text, source, (waiter,), missing)
+        if is_over or verdict.kind == "none" or not is_known:
+            return
+        if verdict.kind in ("stalled", "behind", "circle") and (compares or not is_still):
+            return
+        conditions = {states[rank].condition for rank in verdict.reasons}
+        ended_s = _ENDED_S if is_process else _GRACE_S
+        limit = ended_s if conditions == {"ended"} else _GRACE_S if "dead" in conditions else bound
+        is_early = (is_process or compares) and waited_s(source.live, now) < min(limit, bound)
+        if is_early and verdict.kind != "apart":
+            return
+        if conditions != {"ended"} and not self._is_confirmed(verdict, now):
+            return
+        if is_process and verdict.kind in ("stalled", "behind"):
+            if states[waiter].idle_s >= usual:
+                self._notice(verdict, states, source)
+            return
+        late = [each for each in self._table if each.rank in verdict.reasons]
+        is_shown = [each for each in late if has_stack(states[each.rank]) or verdict.kind == "apart"]
+        silent = [each for each in is_shown if not states[each.rank].stack]
+        if any(each.process.queried_at and now < each.process.queried_at + _STACK_S for each in silent):
+            self._again = now + _CONFIRM_S
+            return
+        states |= self._stacks(silent, states)
+        text, line = described(verdict, states, self._table.who, waiter), states[waiter].waits[0].where
+        if verdict.kind == "busy":
+            is_excused = any(states[rank].is_excused for rank in verdict.reasons)
+            if states[waiter].idle_s >= usual and not is_excused:
+                excuse = _TIMEOUT if compares else f"the limit is {late_s:.0f} s: {_EXCUSE}" if ends else ""
+                limit = f"\nnote: {excuse}" if excuse else ""
+                self._print(f"{text}\nnote: {line} waits for it{limit}", source, verdict.waiting)
+                self._again = now + min(_LONGEST_S, max(_CONFIRM_S, late_s - states[waiter].idle_s))
+            return
+        if verdict.kind == "late" and ends:
+            text += f"\nnote: the limit is {late_s:.0f} s: {_EXCUSE}"
+        if verdict.kind == "apart":
+            self._judge(f"CP0854: {text}", "", now, abandoned=False)
+        elif ends:
+            self._judge(text, line, now, abandoned=False)
+        else:
+            down = tuple(verdict.reasons) if verdict.kind == "down" else ()
+            self._print(f"{text}\nnote: {line} waits for it", source, verdict.waiting, down)
+
+    def _explain(self, failed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
+        """Find out whether another process is the reason why a step has failed."""
+        waiter = failed[0].rank
+        verdict = blame(states, waiter, Patience(late=failed[0].live.busy_s, still=0.0))
+        is_known = states.keys() >= self._table.ranks or verdict.kind == "down"
+        is_reason = is_known and verdict.kind in _REASONS
+        if not self._is_confirmed(verdict, now):
+            return
+        if is_reason and failed[0].live.ends:
+            self._judge(described(verdict, states, self._table.who, waiter), "", now, abandoned=False)
+            return
+        if is_reason:
+            failed[0].process.say(f"commplan: {described(verdict, states, self._table.who, waiter)}\n")
+        for each in failed:
+            with contextlib.suppress(OSError):
+                live.write_answer(each.descriptor)
+
+    def _notice(self, verdict: Verdict, states: Mapping[int, RankState], source: OpenRecord) -> None:
+        """Print once that a step takes long on all processes: the devices may be computing."""
+        wait, comparing = states[source.rank].waits[0], list[int]()
+        comparing += [n for n, state in states.items() if any(each.waits_s for each in state.joint.values())]
+        late = [n for n in verdict.waiting if n not in comparing] if comparing else []
+        text = f"{wait.where} has not ended for {states[source.rank].idle_s:.0f} s"
+        where = [f"{self._table.who} {n} is at {states[n].stack or 'an unknown line'}" for n in late]
+        text += f"; {'; '.join([*where, _TIMEOUT] if late else ['no process is late for it'])}"
+        self._print(text, source, verdict.waiting)
+
+    def _is_confirmed(self, verdict: Verdict, now: float) -> bool:
+        """Whether the last evaluation had the same result. Otherwise the next one is soon."""
+        result = verdict.kind, tuple(verdict.reasons), verdict.waiting
+        is_same, self._suspected = result == self._suspected, result
+        if not is_same:
+            self._again = now + _CONFIRM_S
+        return is_same
+
+    def _stacks(self, silent: Sequence[OpenRecord], states: Mapping[int, RankState]) -> dict[int, RankState]:
+        """The states of ranks that do not answer, with their Python if a signal shows it."""
+        explained: dict[int, RankState] = {}
+        for each in silent:
+            stack = main_stack(each.path) or "an unknown line"
+            explained[each.rank] = states[each.rank]._replace(stack=f"{stack}; {_HELD}")
+        return explained
+
+    def _print(
+        self, text: str, source: OpenRecord, waiting: Sequence[int], named: tuple[int, ...] = ()
+    ) -> None:
+        """Print `text` once for each wait and each set of `named` ranks, on the first rank that waits."""
+        wait = source.live.waits or source.live.compares, named
+        first = next((each for each in self._table if each.rank == min(waiting)), None)
+        if self._noticed != wait and first is not None:
+            self._noticed = wait
+            first.process.say(f"commplan: {text}\n")
+
+    def _part(self, alarmed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
+        """Decide whether the ranks that a rank waits for at its end are dead.
+
+        A rank that is alive may still have work to do.
+        """
+        source = next((each for each in alarmed if each.live.parting), None)
+        if source is None or not states.keys() >= self._table.ranks:
+            return
+        waiter = source.rank
+        remaining = [rank for rank in sorted(states) if LEFT not in states[rank].begun and rank != waiter]
+        limits, waited = Patience(late=source.live.busy_s), now - source.live.parting * 1e-9
+        down = {n: states[n].how for n in remaining if states[n].how and is_down(states[n], waited, limits)}
+        states = {rank: state._replace(condition="silent") for rank, state in states.items()}
+        verdict = Verdict("down" if len(down) == len(remaining) else "busy", down)
+        if not remaining or not self._is_confirmed(verdict, now):
+            return
+        if verdict.kind == "down":
+            first, *notes = described(verdict, states, self._table.who, waiter).splitlines()
+            text = "\n".join([f"{first}, and all others have ended", *notes])
+            if source.live.ends:
+                self._judge(text, "", now, abandoned=True)
+            elif self._noticed != text:
+                self._noticed = text
+                source.process.say(f"commplan: {text}\n")
+            return
+        late = next((rank for rank in remaining if rank not in down and not states[rank].waits), None)
+        has_waited = waited > FIRST * source.live.bound_s
+        if late is not None and has_waited and not source.live.served and self._noticed != "parting":
+            self._noticed = "parting"
+            _, *notes = described(Verdict("busy", {late: ""}), states, self._table.who, waiter).splitlines()
+            text = f"this process has ended and waits for rank {late}"
+            source.process.say("\n".join([f"commplan: {text}", *notes, ""]))
+
+    def _judge(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
+        self._write(text, line, now, abandoned=abandoned)
+        self._hosts.tell("verdict", text=text, line=line, abandoned=abandoned)
+
+    def _write(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
+        self._is_judged = True
+        for each in self._table:
+            with contextlib.suppress(OSError):
+                live.write_verdict(each.descriptor, text, line, now + _SETTLE_S, abandoned=abandoned)
+
+
+def _source(waiting: Sequence[OpenRecord], states: Mapping[int, RankState]) -> OpenRecord:
+    """The rank whose wait is evaluated: the oldest collective, or a comparison that cannot end."""
+    oldest = sorted(waiting, key=lambda each: max(each.live.waits or each.live.compares, each.live.moved))
+    comparison = next((each for each in oldest if each.live.is_comparing), None)
+    if comparison is not None:
+        limits = Patience(late=comparison.live.busy_s)
+        if blame(states, comparison.rank, limits).kind == "down":
+            return comparison
+    return next((each for each in oldest if not each.live.is_comparing), oldest[0])
+
+
+def _without_comparison(state: RankState) -> RankState:
+    return state._replace(waits=tuple(wait for wait in state.waits if wait.where != COMPARISON))
