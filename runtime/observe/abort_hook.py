@@ -35,13 +35,12 @@ from commplan.recorder.file import offer_stacks_of_process, uncaught
 from commplan.runtime.observe import interruption as interruption_watch
 from commplan.sidecar import leave
 from commplan.tracebacks import from_users_code
-from commplan.wait import Wait, until
 
 _REPEATS = "commplan_repeats"  # an attribute of errors that another process prints in full: the line to print
 _COMMON = "commplan_common"  # an attribute of errors: whether every process raises it
 _COMPARED = ("CP0845", "CP0854", "CP0856", "CP0861")  # raised by a comparison, on all processes
 _FIRST_S = 1.0  # for another process to print the whole message, before this one ends the job
-READ_S = 1.0  # for the launcher to read the output of a rank that aborts
+_READ_S, _POLL_S = 1.0, 0.005  # for the launcher to read the output of a rank that aborts
 
 _hooks: list[Any] = []  # the previous `sys.excepthook`
 _ends: list[Callable[[BaseException, int], None]] = []
@@ -204,31 +203,16 @@ def _end(error: BaseException, status: int) -> None:
 
 
 def _abort(error: BaseException, status: int) -> None:
-    del error
-    end_job(status)
-
-
-def end_job(status: int) -> None:
-    """End the MPI job after the launcher has read the output of this process."""
+    """End the MPI job after the launcher has read the output of this process, which is lost otherwise."""
     from mpi4py import MPI  # noqa: PLC0415  only under MPI
 
+    del error
     if MPI.Is_initialized() and not MPI.Is_finalized():
         leave(aborts=True)
-        with contextlib.suppress(TimeoutError):
-            until(_is_read, Wait(READ_S, _unread_too_long))
+        deadline = time.monotonic() + _READ_S
+        while any(map(unread, (1, 2))) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
         MPI.COMM_WORLD.Abort(status)
-
-
-def _is_read(seconds: float) -> bool:
-    """Whether the launcher has read the output of this process. Unread output is lost at the abort."""
-    if not any(map(unread, (1, 2))):
-        return True
-    time.sleep(min(seconds, 0.005))
-    return False
-
-
-def _unread_too_long(waited: float) -> NoReturn:
-    raise TimeoutError(f"no process has read the output for {waited:.1f} s")
 
 
 def unread(descriptor: int) -> int:

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -34,8 +34,6 @@ from commplan.runtime.observe.calls import Calls, key_of
 from commplan.runtime.observe.interruption import Place, is_interruptible
 from commplan.sidecar import attend, introduce_hosts
 from commplan.sidecar.mail import Address
-from commplan.wait import Wait as TimedWait
-from commplan.wait import until
 
 EXIT_STATUS = 75  # of a process that ends with a verdict: EX_TEMPFAIL of sysexits.h
 _TICK_S = 0.25
@@ -149,8 +147,7 @@ class Watchdog:
             with self._lock:
                 self._failure = text
                 self._ask()
-            with contextlib.suppress(TimeoutError):
-                until(self._settled.wait, TimedWait(_ANSWER_S, _timed_out))
+            self._settled.wait(_ANSWER_S)
         if not self._verdict:
             self._leave(text)
 
@@ -312,7 +309,3 @@ def part(whole: Calls | None, processes: Sequence[int], plan: str) -> Calls | No
     if whole is None or len(processes) == 1 or not _running or _running[0].number not in processes:
         return None
     return _running[0].part(whole, processes, plan)
-
-
-def _timed_out(waited: float) -> NoReturn:
-    raise TimeoutError(waited)
