@@ -17,9 +17,10 @@ from commplan.frontend.bind_axes import is_communicator
 from commplan.hang_limits import HangLimits
 from commplan.lowering.audit import CompiledCollective
 from commplan.runtime.machines import coordinator
-from commplan.runtime.machines.gather import Absence, Notice, gathered_values
+from commplan.runtime.machines.gather import Absence, gathered_values
 from commplan.runtime.machines.machine import Machine
 from commplan.runtime.machines.mesh import MeshMachine, processes_of
+from commplan.runtime.machines.notice import NOTICE_S, Notice
 from commplan.runtime.observe import watchdog
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
@@ -53,9 +54,8 @@ def machine_of(mesh: Any, comm: Any, name: str, limits: HangLimits, timeout_s: f
     machine = GuardedMesh(mesh, dict(mesh.shape))
     if len(processes) == 1 or jax.process_index() not in processes:
         return cast("Machine", machine)
-    notice = Notice(
-        limits.watchdog_s or timeout_s, f"process {jax.process_index()} waits in `guard.jit` of `{name}`"
-    )
+    waits = f"process {jax.process_index()} waits in `guard.jit` of `{name}`"
+    notice = Notice([waits], limits.watchdog_s or NOTICE_S)
 
     fix = "every process calls guard.jit for the same steps in the same order"
     absence = Absence(f"guard `{name}`", fix)

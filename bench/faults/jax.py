@@ -23,7 +23,7 @@ BEFORE = "before "  # of what happens before the program is bound
 KINDS = (*OF_RANKS, "lock", BEFORE + "stop", BEFORE + "sleep")
 GUARDED = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "lock", "shape")
 AWAITED = re.compile(
-    r"commplan: process(?:es)? ([\d, ]+) ha\w+ not arrived after .* waits in `program\.bind`"
+    r"commplan: process(?:es)? ([\d, ]+) ha\w+ not arrived within .*\nnote: .* waits in `program\.bind`"
 )
 
 
@@ -129,7 +129,7 @@ def judged(fault: Fault) -> Outcome:
         awaited = others if fault.kind in ("stop", "sleep", "lock") else jobs
 
         def over(text: str) -> bool:
-            early = fault.kind.startswith(BEFORE) and len(AWAITED.findall(text)) == len(others)
+            early = fault.kind.startswith(BEFORE) and AWAITED.search(text) is not None
             return early or all(job.poll() is not None for job in awaited)
 
         seen = observed(jobs, output, over)

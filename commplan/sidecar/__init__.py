@@ -8,5 +8,6 @@ the last process that it attends, and removes its files.
 
 from commplan.sidecar.attend import attend as attend
 from commplan.sidecar.attend import introduce_hosts as introduce_hosts
+from commplan.sidecar.attend import is_attended as is_attended
 from commplan.sidecar.attend import leave as leave
 from commplan.sidecar.attend import unwatch as unwatch

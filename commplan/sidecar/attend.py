@@ -80,6 +80,11 @@ def attend(
             os.close(descriptor)
 
 
+def is_attended() -> bool:
+    """Whether a sidecar attends this process."""
+    return bool(_lines)
+
+
 def own_address() -> Address:
     """The address of the sidecar of this host. Raises OSError or ValueError if there is none."""
     port, key = io.read(folder() / PORT).decode("ascii").split()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
@@ -15,36 +13,14 @@ import msgspec
 from commplan.diagnostics import fail
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.machine import digest
+from commplan.runtime.machines.notice import Notice
 from commplan.wait import Wait, apart
 
 T = TypeVar("T")
-NOTICE_S = 10.0  # Seconds before late processes are reported, unless a watchdog has its own limit.
 _READ_TIMEOUT_S = 10.0  # Seconds that the other processes get to read the answers.
+_ARRIVED_S = 2.5  # Seconds for the coordinator to name the processes that have arrived.
 # Numbers of exchanges so far, by processes and purpose.
 _counts: collections.Counter[str] = collections.Counter()
-
-
-@dataclasses.dataclass
-class Notice:
-    """A message about late processes, printed once.
-
-    Attributes:
-        after_s: Seconds of waiting before it is printed.
-        waiting: The waiting process and the call, for the message.
-    """
-
-    after_s: float
-    waiting: str
-    is_due: bool = True
-
-    def should_print(self, waited: float) -> bool:
-        due, self.is_due = self.is_due and waited > self.after_s, self.is_due and waited <= self.after_s
-        return due
-
-    def print(self, missing: Sequence[int], waited: float) -> None:
-        which = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-        text = f"commplan: {which} {'have' if len(missing) > 1 else 'has'} not arrived after {waited:.0f} s"
-        print(f"{text}; {self.waiting}", file=sys.stderr, flush=True)
 
 
 def gathered(
@@ -57,7 +33,7 @@ def gathered(
         text: The text of this process.
         processes: The numbers of all processes that take part.
         timeout_s: Seconds to wait for the others.
-        notice: Printed once if processes are late.
+        notice: Printed once, by the first process, if others are late.
 
     Returns:
         The texts of the processes that arrived, by process number, and JAX's error, or "" if all arrived.
@@ -67,16 +43,21 @@ def gathered(
     key = f"commplan/{digest(repr(processes)).hex()}/{purpose}"
     _counts[key] += 1
     key = f"{key}/{_counts[key]}"
-    error, answers = "", {int(jax.process_index()): text}
+    me = int(jax.process_index())
+    error, answers = "", {me: text}
 
     def late(waited: float) -> NoReturn:
         raise TimeoutError(f"the coordinator, process 0, has not answered for {waited:.0f} s")
 
+    def missing() -> list[int]:
+        arrived = _answer(lambda: coordinator.texts(key), late, _ARRIVED_S)
+        if not arrived:
+            return [0]
+        return [n for n in processes if n not in arrived] if me == min(arrived) else []
+
     def look(waited: float) -> None:
-        if notice is not None and notice.should_print(waited):
-            arrived = _answer(lambda: coordinator.texts(key), late, NOTICE_S / 4)
-            missing = [number for number in processes if number not in arrived] if arrived else [0]
-            notice.print(missing, waited)
+        if notice is not None:
+            notice.look(waited, missing)
 
     wait = Wait(timeout_s + 2 * _READ_TIMEOUT_S, late, look)
     try:

@@ -29,6 +29,7 @@ from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.environment import ALIKE, environment
+from commplan.runtime.machines.notice import Notice
 from commplan.runtime.machines.pinned import Pinning
 from commplan.runtime.observe.abort_hook import common
 from commplan.runtime.observe.calls import Calls
@@ -206,12 +207,13 @@ class Machine(Protocol):
         """The calls of steps that all participants make together."""
         ...
 
-    def gather(self, text: str, timeout_s: float) -> Mapping[int, str | None]:
+    def gather(self, text: str, timeout_s: float, notice: Notice | None = None) -> Mapping[int, str | None]:
         """Exchange a text between the participants, which all call this in the same order.
 
         Args:
             text: The text of this process.
             timeout_s: Seconds to wait for the others.
+            notice: Printed once if others are late.
 
         Returns:
             The text of each participant that arrived in time, by its number. None for a participant whose

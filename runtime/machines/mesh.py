@@ -32,9 +32,10 @@ from commplan.lowering.jax.servers import check_servers
 from commplan.lowering.programs import spreads
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.explicit import explicit_axes, resharded
-from commplan.runtime.machines.gather import NOTICE_S, Absence, Notice, gathered, gathered_values
+from commplan.runtime.machines.gather import Absence, gathered, gathered_values
 from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, place_of, shortened
 from commplan.runtime.machines.mesh_input import MeshInput
+from commplan.runtime.machines.notice import NOTICE_S, Notice
 from commplan.runtime.machines.placing import Cut, bounds
 from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.abort_hook import alike
@@ -147,8 +148,8 @@ class MeshMachine:
     def joint(self) -> JointCalls:
         return self.unwatched if self.calls is None else self.calls.joint
 
-    def gather(self, text: str, timeout_s: float) -> Mapping[int, str | None]:
-        return gathered("gather", text, self.participants(), timeout_s)[0]
+    def gather(self, text: str, timeout_s: float, notice: Notice | None = None) -> Mapping[int, str | None]:
+        return gathered("gather", text, self.participants(), timeout_s, notice)[0]
 
     def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
         """The collectives of the trace or of the scheduled HLO; all partitions take part in them."""
@@ -405,10 +406,8 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
         runs = all(device in jax.local_devices() for device in mesh.devices.flat)
         # A mesh that is only described has processes that do not run.
         return alone.start(schedule.plan, request.limits.watchdog_s) if runs else None
-    notice = Notice(
-        request.limits.watchdog_s or NOTICE_S,
-        f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`",
-    )
+    waits = f"process {jax.process_index()} waits in `program.bind` of `{schedule.plan}`"
+    notice = Notice([waits], request.limits.watchdog_s or NOTICE_S)
 
     fix = "bind the same programs in the same order in every process that holds devices of the mesh"
     absence = Absence(f"bind `{schedule.plan}`", fix, schedule.file)

@@ -9,7 +9,7 @@ import socket
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -32,6 +32,7 @@ from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES
 from commplan.runtime.machines.communicator import check_communicator, check_size
 from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, digest, place_of, shortened
+from commplan.runtime.machines.notice import Notice
 from commplan.runtime.machines.ranks_input import RanksInput
 from commplan.runtime.machines.server import ServerMachine, ServerRank
 from commplan.runtime.observe.abort_hook import alike, watch
@@ -116,23 +117,31 @@ class Ranks:
             self.joints[ranks] = JointCalls(channel.recording, group)
         return self.joints[ranks]
 
-    def gather(self, text: str, timeout_s: float) -> Mapping[int, str | None]:
+    def gather(self, text: str, timeout_s: float, notice: Notice | None = None) -> Mapping[int, str | None]:
         """Gather through the first rank. The others wait twice as long: it may arrive last and wait."""
-        ranks = self.participants()
+        ranks, me = self.participants(), int(self.comm.Get_rank())
         self.gathers[ranks] += 1
         tag = int.from_bytes(digest(f"{ranks} {self.gathers[ranks]}")[:2]) >> 1  # MPI has 2**15 tags.
         with deaths(self.mesh, self.file):
-            if self.comm.Get_rank() == ranks[0]:
-                return self._collect(text, ranks, tag, timeout_s)
-            _unread.append(self.comm.isend(text, ranks[0], tag))
-            for _, ranks_of in self._messages(ranks[0], tag, 2 * timeout_s):
+            if me == ranks[0]:
+                return self._collect(text, ranks, tag, timeout_s, notice)
+            sent = self.comm.issend(
+                text, ranks[0], tag
+            )  # Ends once that rank, which reports others, arrives.
+            _unread.append(sent)
+            if notice is not None:  # Ranks do not know which others wait: they report it one after another.
+                notice = dataclasses.replace(notice, after_s=notice.after_s * ranks.index(me))
+            wait = ranks[0], tag, 2 * timeout_s, notice
+            for _, ranks_of in self._messages(*wait, lambda: () if sent.Test() else ranks[:1]):
                 return {rank: answer for answer, senders in ranks_of.items() for rank in senders}
         return dict.fromkeys(ranks[1:])
 
-    def _collect(self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float) -> dict[int, str]:
-        answers = {ranks[0]: text}
+    def _collect(
+        self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float, notice: Notice | None
+    ) -> dict[int, str]:
+        answers, wait = {ranks[0]: text}, (MPI.ANY_SOURCE, tag, timeout_s, notice)
         if len(answers) < len(ranks):
-            for rank, answer in self._messages(MPI.ANY_SOURCE, tag, timeout_s):
+            for rank, answer in self._messages(*wait, lambda: [n for n in ranks if n not in answers]):
                 answers[rank] = answer
                 if len(answers) == len(ranks):
                     break
@@ -146,11 +155,23 @@ class Ranks:
         _unread.extend(sends)
         return answers
 
-    def _messages(self, source: int, tag: int, timeout_s: float) -> Generator[tuple[int, Any]]:
-        """The messages that arrive within `timeout_s`, each with the rank that sent it."""
-        deadline, joint, status = time.monotonic() + timeout_s, self.joint, MPI.Status()
-        while time.monotonic() < deadline:
+    def _messages(
+        self,
+        source: int,
+        tag: int,
+        timeout_s: float,
+        notice: Notice | None,
+        missing: Callable[[], Sequence[int]],
+    ) -> Generator[tuple[int, Any]]:
+        """The messages that arrive within `timeout_s`, each with the rank that sent it.
+
+        missing: returns the ranks that `notice` reports.
+        """
+        begun, joint, status = time.monotonic(), self.joint, MPI.Status()
+        while (waited := time.monotonic() - begun) < timeout_s:
             joint.look()
+            if notice is not None:
+                notice.look(waited, missing)
             _unread[:] = [send for send in _unread if not send.Test()]
             message = self.comm.improbe(source, tag, status)
             if message is None:

@@ -92,7 +92,7 @@ class Calls:
         self.moved, self.waits, self.number = time.monotonic(), 0, 0
         self._pairs = itertools.count()
         self._inside, self._open, self._head = False, _NOTHING, 0
-        self.joint = JointCalls()
+        self.joint = JointCalls(is_put=recording is not None)
         self._result: Any = None
         self._last_state = (0, False, True)
 

@@ -19,6 +19,7 @@ from commplan.recorder.file import Call, Recording
 from commplan.recorder.rank_state import Comparison
 from commplan.recorder.stacks import user_line
 from commplan.runtime.observe.abort_hook import common
+from commplan.sidecar import is_attended
 from commplan.tracebacks import shorten
 
 _LONGEST = 600  # characters of a part of a comparison in the record
@@ -40,13 +41,14 @@ class JointCalls:
         recording: The record of a rank under MPI, which every change is written to. If None, the progress is
             written by calls of `put`.
         group: The axes of the record along which the ranks lie that make the calls: bit 0 for its first axis.
+        is_put: Whether there are calls of `put`.
     """
 
-    def __init__(self, recording: Recording | None = None, group: int = 0) -> None:
+    def __init__(self, recording: Recording | None = None, group: int = 0, *, is_put: bool = False) -> None:
         self.number, self.name = 0, ""
         self.is_inside = False
         self.comparison: JointStep | None = None
-        self._recording, self._group = recording, group
+        self._recording, self._group, self._is_put = recording, group, is_put or recording is not None
         self._next = 0  # the number of the call that is compared, whether it is counted yet or not
         self._exchanges = 0  # how often this process has waited for others to compare
         self._waits_since: float | None = None
@@ -72,6 +74,11 @@ class JointCalls:
             setattr(call, attribute, getattr(function, attribute))
         call.__name__, call.__doc__, call.__wrapped__ = name, function.__doc__, function  # pyright: ignore[reportFunctionMemberAccess]
         return call
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a sidecar reports the ranks for which the others wait."""
+        return self._is_put and is_attended()
 
     def begin(self, name: str) -> None:
         self.name, self.is_inside = name, True

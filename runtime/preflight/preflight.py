@@ -26,6 +26,7 @@ from commplan.recorder.rank_state import Comparison
 from commplan.recorder.stacks import user_line
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason
+from commplan.runtime.machines.notice import NOTICE_S, Notice
 from commplan.runtime.observe.abort_hook import alike, common
 from commplan.runtime.observe.same_values import Copies, check_copies, named_leaves
 from commplan.tracebacks import is_users
@@ -232,7 +233,7 @@ class Preflight:
     def exchange(self, mine: _Said, timeout_s: float | None = None) -> dict[int, _Said]:
         """The answer of each participant. Raises CP0854 if one has no step, CP0855 if one does not arrive."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
-        gathered = self._answers(mine, timeout_s)
+        gathered = self._answers(mine, timeout_s, None if self.machine.joint.is_watched else self._notice())
         answers = {number: answer for number, answer in gathered.items() if answer is not None}
         wrong = {
             n: answer.wrong for n, answer in answers.items() if isinstance(answer, Hello) and answer.wrong
@@ -253,9 +254,18 @@ class Preflight:
             )
         return answers
 
-    def _answers(self, mine: _Said, timeout_s: float) -> dict[int, _Said | None]:
+    def _notice(self) -> Notice:
+        """The message about late ranks. With a watchdog the sidecar prints one."""
+        name, place = self._step.name, self._place or "an unknown line"
+        calls = f"{self.who} {self.machine.process()[0]} calls `{name}` at {place}"
+        waits = f"{calls}, and waits for the others to compare it"
+        return Notice([waits, "run.jit(step, timeout=SECONDS) bounds the wait"], NOTICE_S, self.who)
+
+    def _answers(
+        self, mine: _Said, timeout_s: float, notice: Notice | None = None
+    ) -> dict[int, _Said | None]:
         with self.machine.joint.waiting():
-            texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s)
+            texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s, notice)
         kind = type(mine)
         return {
             number: None if text is None else msgspec.json.decode(text, type=kind)

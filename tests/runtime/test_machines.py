@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import re
+import time
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,7 +16,11 @@ from commplan.diagnostics import CommplanError
 from commplan.runtime.context.identity import ByIdentity
 from commplan.runtime.machines import gather
 from commplan.runtime.machines.environment import is_local
+from commplan.runtime.machines.notice import Notice
 from commplan.runtime.machines.server import ServerMachine
+from commplan.runtime.observe import joint_calls
+from commplan.runtime.observe.joint_calls import JointCalls
+from commplan.runtime.preflight.preflight import Hello, Preflight
 
 
 def test_a_server_has_no_unknown_attribute_and_refuses_the_known_ones() -> None:
@@ -53,7 +60,7 @@ def test_a_rank_knows_of_no_other_if_the_first_does_not_answer() -> None:
     from commplan.runtime.machines.ranks import Ranks  # noqa: PLC0415  of MPI
 
     sent = SimpleNamespace(Test=lambda: True)
-    comm = SimpleNamespace(Get_rank=lambda: 1, isend=lambda *_: sent, improbe=lambda *_: None)
+    comm = SimpleNamespace(Get_rank=lambda: 1, issend=lambda *_: sent, improbe=lambda *_: None)
     groups = SimpleNamespace(along=lambda _: (0, 1, 2))
     backend: Any = SimpleNamespace(sizes={"data": 3}, channel=SimpleNamespace(groups=groups))
     looks: list[None] = []
@@ -61,6 +68,72 @@ def test_a_rank_knows_of_no_other_if_the_first_does_not_answer() -> None:
     texts = Ranks(None, comm, backend, joints={(0, 1, 2): joint}).gather("mine", 0.01)
     assert texts == {1: None, 2: None}  # an empty text would be that of a rank that arrived
     assert looks
+
+
+@pytest.mark.parametrize(
+    ("me", "has_arrived", "said"),
+    [
+        (0, True, "ranks 1, 2 have not arrived"),
+        (1, False, "rank 0 has not arrived"),
+        (2, False, ""),
+        (1, True, ""),
+    ],
+)
+def test_ranks_report_late_ones_that_no_other_reports(
+    me: int, has_arrived: bool, said: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The first rank knows which are late, the others only whether it is, and report it one by one."""
+    pytest.importorskip("mpi4py")
+    from commplan.runtime.machines import ranks  # noqa: PLC0415  of MPI
+
+    clock = itertools.count()
+    monkeypatch.setattr(ranks.time, "monotonic", lambda: next(clock) / 100)
+    sent = SimpleNamespace(Test=lambda: has_arrived)
+    comm = SimpleNamespace(Get_rank=lambda: me, issend=lambda *_: sent, improbe=lambda *_: None)
+    groups = SimpleNamespace(along=lambda _: (0, 1, 2))
+    backend: Any = SimpleNamespace(sizes={"data": 3}, channel=SimpleNamespace(groups=groups))
+    joint: Any = SimpleNamespace(look=lambda: None)
+    machine = ranks.Ranks(None, comm, backend, joints={(0, 1, 2): joint})
+    machine.gather("mine", 0.2, Notice(["it waits"], 0.2 if me == 2 else 0.1, "rank"))
+    assert capsys.readouterr().err == (f"commplan: {said} within 0 s\nnote: it waits\n" if said else "")
+
+
+@pytest.mark.parametrize(("me", "said"), [(1, "processes 0, 2 have not arrived"), (3, "")])
+def test_the_first_of_the_processes_that_have_arrived_reports_the_others_once(
+    me: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def late(*_: object) -> None:
+        time.sleep(0.6)  # several looks
+        raise TimeoutError("DEADLINE_EXCEEDED")
+
+    monkeypatch.setattr(gather.jax, "process_index", lambda: me)
+    monkeypatch.setattr(gather.coordinator, "all_gather_text", late)
+    monkeypatch.setattr(gather.coordinator, "texts", lambda _: {1: "", 3: ""})
+    monkeypatch.setattr(gather.coordinator, "barrier", lambda *_: None)
+    gather.gathered("p", "", (0, 1, 2, 3), 1.0, Notice(["it waits"], 0.1))
+    text = re.sub(r"\d+ s", "N s", capsys.readouterr().err)
+    assert text == (f"commplan: {said} within N s\nnote: it waits\n" if said else "")
+
+
+@pytest.mark.parametrize("attends", [True, False])
+def test_a_comparison_reports_late_processes_only_if_no_sidecar_does(
+    attends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joint_calls, "is_attended", lambda: attends)
+    notices: list[Notice | None] = []
+
+    def exchange(text: str, timeout_s: float, notice: Notice | None = None) -> dict[int, str]:
+        notices.append(notice)
+        return {0: text}
+
+    for joint in (JointCalls(), JointCalls(is_put=True)):
+        machine: Any = SimpleNamespace(
+            layout="global", process=lambda: (0, 2), participants=lambda: (0,), gather=exchange, joint=joint
+        )
+        Preflight(machine, "x.plan", 1.0).exchange(Hello())
+    unwatched, watched = notices
+    assert unwatched is not None and (watched is None) is attends
 
 
 def test_the_processes_of_an_exchange_that_one_misses_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,6 +182,14 @@ def test_a_process_that_does_not_come_is_named_in_time(case: str, here: int, awa
     assert said[away] == ["away"]
 
 
+def test_a_process_that_does_not_come_is_printed_once_without_a_watchdog():
+    ends = ended("unwatched_alone")
+    text = "".join(errors for (_, errors), _ in ends)
+    assert re.findall(
+        r"commplan: (.*) within \d+ s\nnote: (.*) at \S+preflight_steps\.py:\d+ in .*, and waits", text
+    ) == [("process 1 has not arrived", "process 0 calls `train`")]
+
+
 def test_binding_compares_the_flags_of_xla():
     said = answers("binds", ("--xla_dump_to=", "--xla_cpu_enable_fast_math=true"))["binds"]
     assert said[0] == said[1]

@@ -168,9 +168,8 @@ def test_another_order_of_steps_is_said_with_both(kind: str, tmp_path: Path):
 def test_who_does_not_bind_is_named_while_the_others_wait():
     outcome = processes.judged(Fault("jax", "before sleep", 1, 6, 1000, ""))
     assert outcome.right, outcome.text
-    assert (
-        "process 1 has not arrived after 2 s; process 0 waits in `program.bind` of `faulty`" in outcome.text
-    )
+    waits = "note: process 0 waits in `program.bind` of `faulty`"
+    assert f"commplan: process 1 has not arrived within 2 s\n{waits}\n" in outcome.text
 
 
 @pytest.mark.parametrize("mode", parameters(["late", "fork"], ["none", "rhythm"]))

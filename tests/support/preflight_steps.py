@@ -21,6 +21,7 @@ from jax.sharding import AxisType
 
 import commplan
 from commplan.diagnostics import CommplanError
+from commplan.runtime.preflight import preflight
 
 PLAN = """plan two
 axis data = 2
@@ -193,6 +194,16 @@ def alone(job: Job) -> Words:
     return [outcomes]
 
 
+def unwatched(case: Callable[[Job], Words]) -> Callable[[Job], Words]:
+    """The case in a job without a watchdog, in which late processes are printed soon."""
+
+    def run(job: Job) -> Words:
+        preflight.NOTICE_S = 0.2
+        return case(job)
+
+    return run
+
+
 def first_away(job: Job) -> Words:
     """Only process 1 comes, and process 0 is the one that others ask."""
     if job.index == 0:
@@ -346,6 +357,8 @@ CASES: dict[str, Callable[[Job], Words]] = {
     "checks": checks,
     "checks_alone": checks_alone,
     "first_away": first_away,
+    "unwatched_alone": unwatched(alone),
+    "unwatched_first_away": unwatched(first_away),
     "stops": missing(stop),
     "ends": missing(end),
     "stops_later": missing(stop, compiles=True),
@@ -372,7 +385,7 @@ def main(backend: str, names: str, port: str = "0", index: str = "0") -> None:
     if "x64" in names:
         jax.config.update("jax_enable_x64", number == 1)
     jobs: list[Job] = []
-    watchdog_s = 1.0 if names.startswith(("stops", "ends")) else 10.0
+    watchdog_s = 1.0 if names.startswith(("stops", "ends")) else None if "unwatched" in names else 10.0
     bound = outcome(lambda: jobs.append(Job(mesh, number, watchdog_s=watchdog_s)))
     outcomes = {name: CASES[name](jobs[0]) if jobs else [bound] for name in names.split(",")}
     for name, words in outcomes.items():

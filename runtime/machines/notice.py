@@ -1,0 +1,42 @@
+"""A message about ranks or processes that others wait for, while no watchdog observes the wait."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+
+from commplan.recorder.verdict import listed
+
+NOTICE_S = 10.0  # Seconds before late ranks are reported, unless a watchdog has its own limit.
+
+
+@dataclasses.dataclass
+class Notice:
+    """A message that is printed once.
+
+    Attributes:
+        notes: The waiting rank and its call, and how to end the wait.
+        after_s: Seconds of waiting before it is printed.
+        who: The noun for a rank: `rank` or `process`.
+    """
+
+    notes: Sequence[str]
+    after_s: float
+    who: str = "process"
+    _is_due: bool = True
+
+    def look(self, waited: float, missing: Callable[[], Sequence[int]]) -> None:
+        """Print the message if it is due. Called repeatedly.
+
+        Args:
+            waited: The seconds of the wait so far.
+            missing: Returns the ranks that have not arrived; empty if another rank reports them.
+        """
+        if not self._is_due or waited <= self.after_s:
+            return
+        self._is_due = False
+        if ranks := missing():
+            verb = "have" if len(ranks) > 1 else "has"
+            text = f"commplan: {listed(self.who, ranks)} {verb} not arrived within {waited:.0f} s"
+            print("\nnote: ".join([text, *self.notes]), file=sys.stderr, flush=True)
