@@ -62,6 +62,10 @@ class Wait(NamedTuple):
     progress: str = ""
 
 
+# The bytes of each part of a comparison that a record keeps, 3,520 in all. It has room for 3,574.
+_KEPT = slice(64), slice(256), slice(2048), slice(256), slice(-896, None)
+
+
 class Comparison(NamedTuple):
     """A step that a rank compares with the others before it runs it, for messages.
 
@@ -78,6 +82,19 @@ class Comparison(NamedTuple):
     message: str = ""
     fix: str = ""
     place: str = ""
+
+    def text(self) -> str:
+        """As it is recorded: a line for each part."""
+        parts = [
+            part.replace("\n", " ").encode(errors="replace")[kept]
+            for part, kept in zip(self, _KEPT, strict=True)
+        ]
+        return "\n".join(part.decode(errors="ignore") for part in parts)
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """The comparison in `text`. Raises TypeError if it is not complete."""
+        return cls(*text.split("\n"))
 
 
 class Joint(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -165,8 +164,8 @@ def _comparison(peers: Sequence[int], opened: OpenRecord, sequence: str, now: fl
 def _joint(state: Live, record: Record, now: float) -> Joint:
     comparison = Comparison("", "")
     if record.call is not None:
-        with contextlib.suppress(ValueError, TypeError):  # it is just written
-            comparison = Comparison(*json.loads(record.call.text))
+        with contextlib.suppress(TypeError):  # it is just written
+            comparison = Comparison.read(record.call.text)
     waits_s = now - state.compares * 1e-9 if state.compares else 0.0
     is_running = not (state.is_ahead or state.compares or state.is_frozen)
     return Joint(state.comparison, is_running, waits_s, comparison)

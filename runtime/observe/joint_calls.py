@@ -7,7 +7,6 @@ waits for the others in the comparison, and they wait for it in a collective: `r
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Generator
 from typing import Any, Protocol
@@ -21,8 +20,6 @@ from commplan.recorder.stacks import user_line
 from commplan.runtime.observe.abort_hook import common
 from commplan.sidecar import is_attended
 from commplan.tracebacks import shorten
-
-_LONGEST = 600  # characters of a part of a comparison in the record
 
 
 class JointStep(Protocol):
@@ -125,7 +122,7 @@ class JointCalls:
             mine = Comparison("", self.name)
             if comparison is not None and waits_since is not None:
                 mine = comparison.comparison
-            recording.put_call(Call(json.dumps([text[:_LONGEST] for text in mine]), waits_since or 0.0))
+            recording.put_call(Call(mine.text(), waits_since or 0.0))
         number = live.position(self.number)
         if comparison is not None:
             number = live.position(self._next, self._exchanges)

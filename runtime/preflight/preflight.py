@@ -35,6 +35,7 @@ TIMEOUT_S = 1800.0  # for a rank that has not compiled the step yet
 _FAILED_S = 10.0  # how long a failed rank waits for the others to receive its error
 _LINE, _SOURCE = re.compile(r"line (\d+) of the plan"), re.compile(r"\S+\.py:\d+")
 _SHOWN = 4  # ranks, or groups of them, that a message names
+_LONG = 160  # characters of an argument in a message
 _Said = TypeVar("_Said", bound=msgspec.Struct)
 Check = Callable[["Preflight"], object]  # exchanges its findings through the preflight
 
@@ -441,9 +442,22 @@ def _arguments(lowered: Any) -> tuple[str, ...]:
 
 
 def _first_pair(mine: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
-    """The first argument that differs, on both sides."""
+    """The first argument that differs, on both sides. A long text begins shortly before the difference."""
     pairs = itertools.zip_longest(mine, theirs, fillvalue="no more arguments")
-    return next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+    first, second = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
+    differs = (at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    same = next(differs, min(len(first), len(second)))
+    return _shown(first, same), _shown(second, same)
+
+
+def _shown(text: str, same: int) -> str:
+    """`text`, or the part of a long text that follows its first `same` characters, and some before."""
+    if len(text) <= _LONG:
+        return text
+    begin = max(0, same - _LONG // 2)
+    return (
+        f"{'...' if begin else ''}{text[begin : begin + _LONG]}{'...' if begin + _LONG < len(text) else ''}"
+    )
 
 
 def _place(places: Sequence[str]) -> str:

@@ -308,6 +308,18 @@ def test_a_call_is_told_from_those_that_were_agreed_on(arguments: tuple[str, ...
     assert message == f"process 1 calls `train` {expected}"
 
 
+def test_of_long_arguments_the_part_that_differs_is_shown():
+    machine = SimpleNamespace(layout="global", process=lambda: (1, 2))
+    preflight = Preflight(machine, "x.plan", 1.0)  # pyright: ignore[reportArgumentType]
+    path = f"argument {'[layer]' * 300}"
+    preflight._agreed["known"] = Step("train", (f"{path}: f32[4]",), ())
+    preflight._step = Step("train", (f"{path}: f32[6]",), ())
+    message = preflight.comparison.message
+    assert re.fullmatch(
+        r"process 1 calls `train` with \.\.\..{1,100}: f32\[6\], \{\} with \.\.\..{1,100}: f32\[4\]", message
+    )
+
+
 def test_a_rank_writes_the_progress_of_its_joint_calls_to_its_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -320,7 +332,7 @@ def test_a_rank_writes_the_progress_of_its_joint_calls_to_its_record(
             state = live.read_live(file.fileno())
         call = read_call(recording.path)
         assert state.group == 1 and call is not None
-        return state.comparison, state.is_ahead, state.compares > 0, json.loads(call.text)[2]
+        return state.comparison, state.is_ahead, state.compares > 0, Comparison.read(call.text).message
 
     calls.begin("train")
     assert progress() == (live.position(1), False, False, "")
@@ -346,7 +358,7 @@ def test_groups_of_ranks_share_a_record(tmp_path: Path, monkeypatch: pytest.Monk
         groups[name].begin(name)
         call = read_call(recording.path)
         assert call is not None
-        names.append(json.loads(call.text)[1])
+        names.append(Comparison.read(call.text).name)
     assert names == ["member", "whole", "member"]
 
 

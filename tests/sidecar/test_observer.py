@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 from support.observed_ranks import (
@@ -27,7 +28,8 @@ from commplan.hang_limits import HangLimits
 from commplan.recorder import live
 from commplan.recorder.file import Recording
 from commplan.recorder.lane import Lane
-from commplan.recorder.rank_state import RankState, Wait
+from commplan.recorder.rank_state import Comparison, RankState, Wait
+from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
 
 
@@ -261,6 +263,22 @@ def test_a_rank_that_compares_a_step_while_others_run_it_is_refused(
             "note: rank 0 runs a step that all have compared before, at train.py:100 in load",
             "note: a fix" if runs == "train" else "note: every rank calls the same steps in the same order",
         ]
+
+
+def test_a_comparison_of_long_names_is_shown_with_both_sides_and_its_line(conditions: dict[int, str]):
+    ranks, place = Ranks(3, range(3)), f"/{'目' * 400}/run.py:7 in main"
+    for recording in ranks.recordings.values():
+        began(recording, LINE)
+        joins(recording, 5, group=1)
+    calls = JointCalls(ranks.recordings[1], 1)
+    calls.number, calls.name = 4, "train"
+    message = f"rank 1 calls `train` with {'参' * 600}: f32[2], {{}} with f32[3]"
+    step = mock.Mock(comparison=Comparison("rank 1", "train", message, "a fix", place))
+    with calls.ahead(step), calls.waiting():
+        ranks.look(1.5)
+    first, calls_at, *_, fix = ranks.verdict(0).splitlines()
+    assert first == f"CP0854: {message.replace('{}', 'rank 0')}" and fix == "note: a fix"
+    assert "目/run.py:7 in main, and waits for the others to compare it" in calls_at
 
 
 def test_ranks_that_compare_different_steps_get_no_verdict_but_their_own_error(conditions: dict[int, str]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import time
 from collections.abc import Sequence
@@ -95,7 +94,7 @@ def joins(
     """Record that a rank has begun step `number`, or compares it as the rank `compares`."""
     message = f"{compares} differs from {{}}"
     compared = Comparison(compares, name, message, "a fix", "run.py:7 in main")
-    recording.put_call(Call(json.dumps(compared if compares else Comparison("", name)), 0.0))
+    recording.put_call(Call((compared if compares else Comparison("", name)).text(), 0.0))
     position = live.position(number, 1) if compares else live.position(number)
     since = time.monotonic() if compares else None
     live.put_comparison(recording, position, since, group, is_ahead=bool(compares))
