@@ -73,7 +73,7 @@ class Decision:
         has_died = self._hosts.is_warned or any(each.process.seconds for each in self._table)
         has_ended = self._hosts.is_warned or any(each.live.left for each in self._table)
         is_process, alarmed = self._table.is_process, list[OpenRecord]()
-        for each in self._table:
+        for each in (each for each in self._table if not each.process.seconds):
             waited, compares, bound = waited_s(each.live, now), each.live.compares, each.live.bound_s
             is_alarmed = waited > bound or each.live.asks > each.live.answered
             is_alarmed |= has_died and waited > min(_GRACE_S, bound)

@@ -91,7 +91,7 @@ class OtherHosts:
         if now <= self._began + _LOST_S:
             return ""
         names = ", ".join(sorted({each.host for each in unheard}))
-        return f"commplan: no datagrams from {names}: ranks there that block others are not reported\n"
+        return f"no datagrams from {names}: ranks there that block others are not reported"
 
     # A query.
 

@@ -43,13 +43,18 @@ class Job:
     def look(self, now: float) -> None:
         """Evaluate the job if a rank waits for too long."""
         if text := self.hosts.greet_unheard(now):
-            self.table[0].process.say(text)
+            self.say(text)
         self.table.refresh()
         ended = {n.rank for n in self.table if n.process.seconds or (self.table.is_process and n.live.left)}
         if ended - self._ended:
             self._ended |= ended
             self.hosts.tell("gone")  # the other sidecars evaluate waits soon
         self._decision.look(now)
+
+    def say(self, text: str) -> None:
+        """Print `text` on the first process that runs."""
+        for process in [each.process for each in self.table if not each.process.seconds][:1]:
+            process.say(f"commplan: {text}\n")
 
     def take(self, message: SidecarMessage) -> None:
         """Take a message of another host's sidecar."""

@@ -105,3 +105,4 @@ class AttendedProcess:
         for descriptor in (self.descriptor, self.errors):
             if descriptor >= 0:
                 os.close(descriptor)
+        self.descriptor = self.errors = -1  # its job may go on, and the numbers may be those of other files

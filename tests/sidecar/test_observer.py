@@ -338,6 +338,24 @@ def test_ranks_at_their_end_wait_for_the_living_and_not_for_the_dead(conditions:
     assert ranks.verdict(0).startswith("rank 2 has died, and all others have ended")
 
 
+def test_a_rank_that_has_died_at_its_end_waits_for_no_other(conditions: dict[int, str]):
+    ranks = Ranks(3, range(3))
+    for rank, recording in ranks.recordings.items():
+        began(recording, LINE, ends=True)
+        put(recording, left=2 * (rank == 0), parting=time.monotonic_ns() * (rank == 0))
+    ranks.processes[0].seconds = 1.0
+    ranks.look(30.0)
+    assert not any(process.said for process in ranks.processes.values())
+
+
+def test_hosts_that_are_never_heard_are_reported_on_a_process_that_runs(conditions: dict[int, str]):
+    ranks = Ranks(4, range(2))
+    ranks.job.hosts.add({(2, 3): FAR})
+    ranks.processes[0].seconds = 1.0
+    ranks.look(31.0)
+    assert ranks.processes[0].said == "" and "no datagrams from far: ranks" in ranks.processes[1].said
+
+
 def test_a_server_that_reports_is_not_named_and_a_busy_one_is(conditions: dict[int, str]):
     ranks = Ranks(2, [0], "requests")
     server = Recording("job", "x", 1, 2, lane="server")

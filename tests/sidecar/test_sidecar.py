@@ -197,6 +197,22 @@ def test_a_folder_that_another_process_keeps_is_waited_for_with_a_bound(
         raise FileNotFoundError("of its own")
 
 
+def test_nothing_is_written_to_the_descriptors_of_a_process_that_has_ended() -> None:
+    (read, write), (one, other) = os.pipe(), socket.socketpair()
+    attended = process_of_sidecar.AttendedProcess(one, lambda *_: None)
+    attended.errors = write
+    attended.close()
+    again, reused = os.pipe()
+    try:
+        os.dup2(reused, write)  # another file has the number now
+        attended.say("it has ended")
+        assert not select.select([again], [], [], 0)[0]
+    finally:
+        other.close()
+        for descriptor in (read, write, again, reused):
+            os.close(descriptor)
+
+
 def test_an_error_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_of_sidecar, "_READ_MS", 10)
     read, write = os.pipe()
