@@ -43,7 +43,7 @@ class Decision:
         self._table, self._hosts = table, hosts
         self._again, self._is_judged = 0.0, False
         self._suspected: object = None  # the result of the last evaluation
-        self._noticed: object = None  # the wait about which a message was printed
+        self._noticed: set[object] = set()  # the waits about which a message was printed
 
     def absorb(self, other: Decision) -> None:
         self._is_judged |= other._is_judged
@@ -210,8 +210,8 @@ class Decision:
         """Print `text` once for each wait and each set of `named` ranks, on the first rank that waits."""
         wait = source.live.waits or source.live.compares, named
         first = next((each for each in self._table if each.rank == min(waiting)), None)
-        if self._noticed != wait and first is not None:
-            self._noticed = wait
+        if wait not in self._noticed and first is not None:
+            self._noticed.add(wait)
             first.process.say(f"commplan: {text}\n")
 
     def _part(self, alarmed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
@@ -235,14 +235,14 @@ class Decision:
             text = "\n".join([f"{first}, and all others have ended", *notes])
             if source.live.ends:
                 self._judge(text, "", now, abandoned=True)
-            elif self._noticed != text:
-                self._noticed = text
+            elif text not in self._noticed:
+                self._noticed.add(text)
                 source.process.say(f"commplan: {text}\n")
             return
         late = next((rank for rank in remaining if rank not in down and not states[rank].waits), None)
         has_waited = waited > FIRST * source.live.bound_s
-        if late is not None and has_waited and not source.live.served and self._noticed != "parting":
-            self._noticed = "parting"
+        if late is not None and has_waited and not source.live.served and "parting" not in self._noticed:
+            self._noticed.add("parting")
             _, *notes = described(Verdict("busy", {late: ""}), states, self._table.who, waiter).splitlines()
             text = f"this process has ended and waits for rank {late}"
             source.process.say("\n".join([f"commplan: {text}", *notes, ""]))

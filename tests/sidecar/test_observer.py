@@ -173,6 +173,20 @@ def test_on_hang_report_prints_once_and_ends_nothing(conditions: dict[int, str])
     assert ranks.verdict(0) == "" and ranks.processes[0].said.count("rank 1 is stopped") == 1
 
 
+def test_a_late_rank_is_printed_once_though_the_state_of_another_is_known_only_at_times(
+    conditions: dict[int, str], monkeypatch: pytest.MonkeyPatch
+):
+    ranks = waiting(Ranks(3, range(2)), late=1)
+    for seconds in range(60, 100, 10):
+        is_known = bool(seconds % 20)
+        monkeypatch.setattr(
+            ranks.job.hosts, "query", lambda _, known=is_known: {2: RankState(2)} if known else {}
+        )
+        ranks.look(seconds)
+    said = ranks.processes[0].said
+    assert said.count("not arrived within") == said.count("the state of rank 2 is unknown here") == 1
+
+
 def test_on_hang_report_does_not_end_ranks_that_wait_for_the_dead_at_their_end(conditions: dict[int, str]):
     ranks = Ranks(2, range(2))
     for rank, recording in ranks.recordings.items():
