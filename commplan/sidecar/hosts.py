@@ -44,6 +44,7 @@ class OtherHosts:
     def add(self, hosts: Mapping[tuple[int, ...], Address]) -> None:
         """Add the sidecars of hosts, by their ranks."""
         self.addresses |= {rank: address for ranks, address in hosts.items() for rank in ranks}
+        self._began, self._greeted = time.monotonic(), 0.0
 
     def absorb(self, other: OtherHosts) -> None:
         self.addresses |= other.addresses

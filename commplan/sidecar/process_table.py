@@ -15,7 +15,7 @@ from commplan.recorder.rank_state import RankState
 from commplan.sidecar.process import AttendedProcess
 from commplan.sidecar.states import OpenRecord, states_here
 
-_RECENT_S = 0.5  # in which all hosts that evaluate a job ask
+_RECENT_S = 0.25  # in which all hosts that evaluate a job ask: less than between two of their evaluations
 
 
 class ProcessTable(list[OpenRecord]):

@@ -156,6 +156,24 @@ def test_many_hosts_that_ask_while_a_host_reads_its_records_are_answered_at_once
     assert len(reads) == 1 and [message.kind for message in ranks.sent] == ["answer"] * 3
 
 
+def test_two_evaluations_of_another_host_do_not_get_the_same_answer(
+    conditions: dict[int, str], monkeypatch: pytest.MonkeyPatch
+):
+    """They must agree, and the Python of a rank is that of its present wait only in the second."""
+    ranks, now = Ranks(2, [0]), [time.monotonic()]
+    ranks.job.hosts.add({(1,): FAR})
+    monkeypatch.setattr(process_table.time, "monotonic", lambda: now[0])
+    began(ranks.recordings[0], LINE)
+    ranks.job.take(SidecarMessage("job", "ask", 1, 1))
+    ranks.processes[0].stack = "train.py:7 in main"
+    now[0] += 0.5
+    ranks.job.take(SidecarMessage("job", "ask", 1, 2))
+    assert [message.states[0].stack for message in ranks.sent] == [
+        "train.py:100 in load",
+        "train.py:7 in main",
+    ]
+
+
 def test_a_host_whose_records_take_long_to_read_waits_longer_for_others(
     conditions: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ):

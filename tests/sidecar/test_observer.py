@@ -30,6 +30,7 @@ from commplan.recorder.file import Recording
 from commplan.recorder.lane import Lane
 from commplan.recorder.rank_state import Comparison, RankState, Wait
 from commplan.runtime.observe.joint_calls import JointCalls
+from commplan.sidecar import hosts
 from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
 
 
@@ -360,6 +361,17 @@ def test_a_rank_that_has_died_at_its_end_waits_for_no_other(conditions: dict[int
     ranks.processes[0].seconds = 1.0
     ranks.look(30.0)
     assert not any(process.said for process in ranks.processes.values())
+
+
+def test_hosts_that_join_a_job_later_have_as_long_to_be_heard(
+    conditions: dict[int, str], monkeypatch: pytest.MonkeyPatch
+):
+    ranks, now = Ranks(4, range(2)), time.monotonic()
+    monkeypatch.setattr(hosts.time, "monotonic", lambda: now + 100)
+    ranks.job.hosts.add({(2, 3): FAR})
+    for seconds, said in ((101, 0), (129, 0), (131, 1), (140, 1)):
+        ranks.job.look(now + seconds)
+        assert ranks.processes[0].said.count("no datagrams from far") == said
 
 
 def test_hosts_that_are_never_heard_are_reported_on_a_process_that_runs(conditions: dict[int, str]):
