@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -87,8 +88,8 @@ class Sidecar:
         while True:
             if not self.running and not self.news and self.has_ended():
                 return
-            is_watching = self.observer is not None and bool(self.observer.jobs)
-            events = self.selector.select(_QUIET_S if self.news else _TICK_S if is_watching else None)
+            is_idle = bool(self.running) and (self.observer is None or not self.observer.jobs)
+            events = self.selector.select(_QUIET_S if self.news else None if is_idle else _TICK_S)
             for key, _ in events:
                 key.data()
             if self.observer is not None and time.monotonic() >= looked + _TICK_S:
@@ -184,6 +185,8 @@ def job_of(record: Path) -> str:
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each process has several descriptors here
     Sidecar(*(socket.socket(fileno=int(number)) for number in sys.argv[1:])).run()
 
 

@@ -65,10 +65,8 @@ def attend(
     try:
         if watched:  # this process may end, and remove the file, before the sidecar opens it
             opened.append(io.open_file(record, os.O_RDWR | os.O_NOFOLLOW))
-        if _sent:
-            _send(message, opened)
-        else:
-            _introduce(message, opened)
+        with _lock:
+            (_send if _sent else _introduce)(message, opened)
         return own_address()
     except (OSError, ValueError) as error:
         warnings.warn(
@@ -118,13 +116,12 @@ def _send(message: bytes, descriptors: Sequence[int] = ()) -> None:
 
 
 def _introduce(message: bytes, descriptors: Sequence[int]) -> None:
-    with _lock:
-        _sent.append(message)
-        try:
-            line = _join(descriptors)
-        except OSError:
-            _sent.clear()
-            raise
+    _sent.append(message)
+    try:
+        line = _join(descriptors)
+    except OSError:
+        _sent.clear()
+        raise
     at_last(leave)  # a process may be aborted while its exit handlers run
     threading.Thread(target=_attended, args=(line,), name="commplan-sidecar", daemon=True).start()
 

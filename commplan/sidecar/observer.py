@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -33,6 +34,7 @@ class Job:
         self.hosts = OtherHosts(name, self.table, send, address)
         self._decision = Decision(self.table, self.hosts)
         self._ended: set[int] = set()  # ranks here that have died, or whose program has ended
+        self._is_reported = False  # that the job cannot be evaluated
 
     def absorb(self, other: Job) -> None:
         """Take the records of a job that has turned out to be this one."""
@@ -55,6 +57,14 @@ class Job:
         """Print `text` on the first process that runs."""
         for process in [each.process for each in self.table if not each.process.seconds][:1]:
             process.say(f"commplan: {text}\n")
+
+    def report(self, error: Exception) -> None:
+        """Print once that an evaluation fails."""
+        if not self._is_reported:
+            self._is_reported = True
+            self.say(
+                "".join(["ranks that block others are not reported: ", *traceback.format_exception(error)])
+            )
 
     def take(self, message: SidecarMessage) -> None:
         """Take a message of another host's sidecar."""
@@ -96,9 +106,10 @@ class Observer:
 
     def look(self) -> None:
         for job in self.jobs:
-            # A file that a user damages, or one job, must not end the sidecar of all.
-            with contextlib.suppress(Exception):
+            try:
                 job.look(time.monotonic())
+            except Exception as error:  # noqa: BLE001  one job must not end the sidecar of all
+                job.report(error)
 
     def take(self, messages: Iterable[SidecarMessage]) -> None:
         for message in messages:

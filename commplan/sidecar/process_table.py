@@ -59,9 +59,10 @@ class ProcessTable(list[OpenRecord]):
             os.close(each.descriptor)
 
     def refresh(self) -> None:
-        """Read the live blocks."""
+        """Read the live blocks, except those of records that a user has damaged."""
         for each in self:
-            each.live = live.read_live(each.descriptor)
+            with contextlib.suppress(OSError, struct.error):
+                each.live = live.read_live(each.descriptor)
 
     def read(self, now: float) -> tuple[dict[OpenRecord, Record], dict[int, RankState]]:
         """The records and the states of the ranks on this host."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from support.observed_ranks import BOUND_S, BUSY_S, FAR, HERE, LINE, FakeProcess
 
 from commplan.hang_limits import HangLimits
 from commplan.recorder import live
-from commplan.recorder.file import Recording
+from commplan.recorder.file import LIVE, Recording
 from commplan.sidecar import observer
 from commplan.sidecar.mail import SidecarMessage
 
@@ -69,6 +70,32 @@ def test_a_step_that_all_processes_have_begun_is_printed_and_ends_nothing(condit
         rf"commplan: {STEP} has not ended for \d+ s; no process is late for it\n", processes.processes[0].said
     )
     assert processes.verdict(0) == ""
+
+
+def test_a_damaged_record_does_not_keep_others_from_their_verdict(conditions: dict[int, str]):
+    processes = Processes()
+    for recording in processes.recordings.values():
+        in_step(recording, 5)
+    os.truncate(processes.recordings[2].path, 100)
+    conditions[101] = "stopped"
+    processes.look(BOUND_S + 1)
+    for record in processes.job.table[:2]:
+        assert os.pread(record.descriptor, 4096, LIVE + 144).startswith(b"process 1 is stopped")
+
+
+def test_an_evaluation_that_fails_is_reported_once(
+    conditions: dict[int, str], monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object) -> None:
+        raise KeyError("of the sidecar")
+
+    processes = Processes()
+    monkeypatch.setattr(processes.job, "look", fail)
+    for _ in range(3):
+        processes.observer.look()
+    said = processes.processes[0].said
+    assert said.startswith("commplan: ranks that block others are not reported: Traceback")
+    assert said.count("KeyError: 'of the sidecar'") == 1
 
 
 def test_a_process_in_a_step_of_another_mesh_is_not_late(conditions: dict[int, str]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import shutil
 import signal
@@ -13,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +27,9 @@ from commplan.recorder.blame import blame
 from commplan.recorder.file import LIVE
 from commplan.recorder.reading import read_records
 from commplan.sidecar import process as process_of_sidecar
-from commplan.sidecar.attend import SOCKET, attend, locked
+from commplan.sidecar.__main__ import Sidecar
+from commplan.sidecar.attend import PORT, SOCKET, attend, locked
+from commplan.sidecar.mail import open_socket
 
 # A process of a job of three ranks, in an operation: it reports when it is ready, then follows instructions.
 PROGRAM = """
@@ -181,6 +185,46 @@ def test_a_killed_sidecar_is_replaced_and_names_the_process_that_then_blocks_oth
     assert blocking.stderr is not None
     assert "the sidecar of this host has ended: processes that block others" in blocking.stderr.readline()
     ended(blocking, "\n\n")
+
+
+def test_a_sidecar_may_open_as_many_files_as_the_system_allows(place: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        attended = process(0, "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    sidecar, limit = sidecar_of(place), time.monotonic() + 20
+    while resource.prlimit(sidecar, resource.RLIMIT_NOFILE) != (hard, hard):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+    ended(attended)
+
+
+def test_a_sidecar_that_cannot_have_the_folder_ends_once_it_can(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["commplan.sidecar.attend"], "LOCK_S", 0.05)
+    with locked() as folder:
+        (folder / PORT).write_text("1 key")
+    has_tried, has_ended = threading.Event(), Sidecar.has_ended
+
+    def ends(sidecar: Sidecar) -> bool:
+        is_over = has_ended(sidecar)
+        has_tried.set()
+        return is_over
+
+    monkeypatch.setattr(Sidecar, "has_ended", ends)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener, open_socket() as mail:
+        listener.bind(str(place / "s" / SOCKET))
+        listener.listen()
+        sidecar = threading.Thread(target=Sidecar(listener, mail).run, daemon=True)
+        with locked():
+            sidecar.start()
+            assert has_tried.wait(20)
+        sidecar.join(20)
+        assert not sidecar.is_alive()
+    left(place)
 
 
 def test_a_folder_that_another_process_keeps_is_waited_for_with_a_bound(
