@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 from commplan.recorder.rank_state import STUCK, Comparison, Need, RankState, States, Wait
 
 Kind = Literal["none", "apart", "order", "down", "late", "busy", "behind", "circle", "stalled"]
-_SHOWN, _LISTED = 4, 8  # ranks with a separate note; ranges of ranks in a list, and lines about ranks
+SHOWN, _LISTED = 4, 8  # ranks with a separate note; ranges of ranks in a list, and lines about ranks
 FIRST = 12  # times the bound in the first runs of an operation, since late ranks may be compiling
 _SETTLE_S = 1.0  # in which other ranks may also begin a comparison
 _FEW, _INTERVALS, _MEDIANS = 3, 16, 5.0  # first runs; intervals for the median; times the median
@@ -306,7 +306,7 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
     """
     ranks, waiting = list(verdict.reasons), list(verdict.waiting)
     noun = "collective" if who == "rank" else "step"
-    waits = [_waits(who, states[rank]) for rank in waiting[:_SHOWN]]
+    waits = [_waits(who, states[rank]) for rank in waiting[:SHOWN]]
     seconds = _idle([states[rank] for rank in waiting])
     if verdict.kind == "apart":
         sequence, joint = max(states[waiting[0]].joint.items(), key=lambda item: item[1].waits_s)
@@ -334,11 +334,11 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
         lines = _down(who, [states[rank] for rank in ranks])
         lines += [note for rank in ranks[:_LISTED] for note in states[rank].notes]
         lines += [f"{listed(who, waiting)} wait{'' if len(waiting) > 1 else 's'}"] if waiting else []
-        lines += [_waits(who, states[n]) for n in waiting[:_SHOWN] if states[n].waits[0].progress]
+        lines += [_waits(who, states[n]) for n in waiting[:SHOWN] if states[n].waits[0].progress]
         return _joined(*lines)
     seconds = states[reporter].waits[0].seconds if states[reporter].waits else 0.0
     lines = [f"{listed(who, ranks)} {'have' if len(ranks) > 1 else 'has'} not arrived within {seconds:.1f} s"]
-    for state in (states[rank] for rank in ranks[:_SHOWN]):
+    for state in (states[rank] for rank in ranks[:SHOWN]):
         condition = "waits for a disk or a file system" if state.condition == STUCK else "is alive"
         text = f"{who} {state.rank} ({state.process}) {condition}, in no {noun} for {state.idle_s:.1f} s"
         lines += [text + state.finished, *([f"its Python: {state.stack}"] if state.stack else [])]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from commplan.recorder import live
 from commplan.recorder.rank_state import RankState
 from commplan.recorder.stacks import main_stack
-from commplan.recorder.verdict import FIRST, Patience, Verdict, blame, described, is_down, listed
+from commplan.recorder.verdict import FIRST, SHOWN, Patience, Verdict, blame, described, is_down, listed
 from commplan.sidecar.hosts import OtherHosts
 from commplan.sidecar.process_table import ProcessTable
 from commplan.sidecar.states import COMPARISON, LEFT, OpenRecord, has_stack, usual_wait_s, waited_s
@@ -135,13 +135,18 @@ class Decision:
             if states[waiter].idle_s >= usual:
                 self._notice(verdict, states, source)
             return
-        late = [each for each in self._table if each.rank in verdict.reasons]
-        is_shown = [each for each in late if has_stack(states[each.rank]) or verdict.kind == "apart"]
-        silent = [each for each in is_shown if not states[each.rank].stack]
-        if any(each.process.queried_at and now < each.process.queried_at + _STACK_S for each in silent):
+        shown = [n for n in [*verdict.reasons][:SHOWN] if has_stack(states[n]) or verdict.kind == "apart"]
+        silent = {
+            each.rank: each for each in self._table if each.rank in shown and not states[each.rank].stack
+        }
+        if any(
+            each.process.queried_at and now < each.process.queried_at + _STACK_S for each in silent.values()
+        ):
             self._again = now + _CONFIRM_S
             return
-        states |= self._stacks(silent, states)
+        for each in silent.values():
+            stack = main_stack(each.path) or "an unknown line"
+            states[each.rank] = states[each.rank]._replace(stack=f"{stack}; {_HELD}")
         text, line = described(verdict, states, self._table.who, waiter), states[waiter].waits[0].where
         if verdict.kind == "busy":
             is_excused = any(states[rank].is_excused for rank in verdict.reasons)
@@ -195,14 +200,6 @@ class Decision:
         if not is_same:
             self._again = now + _CONFIRM_S
         return is_same
-
-    def _stacks(self, silent: Sequence[OpenRecord], states: Mapping[int, RankState]) -> dict[int, RankState]:
-        """The states of ranks that do not answer, with their Python if a signal shows it."""
-        explained: dict[int, RankState] = {}
-        for each in silent:
-            stack = main_stack(each.path) or "an unknown line"
-            explained[each.rank] = states[each.rank]._replace(stack=f"{stack}; {_HELD}")
-        return explained
 
     def _print(
         self, text: str, source: OpenRecord, waiting: Sequence[int], named: tuple[int, ...] = ()

@@ -6,6 +6,7 @@ import os
 import select
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -30,7 +31,7 @@ from commplan.recorder.file import Recording
 from commplan.recorder.lane import Lane
 from commplan.recorder.rank_state import Comparison, RankState, Wait
 from commplan.runtime.observe.joint_calls import JointCalls
-from commplan.sidecar import hosts
+from commplan.sidecar import decision, hosts
 from commplan.sidecar.mail import Address, SidecarMessage, open_socket, own_addresses, received, send
 
 
@@ -162,6 +163,20 @@ def test_a_rank_without_the_lock_is_shown_as_holding_it(conditions: dict[int, st
     ranks.processes[1].stack, ranks.processes[1].queried_at = "", 1.0
     ranks.look(3.0)
     assert "its Python: an unknown line; it holds the interpreter's lock" in ranks.processes[0].said
+
+
+def test_only_the_stacks_that_are_shown_are_taken(
+    conditions: dict[int, str], monkeypatch: pytest.MonkeyPatch
+):
+    """Other hosts wait for an answer meanwhile."""
+    ranks, taken = Ranks(8, range(8)), list[Path]()
+    monkeypatch.setattr(decision, "main_stack", lambda path: taken.append(path) or "train.py:9 in save")
+    for rank, recording in ranks.recordings.items():
+        began(recording, LINE, runs=5 - (rank > 0), ends=rank > 0)
+        ranks.processes[rank].stack, ranks.processes[rank].queried_at = "", 1.0
+    ranks.look(3.0)
+    assert ranks.processes[0].said.count("train.py:9 in save; it holds the interpreter's lock") == 4
+    assert taken == [ranks.recordings[rank].path for rank in range(1, 5)]
 
 
 def test_on_hang_report_prints_once_and_ends_nothing(conditions: dict[int, str]):
