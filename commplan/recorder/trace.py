@@ -51,9 +51,10 @@ def trace(run: Run) -> bytes:
              "ts": max(0.0, event.seconds - first) * 1e6}
             for event in verdicts
         ]  # fmt: skip
-    tasks, lanes, came = _tasks(run, first)
+    tasks, lanes, transfers = _tasks(run, first)
     names, events = names + lanes, events + tasks
-    arrows = [arrow for collective in run.collectives for arrow in _arrows(collective, place, first)] + came
+    arrows = [arrow for collective in run.collectives for arrow in _arrows(collective, place, first)]
+    arrows += transfers
     events += [end | {"id": number} for number, arrow in enumerate(arrows, 1) for end in arrow]
     events.sort(key=lambda event: event["ts"])
     document = {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": head(run)}
@@ -135,7 +136,7 @@ def _tasks(run: Run, first: float) -> tuple[list[_Json], list[_Json], list[tuple
                 _named("thread", rank, track, label if track == start + 1 else f"{label} {track - start}")
             )
     slices = [_task(task, track, first) for task, track in place.items()]
-    return slices, names, [_came(link, place, first) for link in links(run.tasks)]
+    return slices, names, [_transfer(link, place, first) for link in links(run.tasks)]
 
 
 def _task(task: Task, track: int, first: float) -> _Json:
@@ -152,7 +153,7 @@ def _task(task: Task, track: int, first: float) -> _Json:
     }  # fmt: skip
 
 
-def _came(link: Link, place: dict[Task, int], first: float) -> tuple[_Json, _Json]:
+def _transfer(link: Link, place: dict[Task, int], first: float) -> tuple[_Json, _Json]:
     source, target = link.source, link.target
     arrow = {"name": "made" if source.kind == "make" else source.kind, "cat": source.lane}
     tail = {"pid": source.rank, "tid": place[source], "ts": (link.sent - first) * 1e6}
@@ -172,9 +173,9 @@ def _arrows(
     for each in collective:
         if each.holder not in begins or each.margin <= 0:
             continue
-        came = begins[each.holder]
-        arrow = {"name": "came last", "cat": "wait"}
-        tail = {"pid": each.holder, "tid": place[each.holder, came], "ts": max(0.0, came - first) * 1e6}
+        begin = begins[each.holder]
+        arrow = {"name": "arrived last", "cat": "wait"}
+        tail = {"pid": each.holder, "tid": place[each.holder, begin], "ts": max(0.0, begin - first) * 1e6}
         at = min(each.begin + each.waited_s, each.end)
         point = {"pid": each.rank, "tid": place[each.rank, each.begin], "ts": (at - first) * 1e6, "bp": "e"}
         yield {"ph": "s"} | arrow | tail, {"ph": "f"} | arrow | point

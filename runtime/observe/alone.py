@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 
 from commplan.lowering.mpi.job.watchdog import job, main_stack
 from commplan.recorder.file import is_kept, start_recording
 from commplan.runtime.observe.calls import Calls
+from commplan.runtime.observe.interruption import say
 
 _TICK_S = 0.004  # maximum delay of the recorded end of a step
 _watched: list[tuple[Calls, float | None]] = []
@@ -64,7 +64,7 @@ def look(place: int, calls: Calls, bound_s: float | None, named: dict[int, int])
     if idle > calls.usual_s(bound_s):
         named[place] = calls.waits
         text = f"commplan: {calls.current()} has not ended for {idle:.0f} s; Python: {main_stack()}"
-        print(text, file=sys.stderr, flush=True)
+        say(text)
 
 
 def _observe() -> None:

@@ -87,6 +87,12 @@ def _let_go() -> None:
         signal.set_wakeup_fd(-1)
 
 
+def say(text: object) -> None:
+    """Print to standard error, if it can be written: the reader of a pipe may have ended."""
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
+
+
 def end_process(status: int) -> NoReturn:
     """Flush the output, and end this process at once with `status`, without exit handlers."""
     leave()

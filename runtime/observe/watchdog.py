@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -232,7 +231,7 @@ class Watchdog:
         awaited = " and ".join(down) or f"it waits for {listed('process', peers)}"
         text = f"{waits.current()} has not ended for {time.monotonic() - waits.began():.1f} s: {awaited}"
         self._leave("KeyboardInterrupt")
-        print(f"commplan: interrupted: {text}", file=sys.stderr, flush=True)
+        interruption.say(f"commplan: interrupted: {text}")
         interruption.end_process(interruption.STATUS)
 
     def _waits(self) -> Calls | None:
@@ -265,7 +264,7 @@ class Watchdog:
     def _say(self) -> None:
         if self._verdict is not None and not self._is_said:
             self._is_said = True
-            print(CommplanError(self._verdict.diagnostic), file=sys.stderr, flush=True)
+            interruption.say(CommplanError(self._verdict.diagnostic))
             self._settled.set()
 
 

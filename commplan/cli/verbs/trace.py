@@ -101,7 +101,7 @@ def _waited(waits: Waits) -> str:
     text += f", {timed(waits.seconds)} each (p95 {timed(waits.p95)}), {waits.share:.1%} of the time"
     text += f"; {verb} in {timed(waits.making)}" if waits.making else ""
     last = ", ".join(f"rank {rank} {count}x" for rank, count in waits.last[:SHOWN])
-    return f"{text}; the last part came from {last}" if last else text
+    return f"{text}; the last part was made by {last}" if last else text
 
 
 def _row(line: Line) -> tuple[str, ...]:

@@ -255,7 +255,7 @@
 
   const pale = (trace) =>
     trace.lanes.some((lane) => lane.events.some((event) => event.waited))
-      ? " In the pale part of a bar its rank waits for the last one to come; below it is when its program waits."
+      ? " In the pale part of a bar its rank waits for the last rank to arrive; below it is when its program waits."
       : "";
 
   function notes(phase) {

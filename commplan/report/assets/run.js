@@ -4,7 +4,7 @@
 (() => {
   const { html, bytes, seconds, panels } = commplan;
   const { plural, remark, table, cell, lineButton } = commplan.parts;
-  const MOST = 3; // ranks that came last, of a line
+  const MOST = 3; // ranks that were last, of a line
   const share = (part) => `${(100 * part).toFixed(part < 0.1 ? 1 : 0)}%`;
 
   // Cards for the summary: how long a phase took, and how much of that was communication.
@@ -30,10 +30,10 @@
     if (!run) return [];
     const predicted = run.lines.some((line) => line.predicted !== null);
     const number = (text) => ({ text, number: true });
-    const heads = ["line", "what", number("bytes"), number("times"), number("median"), number("95%")];
-    heads.push(number("once all are there"));
+    const heads = ["line", "what", number("bytes"), number("count"), number("median"), number("p95")];
+    heads.push(number("transfer"));
     if (predicted) heads.push(number("predicted"), "measured against predicted");
-    heads.push(number("bandwidth"), number("ranks waited"), "came last");
+    heads.push(number("bandwidth"), number("waiting"), "last rank");
     const rows = run.lines.map((line) =>
       html(
         "tr",
@@ -57,7 +57,7 @@
       table(heads, rows, { label: "collectives of the run" }),
       missing ? remark(`${plural(missing, "rank")} of ${run.ranks} left no record.`) : null,
       run.lines.some((line) => !line.kind)
-        ? remark("A step of JAX is recorded whole: its time is that of all that it computes, which a prediction does not know.")
+        ? remark("A step under JAX is recorded whole: its time includes the computation, which a prediction does not.")
         : null,
       run.lost ? remark(`The first ${plural(run.lost, "event")} have been overwritten.`) : null,
     ];
@@ -78,7 +78,7 @@
   function last(line) {
     const parts = line.last.slice(0, MOST).map(([rank, times]) => `rank ${rank}: ${times.toLocaleString("en")}`);
     if (line.last.length > MOST) parts.push(`${line.last.length - MOST} more`);
-    if (line.unsure) parts.push(`clocks do not tell: ${line.unsure}`);
+    if (line.unsure) parts.push(`unsure: ${line.unsure}`);
     return parts.join(", ");
   }
 })();

@@ -171,7 +171,7 @@
       return bars;
     }
 
-    // The part of a bar in which its rank waited for the last one to come.
+    // The part of a bar in which its rank waited for the last rank to arrive.
     function waiting(lane, event, left, right, y) {
       if (!event.waited) return null;
       const width = Math.min(scale(start(lane, event) + event.waited), right, state.width) - left;
