@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import groupby
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from commplan.ir.axes import coordinates, group
 from commplan.ir.collective_kinds import TOWARDS_SOME
@@ -92,7 +92,7 @@ class Rank(NamedTuple):
     rank: int
     process: int
     host: str
-    state: str
+    state: Condition
     last: Event | None
     waits: Event | None
     begun: dict[str, int]
@@ -235,7 +235,7 @@ def described(event: Event) -> str:
     return f"{noun} {event.runs} of {event.name}" if noun else f"{event.name}, run {event.runs}"
 
 
-def state(record: Record) -> str:
+def state(record: Record) -> Condition:
     """The state of the process that writes the record, see `Rank`."""
     return process_state(record.process) if record.machine == machine() else "unknown"
 
@@ -268,7 +268,7 @@ def states_of(
     return {
         rank.rank: RankState(
             rank.rank,
-            _condition(rank.state) if rank.rank in down else "alive",
+            rank.state if rank.rank in down else "alive",
             down.get(rank.rank, ""),
             waits=tuple(_waits(rank, recorded, when)),
             begun=rank.begun | {steps: rank.recent[0] - 1 + len(rank.recent[1])},
@@ -282,10 +282,6 @@ def states_of(
 def sequence_of(ranks: Iterable[int]) -> str:
     """The name of the sequence of whole steps that these ranks run together. States repeat it."""
     return f"steps {zlib.crc32(repr(tuple(ranks)).encode()):08x}"
-
-
-def _condition(state: str) -> Condition:
-    return next((condition for condition in get_args(Condition) if condition == state), "unknown")
 
 
 def _waits(rank: Rank, recorded: Collection[int], when: float) -> Iterator[Wait]:

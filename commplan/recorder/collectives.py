@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from commplan.ir.axes import coordinates
 from commplan.ir.axes import group as ranks_along
@@ -21,6 +21,7 @@ _UUID = 36  # characters of the machine's boot id, which all of its processes sh
 _UNFINISHED = "unfinished"
 # Seconds of the collectives of a phase, in its order, by phase, plan line and kind.
 Predicted = Mapping[tuple[str, int, str], Sequence[float]]
+_Timed = TypeVar("_Timed", "Slice", Task)
 
 
 class Slice(NamedTuple):
@@ -305,7 +306,7 @@ def _judged(
     return tuple(judged)
 
 
-def by_rank(slices: Iterable[Slice]) -> dict[int, list[Slice]]:
-    """Slices by rank, each in order of their begin."""
+def by_rank(slices: Iterable[_Timed]) -> dict[int, list[_Timed]]:
+    """Slices or tasks by rank, each in order of their begin."""
     ordered = sorted(slices, key=lambda each: (each.rank, each.begin))
     return {rank: list(group) for rank, group in groupby(ordered, lambda each: each.rank)}

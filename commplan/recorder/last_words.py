@@ -40,7 +40,10 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
         return ""
     deaths = [rank for rank in ranks if rank.state == "dead" and rank.end and rank is not first]
     deaths.sort(key=lambda rank: (rank.end.startswith("was ended"), rank.gone_s))
-    text, *notes = [_death(rank, who) for rank in (first, *deaths[:_SHOWN])]
+    text, *notes = [
+        f"{who} {rank.rank} (process {rank.process} on {rank.host}) {rank.end}{_place(rank)}"
+        for rank in (first, *deaths[:_SHOWN])
+    ]
     failed = next((rank for rank in ranks if rank.state == "ended" and rank.end.startswith(_FAILED)), None)
     # JAX aborts processes that lose another one.
     if failed is not None and first.end.startswith("was aborted"):
@@ -62,10 +65,6 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
         notes.append(f"during the job the kernel killed {killed} for lack of memory")
     notes.append("reported by the sidecar of this host: no process of the job is left there")
     return f"{CommplanError(Diagnostic('CP0834', text, None, tuple(map(Note, notes))))}\n"
-
-
-def _death(rank: Rank, who: str) -> str:
-    return f"{who} {rank.rank} (process {rank.process} on {rank.host}) {rank.end}{_place(rank)}"
 
 
 def _place(rank: Rank) -> str:

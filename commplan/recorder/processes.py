@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-_STATES = {"T": "stopped", "t": "stopped", "D": "stuck in the kernel", "Z": "dead", "X": "dead"}
+from commplan.recorder.rank_state import Condition
+
+_STATES: Mapping[str, Condition] = {
+    "T": "stopped",
+    "t": "stopped",
+    "D": "stuck in the kernel",
+    "Z": "dead",
+    "X": "dead",
+}
 _IN_WORDS = {
     "dead": "has died",
     "stopped": "is stopped (SIGSTOP, or a debugger)",
@@ -13,12 +22,13 @@ _IN_WORDS = {
 }
 
 
-def process_state(number: int) -> str:
+def process_state(number: int) -> Condition:
     """Return `alive`, `stopped`, `stuck in the kernel` or `dead`."""
     try:
-        return _STATES.get(_letter(Path(f"/proc/{number}")), "alive")
+        text = Path(f"/proc/{number}/stat").read_text("utf-8", "replace")
     except OSError:
         return "dead"
+    return _STATES.get(text.rpartition(")")[2].split()[0], "alive")
 
 
 def silence(state: str, host: str) -> str:
@@ -36,8 +46,3 @@ def identity(who: str, number: int, process: int, host: str, state: str) -> str:
     """
     lives = f", and lives: kill -CONT {process} lets it end" if state == "stopped" else ""
     return f"{who} {number} is PID {process} on {host}{lives}"
-
-
-def _letter(folder: Path) -> str:
-    """The state of a process or a thread. folder: its folder in `/proc`."""
-    return (folder / "stat").read_text("utf-8", "replace").rpartition(")")[2].split()[0]

@@ -158,10 +158,7 @@ def _waits(tasks: Sequence[Task]) -> Iterator[Waits]:
 
 def _shares(waits: Iterable[Task]) -> Iterator[float]:
     """The share of waits in each rank's time, which begins at the end of its first wait."""
-    by_rank: dict[int, list[Task]] = {}
-    for task in waits:
-        by_rank.setdefault(task.rank, []).append(task)
-    for rank_tasks in by_rank.values():
+    for rank_tasks in by_rank(waits).values():
         window = min(task.end for task in rank_tasks), max(task.end for task in rank_tasks)
         if window[1] > window[0]:
             yield covered(((task.begin, task.end) for task in rank_tasks), window) / (window[1] - window[0])

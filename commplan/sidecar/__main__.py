@@ -58,7 +58,9 @@ class Sidecar:
         """Take a message of a process about a job. The open record is removed from `descriptors` if used."""
         record, observer = Path(message["record"]), self.observer
         if "who" in message:
-            job = message["job"] or job_of(record)
+            job = (
+                message["job"] or record.name.split(".")[0].rpartition("-")[2]
+            )  # see `recorder.file.path_of`
             process.who, process.job = process.who or message["who"], process.job or job
             process.records.append(record)
             if message["watched"]:  # find the rank that blocks the others while the job runs
@@ -175,11 +177,6 @@ class Sidecar:
         records = read_jobs(process.records[0] for process in unreported)
         if text := last_words(records, last.who.split(" ")[0], kills_for_memory() - self.killed):
             last.say(text)
-
-
-def job_of(record: Path) -> str:
-    """The name of a record's job, see `recorder.file.path_of`."""
-    return record.name.split(".")[0].rpartition("-")[2]
 
 
 def main() -> None:

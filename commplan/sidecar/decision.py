@@ -59,11 +59,6 @@ class Decision:
         if is_due and (away := self._hosts.query(now)) is not None:
             self._evaluate(alarmed, away, now)
 
-    def take(self, text: str, line: str, *, abandoned: bool) -> None:
-        """Take the verdict of another host."""
-        if not self._is_judged:
-            self._write(text, line, time.monotonic(), abandoned=abandoned)
-
     def _alarmed(self, now: float) -> list[OpenRecord]:
         """The records of ranks that wait for longer than the bound, or whose steps have failed.
 
@@ -102,7 +97,10 @@ class Decision:
         waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
         bound = source.live.bound_s
         if not compares and not is_process:  # a rank that compares a step may still execute an earlier one
-            states = {rank: _without_comparison(state) for rank, state in states.items()}
+            states = {
+                rank: state._replace(waits=tuple(wait for wait in state.waits if wait.where != COMPARISON))
+                for rank, state in states.items()
+            }
         if not states[waiter].waits:
             return
         usual = bound if compares else usual_wait_s(records[source], source.live.waits, bound)
@@ -245,14 +243,15 @@ class Decision:
             source.process.say("\n".join([f"commplan: {text}", *notes, ""]))
 
     def _judge(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
-        self._write(text, line, now, abandoned=abandoned)
+        self.write(text, line, now, abandoned=abandoned)
         self._hosts.tell("verdict", text=text, line=line, abandoned=abandoned)
 
-    def _write(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
-        self._is_judged = True
-        for each in self._table:
+    def write(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
+        """Write the verdict, which may be that of another host, to the records of this one."""
+        for each in () if self._is_judged else self._table:
             with contextlib.suppress(OSError):
                 live.write_verdict(each.descriptor, text, line, now + _SETTLE_S, abandoned=abandoned)
+        self._is_judged = True
 
 
 def _source(waiting: Sequence[OpenRecord], states: Mapping[int, RankState]) -> OpenRecord:
@@ -264,7 +263,3 @@ def _source(waiting: Sequence[OpenRecord], states: Mapping[int, RankState]) -> O
         if blame(states, comparison.rank, limits).kind == "down":
             return comparison
     return next((each for each in oldest if not each.live.is_comparing), oldest[0])
-
-
-def _without_comparison(state: RankState) -> RankState:
-    return state._replace(waits=tuple(wait for wait in state.waits if wait.where != COMPARISON))

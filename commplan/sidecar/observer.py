@@ -74,7 +74,7 @@ class Job:
         if message.kind == "ask" and self.table:
             self.hosts.answer(message, self.table.recent_states(time.monotonic()))
         elif message.kind == "verdict":
-            self._decision.take(message.text, message.line, abandoned=message.abandoned)
+            self._decision.write(message.text, message.line, time.monotonic(), abandoned=message.abandoned)
 
 
 class Observer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from commplan import io
@@ -24,7 +24,6 @@ LEFT = "left"  # a sequence that a rank begins when it leaves
 _STACK_AFTER_S = 0.5  # without progress
 COMPARISON = "the comparison of a step"  # a wait
 _ABORTED = "was aborted by its runtime: its own output says why"
-_CONDITIONS: Mapping[str, Condition] = {"dead": "dead", "stopped": "stopped", STUCK: STUCK}
 
 
 class OpenRecord:
@@ -58,7 +57,7 @@ class OpenRecord:
         return read_open(self.path, self.descriptor)
 
     @property
-    def condition(self) -> str:
+    def condition(self) -> Condition:
         """See `recorder.processes.process_state`."""
         return "dead" if self.process.seconds else process_state(self.process.number)
 
@@ -101,8 +100,7 @@ def _live_state(
     state: RankState, rank: Rank, records: Mapping[OpenRecord, Record], who: str, now: float
 ) -> RankState:
     lives, first = [each.live for each in records], next(iter(records))
-    process, how = first.process, first.condition
-    condition = _CONDITIONS.get(how, "alive")
+    process, condition = first.process, first.condition
     idle_s = now - max(max(each.moved, each.compares) for each in lives) * 1e-9
     server = next((each for each in lives if each.served), None)
     is_frozen = condition in ("alive", STUCK) and any(each.is_frozen for each in lives)
@@ -110,17 +108,19 @@ def _live_state(
     begun = dict(state.begun)
     joint: dict[str, Joint] = {}
     for each, record in records.items():
-        if each.live.comparison:
-            peers = _peers(rank, each)
+        if number := each.live.comparison:
+            axes = [axis for place, axis in enumerate(rank.axes) if each.live.group >> place & 1]
+            peers = each.members or ranks_along(rank, axes)  # the ranks that compare steps with this one
             sequence = f"comparison {sequence_of(peers)}"
-            waits += tuple(_comparison(peers, each, sequence, now))
-            begun[sequence] = each.live.comparison
-            joint[sequence] = _joint(each.live, record, now)
+            begun[sequence], joint[sequence] = number, _joint(each.live, record, now)
+            if waits_s := joint[sequence].waits_s:
+                waits += (Wait(COMPARISON, waits_s, (Need.begin(peers, sequence, number),), "reached it"),)
     if server is not None:
         waits = state.waits if server.serves and server.flags and not server.is_patient else ()
         begun |= {ANSWER: 1} if server.serves and not server.is_patient else {}
     name = f"process {process.number} on {rank.host}"
-    how, notes = (silence(how, rank.host), (identity(who, rank.rank, process.number, rank.host, how),))
+    how = silence(condition, rank.host)
+    notes = (identity(who, rank.rank, process.number, rank.host, condition),)
     if not waits and all(each.left for each in lives) and condition != "stopped":
         condition = "ended"
         how = next(iter(records.values())).ended.removeprefix("has ended").removeprefix(" with ")
@@ -145,20 +145,6 @@ def _live_state(
     if condition == "alive" and idle_s > _STACK_AFTER_S:
         process.ask_stack()
     return state
-
-
-def _peers(rank: Rank, opened: OpenRecord) -> Sequence[int]:
-    """The ranks that compare steps with a rank."""
-    axes = [axis for place, axis in enumerate(rank.axes) if opened.live.group >> place & 1]
-    return opened.members or ranks_along(rank, axes)
-
-
-def _comparison(peers: Sequence[int], opened: OpenRecord, sequence: str, now: float) -> Iterator[Wait]:
-    """The wait of a rank for others to compare a step, if it waits for them."""
-    state = opened.live
-    if state.compares:
-        needs = (Need.begin(peers, sequence, state.comparison),)
-        yield Wait(COMPARISON, now - state.compares * 1e-9, needs, "reached it")
 
 
 def _joint(state: Live, record: Record, now: float) -> Joint:

@@ -44,8 +44,8 @@ def _run() -> None:
     named: dict[int, int] = {}
     while _watched:
         time.sleep(_TICK_S)
-        _observe()
         for place, (calls, bound_s) in enumerate(tuple(_watched)):
+            calls.observe()
             look(place, calls, bound_s, named)
 
 
@@ -67,14 +67,9 @@ def look(place: int, calls: Calls, bound_s: float | None, named: dict[int, int])
         say(text)
 
 
-def _observe() -> None:
-    for calls, _ in tuple(_watched):
-        calls.observe()
-
-
 def _end() -> None:
     """Remove records without calls."""
-    _observe()
     for calls, _ in _watched:
+        calls.observe()
         if calls.recording is not None and not calls.number:
             calls.recording.path.unlink(missing_ok=True)

@@ -242,11 +242,10 @@ def test_a_folder_that_another_process_keeps_is_waited_for_with_a_bound(
 
 
 def test_nothing_is_written_to_the_descriptors_of_a_process_that_has_ended() -> None:
-    (read, write), (one, other) = os.pipe(), socket.socketpair()
+    (read, write), (again, reused), (one, other) = os.pipe(), os.pipe(), socket.socketpair()
     attended = process_of_sidecar.AttendedProcess(one, lambda *_: None)
     attended.errors = write
     attended.close()
-    again, reused = os.pipe()
     try:
         os.dup2(reused, write)  # another file has the number now
         attended.say("it has ended")
