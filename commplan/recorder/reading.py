@@ -11,48 +11,23 @@ from pathlib import Path
 
 from commplan import io
 from commplan.diagnostics import fail
-from commplan.recorder.file import (
-    BEGIN,
-    CALL,
-    CAPACITY,
-    ENDING,
-    EVENT,
-    EVENTS,
-    HEADER,
-    LIVE,
-    MAGIC,
-    MOST_NAMES,
-    NAME,
-    ROUND,
-    SIGNAL,
-    SINCE,
-    SIZE,
-    STACK_SIGNAL,
-    VERSION,
-    Call,
-    Details,
-    Event,
-    Record,
-    is_handled,
-    machine,
-    prefix,
-)  # fmt: skip
+from commplan.recorder import file
 
-_WHOLE = (0, SIZE), (0, HEADER.size)
+_WHOLE = (0, file.SIZE), (0, file.HEADER.size)
 _RANKS = 2**24  # no job has more
 
 
-def read_records(paths: Iterable[str]) -> list[Record]:
+def read_records(paths: Iterable[str]) -> list[file.Record]:
     """The records in files and folders, by rank and lane. Links in folders, records of other versions, and
     records that are being created are skipped. Raises CP1114 for a file that is not a record."""
-    records: list[Record] = []
+    records: list[file.Record] = []
     for place in map(Path, paths):
         if place.is_dir():
-            for path in sorted(place.glob(f"{prefix()}*.rec")):
+            for path in sorted(place.glob(f"{file.prefix()}*.rec")):
                 with contextlib.suppress(OSError):
                     data, after = _pieces(path, *_WHOLE, flags=os.O_NOFOLLOW)
                     # Before its process writes the record, the file is empty, or all zeros.
-                    if data[: len(MAGIC)].strip(b"\0") and _version(data) == VERSION:
+                    if data[: len(file.MAGIC)].strip(b"\0") and _version(data) == file.VERSION:
                         records.append(_record(path, data, after))
             continue
         try:
@@ -65,7 +40,7 @@ def read_records(paths: Iterable[str]) -> list[Record]:
     return sorted(records, key=lambda record: (record.plan, record.rank, record.lane))
 
 
-def read_open(path: Path, descriptor: int) -> Record:
+def read_open(path: Path, descriptor: int) -> file.Record:
     """The record in an open file that may have been removed. Raises OSError, and CP1114 if it is damaged."""
     data, after = (os.pread(descriptor, size, begin) for begin, size in _WHOLE)
     return _record(path, data, after)
@@ -82,78 +57,80 @@ def _pieces(path: Path, *places: tuple[int, int], flags: int = os.O_RDONLY) -> l
 
 def _version(data: bytes) -> int:
     """The version of a record, at the same position in all versions; `VERSION` if this is not a record."""
-    if data.startswith(MAGIC) and len(data) >= len(MAGIC) + 8:
-        number: int = struct.unpack_from("<q", data, len(MAGIC))[0]
-        return number
-    return VERSION
+    if data.startswith(file.MAGIC) and len(data) >= len(file.MAGIC) + 8:
+        return int(struct.unpack_from("<q", data, len(file.MAGIC))[0])
+    return file.VERSION
 
 
-def _record(path: Path, data: bytes, after: bytes) -> Record:
+def _record(path: Path, data: bytes, after: bytes) -> file.Record:
     """The record in a file that may still be written. after: its header, read after `data`."""
-    if (version := _version(data)) != VERSION:
+    if (version := _version(data)) != file.VERSION:
         message = f"{path} is a record of version {version}"
-        fail("CP1114", message, f"this is version {VERSION}", file=str(path))
-    if len(data) < SIZE or len(after) != HEADER.size or data[: len(MAGIC)] != MAGIC:
+        fail("CP1114", message, f"this is version {file.VERSION}", file=str(path))
+    if len(data) < file.SIZE or len(after) != file.HEADER.size or data[: len(file.MAGIC)] != file.MAGIC:
         note = "expected a file that a run wrote, whole: *.rec"
         fail("CP1114", f"{path} is not a record of a rank", note, file=str(path))
-    _, _, process, rank, ranks, unix_ns, boot_ns, capacity, head, count, failed, *texts = HEADER.unpack_from(
-        data
+    _, _, process, rank, ranks, unix_ns, boot_ns, capacity, head, count, failed, *texts = (
+        file.HEADER.unpack_from(data)
     )
-    if capacity != CAPACITY:
+    if capacity != file.CAPACITY:
         fail("CP1114", f"{path} is a damaged record: it has room for {capacity} events", file=str(path))
     if not 0 <= rank < ranks <= _RANKS:
         fail("CP1114", f"{path} is a damaged record: it is of rank {rank} of {ranks}", file=str(path))
     (host, lane), (space, _), (plan, sizes) = map(_texts, texts)
+    clock_ns = unix_ns - boot_ns
     # Events that were overwritten during the read are lost, and so is the slot that is written next.
-    written = HEADER.unpack_from(after)[8]
-    lost = max(0, head - CAPACITY, written - CAPACITY + (written > head))
-    events = sorted(_events(data, lost, head, count, unix_ns - boot_ns), key=lambda event: event.seconds)
-    return Record(
+    written = file.HEADER.unpack_from(after)[8]
+    lost = max(0, head - file.CAPACITY, written - file.CAPACITY + (written > head))
+    events = sorted(_events(data, lost, head, count, clock_ns), key=lambda event: event.seconds)
+    return file.Record(
         str(path), plan, rank, ranks, host, space, process, unix_ns / 1e9, bool(failed), lost, tuple(events),
-        (unix_ns - boot_ns) / 1e9, _sizes(sizes, ranks), lane, _texts(data[ENDING:STACK_SIGNAL])[0],
-        _call(data[CALL:LIVE], unix_ns - boot_ns),
+        clock_ns / 1e9, _sizes(sizes, ranks), lane, _texts(data[file.ENDING : file.STACK_SIGNAL])[0],
+        _call(data[file.CALL : file.LIVE], clock_ns),
     )  # fmt: skip
 
 
-def read_call(path: Path) -> Call | None:
+def read_call(path: Path) -> file.Call | None:
     """The call in the record of a process of this machine that may still run, with its seconds on
     `time.monotonic`."""
     with contextlib.suppress(OSError):
-        return _call(_pieces(path, (CALL, LIVE - CALL))[0], 0)
+        return _call(_pieces(path, (file.CALL, file.LIVE - file.CALL))[0], 0)
     return None
 
 
 def writer(record: Path) -> tuple[int, int]:
     """The process that writes a record, and the signal that requests its stacks; 0 for either if the process
     is not of this machine, or does not handle `SIGNAL`, the only one that counts. Raises OSError."""
-    header, number = _pieces(record, (0, HEADER.size), (STACK_SIGNAL, 8))
-    if len(header) < HEADER.size or len(number) < 8 or header[: len(MAGIC)] != MAGIC:
+    header, number = _pieces(record, (0, file.HEADER.size), (file.STACK_SIGNAL, 8))
+    if len(header) < file.HEADER.size or len(number) < 8 or header[: len(file.MAGIC)] != file.MAGIC:
         return 0, 0
-    _, _, process, *_, space, _ = HEADER.unpack(header)
-    if process <= 0 or _texts(space)[0] != machine():
+    _, _, process, *_, space, _ = file.HEADER.unpack(header)
+    if process <= 0 or _texts(space)[0] != file.machine():
         return 0, 0
-    offered = struct.unpack("<q", number)[0] == SIGNAL and is_handled(SIGNAL, "SigCgt:", process=process)
-    return process, SIGNAL if offered else 0
+    offered = struct.unpack("<q", number)[0] == file.SIGNAL and file.is_handled(
+        file.SIGNAL, "SigCgt:", process=process
+    )
+    return process, file.SIGNAL if offered else 0
 
 
-def _call(data: bytes, offset_ns: int) -> Call | None:
-    if len(data) < SINCE.size:
+def _call(data: bytes, offset_ns: int) -> file.Call | None:
+    if len(data) < file.SINCE.size:
         return None
-    text, stack = _texts(data[SINCE.size :])
-    return Call(text, (SINCE.unpack_from(data)[0] + offset_ns) / 1e9, stack) if text else None
+    text, stack = _texts(data[file.SINCE.size :])
+    return file.Call(text, (file.SINCE.unpack_from(data)[0] + offset_ns) / 1e9, stack) if text else None
 
 
-def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> Iterator[Event]:
+def _events(data: bytes, first: int, head: int, count: int, offset_ns: int) -> Iterator[file.Event]:
     """Events from `first` to before `head`, without damaged ones."""
-    places = (HEADER.size + NAME * index for index in range(min(count, MOST_NAMES)))
-    names = [_texts(data[at : at + NAME]) for at in places]
+    places = (file.HEADER.size + file.NAME * index for index in range(min(count, file.MOST_NAMES)))
+    names = [_texts(data[at : at + file.NAME]) for at in places]
     details = [_details(text) for _, text in names]
     for index in range(first, head):
-        place = EVENTS + EVENT.size * (index % CAPACITY)
-        nanoseconds, kind, name, operation, runs, nbytes = EVENT.unpack_from(data, place)
-        if BEGIN <= kind <= ROUND and 0 <= name < len(names):
+        place = file.EVENTS + file.EVENT.size * (index % file.CAPACITY)
+        nanoseconds, kind, name, operation, runs, nbytes = file.EVENT.unpack_from(data, place)
+        if file.BEGIN <= kind <= file.ROUND and 0 <= name < len(names):
             when = (nanoseconds + offset_ns) / 1e9
-            yield Event(when, kind, names[name][0], operation, runs, nbytes, details[name])
+            yield file.Event(when, kind, names[name][0], operation, runs, nbytes, details[name])
 
 
 def _texts(field: bytes) -> tuple[str, str]:
@@ -162,10 +139,10 @@ def _texts(field: bytes) -> tuple[str, str]:
     return text.decode(errors="replace"), behind.split(b"\0")[0].decode(errors="replace")
 
 
-def _details(text: str) -> Details | None:
+def _details(text: str) -> file.Details | None:
     try:
         kind, algorithm, nbytes, dtype, root, opens, axes = text.split(" ")
-        return Details(
+        return file.Details(
             kind, algorithm, int(nbytes), dtype, int(root), "" if opens == "-" else opens,
             tuple(filter(None, axes.split(","))),
         )  # fmt: skip

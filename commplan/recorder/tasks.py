@@ -90,9 +90,7 @@ def links(tasks: Sequence[Task]) -> list[Link]:
     A batch goes from the rank that made its last part to each rank that waited for it. A request goes from
     the worker to the server, and the answer back.
     """
-    results: list[Link] = []
-    for wait, make in last_makes(tasks):
-        results.append(Link(make, make.end, wait, wait.end))
+    results = [Link(make, make.end, wait, wait.end) for wait, make in last_makes(tasks)]
     requests = {(task.rank, task.line, task.number): task for task in tasks if task.kind == "request"}
     for serve in (task for task in tasks if task.kind == "serve"):
         request = requests.get((serve.detail, serve.line, serve.number))

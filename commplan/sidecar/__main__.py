@@ -14,7 +14,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,23 +122,19 @@ class Sidecar:
                     continue
                 process = AttendedProcess(line, self.take)
                 self.running.append(process)
-                self.selector.register(line, selectors.EVENT_READ, self._hearing(process))
+                self.selector.register(line, selectors.EVENT_READ, functools.partial(self.hear, process))
 
-    def _hearing(self, process: AttendedProcess) -> Callable[[], Any]:
-        def hear() -> None:
-            is_introduced, speaks = process.descriptor >= 0, process.hear()
-            if not is_introduced and process.descriptor >= 0:
-                self.selector.register(
-                    process.descriptor, selectors.EVENT_READ, functools.partial(self.end, process)
-                )
-            if not speaks:
-                with contextlib.suppress(KeyError, ValueError):  # it has ended at the same time
-                    self.selector.unregister(process.line)
-                if process.descriptor < 0:  # it has not introduced itself
-                    self.running.remove(process)
-                    process.close()
-
-        return hear
+    def hear(self, process: AttendedProcess) -> None:
+        is_introduced, speaks = process.descriptor >= 0, process.hear()
+        if not is_introduced and process.descriptor >= 0:
+            end = functools.partial(self.end, process)
+            self.selector.register(process.descriptor, selectors.EVENT_READ, end)
+        if not speaks:
+            with contextlib.suppress(KeyError, ValueError):  # it has ended at the same time
+                self.selector.unregister(process.line)
+            if process.descriptor < 0:  # it has not introduced itself
+                self.running.remove(process)
+                process.close()
 
     def end(self, process: AttendedProcess) -> None:
         process.seconds, process.ended = time.monotonic(), status(process.number, process.descriptor)

@@ -54,9 +54,7 @@ class Decision:
         if not alarmed or self._is_judged:
             self._suspected = None
             self._hosts.end_query()
-            return
-        is_due = self._hosts.is_asking or now >= self._again
-        if is_due and (away := self._hosts.query(now)) is not None:
+        elif (away := self._hosts.query(now, begins=now >= self._again)) is not None:
             self._evaluate(alarmed, away, now)
 
     def _alarmed(self, now: float) -> list[OpenRecord]:
@@ -203,11 +201,14 @@ class Decision:
         self, text: str, source: OpenRecord, waiting: Sequence[int], named: tuple[int, ...] = ()
     ) -> None:
         """Print `text` once for each wait and each set of `named` ranks, on the first rank that waits."""
-        wait = source.live.waits or source.live.compares, named
-        first = next((each for each in self._table if each.rank == min(waiting)), None)
-        if wait not in self._noticed and first is not None:
-            self._noticed.add(wait)
-            first.process.say(f"commplan: {text}\n")
+        for first in [each for each in self._table if each.rank == min(waiting)][:1]:
+            self._say(first, text, (source.live.waits or source.live.compares, named))
+
+    def _say(self, record: OpenRecord, text: str, key: object) -> None:
+        """Print `text` on a rank, once for each `key`."""
+        if key not in self._noticed:
+            self._noticed.add(key)
+            record.process.say(f"commplan: {text}\n")
 
     def _part(self, alarmed: Sequence[OpenRecord], states: Mapping[int, RankState], now: float) -> None:
         """Decide whether the ranks that a rank waits for at its end are dead.
@@ -230,17 +231,15 @@ class Decision:
             text = "\n".join([f"{first}, and all others have ended", *notes])
             if source.live.ends:
                 self._judge(text, "", now, abandoned=True)
-            elif text not in self._noticed:
-                self._noticed.add(text)
-                source.process.say(f"commplan: {text}\n")
+            else:
+                self._say(source, text, text)
             return
         late = next((rank for rank in remaining if rank not in down and not states[rank].waits), None)
         has_waited = waited > FIRST * source.live.bound_s
-        if late is not None and has_waited and not source.live.served and "parting" not in self._noticed:
-            self._noticed.add("parting")
+        if late is not None and has_waited and not source.live.served:
             _, *notes = described(Verdict("busy", {late: ""}), states, self._table.who, waiter).splitlines()
             text = f"this process has ended and waits for rank {late}"
-            source.process.say("\n".join([f"commplan: {text}", *notes, ""]))
+            self._say(source, "\n".join([text, *notes]), "parting")
 
     def _judge(self, text: str, line: str, now: float, *, abandoned: bool) -> None:
         self.write(text, line, now, abandoned=abandoned)

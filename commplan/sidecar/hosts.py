@@ -96,16 +96,17 @@ class OtherHosts:
 
     # A query.
 
-    @property
-    def is_asking(self) -> bool:
-        return self._queried_at is not None
-
     def end_query(self) -> None:
         self._queried_at = None
 
-    def query(self, now: float) -> dict[int, RankState] | None:
-        """The states of the ranks of other hosts; None until they have answered. Must be repeated then."""
+    def query(self, now: float, *, begins: bool) -> dict[int, RankState] | None:
+        """The states of the ranks of other hosts; None until they have answered. Must be repeated then.
+
+        begins: whether to begin a query if none is under way.
+        """
         if self._queried_at is None:
+            if not begins:
+                return None
             self._queried_at, self._serial = now, self._serial + 1
             self._answers.clear()
             self._sent.clear()

@@ -146,12 +146,11 @@ class Calls:
         if sources:
             more = f" and {len(sources) - _SOURCES} more" if len(sources) > _SOURCES else ""
             self.places[index] = f"{', '.join(sources[:_SOURCES])}{more}, in "
-            put_name(self.memory, index, self.where(index))
         if lines:
             numbers = ", ".join(map(str, sorted(set(lines))))
             one_of = "line" if len(set(lines)) == 1 else "one of lines"
             self.places[index] = f"{one_of} {numbers} of {file or 'the plan'}, in "
-            put_name(self.memory, index, self.where(index))
+        put_name(self.memory, index, self.where(index))
 
     def where(self, index: int) -> str:
         """The lines of the plan and the name of the step."""

@@ -133,7 +133,7 @@ def check_copies(
         file: the name of the plan.
     """
     with ThreadPoolExecutor(_THREADS) as pool:  # threads do not inherit the caller's context, such as a mesh
-        sums = list(pool.map(_checksums, copies))
+        sums = list(pool.map(lambda leaf: [_checksum(x) for x in leaf.arrays.values()], copies))
     odd_ones = (pair for pair in zip(copies, sums, strict=True) if len({*pair[1]}) > 1)
     wrong = next((_differing(*pair) for pair in odd_ones), "")
     groups: dict[str, Any] = {}
@@ -172,10 +172,6 @@ def check_copies(
             more = [f"it differs from {who} {first} on {len(odd)} of {len(rows_of)}"] if len(odd) > 3 else []
             message = f"{name} differs between {who} {first} and {who} {odd[0]}"
             fail("CP0861", message, *shown, *more, fix, option, file=file)
-
-
-def _checksums(leaf: Copies) -> list[str]:
-    return [_checksum(x) for x in leaf.arrays.values()]
 
 
 def _differing(leaf: Copies, sums: Sequence[str]) -> str:

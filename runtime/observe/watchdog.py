@@ -72,12 +72,13 @@ class Watchdog:
 
     Attributes:
         number: The number of this process.
+        watched: By their processes, the calls that are watched.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._lock = threading.RLock()  # protects the attributes below
-        self._watched: dict[str, _Watched] = {}
+        self.watched: dict[str, _Watched] = {}
         self._failure = ""  # an uncaught error that JAX may have raised
         self._end_reason: str | None = None  # the reason why this process ends; None before
         self._status = 0  # its exit status
@@ -90,7 +91,7 @@ class Watchdog:
 
     @property
     def _calls(self) -> list[Calls]:
-        return [each.calls for each in self._watched.values()]
+        return [each.calls for each in self.watched.values()]
 
     @property
     def _recordings(self) -> list[Recording]:
@@ -112,11 +113,11 @@ class Watchdog:
         """
         with self._lock:
             key, sidecar = key_of(processes), None
-            if (watched := self._watched.get(key)) is not None:
+            if (watched := self.watched.get(key)) is not None:
                 limits = most_patient([limits, watched.limits])
                 if watched.calls.recording is not None:
                     live.put_limits(watched.calls.recording, limits)
-                self._watched[key] = watched._replace(limits=limits)
+                self.watched[key] = watched._replace(limits=limits)
                 return watched.calls, watched.sidecar
             recording = start_recording(f"{job}{crc32(key.encode()):08x}", plan, number, max(processes) + 1)
             if recording is not None:
@@ -125,13 +126,8 @@ class Watchdog:
                 sidecar = attend(recording.path, who, watched=True, job=job, members=processes)
             abort_hook.on_failure(self._failing)  # again: exit handlers of the record run after this one
             calls = Calls(processes, recording)
-            self._watched[key] = _Watched(calls, number, job, limits, sidecar)
+            self.watched[key] = _Watched(calls, number, job, limits, sidecar)
             return calls, sidecar
-
-    def part(self, whole: Calls, processes: Sequence[int], plan: str) -> Calls:
-        """The calls of some of the processes of `whole`."""
-        watched = self._watched[whole.key]
-        return self.watch(watched.number, watched.job, processes, watched.limits, plan)[0]
 
     # How the main thread ends.
 
@@ -140,7 +136,7 @@ class Watchdog:
         lines = f"{type(error).__name__}: {error}".splitlines()
         text = f"exit with {status}" if isinstance(error, SystemExit) else lines[0][:200]
         self._status = interruption.STATUS if isinstance(error, KeyboardInterrupt) else status
-        is_watched = any(each.sidecar is not None for each in self._watched.values())
+        is_watched = any(each.sidecar is not None for each in self.watched.values())
         # JAX raises either.
         if is_watched and isinstance(error, RuntimeError | ValueError) and not self._verdict:
             with self._lock:
@@ -307,4 +303,5 @@ def part(whole: Calls | None, processes: Sequence[int], plan: str) -> Calls | No
     """The calls of some of the processes of `whole`; None for a single process."""
     if whole is None or len(processes) == 1 or not _running or _running[0].number not in processes:
         return None
-    return _running[0].part(whole, processes, plan)
+    watched = _running[0].watched[whole.key]
+    return _running[0].watch(watched.number, watched.job, processes, watched.limits, plan)[0]

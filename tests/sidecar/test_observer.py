@@ -194,10 +194,8 @@ def test_a_late_rank_is_printed_once_though_the_state_of_another_is_known_only_a
 ):
     ranks = waiting(Ranks(3, range(2)), late=1)
     for seconds in range(60, 100, 10):
-        is_known = bool(seconds % 20)
-        monkeypatch.setattr(
-            ranks.job.hosts, "query", lambda _, known=is_known: {2: RankState(2)} if known else {}
-        )
+        away = {2: RankState(2)} if seconds % 20 else {}
+        monkeypatch.setattr(ranks.job.hosts, "query", mock.Mock(return_value=away))
         ranks.look(seconds)
     said = ranks.processes[0].said
     assert said.count("not arrived within") == said.count("the state of rank 2 is unknown here") == 1
