@@ -9,10 +9,11 @@ from commplan.cost import Prediction
 from commplan.diagnostics import fail
 from commplan.ir.schedule import Schedule
 from commplan.recorder.blame import state
-from commplan.recorder.collectives import Predicted, Run, line_of, read_run
+from commplan.recorder.collectives import Predicted, Run, read_run
 from commplan.recorder.file import Record, folder
 from commplan.recorder.reading import read_records
 from commplan.recorder.summary import Summary, summary
+from commplan.recorder.tasks import line_of
 
 
 def runs(paths: list[str]) -> list[list[Record]]:
@@ -88,7 +89,7 @@ def _check(records: list[Record], schedule: Schedule) -> None:
     lines = {op.span.line for phase in schedule.phases for op in phase.ops}
     for record in records:
         for event in record.events:
-            line = line_of(event)
+            line = line_of(event.name)
             if line and line not in lines:
                 message = (
                     f"the run has communicated on line {line}, but {schedule.file} does not communicate there"

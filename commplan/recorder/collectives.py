@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import groupby
 from typing import NamedTuple, TypeVar
@@ -13,12 +12,10 @@ from commplan.ir.axes import coordinates
 from commplan.ir.axes import group as ranks_along
 from commplan.ir.collective_kinds import FROM_ROOT, TOWARDS_SOME
 from commplan.recorder.clocks import Bounds, Clock, aligned, bounds
-from commplan.recorder.file import BEGIN, END, FAILED, WAITED, Details, Event, Record
-from commplan.recorder.tasks import Task, tasks_of
+from commplan.recorder.file import BEGIN, END, FAILED, WAITED, Details, Record
+from commplan.recorder.tasks import UNFINISHED, Task, line_of, state_of, tasks_of
 
-_LINE = re.compile(r"line (\d+)")
 _UUID = 36  # characters of the machine's boot id, which all of its processes share
-_UNFINISHED = "unfinished"
 # Seconds of the collectives of a phase, in its order, by phase, plan line and kind.
 Predicted = Mapping[tuple[str, int, str], Sequence[float]]
 _Timed = TypeVar("_Timed", "Slice", Task)
@@ -146,7 +143,7 @@ def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slic
     for event in record.events:
         if event.kind != BEGIN:
             continue
-        details, line = event.details, line_of(event)
+        details, line = event.details, line_of(event.name)
         if details is None:
             step = event.runs
         elif details.opens:
@@ -160,15 +157,9 @@ def _slices(record: Record, shift: float, predicted: Predicted) -> Iterator[Slic
         blocked = (event.seconds, until) if wait is None else (wait.seconds - wait.nbytes / 1e9, wait.seconds)
         yield Slice(
             record.rank, event.name, line, phase, step, event.runs, event.seconds + shift, until + shift,
-            _UNFINISHED if end is None else "failed" if end.kind == FAILED else "", event.nbytes, details,
-            (blocked[0] + shift, blocked[1] + shift), predicted=prediction,
+            state_of(end), event.nbytes, details, (blocked[0] + shift, blocked[1] + shift),
+            predicted=prediction,
         )  # fmt: skip
-
-
-def line_of(event: Event) -> int:
-    """The plan line in an event's name; 0 if there is none."""
-    match = _LINE.match(event.name)
-    return int(match[1]) if match else 0
 
 
 def _keyed(record: Record, slices: Iterable[Slice]) -> Iterator[tuple[tuple[object, ...], Slice]]:
@@ -252,10 +243,10 @@ def _moved(
     moved: list[Slice] = []
     for each in group:
         offset = clocks[machine[each.rank]].offset
-        if not offset and each.state != _UNFINISHED:
+        if not offset and each.state != UNFINISHED:
             moved.append(each)
             continue
-        begin, end = each.begin + offset, each.end + offset if each.state != _UNFINISHED else latest
+        begin, end = each.begin + offset, each.end + offset if each.state != UNFINISHED else latest
         apart = (each.blocked[0] + offset, each.blocked[1] + offset)
         blocked = apart if each.waits_apart else (begin, end)
         moved.append(each._replace(begin=begin, end=max(begin, end), blocked=blocked))

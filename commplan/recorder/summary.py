@@ -140,9 +140,8 @@ def summary(run: Run) -> Summary:
 def _waits(tasks: Sequence[Task]) -> Iterator[Waits]:
     alike: dict[tuple[int, str, str], list[Task]] = {}
     for task in tasks:
-        alike.setdefault((task.line, task.name, "input" if task.lane == "input" else "requests"), []).append(
-            task
-        )
+        lane = "input" if task.lane == "input" else "requests"
+        alike.setdefault((task.line, task.name, lane), []).append(task)
     for (line, name, lane), group in sorted(alike.items()):
         waits = [task for task in group if task.kind in ("wait", "request")]
         making = [

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from commplan.recorder.file import BEGIN, END, FAILED, Event, Record
 
-_LINE = re.compile(r"line (\d+)")
+UNFINISHED = "unfinished"
 _TITLES = {"make": "make batch", "wait": "wait for batch", "request": "request", "serve": "serve request"}
 
 
@@ -38,8 +38,7 @@ class Task(NamedTuple):
     @property
     def line(self) -> int:
         """The plan line in the name; 0 if there is none."""
-        match = _LINE.match(self.name)
-        return int(match[1]) if match else 0
+        return line_of(self.name)
 
     @property
     def title(self) -> str:
@@ -55,6 +54,12 @@ class Link(NamedTuple):
     sent: float
     target: Task
     arrived: float
+
+
+def line_of(name: str) -> int:
+    """The plan line in the name of an operation; 0 if there is none."""
+    match = re.match(r"line (\d+)", name)
+    return int(match[1]) if match else 0
 
 
 def tasks_of(records: Iterable[Record], shift: Callable[[Record], float], latest: float) -> list[Task]:
@@ -76,12 +81,13 @@ def _tasks(record: Record, shift: float, latest: float) -> Iterator[Task]:
             begin, end = event.seconds + shift, ends.get(event.operation)
             yield Task(
                 record.rank, record.lane, event.name, event.details.kind, event.details.algorithm, event.runs,
-                event.nbytes, begin, max(begin, end.seconds + shift if end else latest), _state(end),
+                event.nbytes, begin, max(begin, end.seconds + shift if end else latest), state_of(end),
             )  # fmt: skip
 
 
-def _state(end: Event | None) -> str:
-    return "unfinished" if end is None else "failed" if end.kind == FAILED else ""
+def state_of(end: Event | None) -> str:
+    """The state of an operation, from its end."""
+    return UNFINISHED if end is None else "failed" if end.kind == FAILED else ""
 
 
 def links(tasks: Sequence[Task]) -> list[Link]:

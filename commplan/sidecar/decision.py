@@ -16,7 +16,7 @@ from commplan.recorder.stacks import main_stack
 from commplan.recorder.verdict import FIRST, SHOWN, Patience, Verdict, blame, described, is_down, listed
 from commplan.sidecar.hosts import OtherHosts
 from commplan.sidecar.process_table import ProcessTable
-from commplan.sidecar.states import COMPARISON, LEFT, OpenRecord, has_stack, usual_wait_s, waited_s
+from commplan.sidecar.states import COMPARISON, LEFT, OpenRecord, usual_wait_s, waited_s
 
 _GRACE_S = 2.0  # after the death of a process
 _ENDED_S = 1.0  # after the end of a program, and for a comparison
@@ -65,7 +65,7 @@ class Decision:
         """
         has_died = self._hosts.is_warned or any(each.process.seconds for each in self._table)
         has_ended = self._hosts.is_warned or any(each.live.left for each in self._table)
-        is_process, alarmed = self._table.is_process, list[OpenRecord]()
+        is_process, alarmed = self._table.who == "process", list[OpenRecord]()
         for each in (each for each in self._table if not each.process.seconds):
             waited, compares, bound = waited_s(each.live, now), each.live.compares, each.live.bound_s
             is_alarmed = waited > bound or each.live.asks > each.live.answered
@@ -91,7 +91,7 @@ class Decision:
         if not waiting:
             self._part([each for each in alarmed if each in records], states, now)
             return
-        source, is_process = _source(waiting, states), self._table.is_process
+        source, is_process = _source(waiting, states), self._table.who == "process"
         waiter, ends, compares = source.rank, bool(source.live.ends), source.live.is_comparing
         bound = source.live.bound_s
         if not compares and not is_process:  # a rank that compares a step may still execute an earlier one
@@ -131,16 +131,14 @@ class Decision:
             if states[waiter].idle_s >= usual:
                 self._notice(verdict, states, source)
             return
-        shown = [n for n in [*verdict.reasons][:SHOWN] if has_stack(states[n]) or verdict.kind == "apart"]
-        silent = {
-            each.rank: each for each in self._table if each.rank in shown and not states[each.rank].stack
-        }
-        if any(
-            each.process.queried_at and now < each.process.queried_at + _STACK_S for each in silent.values()
-        ):
+        idle = [n for n, state in states.items() if state.condition == "alive" and not state.waits]
+        shown = [n for n in [*verdict.reasons][:SHOWN] if n in idle or verdict.kind == "apart"]
+        silent = [*{each.rank: each for each in self._table if each.rank in shown}.values()]
+        silent = [each for each in silent if not states[each.rank].stack]
+        if any(each.process.queried_at and now < each.process.queried_at + _STACK_S for each in silent):
             self._again = now + _CONFIRM_S
             return
-        for each in silent.values():
+        for each in silent:
             stack = main_stack(each.path) or "an unknown line"
             states[each.rank] = states[each.rank]._replace(stack=f"{stack}; {_HELD}")
         text, line = described(verdict, states, self._table.who, waiter), states[waiter].waits[0].where
@@ -181,8 +179,8 @@ class Decision:
 
     def _notice(self, verdict: Verdict, states: Mapping[int, RankState], source: OpenRecord) -> None:
         """Print once that a step takes long on all processes: the devices may be computing."""
-        wait, comparing = states[source.rank].waits[0], list[int]()
-        comparing += [n for n, state in states.items() if any(each.waits_s for each in state.joint.values())]
+        wait = states[source.rank].waits[0]
+        comparing = [n for n, state in states.items() if any(each.waits_s for each in state.joint.values())]
         late = [n for n in verdict.waiting if n not in comparing] if comparing else []
         text = f"{wait.where} has not ended for {states[source.rank].idle_s:.0f} s"
         where = [f"{self._table.who} {n} is at {states[n].stack or 'an unknown line'}" for n in late]

@@ -47,7 +47,9 @@ class Job:
         if text := self.hosts.greet_unheard(now):
             self.say(text)
         self.table.refresh()
-        ended = {n.rank for n in self.table if n.process.seconds or (self.table.is_process and n.live.left)}
+        ended = {
+            n.rank for n in self.table if n.process.seconds or (self.table.who == "process" and n.live.left)
+        }
         if ended - self._ended:
             self._ended |= ended
             self.hosts.tell("gone")  # the other sidecars evaluate waits soon
@@ -113,10 +115,9 @@ class Observer:
 
     def take(self, messages: Iterable[SidecarMessage]) -> None:
         for message in messages:
-            for job in self.jobs:
-                if job.name == message.job:
-                    with contextlib.suppress(Exception):
-                        job.take(message)
+            for job in (job for job in self.jobs if job.name == message.job):
+                with contextlib.suppress(Exception):
+                    job.take(message)
 
     def add_hosts(self, path: Path, hosts: Mapping[tuple[int, ...], Address]) -> None:
         """Add the sidecars of other hosts, by their ranks, to the job of a record."""

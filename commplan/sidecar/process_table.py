@@ -32,11 +32,6 @@ class ProcessTable(list[OpenRecord]):
         self._recent_at, self._recent = -1.0, dict[int, RankState]()
 
     @property
-    def is_process(self) -> bool:
-        """Whether whole steps are recorded."""
-        return self.who == "process"
-
-    @property
     def ranks(self) -> set[int]:
         """All ranks of the job."""
         return {rank for each in self for rank in each.group}

@@ -56,11 +56,6 @@ class OpenRecord:
     def record(self) -> Record:
         return read_open(self.path, self.descriptor)
 
-    @property
-    def condition(self) -> Condition:
-        """See `recorder.processes.process_state`."""
-        return "dead" if self.process.seconds else process_state(self.process.number)
-
 
 def states_here(records: Mapping[OpenRecord, Record], who: str, now: float) -> dict[int, RankState]:
     """The states of the ranks on this host.
@@ -100,7 +95,8 @@ def _live_state(
     state: RankState, rank: Rank, records: Mapping[OpenRecord, Record], who: str, now: float
 ) -> RankState:
     lives, first = [each.live for each in records], next(iter(records))
-    process, condition = first.process, first.condition
+    process = first.process
+    condition: Condition = "dead" if process.seconds else process_state(process.number)
     idle_s = now - max(max(each.moved, each.compares) for each in lives) * 1e-9
     server = next((each for each in lives if each.served), None)
     is_frozen = condition in ("alive", STUCK) and any(each.is_frozen for each in lives)
@@ -155,11 +151,6 @@ def _joint(state: Live, record: Record, now: float) -> Joint:
     waits_s = now - state.compares * 1e-9 if state.compares else 0.0
     is_running = not (state.is_ahead or state.compares or state.is_frozen)
     return Joint(state.comparison, is_running, waits_s, comparison)
-
-
-def has_stack(state: RankState) -> bool:
-    """Whether messages about a rank show its Python."""
-    return state.condition == "alive" and not state.waits
 
 
 def waited_s(state: Live, now: float) -> float:

@@ -202,11 +202,10 @@ def _end(error: BaseException, status: int) -> None:
         end(error, status)
 
 
-def _abort(error: BaseException, status: int) -> None:
+def _abort(_: BaseException, status: int) -> None:
     """End the MPI job after the launcher has read the output of this process, which is lost otherwise."""
     from mpi4py import MPI  # noqa: PLC0415  only under MPI
 
-    del error
     if MPI.Is_initialized() and not MPI.Is_finalized():
         leave(aborts=True)
         deadline = time.monotonic() + _READ_S

@@ -46,11 +46,6 @@ _PAIR, _PAIRS = struct.Struct("<12q"), CAPACITY // 2
 _NOTHING = (0, 0, 0, 0)  # kind, name, number, runs
 
 
-def key_of(processes: Sequence[int]) -> str:
-    """The processes as text."""
-    return ",".join(map(str, processes))
-
-
 class ResultArrays(list[Any]):
     """A few arrays of the result of a call, kept instead of the whole result."""
 
@@ -84,7 +79,7 @@ class Calls:
     """
 
     def __init__(self, processes: Sequence[int], recording: Recording | None) -> None:
-        self.processes, self.key = tuple(processes), key_of(processes)
+        self.processes, self.key = tuple(processes), ",".join(map(str, processes))
         self.recording = recording
         self.memory = bytearray(SIZE) if recording is None else recording.memory
         self.names: list[str] = []

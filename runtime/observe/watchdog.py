@@ -29,7 +29,7 @@ from commplan.recorder.processes import process_state, silence
 from commplan.recorder.reading import writer
 from commplan.recorder.verdict import listed
 from commplan.runtime.observe import abort_hook, interruption
-from commplan.runtime.observe.calls import Calls, key_of
+from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.interruption import Place, is_interruptible
 from commplan.sidecar import attend, introduce_hosts
 from commplan.sidecar.mail import Address
@@ -112,7 +112,7 @@ class Watchdog:
             The calls, and the address of the sidecar of this host.
         """
         with self._lock:
-            key, sidecar = key_of(processes), None
+            key, sidecar = ",".join(map(str, processes)), None
             if (watched := self.watched.get(key)) is not None:
                 limits = most_patient([limits, watched.limits])
                 if watched.calls.recording is not None:
