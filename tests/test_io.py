@@ -29,7 +29,6 @@ ELSEWHERE = {
     ("commplan.lowering.mpi.prebuilt", "levels"): "/proc",
     ("commplan.lowering.mpi.prebuilt.wheel", "compiled_wheel"): "a folder that it has just made",
     ("commplan.orbax", "read"): "a bucket, by etils.epath",
-    ("commplan.recorder.processes", "_letter"): "/proc",
     ("commplan.report.page", "_asset"): "a file of this package",
     ("commplan.runtime.calibrate.lock", "_scheduled"): "/proc",
     ("commplan.runtime.input.device.batches", "this_host"): "/proc",

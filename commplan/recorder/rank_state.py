@@ -63,7 +63,7 @@ class Wait(NamedTuple):
 
 
 # The bytes of each part of a comparison that a record keeps, 3,520 in all. It has room for 3,574.
-_KEPT = slice(64), slice(256), slice(2048), slice(256), slice(-896, None)
+_CUTS = slice(64), slice(256), slice(2048), slice(256), slice(-896, None)
 
 
 class Comparison(NamedTuple):
@@ -86,8 +86,8 @@ class Comparison(NamedTuple):
     def text(self) -> str:
         """As it is recorded: a line for each part."""
         parts = [
-            part.replace("\n", " ").encode(errors="replace")[kept]
-            for part, kept in zip(self, _KEPT, strict=True)
+            part.replace("\n", " ").encode(errors="replace")[cut]
+            for part, cut in zip(self, _CUTS, strict=True)
         ]
         return "\n".join(part.decode(errors="ignore") for part in parts)
 

@@ -266,8 +266,8 @@ def _another_order(sequence: str, states: States) -> Verdict | None:
             rank: calls[call - start] for rank, (start, calls) in recent.items() if call < start + len(calls)
         }
         if len(set(names.values())) > 1:  # no rank is named if there is a tie
-            (usual, most), *others = Counter(names.values()).most_common()
-            is_tie = any(count == most for _, count in others)
+            (usual, most), *runners_up = Counter(names.values()).most_common()
+            is_tie = any(count == most for _, count in runners_up)
             odd = [] if is_tie else [rank for rank in names if names[rank] != usual]
             reasons = {rank: f"it calls {names[rank]} as call {call}, most others {usual}" for rank in odd}
             waiting = tuple(rank for rank, state in ordered if state.waits and state.condition == "alive")

@@ -31,7 +31,7 @@ _LATE = "`with run.late():` or commplan.guard.late()"
 _EXCUSE = f"put longer work into {_LATE}, or busy_s=SECONDS waits longer"
 
 
-class Decision:
+class HangDetector:
     """Evaluates the waits of a job.
 
     Args:
@@ -45,7 +45,7 @@ class Decision:
         self._suspected: object = None  # the result of the last evaluation
         self._noticed: set[object] = set()  # the waits about which a message was printed
 
-    def absorb(self, other: Decision) -> None:
+    def absorb(self, other: HangDetector) -> None:
         self._is_judged |= other._is_judged
 
     def look(self, now: float) -> None:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from commplan.sidecar.decision import Decision
+from commplan.sidecar.decision import HangDetector
 from commplan.sidecar.hosts import OtherHosts, Send
 from commplan.sidecar.mail import Address, SidecarMessage
 from commplan.sidecar.process import AttendedProcess
@@ -32,7 +32,7 @@ class Job:
     def __init__(self, name: str, send: Send, address: Address, who: str = "rank") -> None:
         self.name, self.table = name, ProcessTable(who)
         self.hosts = OtherHosts(name, self.table, send, address)
-        self._decision = Decision(self.table, self.hosts)
+        self._detector = HangDetector(self.table, self.hosts)
         self._ended: set[int] = set()  # ranks here that have died, or whose program has ended
         self._is_reported = False  # that the job cannot be evaluated
 
@@ -40,7 +40,7 @@ class Job:
         """Take the records of a job that has turned out to be this one."""
         self.table += other.table
         self.hosts.absorb(other.hosts)
-        self._decision.absorb(other._decision)
+        self._detector.absorb(other._detector)
 
     def look(self, now: float) -> None:
         """Evaluate the job if a rank waits for too long."""
@@ -53,7 +53,7 @@ class Job:
         if ended - self._ended:
             self._ended |= ended
             self.hosts.tell("gone")  # the other sidecars evaluate waits soon
-        self._decision.look(now)
+        self._detector.look(now)
 
     def say(self, text: str) -> None:
         """Print `text` on the first process that runs."""
@@ -76,7 +76,7 @@ class Job:
         if message.kind == "ask" and self.table:
             self.hosts.answer(message, self.table.recent_states(time.monotonic()))
         elif message.kind == "verdict":
-            self._decision.write(message.text, message.line, time.monotonic(), abandoned=message.abandoned)
+            self._detector.write(message.text, message.line, time.monotonic(), abandoned=message.abandoned)
 
 
 class Observer:
@@ -95,7 +95,7 @@ class Observer:
         Jobs of the same name are one job if they share processes.
         """
         new = Job(name, self._send, self._address, who)
-        new.table.open(path, process, members, descriptor)
+        new.table.track(path, process, members, descriptor)
         same = [job for job in self.jobs if job.name == name and job.table.ranks & new.table.ranks]
         if not same:
             self.jobs += [new] if new.table else []

@@ -40,7 +40,7 @@ class ProcessTable(list[OpenRecord]):
     def lowest(self) -> int:
         return min(each.rank for each in self)
 
-    def open(
+    def track(
         self, path: Path, process: AttendedProcess, members: tuple[int, ...] = (), descriptor: int = -1
     ) -> None:
         """Add a record. Those that cannot be read are skipped."""

@@ -445,7 +445,7 @@ def _first_pair(mine: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:
     """The first argument that differs, on both sides. A long text begins shortly before the difference."""
     pairs = itertools.zip_longest(mine, theirs, fillvalue="no more arguments")
     first, second = next((pair for pair in pairs if pair[0] != pair[1]), ("", ""))
-    differs = (at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other)
+    differs = (at for at, pair in enumerate(zip(first, second, strict=False)) if len({*pair}) > 1)
     same = next(differs, min(len(first), len(second)))
     return _shown(first, same), _shown(second, same)
 

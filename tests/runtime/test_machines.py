@@ -71,7 +71,7 @@ def test_a_rank_knows_of_no_other_if_the_first_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("me", "has_arrived", "said"),
+    ("me", "has_arrived", "expected"),
     [
         (0, True, "ranks 1, 2 have not arrived"),
         (1, False, "rank 0 has not arrived"),
@@ -80,7 +80,7 @@ def test_a_rank_knows_of_no_other_if_the_first_does_not_answer() -> None:
     ],
 )
 def test_ranks_report_late_ones_that_no_other_reports(
-    me: int, has_arrived: bool, said: str, monkeypatch: pytest.MonkeyPatch,
+    me: int, has_arrived: bool, expected: str, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """The first rank knows which are late, the others only whether it is, and report it one by one."""
@@ -96,12 +96,14 @@ def test_ranks_report_late_ones_that_no_other_reports(
     joint: Any = SimpleNamespace(look=lambda: None)
     machine = ranks.Ranks(None, comm, backend, joints={(0, 1, 2): joint})
     machine.gather("mine", 0.2, Notice(["it waits"], 0.2 if me == 2 else 0.1, "rank"))
-    assert capsys.readouterr().err == (f"commplan: {said} within 0 s\nnote: it waits\n" if said else "")
+    assert capsys.readouterr().err == (
+        f"commplan: {expected} within 0 s\nnote: it waits\n" if expected else ""
+    )
 
 
-@pytest.mark.parametrize(("me", "said"), [(1, "processes 0, 2 have not arrived"), (3, "")])
+@pytest.mark.parametrize(("me", "expected"), [(1, "processes 0, 2 have not arrived"), (3, "")])
 def test_the_first_of_the_processes_that_have_arrived_reports_the_others_once(
-    me: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    me: int, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def late(*_: object) -> None:
         time.sleep(0.6)  # several looks
@@ -113,7 +115,7 @@ def test_the_first_of_the_processes_that_have_arrived_reports_the_others_once(
     monkeypatch.setattr(gather.coordinator, "barrier", lambda *_: None)
     gather.gathered("p", "", (0, 1, 2, 3), 1.0, Notice(["it waits"], 0.1))
     text = re.sub(r"\d+ s", "N s", capsys.readouterr().err)
-    assert text == (f"commplan: {said} within N s\nnote: it waits\n" if said else "")
+    assert text == (f"commplan: {expected} within N s\nnote: it waits\n" if expected else "")
 
 
 @pytest.mark.parametrize("attends", [True, False])

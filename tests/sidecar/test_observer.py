@@ -169,14 +169,14 @@ def test_only_the_stacks_that_are_shown_are_taken(
     conditions: dict[int, str], monkeypatch: pytest.MonkeyPatch
 ):
     """Other hosts wait for an answer meanwhile."""
-    ranks, taken = Ranks(8, range(8)), list[Path]()
-    monkeypatch.setattr(decision, "main_stack", lambda path: taken.append(path) or "train.py:9 in save")
+    ranks, paths = Ranks(8, range(8)), list[Path]()
+    monkeypatch.setattr(decision, "main_stack", lambda path: paths.append(path) or "train.py:9 in save")
     for rank, recording in ranks.recordings.items():
         began(recording, LINE, runs=5 - (rank > 0), ends=rank > 0)
         ranks.processes[rank].stack, ranks.processes[rank].queried_at = "", 1.0
     ranks.look(3.0)
     assert ranks.processes[0].said.count("train.py:9 in save; it holds the interpreter's lock") == 4
-    assert taken == [ranks.recordings[rank].path for rank in range(1, 5)]
+    assert paths == [ranks.recordings[rank].path for rank in range(1, 5)]
 
 
 def test_on_hang_report_prints_once_and_ends_nothing(conditions: dict[int, str]):
@@ -197,8 +197,8 @@ def test_a_late_rank_is_printed_once_though_the_state_of_another_is_known_only_a
         away = {2: RankState(2)} if seconds % 20 else {}
         monkeypatch.setattr(ranks.job.hosts, "query", mock.Mock(return_value=away))
         ranks.look(seconds)
-    said = ranks.processes[0].said
-    assert said.count("not arrived within") == said.count("the state of rank 2 is unknown here") == 1
+    text = ranks.processes[0].said
+    assert text.count("not arrived within") == text.count("the state of rank 2 is unknown here") == 1
 
 
 def test_on_hang_report_does_not_end_ranks_that_wait_for_the_dead_at_their_end(conditions: dict[int, str]):
@@ -325,7 +325,7 @@ def test_steps_of_ranks_that_compare_with_others_are_not_compared(conditions: di
         recording = ranks.recordings[rank] = Recording("job", "x", rank, 4, {"row": 2, "column": 2})
         live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
         ranks.processes[rank] = FakeProcess(100 + rank)
-        ranks.job.table.open(recording.path, ranks.processes[rank])
+        ranks.job.table.track(recording.path, ranks.processes[rank])
         began(recording, LINE, ends=True)
         joins(recording, 9 if rank > 1 else 4, group=0b10)
     joins(ranks.recordings[0], 5, compares="rank 0", group=0b10)
@@ -345,7 +345,7 @@ def test_a_comparison_waits_for_the_ranks_along_its_axes(conditions: dict[int, s
         recording = ranks.recordings[rank] = Recording("job", "x", rank, 4, {"row": 2, "column": 2})
         live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
         ranks.processes[rank] = FakeProcess(100 + rank)
-        ranks.job.table.open(recording.path, ranks.processes[rank])
+        ranks.job.table.track(recording.path, ranks.processes[rank])
         put(recording, left=int(rank in (1, 2)))
     put(ranks.recordings[0], comparison=1, group=0b10, compares=time.monotonic_ns())
     ranks.look(3.0)
@@ -382,9 +382,9 @@ def test_hosts_that_join_a_job_later_have_as_long_to_be_heard(
     ranks, now = Ranks(4, range(2)), time.monotonic()
     monkeypatch.setattr(hosts.time, "monotonic", lambda: now + 100)
     ranks.job.hosts.add({(2, 3): FAR})
-    for seconds, said in ((101, 0), (129, 0), (131, 1), (140, 1)):
+    for seconds, times in ((101, 0), (129, 0), (131, 1), (140, 1)):
         ranks.job.look(now + seconds)
-        assert ranks.processes[0].said.count("no datagrams from far") == said
+        assert ranks.processes[0].said.count("no datagrams from far") == times
 
 
 def test_hosts_that_are_never_heard_are_reported_on_a_process_that_runs(conditions: dict[int, str]):
@@ -399,7 +399,7 @@ def test_a_server_that_reports_is_not_named_and_a_busy_one_is(conditions: dict[i
     ranks = Ranks(2, [0], "requests")
     server = Recording("job", "x", 1, 2, lane="server")
     live.put_limits(server, HangLimits(BOUND_S, BUSY_S))
-    ranks.job.table.open(server.path, FakeProcess(101))
+    ranks.job.table.track(server.path, FakeProcess(101))
     request = Lane(ranks.recordings[0])
     name = request.name(LINE, "request")
     request.awaits(name, request.begin(name, 7, 0), 1)
@@ -491,7 +491,7 @@ def test_a_record_that_was_removed_is_read_from_its_descriptor(conditions: dict[
     live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
     descriptor = os.open(recording.path, os.O_RDWR)
     recording.path.unlink()
-    ranks.job.table.open(recording.path, FakeProcess(101), descriptor=descriptor)
+    ranks.job.table.track(recording.path, FakeProcess(101), descriptor=descriptor)
     assert ranks.job.table.ranks == {0, 1} and [each.rank for each in ranks.job.table] == [0, 1]
 
 

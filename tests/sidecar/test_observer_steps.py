@@ -93,9 +93,9 @@ def test_an_evaluation_that_fails_is_reported_once(
     monkeypatch.setattr(processes.job, "look", fail)
     for _ in range(3):
         processes.observer.look()
-    said = processes.processes[0].said
-    assert said.startswith("commplan: ranks that block others are not reported: Traceback")
-    assert said.count("KeyError: 'of the sidecar'") == 1
+    text = processes.processes[0].said
+    assert text.startswith("commplan: ranks that block others are not reported: Traceback")
+    assert text.count("KeyError: 'of the sidecar'") == 1
 
 
 def test_a_process_in_a_step_of_another_mesh_is_not_late(conditions: dict[int, str]):

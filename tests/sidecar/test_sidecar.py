@@ -242,8 +242,8 @@ def test_a_folder_that_another_process_keeps_is_waited_for_with_a_bound(
 
 
 def test_nothing_is_written_to_the_descriptors_of_a_process_that_has_ended() -> None:
-    (read, write), (again, reused), (one, other) = os.pipe(), os.pipe(), socket.socketpair()
-    attended = process_of_sidecar.AttendedProcess(one, lambda *_: None)
+    (read, write), (again, reused), (line, peer) = os.pipe(), os.pipe(), socket.socketpair()
+    attended = process_of_sidecar.AttendedProcess(line, lambda *_: None)
     attended.errors = write
     attended.close()
     try:
@@ -251,7 +251,7 @@ def test_nothing_is_written_to_the_descriptors_of_a_process_that_has_ended() -> 
         attended.say("it has ended")
         assert not select.select([again], [], [], 0)[0]
     finally:
-        other.close()
+        peer.close()
         for descriptor in (read, write, again, reused):
             os.close(descriptor)
 
@@ -259,9 +259,9 @@ def test_nothing_is_written_to_the_descriptors_of_a_process_that_has_ended() -> 
 def test_an_error_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_of_sidecar, "_READ_MS", 10)
     read, write = os.pipe()
-    one, other = socket.socketpair()
+    line, peer = socket.socketpair()
     try:
-        attended = process_of_sidecar.AttendedProcess(one, lambda *_: None)
+        attended = process_of_sidecar.AttendedProcess(line, lambda *_: None)
         attended.say("it has not sent its standard error")
         attended.errors = write
         attended.say("x" * 10_000)
@@ -270,7 +270,7 @@ def test_an_error_that_nobody_reads_holds_nothing_up(monkeypatch: pytest.MonkeyP
             os.write(write, b"y" * select.PIPE_BUF)
         attended.say("nobody reads this")
     finally:
-        for opened in (one, other):
+        for opened in (line, peer):
             opened.close()
         os.close(read)
         os.close(write)

@@ -47,7 +47,7 @@ class Ranks:
             recording = self.recordings[rank] = Recording("job", "x", rank, ranks, axes, lane)
             live.put_limits(recording, HangLimits(BOUND_S, BUSY_S))
             process = self.processes[rank] = FakeProcess(100 + rank)
-            self.job.table.open(recording.path, process)
+            self.job.table.track(recording.path, process)
 
     def send(self, message: SidecarMessage, to: Sequence[Address]) -> None:
         self.sent.append(message)
