@@ -88,16 +88,17 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
             if (verdict := _another_order(sequence, states)) is not None:
                 return verdict
     waiting, needed = _needed(states, states if waiter is None else [waiter])
-    if waiter is not None and not states[waiter].waits:
+    if waiter is not None and (waiter in aborted or not states[waiter].waits):
         conditions = {n: each.how for n, each in states.items() if each.condition != "ended" or each.how}
-        waiting, needed = [rank for rank in states if states[rank].waits], {}
+        waiting, needed = [state.rank for state in live if state.waits], {}
     else:
         conditions = {rank: states[rank].how for rank in needed} | aborted
     waited_s = states[waiter].idle_s if waiter is not None and states[waiter].waits else None
     down = {rank: how for rank, how in sorted(conditions.items()) if is_down(states[rank], waited_s, limits)}
     waiting = sorted(waiting)
-    if down:
-        return Verdict("down", down, tuple(waiting))
+    if down:  # JAX aborts processes that lose another one
+        causes = {rank: how for rank, how in down.items() if rank not in aborted}
+        return Verdict("down", causes or down, tuple(waiting))
     if needed:
         late = {rank: f"it has not {wait.missing}" for rank, wait in sorted(needed.items())}
         is_late = waiter is None or states[waiter].idle_s >= limits.late

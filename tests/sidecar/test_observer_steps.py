@@ -169,6 +169,21 @@ def test_a_step_that_fails_is_explained_by_the_process_that_has_died(conditions:
     assert processes.verdict(0).startswith("process 2 has died")
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_processes_that_jax_aborts_are_not_named_for_the_one_that_has_died(
+    waits: bool, conditions: dict[int, str]
+):
+    processes = Processes()
+    for number, recording in processes.recordings.items():
+        in_step(recording, 5, ends=number > 0 and not waits)
+    processes.processes[0].seconds = 1.0
+    for number in (1, 2):
+        live.put_failure(processes.recordings[number], is_aborted=True)
+    processes.look(1.0)
+    text = processes.verdict(1)
+    assert text.startswith("process 0 has died\n") and "abort" not in text and "process 0 wait" not in text
+
+
 @pytest.mark.parametrize("condition", ["alive", "stuck in the kernel"])
 def test_a_process_whose_thread_does_not_run_is_late_in_the_next_step(
     condition: str, conditions: dict[int, str]
