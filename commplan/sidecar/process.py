@@ -72,8 +72,11 @@ class AttendedProcess:
             self._take_of_job(self, message, descriptors)
         else:
             self.has_left = True
-            if message:
-                self._let_go()
+            if message and self.errors >= 0:  # some launchers end a job only once no process holds it
+                os.close(self.errors)
+                self.errors = -1
+            with contextlib.suppress(OSError):
+                self.line.send(b"{}")
 
     def ask_stack(self) -> None:
         """Ask for the Python of its main thread. It does not answer while a thread keeps the lock."""
@@ -91,14 +94,6 @@ class AttendedProcess:
         with contextlib.suppress(OSError):
             while data and poll.poll(_READ_MS):
                 data = data[os.write(self.errors, data[: select.PIPE_BUF]) :]  # does not block
-
-    def _let_go(self) -> None:
-        """Close its standard error: some launchers end a job only once no process holds it."""
-        if self.errors >= 0:
-            os.close(self.errors)
-            self.errors = -1
-        with contextlib.suppress(OSError):
-            self.line.send(b"{}")
 
     def close(self) -> None:
         self.line.close()
