@@ -20,6 +20,7 @@ from commplan.ir.types import DType, ServedMode
 from commplan.protocol.units import StateLayout
 
 LEAVE = 1  # a worker sends no further messages
+LEFT = 5  # a server that all workers have left sends no further messages
 FIRST_TAG = 16
 
 Kind = Literal["put", "get", "exchange", "elastic"]

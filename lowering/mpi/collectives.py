@@ -36,7 +36,7 @@ from commplan.lowering.mpi.job import interruption, watchdog
 from commplan.lowering.mpi.job.drain import at_exit, drain
 from commplan.lowering.mpi.job.engine_errors import waiting_line
 from commplan.lowering.mpi.job.groups import Groups
-from commplan.lowering.mpi.job.release import Resources, free_dropped
+from commplan.lowering.mpi.job.release import Resources, drop, free_dropped
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.lists import Settings, make_list, reduces
 from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
@@ -126,7 +126,7 @@ class Channel:
             forget = functools.partial(_forget, self._numbers, self.recording)
             self._channel = channel
             self.resources = Resources(self._library, channel, self.groups, forget)
-            weakref.finalize(self, self.resources.drop).atexit = False
+            weakref.finalize(self, drop, self.resources).atexit = False
         free_dropped()
         # By number of a list: `Instructions.last` and `Instructions.late`.
         self._completion: dict[int, tuple[Any, Any]] = {}

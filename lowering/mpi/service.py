@@ -29,10 +29,11 @@ from commplan.hang_limits import HangLimits, most_patient
 from commplan.lowering.mpi import build, primitives
 from commplan.lowering.mpi.job.drain import drain
 from commplan.lowering.mpi.job.engine_errors import waiting_line
+from commplan.lowering.mpi.job.release import drop, free_dropped
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
-from commplan.lowering.mpi.job.watchdog import RequestWatch, Watched, job
+from commplan.lowering.mpi.job.watchdog import RequestWatch, Watched, forget, job
 from commplan.lowering.mpi.shared import Region, regions, shares
-from commplan.protocol.sites import LEAVE, Buffer, Site, Sites, nbytes_of, receives, sends, sent
+from commplan.protocol.sites import LEAVE, LEFT, Buffer, Site, Sites, nbytes_of, receives, sends, sent
 from commplan.recorder.file import Details
 
 # Per worker and server. A server answers a unit once it has the terms of all workers. With more units in
@@ -60,6 +61,13 @@ class Requests(NamedTuple):
     channel: int
     watch: RequestWatch | None
     job: str
+
+    def free(self) -> None:
+        """Free the channel and remove its record. All other ranks have left it."""
+        self.library.commplan_channel_close(self.channel)
+        self.library.commplan_channel_release(self.channel)
+        if self.watch is not None and self.watch.recording is not None:
+            forget(self.watch.recording)
 
 
 def requests_of(comm: Any, limits: HangLimits, meet: Rendezvous, plan: str, workers: int) -> Requests | None:
@@ -90,6 +98,7 @@ def requests_of(comm: Any, limits: HangLimits, meet: Rendezvous, plan: str, work
     if limits.watchdog_s is not None and all(has_engine for has_engine, *_ in answers):
         watched = Watched(limits, answers[0][2], plan)
         watch = meet(RequestWatch.begin, library, channel, watched, comm, workers)
+    free_dropped()
     return Requests(library, channel, watch, answers[0][2])
 
 
@@ -115,7 +124,7 @@ class MpiService:
         self.names, self.rank = tuple(names), int(comm.Get_rank())
         self._order = order
         self._library, self._process = requests.library, os.getpid()
-        self._channel: int | None = requests.channel
+        self._requests: Requests | None = requests
         self._numbers: dict[int, int] = {}
         self._put_counters: dict[tuple[str, ...], Any] = {}
         self._regions: dict[int, dict[str, Region]] | None = None
@@ -154,13 +163,13 @@ class MpiService:
         return finish
 
     def _number(self, site: Site) -> int:
-        if self._channel is None:
+        if self._requests is None:
             fail("CP0832", "this run is closed: its servers expect no further requests", file=self.file)
         if site.number not in self._numbers:
-            self._numbers[site.number] = self._make(site)
+            self._numbers[site.number] = self._make(site, self._requests.channel)
         return self._numbers[site.number]
 
-    def _make(self, site: Site) -> int:
+    def _make(self, site: Site, channel: int) -> int:
         mapped = self._shared(site)
         outgoing = 0, self.up(site), sends(site, first=self._is_first(site))
         directions = (outgoing, (1, site.down, receives(site)))
@@ -179,7 +188,7 @@ class MpiService:
         ]
         counter = self._counter(site.states).ctypes.data if site.kind == "put" else None
         number = self._library.commplan_request(
-            self._channel, waiting_line(site.span.line, self.file).encode(), peers.ctypes.data,
+            channel, waiting_line(site.span.line, self.file).encode(), peers.ctypes.data,
             (ctypes.c_char_p * len(names))(*names), len(names), table.ctypes.data, len(rows),
             _window(rows), counter,
         )  # fmt: skip
@@ -214,36 +223,58 @@ class MpiService:
         Compiled programs with requests fail from now on. `why` is the error that ends the run, if there is
         one.
         """
-        if self._channel is None:
+        if self._requests is None:
             return
         drain(this_thread=True)
-        channel, self._channel = self._channel, None
-        _end(self._library, channel, self.comm, self.sites, why)
+        requests, self._requests = self._requests, None
+        _end(requests, self.comm, self.sites, why)
 
     def __del__(self) -> None:
         """Close the channel in a thread, since requests may still be running."""
-        channel: int | None = getattr(self, "_channel", None)
-        if channel is None or self._process != os.getpid():
+        requests: Requests | None = getattr(self, "_requests", None)
+        if requests is None or self._process != os.getpid():
             return
         mark: list[bool] = []
         _departing.append(mark)
         buffers = (self._regions, self._put_counters)
-        _thread.start_new_thread(_depart, (mark, self._library, channel, self.comm, self.sites, buffers))
+        _thread.start_new_thread(_depart, (mark, requests, self.comm, self.sites, buffers))
 
 
-def _end(library: Any, channel: int, comm: Any, sites: Sites, why: str) -> None:
-    deadline = time.monotonic() + _LAST_S
+class _LeftRequests:
+    """The resources of a run's requests that this worker has left: freed once all servers have, too."""
+
+    def __init__(self, requests: Requests, comm: Any, sites: Sites) -> None:
+        self._requests, self._comm = requests, comm
+        self._serving = {sites.workers + server for server in range(sites.servers)}
+
+    def try_free(self) -> bool:
+        """See `release.Freeable`. Receives what servers have sent meanwhile."""
+        status = MPI.Status()
+        with contextlib.suppress(MPI.Exception):  # a server has died
+            while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
+                message.Recv([np.empty(status.Get_count(MPI.BYTE), np.uint8), MPI.BYTE])
+                self._serving -= {status.Get_source()} if status.Get_tag() == LEFT else set[int]()
+            if not self._serving:
+                self._requests.free()
+                self._comm.Free()
+                return True
+        return False
+
+
+def _end(requests: Requests, comm: Any, sites: Sites, why: str) -> None:
+    library, channel, deadline = requests.library, requests.channel, time.monotonic() + _LAST_S
     while library.commplan_channel_busy(channel) and time.monotonic() < deadline:
         time.sleep(1e-3)
     send_leave(comm, sites, why)
     library.commplan_channel_close(channel)
+    drop(_LeftRequests(requests, comm, sites))
 
 
-def _depart(mark: list[bool], library: Any, channel: int, comm: Any, sites: Sites, buffers: object) -> None:
+def _depart(mark: list[bool], requests: Requests, comm: Any, sites: Sites, buffers: object) -> None:
     """Close the channel once its requests have ended. `buffers` keeps memory of the engine alive."""
     try:
         drain(this_thread=False)
-        _end(library, channel, comm, sites, "")
+        _end(requests, comm, sites, "")
     finally:
         del buffers
         mark.append(True)

@@ -307,7 +307,7 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
         return _worker(comm, part, backend, schedule.file)
     expect_serving(duplicate, roles)
     name = server_names(schedule)[server]
-    this_server = ServerRank(duplicate, roles, server, name, requests and requests.watch)
+    this_server = ServerRank(duplicate, roles, server, name, requests, part)
     return ServerMachine(comm, this_server, schedule.file)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from commplan.diagnostics import fail
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.mpi.job.watchdog import RequestWatch
 from commplan.protocol.sites import Sites
 from commplan.runtime.machines.machine import Machine
+
+if TYPE_CHECKING:
+    from commplan.lowering.mpi.service import Requests  # of MPI
 
 _MEMBERS = {name for kind in (Machine, Backend) for name in dir(kind) if not name.startswith("_")}
 
@@ -23,14 +26,29 @@ class ServerRank:
         sites: The sites of the plan's servers.
         number: The number of this server.
         name: Its name in errors.
-        watch: The watchdog of workers' requests, if there is one.
+        requests: The channel of workers' requests, if the engine is available.
+        servers: A communicator of the servers.
     """
 
     service: Any
     sites: Sites
     number: int
     name: str
-    watch: RequestWatch | None = None
+    requests: Requests | None
+    servers: Any
+
+    @property
+    def watch(self) -> RequestWatch | None:
+        """The watchdog of workers' requests, if there is one."""
+        return None if self.requests is None else self.requests.watch
+
+    def try_free(self) -> bool:
+        """See `release.Freeable`: called after all workers have left."""
+        if self.requests is not None:
+            self.requests.free()
+        self.service.Free()
+        self.servers.Free()
+        return True
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -19,9 +19,10 @@ import numpy as np
 
 from commplan.diagnostics import CommplanError, fail, plural
 from commplan.ir.types import sized, timed
+from commplan.lowering.mpi.job.release import drop
 from commplan.lowering.mpi.job.watchdog import RequestWatch
 from commplan.lowering.mpi.shared import HELLO
-from commplan.protocol.sites import LEAVE, Sites
+from commplan.protocol.sites import LEAVE, LEFT, Sites
 from commplan.recorder.lane import Lane
 from commplan.runtime.context import Context
 from commplan.runtime.observe.abort_hook import mark_reported
@@ -187,6 +188,11 @@ def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served
         raise
     if driver.over:
         end_serving(server.service)
+        for worker in range(sites.workers):
+            mailbox.send(worker, LEFT, np.empty(0, np.uint8))
+        finish(mailbox)
+        if not (mailbox.is_busy or loop.lost or mailbox.broken):
+            drop(server)
     return served
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
+import pytest
 from support import mpirun
 
 mpirun.needs_mpi()
@@ -49,7 +50,8 @@ for number in range(160):
         assert (np.asarray(summed(run, run.jit if number % 80 else jax.jit)(x)) == 2).all()
     if number % (12 + 8 * comm.rank) == 0:
         gc.collect()
-assert handles() < before + 240, (before, handles())  # each run has three communicators
+after = handles()
+assert after < before + 240, (before, after)  # each run has three communicators
 records = list(Path(os.environ['COMMPLAN_RECORDS']).iterdir())
 assert len(records) < 100, len(records)
 assert len(os.listdir('/proc/self/task')) < 60
@@ -84,14 +86,54 @@ print('done')
 )
 
 
-def ended_well(code: str, records: Path, timeout: float = 240) -> None:
+SERVED = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})"
+    """
+import gc, os
+from pathlib import Path
+from mpi4py import MPI
+from servers_worker import ELASTIC, TREE
+import commplan
+comm = MPI.COMM_WORLD
+text = ELASTIC.format(servers=1, mode=sys.argv[1], eta="0.25", hints="")
+program = commplan.loads(text).compile(comm, shapes={"params": TREE, "center": TREE})
+def handles():  # the lowest number that no communicator of this process has
+    probe = comm.Dup()
+    number = probe.py2f()
+    probe.Free()
+    return number
+before = handles()
+for _ in range(20):
+    run = program.bind(comm)
+    if run.serve() is None:
+        _, state = run.start(run.init(), params=TREE)
+        run.step(state, params=TREE)
+        run.close()
+        del state
+    del run
+    gc.collect()
+after = handles()
+assert after < before + 20, (before, after)  # each run has two communicators or more
+records = list(Path(os.environ['COMMPLAN_RECORDS']).iterdir())
+assert len(records) < 20, len(records)
+print('done')
+"""
+)
+
+
+def ended_well(code: str, records: Path, *words: str, timeout: float = 240) -> None:
     with mock.patch.dict("os.environ", COMMPLAN_RECORDS=str(records)):
-        assert mpirun.run(2, code, timeout=timeout).split() == ["done", "done"]
+        assert mpirun.run(2, code, *words, timeout=timeout).split() == ["done", "done"]
 
 
 def test_a_process_binds_as_often_as_it_likes(tmp_path: Path):
-    ended_well(MANY, tmp_path, 600)
+    ended_well(MANY, tmp_path, timeout=600)
 
 
 def test_what_was_compiled_for_a_run_outlives_the_name_of_it(tmp_path: Path):
     ended_well(USED, tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["async", "hogwild"])
+def test_runs_with_servers_are_freed_on_workers_and_servers(mode: str, tmp_path: Path):
+    ended_well(SERVED, tmp_path, mode)

@@ -9,13 +9,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from commplan.lowering.mpi.job.drain import mark
 from commplan.lowering.mpi.job.groups import Groups
 
-_dropped: list[Resources] = []
+_dropped: list[Freeable] = []
 os.register_at_fork(after_in_child=_dropped.clear)
+
+
+class Freeable(Protocol):
+    """Resources that several ranks share."""
+
+    def try_free(self) -> bool:
+        """Free the resources if all ranks have left them. Returns whether this succeeded."""
+        ...
 
 
 class Resources:
@@ -33,12 +41,8 @@ class Resources:
         self.communicators: list[Any] = []
         self._mark: Any = None
 
-    def drop(self) -> None:
-        """Schedule the channel for release."""
-        _dropped.append(self)
-
     def try_free(self) -> bool:
-        """Free the resources if all ranks have left the channel. Returns whether this succeeded."""
+        """See `Freeable`."""
         if self._mark is None:
             self._mark = mark()
         if not self._mark.is_ready() or self._library.commplan_channel_busy(self._channel):
@@ -52,6 +56,13 @@ class Resources:
         return True
 
 
+def drop(resources: Freeable) -> None:
+    """Schedule resources for release. Any thread may call this."""
+    _dropped.append(resources)
+
+
 def free_dropped() -> None:
-    """Free channels that all ranks have left. Channels of failed ranks are kept."""
-    _dropped[:] = [resources for resources in _dropped if not resources.try_free()]
+    """Free the resources that all ranks have left. Those of failed ranks are kept."""
+    for resources in [_dropped.pop(0) for _ in _dropped.copy()]:
+        if not resources.try_free():
+            drop(resources)
