@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """An uninitialized array whose address is a multiple of 64 bytes."""
     nbytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(raw))  # `raw.ctypes.data` takes far longer
+    buffer = ctypes.c_char.from_buffer(cast("Any", raw))  # `raw.ctypes.data` takes far longer
+    address = ctypes.addressof(buffer)
     return np.ndarray(shape, dtype, raw, -address % ALIGNMENT)
 
 

@@ -7,7 +7,7 @@ from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import BaseStage, over
 from commplan.ir.stages.rules import Ranks, Violation, chosen, one_each
 from commplan.ir.symbolic.deferred import Interpretation, steps
-from commplan.ir.types import Over, Refs
+from commplan.ir.types import Operator, Over, Refs
 
 
 class ExchangeFields(msgspec.Struct, frozen=True):
@@ -22,12 +22,7 @@ class ExchangeFields(msgspec.Struct, frozen=True):
     axes: Meaning[Over]
 
     def exchanged(
-        self,
-        env: Interpretation,
-        op: "steps.ReductionName",
-        weight: Ref | None,
-        hints: Hints,
-        via: Algorithm | None,
+        self, env: Interpretation, op: Operator, weight: Ref | None, hints: Hints, via: Algorithm | None
     ) -> None:
         """results = fn(states, reduced gradient).
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -287,7 +287,7 @@ class Meter:
         self._lines: dict[str, LineUsage] = {}
         self._costs: dict[str, dict[str, float]] = {}  # fields of `LineUsage`, by line
         # Functions that return more costs, by line: counters without a lock.
-        self.counters: list[Callable[[], Iterable[tuple[str, Mapping[str, float]]]]] = []
+        self.counters: list[Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]] = []
         self._slow: dict[int, Slow] = {}
         self._lock = threading.Lock()
         self._now = Summary(phase, (), 0, 0.0, 0.0)

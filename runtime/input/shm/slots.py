@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from commplan.diagnostics import fail
 
@@ -173,7 +173,7 @@ class Slots:
         return sorted(self._loans)
 
     def _dead(self, loan: weakref.ref[Root]) -> None:
-        number: int = loan.number  # pyright: ignore[reportAttributeAccessIssue]  a `_Loan`
+        number: int = cast("_Loan", loan).number
         if self._loans.get(number) is loan:
             self.recall(number)
 
