@@ -132,8 +132,8 @@ class Receipts:
         yield self.key, {"wait_s": self.waited_s}
         for table in self.tables:
             for share, each, rows, sizes in table.received:
-                own = sum(size * number for size, number in zip(sizes, table.tally[:-1], strict=True))
-                records = rows * table.tally[-1] - own
+                own_rows = sum(size * number for size, number in zip(sizes, table.tally[:-1], strict=True))
+                records = rows * table.tally[-1] - own_rows
                 yield share, {"records": records, "nbytes": records * each}
 
 
@@ -158,9 +158,9 @@ class UnitBatches:
     ) -> None:  # fmt: skip
         self._program, self._orders, self._layout, self._memory = program, orders, layout, memory
         reads = [read for flow in program.flows for read in flow.reads]
-        rooms = [layout.arrays[identity(read)] for read in reads]
-        self._from = min(room.offset for room in rooms)
-        self._upto = max(room.offset + 8 * room.shape[0] * room.shape[1] for room in rooms)
+        identities = [layout.arrays[identity(read)] for read in reads]
+        self._from = min(room.offset for room in identities)
+        self._upto = max(room.offset + 8 * room.shape[0] * room.shape[1] for room in identities)
         self.seeds = {read.result: read.seed for read in reads}
         self._last_step = steps - 1  # only the last batch may have fewer rows
         self._full, self._last = self._table(0), self._table(steps - 1)
@@ -177,7 +177,7 @@ class UnitBatches:
         return self._full if step < self._last_step else self._last
 
     def _table(self, step: int) -> UnitTable:
-        program, rooms = self._program, self._layout.arrays
+        program, arrays = self._program, self._layout.arrays
         states = [self._state(index, step) for index in range(len(program.flows))]
         views: list[_View] = []
         counts: dict[Ref, Array] = {}
@@ -186,7 +186,7 @@ class UnitBatches:
         for index, state in enumerate(states):
             rows, cut = len(state.rows), self._layout.divisions[index]
             for read in state.flow.reads:
-                room, per = rooms[identity(read)], read.per
+                room, per = arrays[identity(read)], read.per
                 mine = state.counts[read.result]
                 loads.append(
                     _Load(
@@ -200,19 +200,21 @@ class UnitBatches:
                     array.setflags(write=False)
             parts = [high - low for low, high in (cut.part(rows, part) for part in range(cut.parts))]
             for op in state.flow.before:
-                if isinstance(op, Share) and op.result in rooms:
-                    room = rooms[op.result]
+                if isinstance(op, Share) and op.result in arrays:
+                    room = arrays[op.result]
                     each = room.shape[0] * room.dtype.itemsize * int(np.prod(room.shape[2:], dtype=np.int64))
                     received.append(_Received(op.result, each, rows, parts))
         for ref in program.roots:
             if ref in counts:
                 continue
-            room = rooms[ref]
+            room = arrays[ref]
             shape = layout(program, ref, room.shape, room.dtype, len(states[room.flow].rows))
             if shape is not None:
                 views.append(_View(ref, shape, room.dtype, room.offset, False))
         nbytes = {view.ref: int(np.prod(view.shape, dtype=np.int64)) * view.dtype.itemsize for view in views}
-        total = sum(int(np.prod(room.shape, dtype=np.int64)) * room.dtype.itemsize for room in rooms.values())
+        total = sum(
+            int(np.prod(room.shape, dtype=np.int64)) * room.dtype.itemsize for room in arrays.values()
+        )
         copied = smallest(nbytes, total)
         views = [view._replace(is_copied=view.ref in copied) for view in views]
         size = sum(np.arange(load.rows)[load.counted].size * len(load.coords) for load in loads)

@@ -97,11 +97,11 @@ class OneUnit:
             return None
         tables = [(self._full if step < self._last_step else self._last).units for step in self._ids]
         visits = [table.visits(data) for table, data in zip(tables, self._ids.values(), strict=True)]
-        together = (
+        merged = (
             same[0]._replace(records=np.concatenate([visit.records for visit in same]))
             for same in zip(*visits, strict=True)
         )
-        return HostBatch({}, {}, self._units.seeds, epoch, max(self._ids), 0, tuple(together))
+        return HostBatch({}, {}, self._units.seeds, epoch, max(self._ids), 0, tuple(merged))
 
     def forget(self) -> None:
         self._ids = {}

@@ -363,6 +363,7 @@ class GroupExchange:
             if self._has_left:
                 return
             self._has_left = True
+        self._cursor.roots = {}
         try:
             if self.slots.is_private:
                 self._cursor.recall()  # the producers may still use the slots
