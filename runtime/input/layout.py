@@ -21,8 +21,8 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
     """An uninitialized array whose address is a multiple of 64 bytes."""
     nbytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
-    buffer = ctypes.c_char.from_buffer(cast("Any", raw))  # `raw.ctypes.data` takes far longer
-    address = ctypes.addressof(buffer)
+    start: Any = raw
+    address = ctypes.addressof(ctypes.c_char.from_buffer(start))  # `raw.ctypes.data` takes far longer
     return np.ndarray(shape, dtype, raw, -address % ALIGNMENT)
 
 

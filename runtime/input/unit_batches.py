@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from commplan.runtime.input.host_batch import (
 )
 from commplan.runtime.input.layout import Array, Bools, Fresh, aligned
 from commplan.runtime.input.program import Coords, HostProgram, identity
-from commplan.runtime.input.shm.slot_layout import SlotLayout
+from commplan.runtime.input.shm.slot_layout import Room, SlotLayout
 
 
 class _View(NamedTuple):
@@ -202,8 +203,7 @@ class UnitBatches:
             for op in state.flow.before:
                 if isinstance(op, Share) and op.result in arrays:
                     room = arrays[op.result]
-                    each = room.shape[0] * room.dtype.itemsize * int(np.prod(room.shape[2:], dtype=np.int64))
-                    received.append(_Received(op.result, each, rows, parts))
+                    received.append(_Received(op.result, _nbytes(room) // room.shape[1], rows, parts))
         for ref in program.roots:
             if ref in counts:
                 continue
@@ -211,11 +211,8 @@ class UnitBatches:
             shape = layout(program, ref, room.shape, room.dtype, len(states[room.flow].rows))
             if shape is not None:
                 views.append(_View(ref, shape, room.dtype, room.offset, False))
-        nbytes = {view.ref: int(np.prod(view.shape, dtype=np.int64)) * view.dtype.itemsize for view in views}
-        total = sum(
-            int(np.prod(room.shape, dtype=np.int64)) * room.dtype.itemsize for room in arrays.values()
-        )
-        copied = smallest(nbytes, total)
+        nbytes = {view.ref: _nbytes(view) for view in views}
+        copied = smallest(nbytes, sum(map(_nbytes, arrays.values())))
         views = [view._replace(is_copied=view.ref in copied) for view in views]
         size = sum(np.arange(load.rows)[load.counted].size * len(load.coords) for load in loads)
         tally = [0] * (self._layout.parts + 1)
@@ -260,6 +257,10 @@ class UnitBatches:
         visits = PackedVisits(table.visits, data, table.size)
         self.receipts.count(table, number, parts)
         return HostBatch(values, records, self.seeds, epoch, step, number, visits, table.mask)
+
+
+def _nbytes(array: _View | Room) -> int:
+    return math.prod(array.shape) * array.dtype.itemsize
 
 
 def are_units(program: HostProgram) -> bool:

@@ -263,7 +263,11 @@ def _both(first: Summary, second: Summary) -> Summary:
 
 def added(first: LineUsage, second: LineUsage) -> LineUsage:
     """The sum of the work of two processes, or of two runs, on the same stage."""
-    return replace(first, **{name: getattr(first, name) + getattr(second, name) for name in _COSTS})
+    return _more(first, {name: getattr(second, name) for name in _COSTS})
+
+
+def _more(line: LineUsage, costs: Mapping[str, float]) -> LineUsage:
+    return replace(line, **{name: getattr(line, name) + cost for name, cost in costs.items()})
 
 
 def _emptier(first: Summary, second: Summary, mean: float) -> Queue:
@@ -352,9 +356,9 @@ class Meter:
         """The work reported so far. queue: its current state; this method fills in `mean` and `least`."""
         with self._lock:
             mean = self.ready / self.batches if self.batches else 0.0
-            lines = {key: replace(line, **self._costs[key]) for key, line in self._lines.items()}
+            lines = {key: _more(line, self._costs[key]) for key, line in self._lines.items()}
             for key, costs in itertools.chain.from_iterable(counter() for counter in self.counters):
-                lines[key] = added(lines[key], LineUsage("", lines[key].span, **costs))
+                lines[key] = _more(lines[key], costs)
             return replace(
                 self._now,
                 batches=self.batches,

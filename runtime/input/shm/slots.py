@@ -156,7 +156,7 @@ class Slots:
             root = self._type.from_address(ctypes.addressof(owner))  # `from_buffer` takes far longer
             root.owner = owner
             roots[number] = root
-        loan = _Loan(root, self._dead)
+        loan = _Loan(root, self._dead)  # pyright: ignore[reportArgumentType]  called with the loan
         loan.number, loan.owner = number, root.owner
         self._loans[number] = loan
         return root
@@ -172,8 +172,8 @@ class Slots:
         """The batches that are lent now."""
         return sorted(self._loans)
 
-    def _dead(self, loan: weakref.ref[Root]) -> None:
-        number: int = cast("_Loan", loan).number
+    def _dead(self, loan: _Loan) -> None:
+        number = loan.number
         if self._loans.get(number) is loan:
             self.recall(number)
 
