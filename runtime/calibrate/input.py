@@ -184,7 +184,8 @@ def _sample(
                 samples = calls.setdefault(name, [])
                 samples += [(each.stage.call, row, op.random) for row in rows[: max(0, 64 - len(samples))]]
             columns = each.run(records, rows, totals[name] if blocks else _Total())
-            arrays.update(zip(ir.results(op), columns, strict=True))
+            results_with_columns = ir.results(op)[: len(columns)]  # without the number of records of a load
+            arrays.update(zip(results_with_columns, columns, strict=True))
         blocks += 1
     return calls
 

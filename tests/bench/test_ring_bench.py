@@ -51,5 +51,5 @@ def test_members_of_a_feed_and_of_the_ring_are_given_what_the_plan_says(tmp_path
         figure.wrong == 0 and figure.cpu_s[0] > 0 and figure.memory > figure.private > 0 for figure in figures
     )
     assert ring.table(figures).count("as the plan says") == 2
-    spoiled = Figure("feed", [1.0], [1.0], memory=10**9, private=10**9, wrong=3)
+    spoiled = Figure("feed", [1.0], [1.0], latency_s=[1.0], memory=10**9, private=10**9, wrong=3)
     assert "3 epochs of members wrong" in ring.table([figures[0], spoiled])

@@ -106,9 +106,9 @@ def copied_for_summed(patch: pytest.MonkeyPatch) -> None:
 
 
 def another_type(patch: pytest.MonkeyPatch) -> None:
-    names = list(collectives._DTYPES)
+    names = list(collectives.DTYPES)
     names[-2:] = names[:-3:-1]
-    patch.setattr(collectives, "_DTYPES", tuple(names))
+    patch.setattr(collectives, "DTYPES", tuple(names))
 
 
 def another_op(patch: pytest.MonkeyPatch) -> None:
