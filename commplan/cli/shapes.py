@@ -38,6 +38,8 @@ def read_shapes(
         CommplanError: CP1103 if the file or the function's result is invalid, CP1109 if the function cannot
             be imported.
     """
+    if location.lstrip().startswith(("{", "[")):
+        fail("CP1103", "--shapes is JSON text: expected the name of a JSON file", "write the text to a file")
     if not is_function(location):
         return _of_file(location, console)
     from commplan.cli import jax_side

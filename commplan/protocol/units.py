@@ -165,7 +165,7 @@ def _refuse(leaf: Leaf, why: str, span: Span, file: str) -> None:
             span,
             (
                 Note("a state may hold scalars and whole copies of the weights' structure"),
-                Note("an optimiser that needs a view of the whole tree updates after `reduce` instead"),
+                Note("an optimiser that needs the whole tree updates after `reduce` instead"),
             ),
             file=file,
         )

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Mapping
 from typing import get_args
 
-from commplan.diagnostics import fail
+from commplan.diagnostics import fail, type_of
 from commplan.input.order import Order, phase_steps
 from commplan.input.prefetch import prefetch, threads
 from commplan.ir.plan import Ref
@@ -101,7 +101,7 @@ def restored(
     phase = program.phase
     keys = ("epoch", "step", "order")
     if not isinstance(state, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        actual, fix = f"found a {type(state).__name__}", "pass the result of `.state()` of batches"
+        actual, fix = f"found {type_of(state)}", "pass the result of `.state()` of batches"
         fail("CP0910", "this is not a state of batches", actual, fix, span=phase.span)
     if set(state) != set(keys) or not all(type(state[key]) is int and state[key] >= 0 for key in keys):
         fail("CP0910", "this is not a state of batches", f"found: {dict(state)}", span=phase.span)

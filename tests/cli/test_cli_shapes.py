@@ -111,6 +111,12 @@ def test_functions_that_give_no_shapes(
     assert function != "broken" or '/train.py", in broken' in err
 
 
+def test_json_text_is_not_the_name_of_a_module(capsys: Capture, folder: Path) -> None:
+    shapes = {"grads": {f"w{number}": {"shape": [4, 3], "dtype": "f32"} for number in range(100)}}
+    assert verb(folder, "check", json.dumps(shapes)) == 1
+    assert "error[CP1103]: --shapes is JSON text" in capsys.readouterr().err
+
+
 def test_the_program_may_load_jax_before_the_devices_are_counted(folder: Path) -> None:
     words = ["compile", "small.plan", "--shapes", "train:shapes", "--emit", "hlo"]
     command = [sys.executable, "-m", "commplan", *words]

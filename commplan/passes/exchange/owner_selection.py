@@ -115,7 +115,7 @@ def unshardable_reason(schedule: Schedule, op: Exchange) -> str | None:
         for leaf, weight in zip(value.leaves, weights_of(value.leaves, weights.leaves), strict=True):
             if leaf.shape and weight is None:
                 shape = f"{leaf.dtype}{list(leaf.shape)}"
-                return f"leaf `{leaf.path}` of `{name_of(ref)}`, {shape}: it needs a whole-tree view"
+                return f"leaf `{leaf.path}` of `{name_of(ref)}`, {shape}: no leaf of the weights has its shape and path"
     return None
 
 

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from commplan.diagnostics import text_of
+from commplan.diagnostics import text_of, type_of
 
 _SKIPPED = frozenset({
     "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
@@ -253,7 +253,7 @@ class _Digest:
             reduce = copyreg.dispatch_table.get(type(value))
             reduced = value.__reduce_ex__(4) if reduce is None else reduce(value)
         except Exception as error:  # noqa: BLE001  the class may raise any error
-            raise UnknownError(f"{where} is a {type(value).__name__}: {error}") from None
+            raise UnknownError(f"{where} is {type_of(value)}: {error}") from None
         self._words("instance")
         self._add(type(value), f"the class of {where}")
         if isinstance(reduced, str):

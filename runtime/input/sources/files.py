@@ -9,7 +9,7 @@ from typing import NoReturn, cast
 
 import numpy as np
 
-from commplan.diagnostics import MOST_LISTED, CommplanError, Diagnostic, Note, did_you_mean, fail
+from commplan.diagnostics import MOST_LISTED, CommplanError, Diagnostic, Note, did_you_mean, fail, type_of
 from commplan.ir.schedule import Read, Schedule
 from commplan.ir.types import BytesType
 from commplan.runtime.input.sources import adapters, pipelines
@@ -44,7 +44,7 @@ def opened(source: object, is_bytes: bool) -> Source | None:
     if is_bytes and _is_path(source):
         path = os.fspath(cast("str | os.PathLike[str]", source))
         if not os.path.isdir(path):  # noqa: PTH112  pathlib raises OSError for long text
-            fail("CP0901", f"a {type(source).__name__} names a folder, and {_missing(path)}", _TEXT)
+            fail("CP0901", f"{type_of(source)} names a folder, and {_missing(path)}", _TEXT)
         return folder(path)
     if is_bytes and items and all(_is_path(item) for item in items):
         if isinstance(items[0], str) and not os.path.exists(items[0]):  # noqa: PTH110

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from commplan import io
-from commplan.diagnostics import import_optional
+from commplan.diagnostics import import_optional, type_of
 from commplan.ir.types import ArrayType, BytesType, DType, Element
 
 _FOREIGN = "big" if sys.byteorder == "little" else "little"
@@ -49,13 +49,13 @@ def described(value: object) -> str:
     if isinstance(value, tuple | list):
         items = cast("Sequence[object]", value)
         kinds = ", ".join(type(item).__name__ for item in items[:4])
-        return f"a {type(items).__name__} of {len(items)}: {kinds}{', ...' if len(items) > 4 else ''}"
+        return f"{type_of(items)} of {len(items)}: {kinds}{', ...' if len(items) > 4 else ''}"
     if isinstance(value, np.ndarray | np.generic) and not isinstance(value, str | bytes):
         array = cast("np.ndarray[Any, Any]", value)
         name = str(DType.from_name(array.dtype.name) or array.dtype.name)
         order = "" if array.dtype.isnative else f", {_FOREIGN}-endian"
         return f"{name}[{', '.join(map(str, array.shape))}]{order}" if array.shape else f"{name}{order}"
-    return f"a {'str' if isinstance(value, str) else type(value).__name__}"
+    return "a str" if isinstance(value, str) else type_of(value)
 
 
 def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Any:

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from commplan.diagnostics import CommplanError, Diagnostic, Note, fail
+from commplan.diagnostics import CommplanError, Diagnostic, Note, fail, type_of
 from commplan.ir.schedule import Map, Read, Share, results
 from commplan.runtime.input.host_batch import FlowState
 from commplan.runtime.input.layout import Array
@@ -484,7 +484,7 @@ def _unpicklable(
                         "CP0952",
                         f"{kind} `{name}` cannot be sent to worker processes: {error}",
                         spans.get(name),
-                        (Note(f"it is a {type(value).__name__}; only top-level definitions can be sent"),),
+                        (Note(f"it is {type_of(value)}; only top-level definitions can be sent"),),
                         file=program.schedule.file,
                     )
                 )
