@@ -114,8 +114,8 @@ def unshardable_reason(schedule: Schedule, op: Exchange) -> str | None:
             return f"`{name_of(ref)}`, which is one {value.kind} while the weights are one {weights.kind}"
         for leaf, weight in zip(value.leaves, weights_of(value.leaves, weights.leaves), strict=True):
             if leaf.shape and weight is None:
-                shape = f"{leaf.dtype}{list(leaf.shape)}"
-                return f"leaf `{leaf.path}` of `{name_of(ref)}`, {shape}: no leaf of the weights has its shape and path"
+                described = f"leaf `{leaf.path}` of `{name_of(ref)}`, {leaf.dtype}{list(leaf.shape)}"
+                return f"{described}: no leaf of the weights has its shape and path"
     return None
 
 
