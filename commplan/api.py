@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from commplan.lowering.audit import Audit, Machine
+    from commplan.passes.pipeline.manager import Pipeline
     from commplan.runtime.run import Run, TypedRun
     from commplan.topology import Topology
 
@@ -94,7 +95,6 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         """
         from commplan import topology as machines  # noqa: PLC0415  only programs that compile load the compiler
         from commplan.compiler import compile_plan  # noqa: PLC0415
-        from commplan.passes.pipeline.registry import default  # noqa: PLC0415
 
         if not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]  untyped callers
             message = f"options is of type {type(options).__name__}: expected CompileOptions"
@@ -102,21 +102,8 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         options = msgspec.structs.replace(options, **keywords)
         _check_argument_types(options)
         backend = _backend(mesh, options.backend)
-        undescribed = topology is None and self.graph.topology is None
-        sizes, passes = dict(options.axes or {}), options.passes
-        if is_communicator(mesh):
-            from commplan.runtime.machines.communicator import sizes_of  # noqa: PLC0415  MPI is loaded already
-
-            sizes = sizes_of(self.graph, mesh, sizes)
-        elif mesh is not None:
-            mesh_axes = mesh_sizes(mesh)
-            check_mesh(self.graph, mesh_axes)
-            check_sizes_agree(self.graph, sizes, mesh_axes)
-            plan_axes = {axis.name for axis in self.graph.axes}
-            sizes |= {name: size for name, size in mesh_axes.items() if name in plan_axes}
-            has_others = any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - plan_axes)
-            if passes is None:
-                passes = default(pinned=has_others, in_process=undescribed and shares_memory(mesh))
+        has_topology = topology is not None or self.graph.topology is not None
+        sizes, passes = self._sizes_and_passes(mesh, options, has_topology=has_topology)
         if shapes is not None and not hasattr(shapes, "items"):
             message = f"shapes is {type_of(shapes)}: expected a mapping from names to trees"
             fail("CP0720", message, 'shapes={"grads": tree}')
@@ -124,29 +111,70 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         leaves = {name: shapes_of(tree) for name, tree in structures.items()}
         machine = machines.topology_of(self.graph, topology)
         ranks = IN_ORDER
-        if undescribed and devices_of(mesh) and not shares_memory(mesh):
-            from commplan.lowering.jax.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
-
-            ranked = [axis.name for axis in self.graph.axes if axis.kind is not graph.AxisKind.SERVER]
-            if (derived := topology_of_mesh(mesh, ranked)) is not None:
-                topology = derived.topology
-                ranks = RankPlaces(derived.places if options.mapping is None else None, (derived.assumed,))
-                if is_first_process(mesh):
-                    machines.announce(self.name, ranks.assumed)
-        if machine is not None and options.mapping is None and mesh is not None and is_communicator(mesh):
-            from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  as above
-
-            with deaths(mesh, self.graph.file):
-                hosts = host_names(mesh, self.name, options.timeout)
-            with machines.declared_in(self.graph) if topology is None else contextlib.nullcontext():
-                ranks = RankPlaces(
-                    machines.places_of_hosts(machine, hosts), machines.assumed_hosts(machine, hosts)
-                )
-            if mesh.Get_rank() == 0:
-                machines.announce(self.name, ranks.assumed)
+        if not has_topology and devices_of(mesh) and not shares_memory(mesh):
+            topology, ranks = self._assume_topology(mesh, options)
+        elif machine is not None and options.mapping is None and mesh is not None and is_communicator(mesh):
+            ranks = self._places_of_ranks(mesh, machine, options.timeout, is_declared=topology is None)
         options = msgspec.structs.replace(options, axes=sizes, passes=passes, backend=backend)
         schedule = compile_plan(self.graph, leaves, topology, options, ranks)
         return Program(schedule, structures)
+
+    def _sizes_and_passes(
+        self, mesh: Any, options: CompileOptions, *, has_topology: bool
+    ) -> tuple[dict[str, int], Pipeline | str | None]:
+        """The sizes of axes, from the options and the mesh, and the passes. Raises if they contradict."""
+        sizes, passes = dict(options.axes or {}), options.passes
+        if is_communicator(mesh):
+            from commplan.runtime.machines.communicator import sizes_of  # noqa: PLC0415  MPI is loaded already
+
+            return sizes_of(self.graph, mesh, sizes), passes
+        if mesh is None:
+            return sizes, passes
+        mesh_axes = mesh_sizes(mesh)
+        check_mesh(self.graph, mesh_axes)
+        check_sizes_agree(self.graph, sizes, mesh_axes)
+        plan_axes = {axis.name for axis in self.graph.axes}
+        sizes |= {name: size for name, size in mesh_axes.items() if name in plan_axes}
+        if passes is None:
+            from commplan.passes.pipeline.registry import default  # noqa: PLC0415  only programs that compile load passes
+
+            has_other_axes = any(mesh_axes[name] not in (0, 1) for name in set(mesh_axes) - plan_axes)
+            passes = default(pinned=has_other_axes, in_process=not has_topology and shares_memory(mesh))
+        return sizes, passes
+
+    def _assume_topology(self, mesh: Any, options: CompileOptions) -> tuple[Topology | None, RankPlaces]:
+        """A topology with the links in the data sheets of the mesh's devices, and the places of ranks."""
+        from commplan import topology as machines  # noqa: PLC0415  as in `compile`
+        from commplan.lowering.jax.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
+
+        axes = [axis.name for axis in self.graph.axes if axis.kind is not graph.AxisKind.SERVER]
+        derived = topology_of_mesh(mesh, axes)
+        if derived is None:
+            return None, IN_ORDER
+        ranks = RankPlaces(derived.places if options.mapping is None else None, (derived.assumed,))
+        if is_first_process(mesh):
+            machines.announce(self.name, ranks.assumed)
+        return derived.topology, ranks
+
+    def _places_of_ranks(
+        self, comm: Any, topology: Topology, timeout: float, *, is_declared: bool
+    ) -> RankPlaces:
+        """The places of the ranks of `comm` on `topology`, from the names of their hosts.
+
+        `is_declared`: whether the plan declares the topology, for errors.
+        """
+        from commplan import topology as machines  # noqa: PLC0415  as in `compile`
+        from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  MPI is loaded already
+
+        with deaths(comm, self.graph.file):
+            hosts = host_names(comm, self.name, timeout)
+        with machines.declared_in(self.graph) if is_declared else contextlib.nullcontext():
+            ranks = RankPlaces(
+                machines.places_of_hosts(topology, hosts), machines.assumed_hosts(topology, hosts)
+            )
+        if comm.Get_rank() == 0:
+            machines.announce(self.name, ranks.assumed)
+        return ranks
 
 
 @public_face
@@ -206,16 +234,16 @@ class Program(Generic[RunT]):
         Raises:
             CommplanError: CP1009 if it cannot be written.
         """
-        place = Path(path)
-        if place.is_dir():
-            place = place / f"{self._schedule.plan}.schedule.json"
-        elif not place.suffix:
-            place = place.with_name(f"{place.name}.schedule.json")
+        path = Path(path)
+        if path.is_dir():
+            path = path / f"{self._schedule.plan}.schedule.json"
+        elif not path.suffix:
+            path = path.with_name(f"{path.name}.schedule.json")
         try:
-            io.write(place, encode(self._schedule))
+            io.write(path, encode(self._schedule))
         except OSError as error:
-            fail("CP1009", f"{place} cannot be written: {error.strerror or error}", file=str(place))
-        return place
+            fail("CP1009", f"{path} cannot be written: {error.strerror or error}", file=str(path))
+        return path
 
     @classmethod
     @ends_at_caller
@@ -232,19 +260,19 @@ class Program(Generic[RunT]):
             CommplanError: CP1001 to CP1005 if the file is invalid, CP1007 if it was compiled from another
                 plan, CP1009 if it cannot be read.
         """
-        place = Path(path)
+        path = Path(path)
         try:
-            data = io.read(place, io.SCHEDULE)
+            data = io.read(path, io.SCHEDULE)
         except OSError as error:
-            fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
+            fail("CP1009", f"{path} cannot be read: {error.strerror or error}", file=str(path))
         from commplan.verify import load_schedule  # noqa: PLC0415  not needed to run a program just compiled
 
-        schedule = load_schedule(data, str(place))
+        schedule = load_schedule(data, str(path))
         if plan is not None and not is_of(schedule, plan.graph):
-            message = f"{place} was compiled from another plan than `{plan.name}`"
+            message = f"{path} was compiled from another plan than `{plan.name}`"
             saved_plan = f"the schedule's plan `{schedule.plan}` has the digest {schedule.plan_digest}"
             expected_plan = f"`{plan.name}` has the digest {plan.digest}"
-            fail("CP1007", message, saved_plan, expected_plan, "compile the plan again", file=str(place))
+            fail("CP1007", message, saved_plan, expected_plan, "compile the plan again", file=str(path))
         return cls(schedule)
 
     def bind(
@@ -365,16 +393,16 @@ def load(path: str | Path) -> Plan[RunT]:  # pyright: ignore[reportInvalidTypeVa
     Raises:
         CommplanError: all errors of the plan, or CP1009 if the file cannot be read.
     """
-    place = Path(path)
+    path = Path(path)
     try:
-        text = io.read(place).decode("utf-8")
+        text = io.read(path).decode("utf-8")
     except OSError as error:
-        fail("CP1009", f"{place} cannot be read: {error.strerror or error}", file=str(place))
+        fail("CP1009", f"{path} cannot be read: {error.strerror or error}", file=str(path))
     except ValueError as error:
         if not isinstance(error, UnicodeDecodeError):  # a NUL in the name
-            fail("CP1009", f"{str(place)!r} cannot be read: {error}")
-        fail("CP1009", f"{place} is not UTF-8 text", "a plan is plain text", file=str(place))
-    return loads(text, str(place))
+            fail("CP1009", f"{str(path)!r} cannot be read: {error}")
+        fail("CP1009", f"{path} is not UTF-8 text", "a plan is plain text", file=str(path))
+    return loads(text, str(path))
 
 
 @ends_at_caller

@@ -69,28 +69,44 @@ def compile_plan(
     if machine is not None:
         with declared_in(plan) if topology is None else nullcontext():
             axes = place(axes, machine, mapping or {}, oversubscribe=options.oversubscribe)
-        actual = spread_as(axes, machine, places) if places is not None else None
-        axes, places = (axes, places) if actual is None else (actual, None)
+        placed_axes = spread_as(axes, machine, places) if places is not None else None
+        if placed_axes is not None:  # the axes describe the places of ranks
+            axes, places = placed_axes, None
     elif mapping:
         fail(
             "CP0714",
             "axes are mapped to levels, but there is no topology",
             'pass --topology FILE, or write `topology "FILE"` in the plan',
         )
-    measured = _measured(options.calibration, machine, backend)
+    calibration = _calibration(options.calibration, machine, backend)
     start = time.perf_counter()
-    values = infer(plan, {axis.name: axis.size for axis in axes}, shapes)
-    fail_if(check_sizes(plan, values, math.prod(axis.size for axis in axes)))
-    fail_if(check_leaves(plan, values, {axis.name: axis.size for axis in axes}))
+    sizes = {axis.name: axis.size for axis in axes}
+    values = infer(plan, sizes, shapes)
+    fail_if(check_sizes(plan, values, math.prod(sizes.values())))
+    fail_if(check_leaves(plan, values, sizes))
     _check_order(plan, options.order or {})
-    order = options.order or (step.order if step is not None else {})
-    hosts = machine.hosts if machine is not None else ()
-    schedule = lower(plan, axes, values, backend, hosts)
+    schedule = lower(plan, axes, values, backend, machine.hosts if machine is not None else ())
     if step is not None:
         check_step(step, schedule)
     if machine is not None:
         schedule = replace(schedule, topology=machine.compiled(ranks.assumed))
     seconds = time.perf_counter() - start
+    reference = _verify_lowering(plan, schedule)
+    if options.observer is not None:
+        options.observer(PassRecord("lower", "lower", seconds, None, schedule))
+    order = options.order or (step.order if step is not None else {})
+    leaf_order = {name: tuple(paths) for name, paths in order.items()}
+    costs = predictor_for(axes, machine, calibration, backend, places)
+    context = PassContext(leaf_order, machine, calibration, places, costs, step=step)
+    return pipeline.completed.run(schedule, context, options.observer, reference=reference)
+
+
+def _verify_lowering(plan: Plan, schedule: Schedule) -> Reference:
+    """Compare the lowered schedule with the plan, and return the meaning of the plan.
+
+    Raises:
+        CommplanError: CP0718 if they differ, and errors of the plan's calls to servers.
+    """
     sites(schedule)  # raises errors of the plan, which must not be reported as errors of lowering
     assert schedule.origin is not None
     reference = Reference(schedule.origin, schedule.axes)
@@ -100,15 +116,10 @@ def compile_plan(
         notes.append(Note(f"after `lower`:\n{print_schedule(schedule)}"))
         message = f"lowering broke the schedule: {problems[0].message}"
         raise CommplanError(Diagnostic("CP0718", message, problems[0].span, tuple(notes), file=plan.file))
-    if options.observer is not None:
-        options.observer(PassRecord("lower", "lower", seconds, None, schedule))
-    leaf_order = {name: tuple(paths) for name, paths in order.items()}
-    costs = predictor_for(axes, machine, measured, backend, places)
-    context = PassContext(leaf_order, machine, measured, places, costs, step=step)
-    return pipeline.completed.run(schedule, context, options.observer, reference=reference)
+    return reference
 
 
-def _measured(
+def _calibration(
     calibration: Calibration | str | Path | None, topology: Topology | None, backend: Backend
 ) -> Calibration | None:
     """Load the calibration.
@@ -119,29 +130,27 @@ def _measured(
     """
     if calibration is None:
         return None
-    content = _read(calibration) if isinstance(calibration, str | Path) else calibration
-    if content.links is None:  # input costs do not depend on topology or backend
-        return content
-    if topology is None and content.input is None:
+    path = ""
+    if isinstance(calibration, str | Path):
+        from commplan.cost.calibration import load_calibration  # noqa: PLC0415  only if there is one
+
+        path, calibration = str(calibration), load_calibration(calibration)
+    if calibration.links is None:  # input costs do not depend on topology or backend
+        return calibration
+    if topology is None and calibration.input is None:
         message = "a calibration without a topology"
         note = "it measures the levels of a machine: pass the topology that it was made with"
         fail("CP0727", message, note)
     if topology is not None:
-        content.check_backend(backend, str(calibration) if isinstance(calibration, str | Path) else "")
-    return content
-
-
-def _read(path: str | Path) -> Calibration:
-    from commplan.cost.calibration import load_calibration  # noqa: PLC0415  only where one is given
-
-    return load_calibration(path)
+        calibration.check_backend(backend, path)
+    return calibration
 
 
 def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:
     names = {value.name for value in plan.values}
     for name, paths in order.items():
-        listed = not isinstance(paths, str) and isinstance(paths, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not listed or not all(isinstance(path, str) for path in paths):  # pyright: ignore[reportUnnecessaryIsInstance]
+        is_list = not isinstance(paths, str) and isinstance(paths, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_list or not all(isinstance(path, str) for path in paths):  # pyright: ignore[reportUnnecessaryIsInstance]
             message = f"the order for `{name}` is {paths!r}: expected a list of paths"
             fail("CP0711", message, f'such as order={{{name!r}: ["b", "w"]}}', file=plan.file)
         if name not in names:

@@ -1,4 +1,4 @@
-"""Waiting in slices, so that SIGINT is handled, peers are monitored, and every wait has a timeout."""
+"""Waits in slices, so that SIGINT is handled, peers are monitored, and every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 SLICE_S = 0.25
 TIMEOUT_S = 600.0  # for a rank or process to join, which may be compiling or reading an index
-LONGEST_S = 1e7  # several months; the engine counts nanoseconds
+LONGEST_S = 1e7  # the longest timeout, several months; the engine counts nanoseconds
 _Result = TypeVar("_Result")
 
 
 class Wait(NamedTuple):
-    """The behaviour of a wait without a result.
+    """The behaviour of a wait while there is no result.
 
     Attributes:
-        bound_s: timeout in seconds.
-        late: raises the timeout error, given the seconds waited. It names the missing result, the plan line
-            and the missing ranks.
-        look: called between slices with the seconds waited so far; an exception ends the wait.
-        slice_s: seconds between two calls of `look`.
+        timeout_s: timeout in seconds.
+        on_timeout: raises the timeout error, given the seconds waited. It names the missing result, the plan
+            line and the missing ranks.
+        check: called between slices with the seconds waited so far; an exception ends the wait.
+        slice_s: seconds between two calls of `check`.
     """
 
-    bound_s: float
-    late: Callable[[float], NoReturn]
-    look: Callable[[float], object] = lambda waited: None
+    timeout_s: float
+    on_timeout: Callable[[float], NoReturn]
+    check: Callable[[float], object] = lambda waited: None
     slice_s: float = SLICE_S
 
 
-def is_bound(seconds: object) -> bool:
+def is_timeout(seconds: object) -> bool:
     """Whether `seconds` is a valid timeout: a positive number."""
     return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
 
@@ -45,7 +45,7 @@ def check_seconds(
     code: str, name: str, seconds: object, *notes: str, file: str = "", also_allowed: tuple[object, ...] = ()
 ) -> None:
     """Raise `code` if `seconds` is neither a valid timeout nor one of `also_allowed`."""
-    if not is_bound(seconds) and not (isinstance(seconds, int | float | None) and seconds in also_allowed):
+    if not is_timeout(seconds) and not (isinstance(seconds, int | float | None) and seconds in also_allowed):
         expected = " or ".join((f"seconds above 0, {LONGEST_S:.0f} at most", *map(str, also_allowed)))
         fail(code, f"{name} is {seconds!r}: expected {expected}", *notes, file=file)
 
@@ -55,51 +55,54 @@ def until(attempt: Callable[[float], _Result | None], wait: Wait) -> _Result:
 
     `attempt` receives the seconds that it may wait, and is called again if it returns without a result.
     """
-    begun, waited, next_look = time.monotonic(), 0.0, wait.slice_s
-    while not (result := attempt(min(wait.slice_s, max(0.0, wait.bound_s - waited)))):
+    begun = time.monotonic()
+    waited, next_check = 0.0, wait.slice_s
+    while not (result := attempt(min(wait.slice_s, max(0.0, wait.timeout_s - waited)))):
         waited = time.monotonic() - begun
-        if waited >= min(next_look, wait.bound_s):  # attempts may return early
-            wait.look(waited)
-            next_look = waited + wait.slice_s
-        if waited >= wait.bound_s:
-            wait.late(waited)
+        if waited >= min(next_check, wait.timeout_s):  # attempts may return early
+            wait.check(waited)
+            next_check = waited + wait.slice_s
+        if waited >= wait.timeout_s:
+            wait.on_timeout(waited)
     return result
 
 
-def attended(
+def until_done(
     attempt: Callable[[float], _Result | None],
-    look: Callable[[float], object] = lambda waited: None,
+    check: Callable[[float], object] = lambda waited: None,
     slice_s: float = SLICE_S,
 ) -> _Result:
-    """As `until`, for work of threads in this process, without a timeout: `look` raises if they have
-    stopped."""
+    """Return the first true result of `attempt`, without a timeout.
 
-    def late(waited: float) -> NoReturn:
-        raise AssertionError(f"a wait without a bound ended after {waited} s")
+    For results of other threads of this process. `check` raises if these threads have stopped.
+    """
 
-    return until(attempt, Wait(math.inf, late, look, slice_s))
+    def on_timeout(waited: float) -> NoReturn:
+        raise AssertionError(f"a wait without a timeout ended after {waited} s")
+
+    return until(attempt, Wait(math.inf, on_timeout, check, slice_s))
 
 
-def ended(thread: threading.Thread, seconds: float) -> bool:
-    """Wait up to `seconds` for `thread`; returns whether it has ended."""
+def join_within(thread: threading.Thread, seconds: float) -> bool:
+    """Wait up to `seconds` for the end of `thread`; returns whether it has ended."""
     thread.join(seconds)
     return not thread.is_alive()
 
 
-def joined(thread: threading.Thread, wait: Wait) -> None:
+def join(thread: threading.Thread, wait: Wait) -> None:
     """Wait until `thread` has ended."""
-    until(lambda seconds: ended(thread, seconds), wait)
+    until(lambda seconds: join_within(thread, seconds), wait)
 
 
-def outcome(future: Future[_Result], look: Callable[[float], object] = lambda waited: None) -> _Result:
-    """Wait for the result of a thread of this process; raises its exception. `look` as in `attended`."""
+def result_of(future: Future[_Result], check: Callable[[float], object] = lambda waited: None) -> _Result:
+    """Wait for the result of a thread of this process; raises its exception. `check` as in `until_done`."""
     from concurrent import futures  # noqa: PLC0415  already imported if there is a future
 
-    attended(lambda seconds: future.done() or bool(futures.wait([future], seconds).done), look)
+    until_done(lambda seconds: future.done() or bool(futures.wait([future], seconds).done), check)
     return future.result(0)
 
 
-def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
+def run_in_thread(call: Callable[[], _Result], wait: Wait) -> _Result:
     """Run `call()`, which may block without a timeout, in a thread that is abandoned on a timeout.
 
     Raises:
@@ -116,7 +119,7 @@ def apart(call: Callable[[], _Result], wait: Wait) -> _Result:
 
     thread = threading.Thread(target=run, name="commplan-wait", daemon=True)
     thread.start()
-    joined(thread, wait)
+    join(thread, wait)
     if errors:
         raise errors[0]
     return results[0]

@@ -28,6 +28,8 @@ def span_of(parts: Sequence[Any]) -> Span:
 
 
 class Name(SyntaxNode, frozen=True):
+    """An identifier or a word of the language."""
+
     text: str
 
 
@@ -62,12 +64,14 @@ class AxisDecl(SyntaxNode, frozen=True):
 
 
 class SourceDecl(SyntaxNode, frozen=True):
+    """`source NAME : TYPE`."""
+
     name: Name
     type: TypeExpr
 
 
 class FnDecl(SyntaxNode, frozen=True):
-    """A function declaration. `flags` are the words after `host` or `device`."""
+    """`fn NAME(TYPES) -> TYPES on host FLAGS`. `flags` are the words after `host` or `device`."""
 
     name: Name
     operands: tuple[TypeExpr, ...]
@@ -77,12 +81,16 @@ class FnDecl(SyntaxNode, frozen=True):
 
 
 class InputDecl(SyntaxNode, frozen=True):
+    """`input NAME : TYPE PLACEMENT`."""
+
     name: Name
     type: TypeExpr
     placement: tuple[PlacementItem, ...] = ()
 
 
 class StateDecl(SyntaxNode, frozen=True):
+    """`state NAME : TYPE PLACEMENT on SERVER`."""
+
     name: Name
     type: TypeExpr
     placement: tuple[PlacementItem, ...] = ()
@@ -128,6 +136,8 @@ class Option(SyntaxNode, frozen=True):
 
 
 class Options(SyntaxNode, frozen=True):
+    """The options of a stage, in braces."""
+
     items: tuple[Option, ...]
 
 
@@ -210,6 +220,8 @@ class StageStmt(SyntaxNode, frozen=True):
 
 
 class OutputStmt(SyntaxNode, frozen=True):
+    """`output NAMES`."""
+
     names: tuple[Name, ...]
 
 

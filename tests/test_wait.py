@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from commplan.wait import Wait, apart, attended, until
+from commplan.wait import Wait, run_in_thread, until, until_done
 
 ROOT = Path(__file__).parents[1]
 # Calls that wait for other processes for an unbounded time, with any arguments.
@@ -100,7 +100,7 @@ def test_looks_are_a_slice_apart_however_often_an_attempt_comes_back() -> None:
         time.sleep(0.001)
         return len(looks) == 2
 
-    attended(attempt, looks.append, slice_s=0.05)
+    until_done(attempt, looks.append, slice_s=0.05)
     assert attempts[0] > len(looks) + 1
     assert all(later - earlier >= 0.05 for earlier, later in pairwise([0.0, *looks]))
 
@@ -108,11 +108,11 @@ def test_looks_are_a_slice_apart_however_often_an_attempt_comes_back() -> None:
 def test_a_call_that_waits_by_itself_is_left_behind() -> None:
     never = threading.Event()
     with pytest.raises(LateError):
-        apart(lambda: never.wait(60), Wait(0.02, late, slice_s=0.01))
+        run_in_thread(lambda: never.wait(60), Wait(0.02, late, slice_s=0.01))
     never.set()
-    assert apart(lambda: 7, Wait(60.0, late)) == 7
+    assert run_in_thread(lambda: 7, Wait(60.0, late)) == 7
     with pytest.raises(ZeroDivisionError):
-        apart(lambda: 1 // 0, Wait(60.0, late))
+        run_in_thread(lambda: 1 // 0, Wait(60.0, late))
 
 
 def test_a_wait_for_nothing_in_particular_is_found() -> None:

@@ -106,8 +106,8 @@ class Console:
         """Write the diagnostics that ended the run; in JSON they form its document."""
         if self.style in get_args(Style) and self.style != "json":
             self.report(diagnostics)
-            return
-        self.document(diagnostics)
+        else:
+            self.document(diagnostics)
 
     def read(self, path: str) -> str:
         """Read a text file, or stdin for `-`. The text is cached for excerpts in diagnostics.
@@ -145,14 +145,14 @@ class Console:
             self.put(data.decode("utf-8"))
             return
         try:
-            place, inputs = Path(path), filter(Path.exists, map(Path, self.inputs))
-            if place.is_file() and any(map(place.samefile, inputs)):
-                fail("CP1101", f"cannot write {path}: it is one of the files that are read", file=path)
-            if not place.is_file():
-                _write_anything(place, data)
+            target, inputs = Path(path), filter(Path.exists, map(Path, self.inputs))
+            if not target.is_file():
+                _write_new(target, data)
                 return
-            os.close(io.open_file(place, os.O_RDWR))  # fails if the file is read-only
-            io.write(place.resolve(), data)  # on a full disk the old file remains
+            if any(map(target.samefile, inputs)):
+                fail("CP1101", f"cannot write {path}: it is one of the files that are read", file=path)
+            os.close(io.open_file(target, os.O_RDWR))  # fails if the file is read-only
+            io.write(target.resolve(), data)  # on a full disk the old file remains
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             if isinstance(error, OSError) and error.errno == errno.ENXIO:
@@ -160,10 +160,10 @@ class Console:
             fail("CP1101", f"cannot write {path}: {reason}", file=path)
 
 
-def _write_anything(place: Path, data: bytes) -> None:
+def _write_new(path: Path, data: bytes) -> None:
     """Write a new file, a pipe or a device. Raises ENXIO for a pipe without a reader."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-    with os.fdopen(os.open(place, flags, 0o666), "wb") as file:
+    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
         os.set_blocking(file.fileno(), True)
         file.write(data)
 

@@ -33,7 +33,7 @@ def stage_lines(stage: Stage) -> tuple[str, ...]:
 def stage_text(stage: Stage) -> str:
     """`stage` on one line, close to the syntax: `grads = reduce grads over data by mean`."""
     names = ", ".join(name_of(ref) for ref in results(stage))
-    parts = (names, "=", *stage.written(), *_algorithm_and_hints(stage))
+    parts = (names, "=", *stage.source_parts(), *_algorithm_and_hints(stage))
     return " ".join(part for part in parts if part)
 
 

@@ -131,9 +131,9 @@ def check_leaves(
     for stage in (stage for phase in plan.phases for stage in phase.stages):
         if isinstance(stage, StageOverAxes):
             leaves = [(leaf.label(stage.operand), leaf) for leaf in values[stage.operand].leaves]
-            misfit = stage.misfit(leaves, lambda axes: math.prod(sizes[axis] for axis in axes))
-            if misfit is not None:
-                problems.append(misfit.diagnostic("CP0429", stage.span, plan.file))
+            violation = stage.leaf_violation(leaves, lambda axes: math.prod(sizes[axis] for axis in axes))
+            if violation is not None:
+                problems.append(violation.diagnostic("CP0429", stage.span, plan.file))
         problems += _idle_options(stage, values, plan.file)
         match stage:
             case graph.Reduce() | graph.Scatter():
@@ -156,9 +156,9 @@ def check_leaves(
         for leaf in values[operand].leaves:
             dtype, label = leaf.dtype, leaf.label(operand)
             for code, violation in (
-                ("CP0721", rules.numbers(how, dtype, label, stage.hints)),
-                ("CP0704", rules.floats(how, dtype, label, stage.hints)),
-                ("CP0606", rules.native_sum(how, stage.via, stage.hints, dtype, label)),
+                ("CP0721", rules.reducible_dtype(how, dtype, label, stage.hints)),
+                ("CP0704", rules.averageable_dtype(how, dtype, label, stage.hints)),
+                ("CP0606", rules.native_accumulator(how, stage.via, stage.hints, dtype, label)),
             ):
                 if violation is not None:
                     wrong.setdefault(code, violation.diagnostic(code, stage.span, plan.file))
@@ -181,7 +181,7 @@ def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> l
         message = f"{named} of `{graph.name_of(ref)}`: it has no float leaf"
         violation = rules.Violation(message, ("integers are sent and added as they are",))
         return [violation.diagnostic("CP0613", stage.span, file)] if named else []
-    idle = rules.idle_options(how, getattr(stage, "COLLECTIVE", None), stage.via, hints, dtypes)
+    idle = rules.options_without_effect(how, getattr(stage, "COLLECTIVE", None), stage.via, hints, dtypes)
     return [
         violation._replace(message=f"`{name}` has no effect: {violation.message}").diagnostic(
             "CP0614", stage.span, file

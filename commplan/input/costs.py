@@ -95,8 +95,8 @@ class Setting:
         by_caller: Whether transfers run in the consumer's thread.
         slots: The number of batches that a process of a host may be ahead, plus the one in use.
         processes: Whether functions run in worker processes, each with its own interpreter lock.
-        cold: The fraction by which preprocessing slows down if more processes of a host make records than it
-            has cores.
+        oversubscription: The fraction by which preprocessing slows down if more processes of a host make
+            records than it has cores.
     """
 
     rows: int
@@ -111,7 +111,7 @@ class Setting:
     by_caller: bool = False
     slots: int = 3
     processes: bool = False
-    cold: float = 0.0
+    oversubscription: float = 0.0
 
     @property
     def members(self) -> int:
@@ -188,7 +188,7 @@ def predict(
             cpu = making + _seconds(cut.per_member, setting) * setting.rows + setting.batch
             if share.leader(host) == member:
                 cpu += setting.crossing * (sent[host] + received[host])
-            colder = cpu + setting.cold * making
+            colder = cpu + setting.oversubscription * making
             for group in groups:
                 load[group[member]] += colder if group[member] in overloaded else cpu
             most = colder if any(group[member] in overloaded for group in groups) else cpu

@@ -63,7 +63,7 @@ def _with_buckets(phase: Phase) -> list[tuple[int, list[StageOverAxes | ElasticS
     for stage in phase.stages:
         hints: Hints | None = getattr(stage, "hints", None)
         if isinstance(stage, StageOverAxes | ElasticStage) and hints is not None and hints.bucket is not None:
-            form = (stage.verb, stage.axes, stage.written()[1:])
+            form = (stage.verb, stage.axes, stage.source_parts()[1:])
             groups.setdefault((hints.bucket, form, hints, getattr(stage, "via", None)), []).append(stage)
     return [(bucket, stages) for (bucket, *_), stages in groups.items() if isinstance(bucket, int)]
 

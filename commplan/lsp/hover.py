@@ -31,7 +31,7 @@ def hover(
     use = document.symbols.at(line, column)
     node = document.statement_at(line)
     if use is not None and use.symbol is not None:
-        parts, span = [_name(document, use)], use.span
+        parts, span = [_describe(document, use)], use.span
     else:
         token = document.token_at(line, column)
         category = next((kind for other, kind in categorise(document.text) if other == token), None)
@@ -40,12 +40,14 @@ def hover(
             return None
         parts, span = [text], token.span
     if isinstance(node, ast.StageStmt):
-        became = (stages or {}).get(node.span.line, ())
-        parts += [f"---\n```text\n{chr(10).join(became)}\n```"] if became else []
+        descriptions = (stages or {}).get(node.span.line, ())
+        if descriptions:
+            text = "\n".join(descriptions)
+            parts.append(f"---\n```text\n{text}\n```")
     return "\n\n".join(parts), span
 
 
-def _name(document: PlanDocument, use: Use) -> str:
+def _describe(document: PlanDocument, use: Use) -> str:
     """The declaration of a name, or the type and placement of its value."""
     symbol = use.symbol
     assert symbol is not None
@@ -60,7 +62,7 @@ def _name(document: PlanDocument, use: Use) -> str:
 
 
 def _source(document: PlanDocument, span: Span) -> str:
-    """The text of a span on one line."""
+    """The text of a span on one line, without comments."""
     start, end = document.offsets.offsets_of(span)
     lines = (line.partition("#")[0].strip() for line in document.text[start:end].splitlines())
     return " ".join(lines)

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from msgspec.structs import replace
 
+from commplan.diagnostics import plural
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.remark import Choice
@@ -42,27 +43,27 @@ class OverlapPass(Pass, frozen=True):
         return [self._phase(schedule, phase, choices) for phase in schedule.phases]
 
     def _phase(self, schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
-        levels_apart = schedule.backend == "jax"
+        by_axis = schedule.backend == "jax"
         written = [op.result for op in phase.ops if isinstance(op, Collective)]
         count = len(written)
         values_of = {value.id: value for value in (*schedule.entry, *phase.values)}
-        issued = issue_order(phase.ops, levels_apart=levels_apart)
+        issued = issue_order(phase.ops, levels_apart=by_axis)
         if any(op.is_split or op.uses_servers(values_of) for op in phase.ops):
             issued = delay_readers(issued, values_of)
-        moved = written != [op.result for op in issued if isinstance(op, Collective)]
+        is_reordered = written != [op.result for op in issued if isinstance(op, Collective)]
         free = {ref for ref in written if self.in_process and values_of[ref].kind != "flat"}
         if self.chain:
-            issued = chained(issued, values_of, by_axis=levels_apart, free=free)
+            issued = chain_collectives(issued, values_of, by_axis=by_axis, free=free)
         values = tuple(values_of[ref] for op in issued for ref in results_of(op))
         if written:
-            choices.append(self._choice(phase, count, moved=moved, free=len(free)))
+            choices.append(self._choice(phase, count, is_reordered=is_reordered, free=len(free)))
         return replace(phase, ops=tuple(issued), values=values)
 
-    def _choice(self, phase: Phase, count: int, *, moved: bool, free: int) -> Choice:
+    def _choice(self, phase: Phase, count: int, *, is_reordered: bool, free: int) -> Choice:
         """The remark on a phase of `count` collectives, `free` of them outside the chain."""
         why = "reductions as their buckets become ready, the rest as their results are needed"
-        text = f"phase {phase.name}: {count} collective{'s' * (count != 1)}"
-        text += ", reordered" if moved else ", in the order written"
+        text = f"phase {phase.name}: {plural(count, 'collective')}"
+        text += ", reordered" if is_reordered else ", in the order written"
         text += ", each after the one before" if self.chain and free < count else ""
         if self.chain and free:
             selection = "those" if free == count else f"{free}"
@@ -70,7 +71,7 @@ class OverlapPass(Pass, frozen=True):
         return Choice("overlap", text, why, phase.span)
 
 
-def chained(
+def chain_collectives(
     ops: Sequence[Op], values: Mapping[Ref, Value], *, by_axis: bool = False, free: Container[Ref] = ()
 ) -> list[Op]:
     """Order collectives by `after`: one chain for the phase, or one for each axis.
@@ -81,17 +82,17 @@ def chained(
     contains the results of collectives to exclude.
     """
     result: list[Op] = []
-    before: dict[str, Ref] = {}
+    last: dict[str, Ref] = {}  # the result of the last collective of each chain
     uses = DefUse(ops)
     for op in ops:
         if not isinstance(op, Collective) or op.result in free:
             result.append(op)
             continue
-        links = op.axes if by_axis else ("",)
+        chains = op.axes if by_axis else ("",)
         sources = set(_source_buffers(op.operand, uses, values))
-        previous = dict.fromkeys(before[key] for key in links if key in before)
+        previous = dict.fromkeys(last[chain] for chain in chains if chain in last)
         result.append(replace(op, after=tuple(ref for ref in previous if ref not in sources)))
-        before |= dict.fromkeys(links, op.result)
+        last |= dict.fromkeys(chains, op.result)
     return result
 
 

@@ -21,8 +21,8 @@ from commplan.passes.bin_packing import MOST, LeafBucket, LeafCollective, LeafSl
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
 Order = Mapping[str, Sequence[str]]
-# Emits the replacement of a collective. The flag is true if all readers select parts of the result, so that
-# padding after it is allowed.
+# Emits the replacement of a collective. The flag is whether padding after the result is allowed, because all
+# readers select parts of it.
 Rewrite = Callable[[Editor, Collective, bool, list[Choice]], None]
 
 
@@ -41,16 +41,16 @@ def pack_collectives(
             leaf larger than the limit gets a separate one (see `fill`).
     """
     stages = tuple(dict.fromkeys(stage for op in group for stage in op.stages))
-    head = replace(group[0], stages=stages)
-    _check_count(items, limit, head, editor.schedule.file)
+    merged = replace(group[0], stages=stages)
+    _check_count(items, limit, merged, editor.schedule.file)
     buckets = fill(items, limit)
     parts: dict[Ref, list[Part]] = {op.result: [] for op in group}
     for number, bucket in enumerate(buckets):
         runs = laid_out(Part(item.value, item.leaf, start, size, 0) for item, start, size in bucket.runs)
-        buffer = _emit(editor, head, bucket, runs, f"{head.result}/b{number}")
+        buffer = _emit(editor, merged, bucket, runs, f"{merged.result}/b{number}")
         for (item, _, _), run in zip(bucket.runs, runs, strict=True):
             parts[item.result].append(replace(run, value=buffer))
-    ways = editor.size(head.axes) if head.kind in MAKES_BLOCKS else 1
+    ways = editor.size(merged.axes) if merged.kind in MAKES_BLOCKS else 1
     editor.ops += [unpack(op.result, parts[op.result], op.span, op.operand, ways) for op in group]
     return buckets
 
@@ -63,37 +63,38 @@ def items_of(editor: Editor, group: Sequence[Collective], order: Order) -> list[
         for leaf in readiness(operand, op, order):
             shape = operand.leaves[leaf]
             if shape.size:
-                fate, ways = _leaf_collective(op, operand, leaf, ranks)
+                kind, ways = _leaf_collective(op, operand, leaf, ranks)
                 columns = row_size(operand.kind, shape, ways)
-                item = LeafSlice(op.operand, op.result, leaf, shape.dtype, columns, ways, fate, len(items))
-                items.append(item)
+                number = len(items)
+                items.append(LeafSlice(op.operand, op.result, leaf, shape.dtype, columns, ways, kind, number))
     return items
 
 
-def _check_count(items: Sequence[LeafSlice], limit: int | None, head: Collective, file: str) -> None:
+def _check_count(items: Sequence[LeafSlice], limit: int | None, op: Collective, file: str) -> None:
     """Raise CP0724 if a small limit or large leaves would produce too many buckets."""
     counts = [pieces(item, limit) for item in items]
     total = sum(count for count in counts if count > 1)
     if limit is None or total <= MOST:
         return
-    bytes_ = sum(i.nbytes for i, n in zip(items, counts, strict=True) if n > 1)
-    enough = -(-bytes_ // MOST)  # pieces may be twice as large
-    message = f"`{name_of(head.operand)}` would be cut into {total:,} buckets; a stage has at most {MOST:,}"
-    note = f"its leaves larger than a bucket have {bytes_:,} bytes, and a bucket {limit:,}"
+    nbytes = sum(item.nbytes for item, count in zip(items, counts, strict=True) if count > 1)
+    sufficient_limit = -(-nbytes // MOST)  # pieces may be twice as large
+    message = f"`{name_of(op.operand)}` would be cut into {total:,} buckets; a stage has at most {MOST:,}"
+    note = f"its leaves larger than a bucket have {nbytes:,} bytes, and a bucket {limit:,}"
+    mebibytes = max(1, -(-sufficient_limit // 1024**2))
     remedy = (
-        f"raise the limit: {{ bucket = {max(1, -(-enough // 1024**2))}MiB }} on the stage, or the option max"
-        " of the pass bucket"
+        f"raise the limit: {{ bucket = {mebibytes}MiB }} on the stage, or the option max of the pass bucket"
     )
-    fail("CP0724", message, note, remedy, "check the shapes", span=head.span, file=file)
+    fail("CP0724", message, note, remedy, "check the shapes", span=op.span, file=file)
 
 
 def _leaf_collective(op: Collective, operand: Value, leaf: int, ranks: int) -> tuple[LeafCollective, int]:
-    scalar = operand.kind == "tree" and not operand.leaves[leaf].shape
+    """The kind of collective for a leaf of `op`, None for none, and the number of rows of its buffer."""
+    is_scalar = operand.kind == "tree" and not operand.leaves[leaf].shape
     match op.kind:
         case "reduce_scatter":
-            return ("all_reduce", 1) if scalar else ("reduce_scatter", ranks)
+            return ("all_reduce", 1) if is_scalar else ("reduce_scatter", ranks)
         case "all_gather":
-            return (None, ranks) if scalar else ("all_gather", 1)
+            return (None, ranks) if is_scalar else ("all_gather", 1)
         case _:
             return op.kind, ranks if op.kind in TAKES_BLOCKS else 1
 
@@ -110,30 +111,30 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
     name = name_of(operand.id)
     if name not in order:
         return natural[::-1]
-    place = {leaf.path: index for index, leaf in enumerate(operand.leaves)}
-    wrong = sorted(set(order[name]) ^ set(place))
-    if wrong or len(order[name]) != len(place):
+    indices = {leaf.path: index for index, leaf in enumerate(operand.leaves)}
+    wrong = sorted(set(order[name]) ^ set(indices))
+    if wrong or len(order[name]) != len(indices):
         note = f"every path once; in doubt: {', '.join(wrong[:5]) or 'one is named twice'}"
         fail("CP0711", f"the order for `{name}` does not list its leaves", note, span=op.span)
-    return [place[path] for path in order[name]]
+    return [indices[path] for path in order[name]]
 
 
-def _emit(editor: Editor, head: Collective, bucket: LeafBucket, runs: list[Part], name: Ref) -> Ref:
+def _emit(editor: Editor, op: Collective, bucket: LeafBucket, runs: list[Part], name: Ref) -> Ref:
     """Emit the pack of a bucket and its collective; returns the buffer to unpack."""
-    packed = editor.pack(runs, head.span, f"{name}/pack", bucket.ways)
+    packed = editor.pack(runs, op.span, f"{name}/pack", bucket.ways)
     if bucket.leaf_collective is None:
         return packed
-    integers = head.hints.integers
+    integers = op.hints.integers
     if integers is not None:
-        head = replace(head, hints=replace(head.hints, integers=None))
+        op = replace(op, hints=replace(op.hints, integers=None))
         if not bucket.dtype.is_float and integers == "max":
-            head = replace(head, op="max", divisor=1)
-        elif not bucket.dtype.is_float:
-            root = {"kind": "broadcast", "op": None, "root": 0, "divisor": 1, "pinned": False}
-            return editor.move(head, packed, name, algorithm=Algorithm("native"), **root)
-    scalars = head.kind == "reduce_scatter" and bucket.leaf_collective == "all_reduce"
-    algorithm = scalar_algorithm(head.algorithm) if scalars else head.algorithm
-    return editor.move(head, packed, name, kind=bucket.leaf_collective, algorithm=algorithm)
+            op = replace(op, op="max", divisor=1)
+        elif not bucket.dtype.is_float:  # the values of the first rank
+            changes = {"kind": "broadcast", "op": None, "root": 0, "divisor": 1, "pinned": False}
+            return editor.move(op, packed, name, algorithm=Algorithm("native"), **changes)
+    are_scalars = op.kind == "reduce_scatter" and bucket.leaf_collective == "all_reduce"
+    algorithm = scalar_algorithm(op.algorithm) if are_scalars else op.algorithm
+    return editor.move(op, packed, name, kind=bucket.leaf_collective, algorithm=algorithm)
 
 
 def rewrite_flat(
@@ -146,7 +147,7 @@ def rewrite_flat(
 ) -> Phase:
     """Apply `rewrite` to each collective for which `matches` holds, after packing it if necessary.
 
-    y = collective(tree)  -->  y = unpack(rewritten(pack(tree)))     if `bucket` has not packed it
+    y = collective(tree)  -->  y = unpack(rewritten(pack(tree))), if `bucket` has not packed it
     """
     if not any(isinstance(op, Collective) and matches(op) for op in phase.ops):
         return phase

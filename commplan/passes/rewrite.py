@@ -173,8 +173,8 @@ def round_up(size: int, multiple: int) -> int:
 def padded(editor: Editor, ref: Ref, size: int) -> Ref:
     """A buffer of `size` elements that starts with `ref`, followed by zeros.
 
-    x = pack(..)  -->  x = pack(..) with padding     if `x` has one reader x             -->  y = pack(x)
-    otherwise
+    x = pack(..)  -->  x = pack(..) with padding, if `x` is a packed buffer without rows
+    x             -->  y = pack(x) with padding, otherwise
     """
     leaf = editor.leaf(ref)
     if leaf.size == size:

@@ -13,7 +13,7 @@ from commplan.ir.plan import AxisKind, Ref, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Phase, Put, Schedule, Value, results
 from commplan.ir.types import DType
 from commplan.protocol.sites import FIRST_TAG, Buffer, Chunk, Kind, Site, Sites
-from commplan.protocol.units import Flat, StateLayout, beside, weights
+from commplan.protocol.units import Flat, StateLayout, layout_auxiliary_state, layout_weights
 
 # The states of a request, the worker's messages, and the answers.
 _Request = tuple[tuple[Value, ...], tuple[Buffer, ...], tuple[Buffer, ...]]
@@ -51,7 +51,7 @@ class _Survey:
             ops = list(self._ops())
             for _, op, values in ops:  # layouts follow from exchanges anywhere in the plan
                 if isinstance(op, Exchange | Elastic):
-                    self._lay(op, values)
+                    self._set_layouts(op, values)
             for number, (phase, op, values) in enumerate(ops):
                 calls.append(self._site(number, phase, op, values))
         axes = tuple((axis.name, axis.size) for axis in self.schedule.mesh_axes)
@@ -63,34 +63,39 @@ class _Survey:
             self.read[phase.name] = {ref for op in phase.ops for ref in worker_operands(op, values)}
             self.read[phase.name] |= {binding.value for binding in phase.outputs}
             for op in phase.ops:
-                asking = server_op(op, values)
-                if asking is not None:
-                    yield phase, asking, values
+                request = server_op(op, values)
+                if request is not None:
+                    yield phase, request, values
 
-    def _lay(self, op: Exchange | Elastic, values: dict[Ref, Value]) -> None:
-        """The layouts of the states of an op: the first one is cut, a second one with it."""
-        (center, *auxiliary), met = server_operands(op), worker_operands(op, values)[0]
+    def _set_layouts(self, op: Exchange | Elastic, values: dict[Ref, Value]) -> None:
+        """Lay out the states of an op: first the weights, then the auxiliary states with the same units."""
+        center, *auxiliary = server_operands(op)
+        sent = worker_operands(op, values)[0]
         how = "exchange" if isinstance(op, Exchange) else f"elastic {op.mode}"
-        self._use(name_of(center), how, op.span)
+        self._check_use(name_of(center), how, op.span)
         leaves = values[center].leaves
         if name_of(center) not in self.layouts:
-            servers = self._count(values[center])
-            keys = [(x.dtype, y.dtype) for x, y in zip(leaves, values[met].leaves, strict=True)]
-            self.layouts[name_of(center)] = weights(leaves, keys, servers, op.hints.chunk)
+            servers = self._server_count(values[center])
+            keys = [(x.dtype, y.dtype) for x, y in zip(leaves, values[sent].leaves, strict=True)]
+            self.layouts[name_of(center)] = layout_weights(leaves, keys, servers, op.hints.chunk)
         for state in auxiliary:
-            like = self.layouts[name_of(center)]
-            self._use(name_of(state), f"{how} with {name_of(center)}", op.span)
-            kept_leaves, file = values[state].leaves, self.schedule.file
-            self.layouts[name_of(state)] = beside(kept_leaves, leaves, like, op.span, file)
+            weights = self.layouts[name_of(center)]
+            self._check_use(name_of(state), f"{how} with {name_of(center)}", op.span)
+            state_leaves, file = values[state].leaves, self.schedule.file
+            self.layouts[name_of(state)] = layout_auxiliary_state(
+                state_leaves, leaves, weights, op.span, file
+            )
 
-    def _use(self, name: str, how: str, span: Span) -> None:
-        before, place = self.used.setdefault(name, (how, span))
-        if before != how:
-            message = f"the state `{name}` is used by `{how}` here, and by `{before}` on line {place.line}"
+    def _check_use(self, name: str, how: str, span: Span) -> None:
+        first_how, first_span = self.used.setdefault(name, (how, span))
+        if first_how != how:
+            message = (
+                f"the state `{name}` is used by `{how}` here, and by `{first_how}` on line {first_span.line}"
+            )
             fix = "servers update a state in one way: declare two states"
             fail("CP0767", message, fix, span=span, file=self.schedule.file)
 
-    def _count(self, value: Value) -> int:
+    def _server_count(self, value: Value) -> int:
         assert value.placement.server is not None
         return self.schedule.axis(value.placement.server).size
 
@@ -98,24 +103,24 @@ class _Survey:
         name = name_of(value.id)
         if name not in self.layouts:  # never exchanged: put and got alone
             keys = [leaf.dtype for leaf in value.leaves]
-            self.layouts[name] = weights(value.leaves, keys, self._count(value), None)
+            self.layouts[name] = layout_weights(value.leaves, keys, self._server_count(value), None)
         return self.layouts[name]
 
     def _site(self, number: int, phase: Phase, op: ServerOp, values: dict[Ref, Value]) -> Site:
-        more: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         match op:
             case Exchange():
                 states, up, down = self._meeting(phase, op, values)
-                more |= {"staleness": op.hints.staleness or 0, "mean": op.op == "mean"}
-                more |= {"fn": op.fn, "weight": op.weight}
+                fields |= {"staleness": op.hints.staleness or 0, "mean": op.op == "mean"}
+                fields |= {"fn": op.fn, "weight": op.weight}
             case Elastic():
                 states, up, down = self._meeting(phase, op, values)
-                more |= {"staleness": op.hints.staleness, "mode": op.mode, "eta": op.eta, "rho": op.rho}
+                fields |= {"staleness": op.hints.staleness, "mode": op.mode, "eta": op.eta, "rho": op.rho}
             case Put():
                 states, down = (values[name_of(op.result) + ".0"],), ()
                 layout = self._layout(states[0])
                 up = self._whole(layout, op.operand, states[0], down=False)
-                more["token"] = (self._each("token", DType.I32, layout),)
+                fields["token"] = (self._each("token", DType.I32, layout),)
             case Get():
                 states = (values[name_of(op.operand) + ".0"],)
                 layout = self._layout(states[0])
@@ -126,8 +131,8 @@ class _Survey:
         names, layouts = tuple(name_of(state.id) for state in states), tuple(map(self._layout, states))
         return Site(
             number, kind, phase.name, results(op)[0], op.span, placement.server,
-            self.first[placement.server], self._count(states[0]), placement.per, names, layouts, up, down,
-            **more,
+            self.first[placement.server], self._server_count(states[0]), placement.per, names, layouts,
+            up, down, **fields,
         )  # fmt: skip
 
     def _meeting(self, phase: Phase, op: Exchange | Elastic, values: dict[Ref, Value]) -> _Request:

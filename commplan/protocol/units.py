@@ -20,7 +20,13 @@ from commplan.protocol import chunks
 
 
 class Flat(msgspec.Struct, frozen=True):
-    """Leaves of one dtype, one after another in their order. leaves: their places in the value."""
+    """Leaves of one dtype, one after another.
+
+    Attributes:
+        dtype: the dtype.
+        leaves: the indices of the leaves in the value, in order.
+        size: the number of elements.
+    """
 
     dtype: DType
     leaves: tuple[int, ...]
@@ -82,8 +88,10 @@ class StateLayout(msgspec.Struct, frozen=True):
         return tuple(totals)
 
 
-def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk: int | None) -> StateLayout:
-    """The layout of weights.
+def layout_weights(
+    leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk: int | None
+) -> StateLayout:
+    """Lay out weights on servers.
 
     Args:
         leaves: the leaves.
@@ -92,76 +100,89 @@ def weights(leaves: Sequence[Leaf], keys: Sequence[object], servers: int, chunk:
         chunk: the largest unit in bytes, rounded down to elements; the default size if None.
     """
     groups: dict[object, Flat] = {}  # in the order of first appearance
-    for place, (leaf, key) in enumerate(zip(leaves, keys, strict=True)):
+    for index, (leaf, key) in enumerate(zip(leaves, keys, strict=True)):
         if leaf.size:
             flat = groups.get(key, Flat(leaf.dtype, (), 0))
-            groups[key] = Flat(flat.dtype, (*flat.leaves, place), flat.size + leaf.size)
+            groups[key] = Flat(flat.dtype, (*flat.leaves, index), flat.size + leaf.size)
     parts = tuple(groups.values())
     total = sum(part.size * part.dtype.nbytes for part in parts)
-    most = chunk or chunks.usual(total, servers)
+    largest = chunk or chunks.usual(total, servers)
     runs = [
         (number, start, size)
         for number, part in enumerate(parts)
-        for start, size in chunks.cut(part.size, max(1, most // part.dtype.nbytes))
+        for start, size in chunks.cut(part.size, max(1, largest // part.dtype.nbytes))
     ]
     owners = chunks.assign([size * parts[number].dtype.nbytes for number, _, size in runs], servers)
-    numbered = enumerate(zip(runs, owners, strict=True))
-    units = tuple(StateUnit(number, *run, owner) for number, (run, owner) in numbered)
+    units = tuple(
+        StateUnit(number, *run, owner) for number, (run, owner) in enumerate(zip(runs, owners, strict=True))
+    )
     return StateLayout(servers, (parts,), (), units)
 
 
-def beside(
-    state_leaves: Sequence[Leaf], leaves: Sequence[Leaf], like: StateLayout, span: Span, file: str
+def layout_auxiliary_state(
+    state_leaves: Sequence[Leaf], leaves: Sequence[Leaf], weights: StateLayout, span: Span, file: str
 ) -> StateLayout:
-    """The layout of an auxiliary state `state_leaves` of weights with `leaves` and the layout `like`.
+    """Lay out the state of an optimiser with the units of its weights.
+
+    Args:
+        state_leaves: the leaves of the state.
+        leaves: the leaves of the weights.
+        weights: the layout of the weights.
+        span: the span of the stage, for errors.
+        file: the file of the plan, for errors.
 
     Raises:
         CommplanError: CP0726 for a leaf that is neither a scalar nor part of a whole copy of the weights.
     """
-    copies: dict[str, dict[int, int]] = {}
+    copies: dict[
+        str, dict[int, int]
+    ] = {}  # by path prefix: the leaf of the state for each leaf of the weights
     scalars: list[int] = []
     matches = weights_of(state_leaves, leaves)
-    for place, (leaf, weight) in enumerate(zip(state_leaves, matches, strict=True)):
+    for index, (leaf, weight) in enumerate(zip(state_leaves, matches, strict=True)):
         if weight is not None:
             prefix = leaf.path[: len(leaf.path) - len(leaves[weight].path)]
-            copies.setdefault(prefix, {})[weight] = place
+            copies.setdefault(prefix, {})[weight] = index
         elif leaf.shape == ():
-            scalars.append(place)
+            scalars.append(index)
         else:
-            _refuse(leaf, "no leaf of the weights has its shape and the end of its path", span, file)
+            _fail_indivisible(
+                leaf, "no leaf of the weights has its shape and the end of its path", span, file
+            )
     slots: list[tuple[Flat, ...]] = []
-    for places in copies.values():
-        missing = [leaf.path for place, leaf in enumerate(leaves) if place not in places]
-        if missing and all(state_leaves[place].shape == () for place in places.values()):
-            scalars += places.values()  # a step count, and weights with the same name
+    for copy in copies.values():
+        missing = [leaf.path for weight, leaf in enumerate(leaves) if weight not in copy]
+        if missing and all(state_leaves[index].shape == () for index in copy.values()):
+            scalars += copy.values()  # a step count, and weights with the same name
         elif missing:
-            some = state_leaves[next(iter(places.values()))]
-            _refuse(some, f"its copy of the weights lacks `{missing[0]}`", span, file)
+            first = state_leaves[next(iter(copy.values()))]
+            _fail_indivisible(first, f"its copy of the weights lacks `{missing[0]}`", span, file)
         else:
-            slots.append(_slot(places, state_leaves, like, span, file))
-    return StateLayout(like.servers, tuple(slots), tuple(sorted(scalars)), like.units)
+            slots.append(_slot(copy, state_leaves, weights, span, file))
+    return StateLayout(weights.servers, tuple(slots), tuple(sorted(scalars)), weights.units)
 
 
 def _slot(
-    place_of: dict[int, int], state_leaves: Sequence[Leaf], like: StateLayout, span: Span, file: str
+    copy: dict[int, int], state_leaves: Sequence[Leaf], weights: StateLayout, span: Span, file: str
 ) -> tuple[Flat, ...]:
+    """The flat parts of a copy of the weights, which maps a leaf of the weights to a leaf of the state."""
     flats: list[Flat] = []
-    for part in like.parts:
-        places = tuple(place_of[place] for place in part.leaves)
-        dtypes = {state_leaves[place].dtype for place in places}
+    for part in weights.parts:
+        indices = tuple(copy[weight] for weight in part.leaves)
+        dtypes = {state_leaves[index].dtype for index in indices}
         if len(dtypes) > 1:
-            why = "its copy of the weights mixes dtypes, unlike the weights"
-            _refuse(state_leaves[places[0]], why, span, file)
-        flats.append(Flat(dtypes.pop(), places, part.size))
+            reason = "its copy of the weights mixes dtypes, unlike the weights"
+            _fail_indivisible(state_leaves[indices[0]], reason, span, file)
+        flats.append(Flat(dtypes.pop(), indices, part.size))
     return tuple(flats)
 
 
-def _refuse(leaf: Leaf, why: str, span: Span, file: str) -> None:
-    where = f"`{leaf.path}` " if leaf.path else ""
+def _fail_indivisible(leaf: Leaf, reason: str, span: Span, file: str) -> None:
+    path = f"`{leaf.path}` " if leaf.path else ""
     raise CommplanError(
         Diagnostic(
             "CP0726",
-            f"the leaf {where}({leaf.dtype}{list(leaf.shape)}) cannot be divided among owners: {why}",
+            f"the leaf {path}({leaf.dtype}{list(leaf.shape)}) cannot be divided among owners: {reason}",
             span,
             (
                 Note("a state may hold scalars and whole copies of the weights' structure"),

@@ -80,7 +80,7 @@ def _prove(schedule: Schedule, op: Collective) -> Proof:
 def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
     """The size of each level of a hierarchy, fastest-varying level first."""
     names = [name for name, _ in op.algorithm.levels]
-    broken = rules.levels(names, op.axes)
+    broken = rules.hierarchy_levels(names, op.axes)
     if broken is None:
         return {axis: schedule.axis(axis).size for axis in reversed(op.axes)}
     if not names or len(op.axes) != 1:

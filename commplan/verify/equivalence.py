@@ -40,7 +40,7 @@ from commplan.ir.symbolic.compare import TermComparison
 from commplan.ir.symbolic.interpretation import Interpretation, Paths
 from commplan.ir.symbolic.terms import Algebra, UnsayableError
 from commplan.ir.symbolic.values import ElementRun, SymbolicValue, place
-from commplan.ir.symbolic.wording import block_in_words, element, term
+from commplan.ir.symbolic.wording import block_in_words, element_in_words, term_in_words
 from commplan.ir.transfer import ValueTypes
 from commplan.verify.plan_graph import check_plan
 from commplan.verify.scope import DiagnosticReport
@@ -341,52 +341,47 @@ def _difference(
 ) -> ElementDifference | None:
     """The first differing element; for a sharded state, each owner's shard is compared."""
     if shard is None:
-        return _first(reference, actual, expected)
+        return _first_difference(reference, actual, expected)
     blank = reference.interpretation({})
     part = blank.sliced(expected, actual.value, *blank.row(shard.axes, shard.owners))
     if not shard.owners:
-        return _first(reference, actual, part)
+        return _first_difference(reference, actual, part)
     for owner in shard.owners:
         root = blank.root(shard.axes, owner)
         pair = [value.renamed(reference.algebra, actual.value, root) for value in (actual, part)]
-        difference = _first(reference, *pair)
+        difference = _first_difference(reference, *pair)
         if difference is not None:
             return difference
     return None
 
 
-def _first(reference: Reference, actual: SymbolicValue, expected: SymbolicValue) -> ElementDifference | None:
+def _first_difference(
+    reference: Reference, actual: SymbolicValue, expected: SymbolicValue
+) -> ElementDifference | None:
     compare = reference.comparison
-    actual_run, expected_run = actual.uniform, expected.uniform
-    if (
-        actual_run is not None
-        and expected_run is not None
-        and actual_run[0] == expected_run[0]
-        and compare(actual_run[1], expected_run[1])
-    ):
-        return None
-    if not actual.value.leaves and actual_run is not None and expected_run is not None:  # records of bytes
-        return ElementDifference(0, 0, term(expected_run[1]), term(actual_run[1]))
-    for index, leaf in enumerate(actual.value.leaves):
-        path = leaf.path
+    if actual.uniform is not None and expected.uniform is not None:
+        (actual_chain, actual_term), (expected_chain, expected_term) = actual.uniform, expected.uniform
+        if actual_chain == expected_chain and compare(actual_term, expected_term):
+            return None
+        if not actual.value.leaves:  # records of bytes
+            return ElementDifference(0, 0, term_in_words(expected_term), term_in_words(actual_term))
+    for index in range(len(actual.value.leaves)):
         actual_block, expected_block = actual.blocks[index], expected.blocks[index]
         try:
             sides = [*_side_by_side(actual_block, expected_block)]
         except UnsayableError:  # the element indices of these blocks are unknown
-            return ElementDifference(
-                index, 0, *(block_in_words(block, path) for block in (expected_block, actual_block))
-            )
-        for at, actual_place, expected_place in sides:
-            if not _same(compare, actual_place, expected_place):
-                if actual_block.rows or expected_block.rows:
-                    return ElementDifference(
-                        index, at, *(block_in_words(block, path) for block in (expected_block, actual_block))
-                    )
+            return ElementDifference(index, 0, block_in_words(expected_block), block_in_words(actual_block))
+        for position, actual_run, expected_run in sides:
+            if _same(compare, actual_run, expected_run):
+                continue
+            if actual_block.rows or expected_block.rows:
+                words = block_in_words(expected_block), block_in_words(actual_block)
+            else:
                 words = (
-                    element(path, at, expected_place, actual_place),
-                    element(path, at, actual_place, expected_place),
+                    element_in_words(expected_run, actual_run),
+                    element_in_words(actual_run, expected_run),
                 )
-                return ElementDifference(index, at, *words)
+            return ElementDifference(index, position, *words)
     return None
 
 
@@ -394,7 +389,7 @@ def _same(compare: TermComparison, actual: ElementRun | None, expected: ElementR
     zero = [side is None or not side.term.parts for side in (actual, expected)]
     if actual is None or expected is None or all(zero):
         return all(zero)
-    same_elements = actual[2:5] == expected[2:5] and actual.rows == expected.rows
+    same_elements = actual.same_source(expected) and actual.rows == expected.rows
     return same_elements and compare(actual.term, expected.term)
 
 

@@ -220,14 +220,16 @@ def _exchange(scope: OpScope, op: Exchange) -> None:
         return  # already reported
     values = scope.values
     homes = [(name_of(ref), values[ref].placement.server) for ref in (*op.states, *op.results)]
-    scope.report.refuse("CP0734", rules.one_home(homes), op.span)
+    scope.report.refuse("CP0734", rules.common_home(homes), op.span)
     owners = op.algorithm and op.algorithm.get("owners")
-    scope.report.refuse("CP0735", rules.chosen("owners", owners, op.axes, scope.ranks), op.span)
+    scope.report.refuse(
+        "CP0735", rules.reader_or_owner_count("owners", owners, op.axes, scope.ranks), op.span
+    )
     shapes = [[leaf.shape for leaf in values[ref].leaves] for ref in (op.gradient, op.states[0])]
     if shapes[0] != shapes[1]:
         scope.report.add("CP0731", f"`{op.gradient}` has not the shapes of `{op.states[0]}`", op.span)
     scope.report.refuse(
-        "CP0735", rules.summable(op.op, values[op.gradient].leaves, op.gradient, op.hints), op.span
+        "CP0735", rules.reducible_leaves(op.op, values[op.gradient].leaves, op.gradient, op.hints), op.span
     )
     if values[op.gradient].placement.server is not None:
         scope.report.add("CP0734", f"`{op.gradient}` is on a server, but workers send it", op.span)
@@ -235,9 +237,9 @@ def _exchange(scope: OpScope, op: Exchange) -> None:
     if fn is None:
         return  # already reported
     count = len(op.states)
-    scope.report.refuse("CP0731", rules.takes(fn.name, len(fn.operands), count + 1), op.span)
-    scope.report.refuse("CP0731", rules.gives(fn.name, len(fn.results), count), op.span)
-    broken = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
+    scope.report.refuse("CP0731", rules.operand_count(fn.name, len(fn.operands), count + 1), op.span)
+    scope.report.refuse("CP0731", rules.result_count(fn.name, len(fn.results), count), op.span)
+    broken = rules.update_function(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
     scope.report.refuse("CP0735", broken, op.span)
 
 
@@ -249,6 +251,8 @@ def _elastic(scope: OpScope, op: Elastic) -> None:
         if result.placement.server != home:
             scope.report.add("CP0734", f"`{op.result}` is not where its centre is", op.span)
     leaves = scope.values[op.operand].leaves
-    scope.report.refuse("CP0735", rules.summable("elastic", leaves, op.operand, op.hints), op.span)
-    broken = rules.coefficients(op.eta, op.rho) or rules.stable(op.mode, op.eta, op.rho, op.axes, scope.ranks)
+    scope.report.refuse("CP0735", rules.reducible_leaves("elastic", leaves, op.operand, op.hints), op.span)
+    broken = rules.coefficients(op.eta, op.rho) or rules.stability(
+        op.mode, op.eta, op.rho, op.axes, scope.ranks
+    )
     scope.report.refuse("CP0735", broken, op.span)

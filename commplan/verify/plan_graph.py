@@ -84,7 +84,7 @@ def _wrong(stage: Stage, plan: Plan, types: ValueTypes, readable: set[Ref], defi
     yield from broken("CP0735", stage.violation(types.ranks))
     if isinstance(stage, StageOverAxes):
         leaves = [(leaf.label(stage.operand), leaf) for leaf in types.values[stage.operand].leaves]
-        yield from broken("CP0735", stage.misfit(leaves, types.ranks))
+        yield from broken("CP0735", stage.leaf_violation(leaves, types.ranks))
     for ref in getter(type(stage), stage.SCALARS)(stage):
         yield from types.check_scalar(ref)
     for group in stage.same_leaves():
@@ -108,7 +108,7 @@ def _names(stage: Stage, types: ValueTypes, readable: set[Ref], defined: set[Ref
         yield "CP0730", f"there is no source `{stage.source}`"
     fn, operand_refs, result_refs = stage.function_call() or ("", (), ())
     if fn in types.fns:
-        yield from broken("CP0731", rules.takes(fn, len(types.fns[fn].operands), len(operand_refs)))
-        yield from broken("CP0731", rules.gives(fn, len(types.fns[fn].results), len(result_refs)))
+        yield from broken("CP0731", rules.operand_count(fn, len(types.fns[fn].operands), len(operand_refs)))
+        yield from broken("CP0731", rules.result_count(fn, len(types.fns[fn].results), len(result_refs)))
     elif result_refs:
         yield "CP0730", f"there is no function `{fn}`"

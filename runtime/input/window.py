@@ -16,7 +16,7 @@ from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory, Task
-from commplan.wait import attended, ended, outcome
+from commplan.wait import join_within, result_of, until_done
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -143,7 +143,7 @@ class BatchWindow:
                     return batch, ready, time.perf_counter() - begun
         entry = self._begin(number)
         for task in entry.begun:
-            outcome(task, lambda waited: self.calls.look(self.callers_of_user_code()))
+            result_of(task, lambda waited: self.calls.look(self.callers_of_user_code()))
         if entry.batch is None:
             entry.batch = entry.builder.finish()
         if exchange is not None:
@@ -236,9 +236,10 @@ class BatchWindow:
             for thread in threads:  # the first of them may have started another
                 finished.add(thread)
                 if thread.ident is not None:
-                    attended(
+                    until_done(
                         lambda seconds, thread=thread: (
-                            ended(thread, seconds) or (self._is_interrupted and time.monotonic() > deadline)
+                            join_within(thread, seconds)
+                            or (self._is_interrupted and time.monotonic() > deadline)
                         )
                     )
         if self.exchange is not None:

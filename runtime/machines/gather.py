@@ -14,7 +14,7 @@ from commplan.diagnostics import fail
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.machine import digest
 from commplan.runtime.machines.notice import Notice
-from commplan.wait import Wait, apart
+from commplan.wait import Wait, run_in_thread
 
 T = TypeVar("T")
 _READ_TIMEOUT_S = 10.0  # Seconds that the other processes get to read the answers.
@@ -61,7 +61,7 @@ def gathered(
 
     wait = Wait(timeout_s + 2 * _READ_TIMEOUT_S, late, look)
     try:
-        answers = apart(lambda: coordinator.all_gather_text(key, text, processes, timeout_s), wait)
+        answers = run_in_thread(lambda: coordinator.all_gather_text(key, text, processes, timeout_s), wait)
     except (jax.errors.JaxRuntimeError, TimeoutError) as raised:
         error, answers = str(raised), _answer(lambda: coordinator.texts(key), late) or answers
     if error or len({*answers.values()}) > 1:
@@ -116,5 +116,5 @@ def _answer(
 ) -> Any:
     """The coordinator's answer, or None if it fails or does not arrive in time."""
     with contextlib.suppress(jax.errors.JaxRuntimeError, TimeoutError):
-        return apart(call, Wait(seconds, late))
+        return run_in_thread(call, Wait(seconds, late))
     return None

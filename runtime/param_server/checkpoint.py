@@ -33,7 +33,7 @@ from commplan.protocol.sites import Sites
 from commplan.runtime.input.layout import aligned
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.store import Array, Shard, StateCell, Store, raw
-from commplan.wait import Wait, joined
+from commplan.wait import Wait, join
 
 _FORMAT = b"commplan states of a server "
 _MAGIC = _FORMAT + b"2\n"
@@ -175,7 +175,7 @@ class ServerCheckpoint:
         """Close the file, after an fsync if `every_s` was set."""
         self._ending.set()
         if self._syncing is not None:
-            joined(self._syncing, Wait(_SYNCED_S, self._unsynced))
+            join(self._syncing, Wait(_SYNCED_S, self._unsynced))
             os.fsync(self._file)
         os.close(self._file)
         os.close(self._locked)

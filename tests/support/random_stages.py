@@ -215,8 +215,8 @@ class StageWriter:
         native = Algorithm("native") if "native" in via else None
         dtypes = [DType(name) for spec in var.specs for name in NUMPY if NUMPY[name] == spec.dtype]
         summed = [dtype for dtype in dtypes if dtype.is_float]
-        idle = not summed or rules.idle_options(op, None, None, hints, dtypes)
-        if idle or any(rules.native_sum(op, native, hints, dtype, "") for dtype in summed):
+        idle = not summed or rules.options_without_effect(op, None, None, hints, dtypes)
+        if idle or any(rules.native_accumulator(op, native, hints, dtype, "") for dtype in summed):
             hints = Hints(integers=integers)
         named = {"wire": hints.wire, "accumulate": hints.accumulate, "integers": integers}
         return [f"{name} = {value}" for name, value in named.items() if value is not None]

@@ -43,8 +43,8 @@ def test_a_weight_may_be_called_as_what_an_optimiser_counts_in():
         Leaf("0/count", (), DType.I32),
         *(replace(leaf, path=f"0/mu/{leaf.path}") for leaf in weights),
     )
-    whole = units.weights(weights, [leaf.dtype for leaf in weights], 1, None)
-    matched = units.beside(state_leaves, weights, whole, Span(0, 0, 0, 0), "")
+    whole = units.layout_weights(weights, [leaf.dtype for leaf in weights], 1, None)
+    matched = units.layout_auxiliary_state(state_leaves, weights, whole, Span(0, 0, 0, 0), "")
     assert (matched.scalars, [[part.leaves for part in slot] for slot in matched.slots]) == ((0,), [[(1, 2)]])
 
 

@@ -11,7 +11,7 @@ from commplan.ir.hints import Cache
 from commplan.ir.ops import AnyOp, operands, results
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.schedule import Binding, Map, Op, Phase, Read, Schedule
-from commplan.ir.stages.rules import Violation, cached
+from commplan.ir.stages.rules import Violation, cacheable
 
 
 def source_only(phase: Phase) -> frozenset[str]:
@@ -80,4 +80,4 @@ def cache_violation(schedule: Schedule, uses: DefUse[Op], op: Map, cache: Cache)
     before = uses.ancestors(op.results)
     random = [each.fn for each in before if isinstance(each, Map) and each.random]
     sources = [each.source for each in before if isinstance(each, Read)]
-    return cached(op.fn, random[::-1], sources, schedule.fn(op.fn).results, cache)
+    return cacheable(op.fn, random[::-1], sources, schedule.fn(op.fn).results, cache)

@@ -1,3 +1,5 @@
+"""The base class of ops, and the query of an op to a cost model."""
+
 from collections.abc import Callable, Container, Mapping
 from typing import ClassVar, NamedTuple
 

@@ -1,3 +1,5 @@
+"""The op `cast`: converts the leaves of a value to a dtype."""
+
 from collections.abc import Mapping, Sequence
 
 from commplan.diagnostics import Span

@@ -1,3 +1,5 @@
+"""The op `collective`: one collective over axes."""
+
 from collections.abc import Mapping
 from typing import Literal
 
@@ -87,11 +89,13 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         if (self.kind in TOWARDS_SOME) != (self.root is not None):
             yield "CP0735", f"{self.kind} and root {self.root} do not go together"
         elif self.root is not None:
-            yield from broken("CP0735", rules.root(self.root, self.axes, types.ranks))
+            yield from broken("CP0735", rules.root_in_range(self.root, self.axes, types.ranks))
         if self.divisor < 1 or (self.divisor > 1 and self.op != "sum"):
             yield "CP0735", f"{self.kind} {self.op or ''} divides by {self.divisor}"
         averaged = "mean" if self.divisor > 1 else self.op or ""
-        yield from broken("CP0735", rules.summable(averaged, operand.leaves, self.operand, self.hints))
+        yield from broken(
+            "CP0735", rules.reducible_leaves(averaged, operand.leaves, self.operand, self.hints)
+        )
         if self.nbytes != operand.nbytes:
             yield "CP0732", f"`{self.operand}` has {operand.nbytes} bytes, not {self.nbytes}"
         dtypes = {leaf.dtype for leaf in operand.leaves} or {self.dtype}

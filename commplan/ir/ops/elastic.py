@@ -1,3 +1,5 @@
+"""The op `elastic`: the pull of elastic averaging."""
+
 from collections.abc import Mapping
 
 from commplan.diagnostics import Span

@@ -1,3 +1,5 @@
+"""The op `exchange`: one step of a parameter server."""
+
 from collections.abc import Mapping
 from typing import Literal
 
@@ -34,7 +36,7 @@ class Exchange(ExchangeFields, BaseOp, frozen=True, tag="exchange", gc=False):
             yield "CP0735", f"`{self.gradient}` is exchanged into itself"
         if self.fn not in types.fns:
             yield "CP0730", f"there is no function `{self.fn}`"
-        yield from broken("CP0731", rules.one_each(self.states, self.results))
+        yield from broken("CP0731", rules.result_per_state(self.states, self.results))
         yield from types.check_scalar(self.weight)
 
     def transfer(self, types: ValueTypes) -> Results:

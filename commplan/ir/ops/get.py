@@ -1,3 +1,5 @@
+"""The op `get`: fetches a state from a server."""
+
 from collections.abc import Mapping
 
 from commplan.diagnostics import Span

@@ -1,3 +1,5 @@
+"""The op `local_sum`: adds the rows of a buffer."""
+
 from collections.abc import Mapping
 
 import msgspec

@@ -1,3 +1,5 @@
+"""The op `map`: applies a function of the user."""
+
 from collections.abc import Container, Mapping
 
 from commplan.ir.ops.base import BaseOp, Ranks, Work
@@ -39,11 +41,10 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
                 return
         if self.lane != ("host_compute" if fn.where == "host" else "device") or self.random != fn.random:
             yield "CP0735", f"`{self.fn}` is a {fn.where} function, but runs on lane {self.lane}"
-        if self.stream < 1 if self.random else self.stream != 0:
-            yield (
-                "CP0735",
-                f"`{self.fn}` is {'' if self.random else 'not '}random, its stream is {self.stream}",
-            )
+        is_valid_stream = self.stream >= 1 if self.random else self.stream == 0
+        if not is_valid_stream:
+            negation = "" if self.random else "not "
+            yield "CP0735", f"`{self.fn}` is {negation}random, its stream is {self.stream}"
         yield from types.check_axes(self.per, AxisKind.ENSEMBLE)
         yield from types.check_terms(self.operands)
         kinds = zip((*self.operands, *self.results), (*fn.operands, *fn.results), strict=True)

@@ -1,3 +1,5 @@
+"""The op `pack`: copies parts of leaves into a buffer."""
+
 import itertools
 from collections.abc import Mapping
 

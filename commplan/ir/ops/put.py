@@ -1,3 +1,5 @@
+"""The op `put`: stores a value in a state on a server."""
+
 from collections.abc import Mapping
 
 from commplan.diagnostics import Span

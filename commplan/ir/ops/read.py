@@ -1,3 +1,5 @@
+"""The op `read`: reads a batch of records."""
+
 from collections.abc import Container, Mapping
 
 from commplan.ir.ops.base import BaseOp, Ranks, Work

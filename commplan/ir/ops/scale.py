@@ -1,3 +1,5 @@
+"""The op `scale`: multiplies a value by a number, a scalar or a ratio."""
+
 import math
 from collections.abc import Mapping
 from typing import Literal

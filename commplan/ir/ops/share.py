@@ -1,3 +1,5 @@
+"""The op `share`: distributes a loaded value between processes."""
+
 from collections.abc import Container, Mapping
 
 from commplan.diagnostics import Span
@@ -37,15 +39,17 @@ class Share(BaseOp, frozen=True, tag="share", gc=False):
     def check(self, types: ValueTypes) -> Violations:
         operand = types.values[self.operand]
         name = name_of(self.operand)
-        yield from broken("CP0731", rules.loaded(name, records=operand.kind == "records"))
+        yield from broken("CP0731", rules.shareable_operand(name, records=operand.kind == "records"))
         wrong = [*types.check_axes(self.axes, AxisKind.ENSEMBLE)]
         yield from wrong
         if self.hints != NO_HINTS and not self.pinned:
             yield "CP0735", f"`{name}` is shared with options, and the plan does not share it"
         varying = [axis for axis in self.axes if operand.placement.varies(axis)]
-        yield from broken("CP0734", rules.alike(name, varying))
+        yield from broken("CP0734", rules.same_for_members(name, varying))
         if not wrong:
-            yield from broken("CP0735", rules.chosen("readers", self.readers, self.axes, types.ranks))
+            yield from broken(
+                "CP0735", rules.reader_or_owner_count("readers", self.readers, self.axes, types.ranks)
+            )
 
     def transfer(self, types: ValueTypes) -> Results:
         return (placed(types.values[self.operand], self.result),)

@@ -1,3 +1,5 @@
+"""The op `slice`: keeps this rank's shard."""
+
 from collections.abc import Mapping
 
 from commplan.diagnostics import Span

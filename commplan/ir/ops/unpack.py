@@ -1,3 +1,5 @@
+"""The op `unpack`: builds a value from buffers."""
+
 import msgspec
 
 from commplan.diagnostics import Span

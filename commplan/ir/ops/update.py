@@ -1,3 +1,5 @@
+"""The op `update`: adds a difference to a center."""
+
 from commplan.diagnostics import Span
 from commplan.ir.ops.base import BaseOp
 from commplan.ir.refs import Ref

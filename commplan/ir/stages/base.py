@@ -1,3 +1,5 @@
+"""The base classes of stages."""
+
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
@@ -96,25 +98,25 @@ class StageOverAxes(BaseStage, frozen=True):
         op: Reduction | None = getattr(self, "op", None)
         return (self.operand, op and op.name) if self.COLLECTIVE is not None else None
 
-    def how(self) -> str:
+    def argument_text(self) -> str:
         """The source text after the axes, such as `by sum`."""
         return ""
 
-    def where(self) -> str:
+    def axes_text(self) -> str:
         return over(self.axes)
 
-    def written(self) -> tuple[str, ...]:
+    def source_parts(self) -> tuple[str, ...]:
         """The parts of the source text, without results and hints."""
-        return (f"{self.verb} {name_of(self.operand)}", self.where(), self.how())
+        return (f"{self.verb} {name_of(self.operand)}", self.axes_text(), self.argument_text())
 
     def summary(self) -> tuple[str, ...]:
         """The operation and its axes, for diagrams, whose arrows show operands and results."""
-        return (f"{self.verb} {self.how()}".rstrip(), self.where())
+        return (f"{self.verb} {self.argument_text()}".rstrip(), self.axes_text())
 
     def rank(self, ranks: Ranks) -> int | None:
         """The root of the collective, row-major over the axes, or None."""
         return None
 
-    def misfit(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
+    def leaf_violation(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
         """The first rule that the operand's leaves violate. `leaves` are pairs of label and leaf."""
         return None

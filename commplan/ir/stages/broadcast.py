@@ -1,12 +1,18 @@
+"""The stage `broadcast`: the value of one rank, on all ranks."""
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Execution, Meaning, Presentation
 from commplan.ir.stages.base import NumericArgument, StageOverAxes
-from commplan.ir.stages.rules import Ranks, Violation, root
+from commplan.ir.stages.rules import Ranks, Violation, root_in_range
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
 ROOT = NumericArgument(
-    "from", "a root", 0, ("the broadcast has no root", "add `from 0`: the rank whose value is kept"), root
+    "from",
+    "a root",
+    0,
+    ("the broadcast has no root", "add `from 0`: the rank whose value is kept"),
+    root_in_range,
 )
 
 
@@ -27,11 +33,11 @@ class Broadcast(StageOverAxes, frozen=True, tag="broadcast"):
         return self.root
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return root(self.root, self.axes, ranks)
+        return root_in_range(self.root, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         moved = steps.moved(env, env.get(self.operand), self.hints)
         env.rename(self.result, moved, env.root(self.axes, self.root))
 
-    def how(self) -> str:
+    def argument_text(self) -> str:
         return f"from {self.root}"

@@ -1,9 +1,11 @@
+"""The stage `elastic`: elastic averaging of the workers with a center."""
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.roles import Execution, Meaning, Presentation
 from commplan.ir.stages.base import BaseStage, over
-from commplan.ir.stages.rules import Ranks, Violation, coefficients, stable
+from commplan.ir.stages.rules import Ranks, Violation, coefficients, stability
 from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import ElasticMode, Over
 
@@ -35,14 +37,14 @@ class ElasticStage(BaseStage, frozen=True, tag="elastic"):
         return self.operand, "sum"
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return coefficients(self.eta, self.rho) or stable(self.mode, self.eta, self.rho, self.axes, ranks)
+        return coefficients(self.eta, self.rho) or stability(self.mode, self.eta, self.rho, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         operands, factors = (self.operand, self.center), (self.eta, self.rho)
         how = steps.ElasticSpec(operands, factors, self.mode, self.axes, self.hints)
         steps.elastic(env, self.pull, self.result, how)
 
-    def written(self) -> tuple[str, ...]:
+    def source_parts(self) -> tuple[str, ...]:
         both = f"elastic {name_of(self.operand)} with {name_of(self.center)}"
         return (both, over(self.axes), f"by {self._mode()}")
 

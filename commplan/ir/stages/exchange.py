@@ -1,3 +1,5 @@
+"""The stage `exchange`: gradients to the owners of states, updated states to the workers."""
+
 import msgspec
 
 from commplan.diagnostics import Span
@@ -5,7 +7,7 @@ from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import BaseStage, over
-from commplan.ir.stages.rules import Ranks, Violation, chosen, one_each
+from commplan.ir.stages.rules import Ranks, Violation, reader_or_owner_count, result_per_state
 from commplan.ir.symbolic.deferred import Interpretation, steps
 from commplan.ir.types import Operator, Over, Refs
 
@@ -73,12 +75,13 @@ class ExchangeStage(ExchangeFields, BaseStage, frozen=True, tag="exchange"):
 
     def violation(self, ranks: Ranks) -> Violation | None:
         owners = self.via and self.via.get("owners")
-        return one_each(self.states, self.results) or chosen("owners", owners, self.axes, ranks)
+        violation = result_per_state(self.states, self.results)
+        return violation or reader_or_owner_count("owners", owners, self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         self.exchanged(env, self.op.name, self.op.weight, self.hints, self.via)
 
-    def written(self) -> tuple[str, ...]:
+    def source_parts(self) -> tuple[str, ...]:
         states = ", ".join(map(name_of, self.states))
         into = f"exchange {name_of(self.gradient)} into {states} with {self.fn}"
         return (into, over(self.axes), f"by {self.op.text()}")

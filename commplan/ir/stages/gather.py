@@ -1,3 +1,5 @@
+"""The stage `gather`: the shards of all ranks, joined."""
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Execution, Meaning, Presentation

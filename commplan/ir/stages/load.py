@@ -1,3 +1,5 @@
+"""The stage `load`: batches of records of a source."""
+
 import msgspec
 
 from commplan.diagnostics import Span
@@ -60,7 +62,7 @@ class Load(LoadFields, BaseStage, frozen=True, tag="load"):
             or even_batch(self.batch, self.split, ranks)
         )
 
-    def written(self) -> tuple[str, ...]:
+    def source_parts(self) -> tuple[str, ...]:
         first, *clauses = self.summary()
         return (first.replace("load", f"load {self.source}", 1), *clauses)
 

@@ -1,3 +1,5 @@
+"""The stage `map`: a function of the user."""
+
 import msgspec
 
 from commplan.diagnostics import Span
@@ -71,7 +73,7 @@ class MapStage(MapFields, BaseStage, frozen=True, tag="map"):
     def function_call(self) -> tuple[str, tuple[Ref, ...], tuple[Ref, ...]]:
         return self.fn, self.operands, self.results
 
-    def written(self) -> tuple[str, ...]:
+    def source_parts(self) -> tuple[str, ...]:
         operands = ", ".join(map(name_of, self.operands))
         return (f"map {self.fn}({operands})", f"per {', '.join(self.per)}" if self.per else "")
 

@@ -1,3 +1,5 @@
+"""The stage `reduce`: the sum, mean, maximum or minimum over ranks."""
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Execution, Meaning, Presentation
@@ -24,8 +26,8 @@ class Reduce(StageOverAxes, frozen=True, tag="reduce"):
         how = steps.ReductionSpec(self.op.name, self.axes, self.hints, self.op.weight, self.via)
         env.put(self.result, steps.averaged(env, env.get(self.operand), env.values[self.result], how))
 
-    def how(self) -> str:
+    def argument_text(self) -> str:
         return f"by {self.op.text()}"
 
-    def where(self) -> str:
+    def axes_text(self) -> str:
         return over(self.axes, "across" if self.across else "over")

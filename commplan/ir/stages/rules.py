@@ -9,7 +9,7 @@ accept.
 import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note, Span, listed, plural
 from commplan.ir.hints import NO_HINTS, Algorithm, Cache, Hints
@@ -33,10 +33,22 @@ class Violation(NamedTuple):
 # --- map ---
 
 
-def cached(
+def operand_count(fn: str, operands: int, count: int) -> Violation | None:
+    """A function is called with as many values as it has operands."""
+    message = f"`{fn}` takes {plural(operands, 'value')}, found {count}"
+    return Violation(message) if operands != count else None
+
+
+def result_count(fn: str, results: int, names: int) -> Violation | None:
+    """Each result of a function has a name."""
+    message = f"`{fn}` gives {plural(results, 'value')}, found {plural(names, 'name')} for them"
+    return Violation(message) if results != names else None
+
+
+def cacheable(
     fn: str, random: Sequence[str], sources: Sequence[str], kinds: Sequence[Type], cache: Cache
 ) -> Violation | None:
-    """Require that the results of a cached host function depend on one record alone.
+    """The results of a cached host function depend on one record alone, and fit in the cache.
 
     Args:
         fn: the function.
@@ -105,53 +117,46 @@ def even_batch(batch: Sequence[int], split: tuple[str, ...], ranks: Ranks) -> Vi
             lower, upper = size // ways * ways, (size // ways + 1) * ways
             nearest = f"the nearest that can are {lower} and {upper}"
             fix = nearest if lower else f"the smallest that can is {upper}"
-            over = f"the {ways} ranks of {listed(split)}"
-            message = f"a batch of {size} records cannot be split evenly over {over}"
+            message = (
+                f"a batch of {size} records cannot be split evenly over the {ways} ranks of {listed(split)}"
+            )
             return Violation(message, (fix,), index)
     return None
-
-
-# --- map ---
-
-
-def takes(fn: str, operands: int, count: int) -> Violation | None:
-    """A function is called with as many values as it has operands."""
-    message = f"`{fn}` takes {plural(operands, 'value')}, found {count}"
-    return Violation(message) if operands != count else None
-
-
-def gives(fn: str, results: int, names: int) -> Violation | None:
-    """Each result of a function has a name."""
-    message = f"`{fn}` gives {plural(results, 'value')}, found {plural(names, 'name')} for them"
-    return Violation(message) if results != names else None
 
 
 # --- broadcast, share, exchange ---
 
 
-def root(rank: int, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
+def root_in_range(rank: int, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
     """The root is one of the ranks."""
     count = ranks(axes)
     if count is None or 0 <= rank < count:
         return None
-    has = f"{listed(axes)} {'has' if len(axes) == 1 else 'have'} {plural(count, 'rank')}"
-    major = ", row-major, the first axis named major" * (len(axes) > 1)
-    return Violation(f"the root {rank} is out of range: {has}", (f"ranks count from 0{major}",))
+    verb, note = "has", "ranks count from 0"
+    if len(axes) > 1:
+        verb, note = "have", "ranks count from 0, row-major, the first axis named major"
+    return Violation(
+        f"the root {rank} is out of range: {listed(axes)} {verb} {plural(count, 'rank')}", (note,)
+    )
 
 
-def chosen(role: str, count: object, axes: tuple[str, ...], ranks: Ranks) -> Violation | None:
+def reader_or_owner_count(
+    role: Literal["readers", "owners"], count: object, axes: tuple[str, ...], ranks: Ranks
+) -> Violation | None:
     """There are at most as many readers as members, and owners as workers.
 
     `count` is ignored if it is no number.
     """
-    most, noun = ranks(axes), {"readers": "member", "owners": "worker"}[role]
+    most = ranks(axes)
+    noun = "member" if role == "readers" else "worker"
     if not isinstance(count, int) or most is None or 1 <= count <= most:
         return None
-    wrong = f"more than the {plural(most, noun)} of {listed(axes)}" if count > most else "too few"
-    return Violation(f"{count} {role} are {wrong}", (f"{role} are {noun}s: at least 1, at most all of them",))
+    problem = f"more than the {plural(most, noun)} of {listed(axes)}" if count > most else "too few"
+    note = f"{role} are {noun}s: at least 1, at most all of them"
+    return Violation(f"{count} {role} are {problem}", (note,))
 
 
-def loaded(name: str, *, records: bool) -> Violation | None:
+def shareable_operand(name: str, *, records: bool) -> Violation | None:
     """Only records are shared."""
     if records:
         return None
@@ -159,7 +164,7 @@ def loaded(name: str, *, records: bool) -> Violation | None:
     return Violation(f"`share` takes loaded values, found `{name}`", (why,))
 
 
-def alike(name: str, varying: Sequence[str]) -> Violation | None:
+def same_for_members(name: str, varying: Sequence[str]) -> Violation | None:
     """A shared value is the same for all members; `varying` are the stage's axes over which it varies."""
     if not varying:
         return None
@@ -167,14 +172,14 @@ def alike(name: str, varying: Sequence[str]) -> Violation | None:
     return Violation(message, ("share it before the stage that says `per`",))
 
 
-def one_each(states: Sequence[Ref], results: Sequence[Ref]) -> Violation | None:
+def result_per_state(states: Sequence[Ref], results: Sequence[Ref]) -> Violation | None:
     """An exchange has one result per state."""
     if len(states) == len(results):
         return None
     return Violation(f"{len(states)} states are exchanged for {len(results)} results")
 
 
-def one_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
+def common_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
     """The states of an exchange are on one server, or all on workers; `homes` are (state, server) pairs."""
     for index, (name, home) in enumerate(homes):
         if home != homes[0][1]:
@@ -183,7 +188,7 @@ def one_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
     return None
 
 
-def update(fn: str, where: str, *, elementwise: bool, random: bool) -> Violation | None:
+def update_function(fn: str, where: str, *, elementwise: bool, random: bool) -> Violation | None:
     """The update function of an exchange gives the same result on chunks as on the whole."""
     if where != "device" or not elementwise:
         why = "each owner updates its chunks separately, and the result must equal an update of the whole"
@@ -220,8 +225,10 @@ def coefficient(name: str, value: float | Ref) -> Violation | None:
         single = math.inf
     if single not in (0, math.inf):
         return None
-    still = () if single else ("the workers and the centre would never move towards each other",)
-    return Violation(f"`{name}` is {'infinite' if single else 0} in f32, found `{value:g}`", still)
+    if single == 0:
+        note = "the workers and the centre would never move towards each other"
+        return Violation(f"`{name}` is 0 in f32, found `{value:g}`", (note,))
+    return Violation(f"`{name}` is infinite in f32, found `{value:g}`")
 
 
 def coefficients(eta: float | Ref, rho: float | Ref) -> Violation | None:
@@ -230,7 +237,7 @@ def coefficients(eta: float | Ref, rho: float | Ref) -> Violation | None:
     return coefficient("eta", eta) or coefficient("rho", rho) or coefficient("eta * rho", product)
 
 
-def stable(
+def stability(
     mode: str, eta: float | Ref, rho: float | Ref, axes: tuple[str, ...], ranks: Ranks
 ) -> Violation | None:
     """Valid literal coefficients move the center by less than the full distance: p * eta * rho < 1.
@@ -257,7 +264,7 @@ def stable(
 # --- sums ---
 
 
-def numbers(how: str, dtype: DType, subject: str, hints: Hints = NO_HINTS) -> Violation | None:
+def reducible_dtype(how: str, dtype: DType, subject: str, hints: Hints = NO_HINTS) -> Violation | None:
     """Bools are not added, and some integer types are only moved.
 
     `how` is an operator or `elastic`; `subject` describes the values in messages. Of `hints`, only `integers`
@@ -277,7 +284,7 @@ def numbers(how: str, dtype: DType, subject: str, hints: Hints = NO_HINTS) -> Vi
     return Violation(f"{subject} is bool, and truth values have no {how}", (fix,))
 
 
-def floats(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violation | None:
+def averageable_dtype(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violation | None:
     """Means and elastic averaging need floats, unless `hints.integers` is set."""
     if how not in ("mean", "elastic") or dtype.is_float or hints.integers is not None:
         return None
@@ -293,13 +300,18 @@ def floats(how: str, dtype: DType, noun: str, hints: Hints = NO_HINTS) -> Violat
     return Violation(f"{subject} needs a float type, and {noun} is {dtype}", fixes)
 
 
-def summable(how: str, leaves: Iterable[Leaf], ref: Ref, hints: Hints) -> Violation | None:
+def reducible_leaves(how: str, leaves: Iterable[Leaf], ref: Ref, hints: Hints) -> Violation | None:
     """Every leaf of the value `ref` has a type that the operator `how` accepts."""
-    labeled = [(x.dtype, x.label(ref), hints) for x in leaves]
-    return next(filter(None, (numbers(how, *each) or floats(how, *each) for each in labeled)), None)
+    for leaf in leaves:
+        label = leaf.label(ref)
+        violation = reducible_dtype(how, leaf.dtype, label, hints)
+        violation = violation or averageable_dtype(how, leaf.dtype, label, hints)
+        if violation is not None:
+            return violation
+    return None
 
 
-def native_sum(
+def native_accumulator(
     how: str, via: Algorithm | None, hints: Hints, dtype: DType | None, subject: str
 ) -> Violation | None:
     """`via native` adds in the type that it sends, so it cannot provide a wider accumulator, nor can a level.
@@ -323,7 +335,7 @@ def native_sum(
     return Violation(f"`native` adds in the wire type {wire}, but {demand}", notes)
 
 
-def idle_options(
+def options_without_effect(
     how: str | None,
     collective: str | None,
     via: Algorithm | None,
@@ -339,7 +351,8 @@ def idle_options(
         hints: The options.
         dtypes: The types of the leaves, or None if they are not bound yet.
     """
-    adds, idle = how in ("sum", "mean"), dict[str, Violation]()
+    idle: dict[str, Violation] = {}
+    adds = how in ("sum", "mean")
     wire, accumulate = hints.wire, hints.accumulate
     floats = None if dtypes is None else sorted({dtype for dtype in dtypes if dtype.is_float})
     if accumulate is not None and not adds:
@@ -357,10 +370,14 @@ def idle_options(
     if wire is not None and not adds and moved and wire not in moved:
         message = f"values of {listed(floats or ())} are not added, and travel as they are"
         idle["wire"] = Violation(message, ("a wider type would only be more bytes: leave `wire` out",))
-    names = [arg.value if arg.key else "" for arg in via.args if via.levels] or [via.name] if via else []
+    algorithms: list[object] = []
+    if via is not None and via.levels:
+        algorithms = [arg.value if arg.key else "" for arg in via.args]
+    elif via is not None:
+        algorithms = [via.name]
     if hints.chunk is not None and collective == "shift":
         idle["chunk"] = Violation("no chunk program shifts values", ("leave `chunk` out",))
-    elif hints.chunk is not None and set(names) == {"native"}:
+    elif hints.chunk is not None and set(algorithms) == {"native"}:
         note = "leave `chunk` out, or name a chunk program such as `ring`"
         idle["chunk"] = Violation("`native` chooses its messages", (note,))
     return idle
@@ -371,7 +388,7 @@ def _narrow_sum(wire: DType, accumulate: DType) -> Violation:
     return Violation(message, (f"write `wire = {accumulate}` too, or leave `accumulate` out",))
 
 
-def levels(names: Sequence[str], axes: tuple[str, ...]) -> Violation | None:
+def hierarchy_levels(names: Sequence[str], axes: tuple[str, ...]) -> Violation | None:
     """The levels of `hierarchical` are exactly the axes of the stage."""
     usage = (f"`hierarchical` lists exactly the axes of the stage, inner first; here {listed(axes)}",)
     for index, name in enumerate(names):

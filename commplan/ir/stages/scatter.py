@@ -1,3 +1,5 @@
+"""The stage `scatter`: a reduction of which each rank receives a shard."""
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints, Reduction
 from commplan.ir.roles import Execution, Meaning, Presentation
@@ -26,5 +28,5 @@ class Scatter(StageOverAxes, frozen=True, tag="scatter"):
         reduced = steps.averaged(env, operand, operand.value, how)
         env.put(self.result, env.sliced(reduced, env.values[self.result], *env.row(self.axes)))
 
-    def how(self) -> str:
+    def argument_text(self) -> str:
         return f"by {self.op.text()}"

@@ -1,8 +1,10 @@
+"""The stage `share`: how processes obtain a loaded value that is the same for all members."""
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Algorithm, Hints
 from commplan.ir.roles import Meaning, Presentation
 from commplan.ir.stages.base import StageOverAxes
-from commplan.ir.stages.rules import Ranks, Violation, chosen
+from commplan.ir.stages.rules import Ranks, Violation, reader_or_owner_count
 from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
@@ -18,7 +20,7 @@ class ShareStage(StageOverAxes, frozen=True, tag="share"):
     hints: Meaning[Hints] = NO_HINTS
 
     def violation(self, ranks: Ranks) -> Violation | None:
-        return chosen("readers", self.via.get("readers"), self.axes, ranks)
+        return reader_or_owner_count("readers", self.via.get("readers"), self.axes, ranks)
 
     def meaning(self, env: Interpretation) -> None:
         readers = self.via.get("readers")

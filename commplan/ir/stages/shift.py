@@ -1,3 +1,5 @@
+"""The stage `shift`: each value, on the rank a number of places further."""
+
 from commplan.diagnostics import Span
 from commplan.ir.hints import NO_HINTS, Hints
 from commplan.ir.roles import Meaning, Presentation
@@ -32,5 +34,5 @@ class Shift(StageOverAxes, frozen=True, tag="shift"):
         moved = steps.moved(env, env.get(self.operand), self.hints)
         env.rename(self.result, moved, env.algebra.shift(self.axes, self.by))
 
-    def how(self) -> str:
+    def argument_text(self) -> str:
         return f"by {self.by}"

@@ -1,3 +1,5 @@
+"""The stage `slice`: this rank's shard of a value that all ranks have."""
+
 from commplan.diagnostics import Span
 from commplan.ir.roles import Presentation
 from commplan.ir.stages.base import StageOverAxes

@@ -1,3 +1,5 @@
+"""The stage `swap`: block j of each rank, on rank j."""
+
 from collections.abc import Sequence
 
 from commplan.diagnostics import Span, listed, plural
@@ -22,7 +24,7 @@ class Swap(StageOverAxes, frozen=True, tag="swap"):
     via: Execution[Algorithm | None] = None
     hints: Meaning[Hints] = NO_HINTS
 
-    def misfit(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
+    def leaf_violation(self, leaves: Sequence[tuple[str, Leaf]], ranks: Ranks) -> Violation | None:
         """Every rank gets a block of the same size."""
         ways = ranks(self.axes) or 1
         for name, leaf in leaves:

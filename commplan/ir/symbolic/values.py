@@ -146,6 +146,10 @@ class ElementRun(NamedTuple):
     term: Term
     rows: Rows = ()
 
+    def same_source(self, other: ElementRun) -> bool:
+        """Whether both runs begin at the same element of the same leaf."""
+        return (self.leaf, self.chain, self.column) == (other.leaf, other.chain, other.column)
+
     def argument(self, operand: int, leaf: tuple[int, tuple[int, ...]]) -> Argument:
         leaf_key = (*leaf, self.rows)
         return Argument(

@@ -14,39 +14,43 @@ from commplan.ir.symbolic.values import ElementRun, whole_runs
 MOST = 4  # the number of contributions, and of arguments, to show
 
 
-def element(path: str, at: int, place: ElementRun | None, other: ElementRun | None) -> str:
-    """The content of element `at` of a leaf. The position is shown if it differs from that of `other`."""
-    if place is None or not place.term.parts:
+def element_in_words(run: ElementRun | None, other: ElementRun | None) -> str:
+    """The first element of `run`, or zero for None. Its source is shown if `other` has another."""
+    if run is None or not run.term.parts:
         return "zero"
-    shown = other is None or place[2:5] != other[2:5]
-    where = ""
-    if shown:
-        of = f"leaf {place.leaf.number}" if isinstance(place.leaf, LeafShape) else "a buffer"
-        where = f", at element {place.column}{_chain(place.chain)} of {of}"
-    return f"{term(place.term)}{where}"
+    if other is not None and run.same_source(other):
+        return term_in_words(run.term)
+    return f"{term_in_words(run.term)}, at {_source(run.leaf, run.column, run.chain)}"
 
 
-def block_in_words(block: Block, path: str) -> str:
+def _source(leaf: object, column: int, chain: Chain) -> str:
+    container = f"leaf {leaf.number}" if isinstance(leaf, LeafShape) else "a buffer"
+    return f"element {column}{_chain(chain)} of {container}"
+
+
+def block_in_words(block: Block) -> str:
     """The first element of a block, which may have rows of no leaf."""
     terms = [value for _, value in block.slots if value is not None]
     if not block.rows and len(terms) == len(block.slots):
-        return element(path, 0, whole_runs(block)[0] if block.runs else None, None)
+        return element_in_words(whole_runs(block)[0] if block.runs else None, None)
     for atom in (part.atom for value in terms for part in value.parts):
         if atom.kind == "undefined":
             return _atom(atom, 0)
     if not block.runs or not terms:
         return "rows of several ranks"
     first = block.runs[0]
-    of = f"leaf {first.leaf.number}" if isinstance(first.leaf, LeafShape) else "a buffer"
-    where = f"element {first.column}{_chain(block.slots[first.slot][0])} of {of}"
-    return f"rows of several ranks, the first at {where}: {term(terms[0])}"
+    source = _source(first.leaf, first.column, block.slots[first.slot][0])
+    return f"rows of several ranks, the first at {source}: {term_in_words(terms[0])}"
 
 
-def term(value: Term, depth: int = 0) -> str:
-    if not value.parts:
+def term_in_words(term: Term, depth: int = 0) -> str:
+    """The sum of the contributions, at most `MOST` of them. `depth` counts the enclosing calls."""
+    if not term.parts:
         return "zero"
-    shown = [_contribution(part, depth) for part in value.parts[:MOST]]
-    return " + ".join([*shown, *([".."] if len(value.parts) > MOST else [])])
+    contributions = [_contribution(part, depth) for part in term.parts[:MOST]]
+    if len(term.parts) > MOST:
+        contributions.append("..")
+    return " + ".join(contributions)
 
 
 def _contribution(part: Contribution, depth: int) -> str:
@@ -63,6 +67,7 @@ def _number(number: Fraction) -> str:
 
 
 def _trace(trace: Trace) -> str:
+    """The conversions, scalings and sums that a contribution went through, in parentheses."""
     words: list[str] = []
     for event in trace:
         match event[0]:
@@ -82,27 +87,37 @@ def _atom(atom: Atom, depth: int) -> str:
     content = atom.content
     match atom.kind:
         case "value":
-            where = [coordinate_in_words(axis, symbol) for axis, symbol in content[1]]
-            places = ", ".join(word for word in where if word)
-            return f"`{name_of(content[0]) or content[0]}`" + (f" of {places}" if places else "")
+            coordinates = [coordinate_in_words(axis, symbol) for axis, symbol in content[1]]
+            ranks = ", ".join(filter(None, coordinates))
+            return f"`{name_of(content[0]) or content[0]}`" + (f" of {ranks}" if ranks else "")
         case "call":
             name, arguments = content
             if depth > 2:
                 return f"{name}(..)"
-            shown = [term(argument.term, depth + 1) + _chain(argument.chain) for argument in arguments[:MOST]]
-            return f"{name}({', '.join([*dict.fromkeys(shown), *(['..'] if len(arguments) > MOST else [])])})"
+            shown = [
+                term_in_words(argument.term, depth + 1) + _chain(argument.chain)
+                for argument in arguments[:MOST]
+            ]
+            unique = list(dict.fromkeys(shown))
+            if len(arguments) > MOST:
+                unique.append("..")
+            return f"{name}({', '.join(unique)})"
         case "extreme":
-            return f"the {content[0]} over {', '.join(content[1])} of {term(content[2], depth + 1)}"
+            return f"the {content[0]} over {', '.join(content[1])} of {term_in_words(content[2], depth + 1)}"
         case "only":
-            ranks = ", ".join(f"{symbol[1]} {place}" for symbol, place in content[0])
-            return f"[on rank {ranks} alone: {term(content[1], depth + 1)}]"
+            ranks = ", ".join(f"{symbol[1]} {coordinate}" for symbol, coordinate in content[0])
+            return f"[on rank {ranks} alone: {term_in_words(content[1], depth + 1)}]"
         case _:
             return f"nothing that is defined: {content[0]}"
 
 
 def _chain(chain: Chain) -> str:
-    rows = (" and ".join(row_in_words(symbol) for _, symbol in cut.digits) for cut in chain)
-    return "".join(f" of row {row} of {cut.ways}" for cut, row in zip(chain, rows, strict=True))
+    """The rows of the cuts of `chain`, outermost first."""
+    text = ""
+    for cut in chain:
+        row = " and ".join(row_in_words(symbol) for _, symbol in cut.digits)
+        text += f" of row {row} of {cut.ways}"
+    return text
 
 
 def coordinate_in_words(axis: str, symbol: Symbol) -> str:

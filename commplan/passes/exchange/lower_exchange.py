@@ -57,9 +57,11 @@ class _ShardBuilder(PhaseBuilder):
         return reduce_rows(self.editor, op, self.owners.ranks)
 
 
-def shard_entry(schedule: Schedule, moved: Mapping[str, Ownership]) -> Schedule:
-    """Shard the states in `moved`, by name, among their owners at the entry of `schedule`."""
-    shards = tuple(StateShard(ref, moved[name_of(ref)]) for ref in schedule.states if name_of(ref) in moved)
+def shard_entry(schedule: Schedule, ownerships: Mapping[str, Ownership]) -> Schedule:
+    """Shard the states in `ownerships`, by name, among their owners at the entry of `schedule`."""
+    shards = tuple(
+        StateShard(ref, ownerships[name_of(ref)]) for ref in schedule.states if name_of(ref) in ownerships
+    )
     parts = {shard.state: shard.ownership for shard in shards}
     entry = tuple(
         parts[value.id].part_of(value, schedule.axes) if value.id in parts else value
@@ -73,49 +75,55 @@ class StateSharding:
 
     Attributes:
         editor: the phase, with sharded entry values.
-        moved: the owners of the sharded states, by name.
-        wholes: the sharded states before sharding, by name.
+        ownerships: the owners of the sharded states, by name.
+        whole_values: the sharded states before sharding, by name.
         parts: refs of values that are shards.
         updated_shards: results of the maps that update shards.
     """
 
-    def __init__(self, editor: Editor, moved: Mapping[str, Ownership], wholes: Mapping[str, Value]) -> None:
-        self.editor, self.moved, self.wholes = editor, moved, wholes
-        self.parts = {ref for ref in editor.schedule.states if name_of(ref) in moved}
+    def __init__(
+        self, editor: Editor, ownerships: Mapping[str, Ownership], whole_values: Mapping[str, Value]
+    ) -> None:
+        self.editor, self.ownerships, self.whole_values = editor, ownerships, whole_values
+        self.parts = {ref for ref in editor.schedule.states if name_of(ref) in ownerships}
         self.updated_shards: set[Ref] = set()
         self._whole: dict[Ref, Ref] = {}
 
     def finish(self) -> Phase:
         """Return the rewritten phase, with gathers and slices added as needed.
 
-        y = map f(m)     -->  whole = all_gather(m); y = map f(whole) m = map f(x)     -->  m = map
-        f(slice(x))        if f is elementwise and nothing else reads m m = y            -->  m = slice(y)
+        y = map f(m)  -->  whole = all_gather(m); y = map f(whole)
+        m = map f(x)  -->  m = map f(slice(x)), if f is elementwise and nothing else reads m
+        m = y         -->  m = slice(y)
         """
         for op in self.editor.take():
-            reads = self.updated_shards.isdisjoint(results_of(op))
-            self.editor.ops.append(self._read_whole(op) if reads else op)
+            updates_shards = not self.updated_shards.isdisjoint(results_of(op))
+            self.editor.ops.append(op if updates_shards else self._read_whole(op))
         phase = self.editor.phase
-        outputs = tuple(replace(b, value=self._gathered(b.value, phase.span, ())) for b in phase.outputs)
+        outputs = tuple(replace(b, value=self._gather(b.value, phase.span, ())) for b in phase.outputs)
         updates = tuple(map(self._update, phase.updates))
         self.editor.phase = replace(phase, outputs=outputs, updates=updates)
         return self.editor.finish(self.editor.ops)
 
-    def sharded(self, op: Exchange, owners: Owners) -> None:
+    def lower_sharded(self, op: Exchange, owners: Owners) -> None:
         """Lower an exchange with owners.
 
-        w, m = exchange g into w, m with f -->  gs = reduce_scatter(g); ws = slice(w); ms = slice(m), or m
-        itself if it is sharded;
-             ws', m' = map f(ws, ms, gs); w' = all_gather(ws')
+            w, m = exchange g into w, m with f
+            -->  gs = reduce_scatter(g); ws = slice(w); ms = slice(m);
+                 ws', ms' = map f(ws, ms, gs); w' = all_gather(ws'); m' = all_gather(ms')
+
+        A state `m` that is sharded is neither sliced nor gathered.
         """
-        values, axes, ownership = self.editor.values, self.editor.schedule.axes, owners.ownership
+        values, axes = self.editor.values, self.editor.schedule.axes
+        ownership = owners.ownership
         weights, result = op.states[0], op.results[0]
-        gradient = self._reduced(op, owners)
-        states = [self._cut(weights, ownership, op.span)]
+        gradient = self._reduce_gradient(op, owners)
+        states = [self._slice_shard(weights, ownership, op.span)]
         updated = [self._add(ownership.part_of(values[result], axes), f"{result}/shard")]
         for ref, new in zip(op.states[1:], op.results[1:], strict=True):
-            states.append(ref if ref in self.parts else self._cut(ref, ownership, op.span))
+            states.append(ref if ref in self.parts else self._slice_shard(ref, ownership, op.span))
             value = ownership.part_of(values[new], axes)
-            updated.append(self._add(value, new if owners.moved else f"{new}/shard"))
+            updated.append(self._add(value, new if owners.shards_state else f"{new}/shard"))
         # The plan does not prescribe how an exchange runs: its update may overlap its sums, in pieces.
         update = Map(tuple(updated), op.fn, (*states, gradient), op.span, hints=Hints(overlap="backward"))
         self.updated_shards.update(update.results)
@@ -129,31 +137,33 @@ class StateSharding:
                 origin = StageOrigin(op.span, (base_name(result),), hints, owners.via)
                 join_parts(self.editor, shard, new, ownership, origin)
 
-    def replicated(self, op: Exchange, owners: Owners) -> None:
+    def lower_replicated(self, op: Exchange, owners: Owners) -> None:
         """Lower an exchange without owners.
 
         w, m = exchange g into w, m with f  -->  s = all_reduce(g); w, m = map f(w, m, s)
         """
-        update = Map(op.results, op.fn, (*op.states, self._reduced(op, owners)), op.span)
+        update = Map(op.results, op.fn, (*op.states, self._reduce_gradient(op, owners)), op.span)
         self.editor.ops.append(update)
 
-    def _reduced(self, op: Exchange, owners: Owners) -> Ref:
+    def _reduce_gradient(self, op: Exchange, owners: Owners) -> Ref:
         """The summed or averaged gradient: this rank's shard, or all of it."""
-        sharded, ref = owners.how == "sharded", self.editor.fresh(f"{op.results[0]}/gradient")
-        building, hints = _ShardBuilder(self.editor, owners), self._hints(op, owners)
+        result = self.editor.fresh(f"{op.results[0]}/gradient")
+        hints = self._hints(op, owners)
         dtypes = {leaf.dtype for leaf in self.editor.values[op.gradient].leaves}
-        plain = op.op == "mean" and op.weight is None
-        if plain and hints.accumulate is None and DType.F16 in dtypes:
+        is_unweighted_mean = op.op == "mean" and op.weight is None
+        if is_unweighted_mean and hints.accumulate is None and DType.F16 in dtypes:
             # The mean that the plan defines does not depend on the levels.
-            has_few_owners = few_owners(op.algorithm) is not None
-            mean = hints.for_mean(dtypes, None, is_weighted=False)
-            hints = replace(hints, accumulate=DType.F16) if has_few_owners else mean
+            if few_owners(op.algorithm) is not None:
+                hints = replace(hints, accumulate=DType.F16)
+            else:
+                hints = hints.for_mean(dtypes, None, is_weighted=False)
         stage = graph.Reduce(
-            ref, op.gradient, owners.axes, graph.Reduction(op.op, op.weight), op.span,
+            result, op.gradient, owners.axes, graph.Reduction(op.op, op.weight), op.span,
             via=None if owners.ranks else owners.via, hints=hints,
         )  # fmt: skip
-        reduction(building, "reduce_scatter" if sharded else "all_reduce", stage)
-        return ref
+        kind = "reduce_scatter" if owners.how == "sharded" else "all_reduce"
+        reduction(_ShardBuilder(self.editor, owners), kind, stage)
+        return result
 
     def _hints(self, op: Exchange, owners: Owners) -> Hints:
         """The hints of the collectives.
@@ -168,46 +178,51 @@ class StateSharding:
         return replace(hints, overlap="update")
 
     def _add(self, value: Value, name: Ref) -> Ref:
+        """Add a value like `value` under `name`, made unique unless it is the same value."""
         fresh = name if name == value.id else self.editor.fresh(name)
         return self.editor.add(replace(value, id=fresh))
 
-    def _cut(self, ref: Ref, ownership: Ownership, span: Span) -> Ref:
+    def _slice_shard(self, ref: Ref, ownership: Ownership, span: Span) -> Ref:
         """Slice this rank's part of `ref`."""
         return self.editor.emit(
             Slice(ref, ref, ownership.axes, span, owners=ownership.owners), f"{ref}/shard"
         )
 
     def _read_whole(self, op: Op) -> Op:
+        """Replace the operands of `op` that are shards by gathered values."""
         for ref in operands_of(op):
             if ref in self.parts:
-                op = substitute(op, {ref: self._gathered(ref, op.span, (base_name(results_of(op)[0]),))})
+                op = substitute(op, {ref: self._gather(ref, op.span, (base_name(results_of(op)[0]),))})
         return op
 
-    def _gathered(self, ref: Ref, span: Span, stages: tuple[Ref, ...]) -> Ref:
+    def _gather(self, ref: Ref, span: Span, stages: tuple[Ref, ...]) -> Ref:
+        """Gather `ref` if it is a shard, once in a phase; returns the whole value."""
         if ref not in self.parts or ref in self._whole:
             return self._whole.get(ref, ref)
-        name = self._add(self.wholes[name_of(ref)], f"{ref}/whole")
-        join_parts(self.editor, ref, name, self.moved[name_of(ref)], StageOrigin(span, stages))
+        name = self._add(self.whole_values[name_of(ref)], f"{ref}/whole")
+        join_parts(self.editor, ref, name, self.ownerships[name_of(ref)], StageOrigin(span, stages))
         self._whole[ref] = name
         return name
 
     def _update(self, binding: Binding) -> Binding:
+        """Bind a sharded state to a shard, and any other to a whole value."""
         span, ops = self.editor.phase.span, self.editor.ops
-        if binding.name not in self.moved:
-            return replace(binding, value=self._gathered(binding.value, span, ()))
+        if binding.name not in self.ownerships:
+            return replace(binding, value=self._gather(binding.value, span, ()))
         if binding.value in self.parts:
             return binding
-        ownership = self.moved[binding.name]
+        ownership = self.ownerships[binding.name]
         maker = DefUse(ops).maker(binding.value)
         if not isinstance(maker, Map) or not self._may_cut_first(maker, binding, ownership):
             slice_span = maker.span if maker is not None else span
-            return replace(binding, value=self._cut(binding.value, ownership, slice_span))
+            return replace(binding, value=self._slice_shard(binding.value, ownership, slice_span))
         self.editor.add(ownership.part_of(self.editor.values[binding.value], self.editor.schedule.axes))
-        at, end = ops.index(maker), len(ops)
+        index, end = ops.index(maker), len(ops)
         for ref in dict.fromkeys(maker.operands):
-            if any(leaf.shape for leaf in self.editor.values[ref].leaves):
-                maker = substitute(maker, {ref: self._cut(ref, ownership, maker.span)})
-        ops[:] = [*ops[:at], *ops[end:], maker, *ops[at + 1 : end]]
+            if any(leaf.shape for leaf in self.editor.values[ref].leaves):  # a scalar is not sliced
+                maker = substitute(maker, {ref: self._slice_shard(ref, ownership, maker.span)})
+        # The slices, which were emitted last, precede the map.
+        ops[:] = [*ops[:index], *ops[end:], maker, *ops[index + 1 : end]]
         self.parts.add(binding.value)
         return binding
 
@@ -222,11 +237,12 @@ class StateSharding:
             return False
         placements = [self.editor.values[ref].placement for ref in maker.operands]
         return not any(
-            place.split or any(place.varies(axis) for axis in ownership.axes) for place in placements
+            placement.split or any(placement.varies(axis) for axis in ownership.axes)
+            for placement in placements
         )
 
 
 def colocated(schedule: Schedule, ops: Iterable[Op]) -> list[Exchange]:
     """The exchanges among `ops` whose states are stored by the workers."""
-    away = {name_of(value.id) for value in schedule.entry if value.placement.server}
-    return [op for op in ops if isinstance(op, Exchange) and away.isdisjoint(map(name_of, op.states))]
+    on_servers = {name_of(value.id) for value in schedule.entry if value.placement.server}
+    return [op for op in ops if isinstance(op, Exchange) and on_servers.isdisjoint(map(name_of, op.states))]

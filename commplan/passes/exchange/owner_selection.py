@@ -32,14 +32,14 @@ class Owners(NamedTuple):
             everything.
         axes: the axes in the order of parts, first is major.
         via: algorithm for gradients and weights, or None.
-        moved: whether the optimizer's state is sharded among the owners.
+        shards_state: whether the optimizer's state is sharded among the owners.
         ranks: the owners, counted over all axes; empty if all ranks are owners.
     """
 
     how: Literal["sharded", "replicated"]
     axes: tuple[str, ...]
     via: Algorithm | None = None
-    moved: bool = False
+    shards_state: bool = False
     ranks: tuple[int, ...] = ()
 
     @property
@@ -133,59 +133,64 @@ class Times(NamedTuple):
         return sharded is not None and replicated is not None and replicated < sharded * (1 - SAVES)
 
 
-def predicted(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
+def predict(chooser: Chooser, op: Exchange, axes: tuple[str, ...]) -> Times:
     """Predict the time of each way to carry out `op`."""
     gradient = chooser.schedule.values[op.gradient]
-    whole, ways, dtype = gradient.nbytes, chooser.schedule.size(axes), widest(gradient.leaves)
+    whole, dtype = gradient.nbytes, widest(gradient.leaves)
+    shard = -(-whole // chooser.schedule.size(axes))
 
     def time(kind: CollectiveKind, nbytes: int) -> float | None:
         adds = "sum" if kind in REDUCING else None
         root = 0 if kind in ROOTED else None
         query = Collective(kind, "", "", axes, dtype, nbytes, op.span, adds, root, hints=hints_of(op))
-        way = chooser.estimate(query)
-        return way.seconds if way is not None else None
+        prediction = chooser.estimate(query)
+        return prediction.seconds if prediction is not None else None
 
-    def both(down: float | None, up: float | None) -> float | None:
-        return down + up if down is not None and up is not None else None
+    def total(reduction: float | None, distribution: float | None) -> float | None:
+        return reduction + distribution if reduction is not None and distribution is not None else None
 
     return Times(
-        both(time("reduce_scatter", whole), time("all_gather", -(-whole // ways))),
-        both(time("reduce", whole), time("broadcast", whole)),
+        total(time("reduce_scatter", whole), time("all_gather", shard)),
+        total(time("reduce", whole), time("broadcast", whole)),
         time("all_reduce", whole),
     )
 
 
-def chosen(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
+def describe_choice(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
     """The choice and its alternatives, for `explain`."""
-    ways, why_not = chooser.schedule.size(owners.axes), unshardable_reason(chooser.schedule, op)
-    times = predicted(chooser, op, owners.axes)
+    workers = chooser.schedule.size(owners.axes)
+    why_not = unshardable_reason(chooser.schedule, op)
+    times = predict(chooser, op, owners.axes)
     few = len(owners.ranks)
     if owners.how == "replicated":
         text, seconds = REPLICATED, times.replicated
         why = f"owners cannot keep {why_not}" if why_not else "it takes clearly less time"
     elif few:
-        text, seconds = _few(chooser, op, owners), times.central if few == 1 else None
+        text, seconds = _describe_owners(chooser, op, owners), times.central if few == 1 else None
         why = "the plan says so"
     else:
-        text, seconds = f"{SHARDED}: {ways} owners along {', '.join(owners.axes)}", times.sharded
+        text, seconds = f"{SHARDED}: {workers} owners along {', '.join(owners.axes)}", times.sharded
         why = "the plan says so" if op.algorithm is not None else "every part is updated once"
-    if owners.moved:
+    if owners.shards_state:
         sharded_states = ", ".join(f"`{name_of(ref)}`" for ref in op.results[1:])
-        why += f"; {sharded_states} is kept by the owners, 1/{few or ways} of it on each"
+        why += f"; {sharded_states} is kept by the owners, 1/{few or workers} of it on each"
     predictions = {SHARDED: times.sharded, CENTRAL: times.central, REPLICATED: times.replicated}
-    chosen_way = (
-        REPLICATED if owners.how == "replicated" else (CENTRAL if few == 1 else "" if few else SHARDED)
-    )
+    if owners.how == "replicated":
+        chosen = REPLICATED
+    elif few:
+        chosen = CENTRAL if few == 1 else ""
+    else:
+        chosen = SHARDED
     alternatives = tuple(
         Alternative(name, rounded(time) if time is not None else None)
         for name, time in predictions.items()
-        if name != chosen_way
+        if name != chosen
     )
     text = f"`{name_of(op.results[0])}`: {text}"
     return Choice("place", text, why, op.span, (), seconds and rounded(seconds), "", alternatives)
 
 
-def _few(chooser: Chooser, op: Exchange, owners: Owners) -> str:
+def _describe_owners(chooser: Chooser, op: Exchange, owners: Owners) -> str:
     """Describe the owners and their load. Shards differ only by padding."""
     weights, count = chooser.schedule.values[op.results[0]], len(owners.ranks)
     rows = [(row_size(weights.kind, leaf, count), leaf) for leaf in weights.leaves if leaf.shape]

@@ -103,8 +103,14 @@ class StageOrigin(NamedTuple):
 def join_parts(editor: Editor, operand: Ref, result: Ref, ownership: Ownership, origin: StageOrigin) -> None:
     """Assemble a whole value from shards on all ranks; scalars are those of the first owner.
 
-    w = gather(parts)  -->  w = all_gather(parts)     if all ranks are owners w = gather(rows)   -->  b =
-    pack(rows); w0 = broadcast(b) from the first owner; ..; w = unpack(w0, w1, ..)
+    If all ranks are owners:
+
+        w = gather(parts)  -->  w = all_gather(parts)
+
+    Otherwise:
+
+        w = gather(rows)
+        -->  b = pack(rows); w0 = broadcast(b) from the first owner; ..; w = unpack(w0, w1, ..)
     """
     value, whole, owners = editor.values[operand], editor.values[result], ownership.owners
     lane = network_lane(editor.schedule.axes, ownership.axes)

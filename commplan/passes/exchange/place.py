@@ -14,10 +14,10 @@ from commplan.passes.base import Pass, PassContext
 from commplan.passes.exchange.lower_exchange import StateSharding, colocated, shard_entry
 from commplan.passes.exchange.owner_selection import (
     Owners,
-    chosen,
+    describe_choice,
     inner_first,
     levels,
-    predicted,
+    predict,
     spread_out,
     unshardable_reason,
 )
@@ -43,14 +43,16 @@ class PlacePass(Pass, frozen=True):
             return schedule
         chooser = Chooser(schedule, context.costs, context.topology, context.candidates)
         owners = {op.results: self._owners(chooser, op) for op in exchanges}
-        moved = _moved(owners)
+        ownerships = _shardable_states(owners)
         for results, owner in owners.items():
-            owners[results] = owner._replace(moved=any(name_of(ref) in moved for ref in results[1:]))
-        choices = tuple(chosen(chooser, op, owners[op.results]) for op in exchanges)
-        wholes = {name_of(value.id): value for value in schedule.entry[len(schedule.inputs) :]}
-        schedule = shard_entry(schedule, moved)
+            shards_state = any(name_of(ref) in ownerships for ref in results[1:])
+            owners[results] = owner._replace(shards_state=shards_state)
+        choices = tuple(describe_choice(chooser, op, owners[op.results]) for op in exchanges)
+        whole_values = {name_of(value.id): value for value in schedule.entry[len(schedule.inputs) :]}
+        schedule = shard_entry(schedule, ownerships)
         phases = tuple(
-            _phase(StateSharding(Editor(schedule, phase), moved, wholes), owners) for phase in schedule.phases
+            _lower_exchanges(StateSharding(Editor(schedule, phase), ownerships, whole_values), owners)
+            for phase in schedule.phases
         )
         return replace(schedule, phases=phases, choices=(*schedule.choices, *choices))
 
@@ -72,14 +74,14 @@ class PlacePass(Pass, frozen=True):
             remedy = "leave `via parameter_server` out: then every worker updates everything"
             fail("CP0726", f"owners cannot keep {why}", note, remedy, span=op.span, file=schedule.file)
         if op.algorithm is not None:
-            owner_ranks = self._few(schedule, op, axes)
+            owner_ranks = self._owner_ranks(schedule, op, axes)
             return Owners("sharded", axes, levels(axes, within, few=bool(owner_ranks)), ranks=owner_ranks)
         if why is not None or self.how == "replicated":
             return Owners("replicated", op.axes)
-        saves = predicted(chooser, op, axes).without_owners
+        saves = predict(chooser, op, axes).without_owners
         return Owners("replicated", op.axes) if saves and self.how == "auto" else Owners("sharded", axes)
 
-    def _few(self, schedule: Schedule, op: Exchange, axes: tuple[str, ...]) -> tuple[int, ...]:
+    def _owner_ranks(self, schedule: Schedule, op: Exchange, axes: tuple[str, ...]) -> tuple[int, ...]:
         """The owners, if the plan requests only some of the workers."""
         count = op.algorithm.get("owners") if op.algorithm is not None else None
         if count is None:
@@ -95,7 +97,7 @@ class PlacePass(Pass, frozen=True):
         return ranks
 
 
-def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
+def _shardable_states(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
     """The optimizer states that all exchanges shard equally, so that owners can store them; their owners."""
     weights = {name_of(results[0]) for results in owners}
     ways: dict[str, set[Ownership | None]] = {}
@@ -106,12 +108,12 @@ def _moved(owners: Mapping[tuple[Ref, ...], Owners]) -> dict[str, Ownership]:
     return {name: owner for name, owner in unique.items() if owner is not None and name not in weights}
 
 
-def _phase(relocation: StateSharding, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
+def _lower_exchanges(relocation: StateSharding, owners: Mapping[tuple[Ref, ...], Owners]) -> Phase:
     for op in relocation.editor.phase.ops:
         if not isinstance(op, Exchange) or op.results not in owners:
             relocation.editor.ops.append(op)
         elif owners[op.results].how == "sharded":
-            relocation.sharded(op, owners[op.results])
+            relocation.lower_sharded(op, owners[op.results])
         else:
-            relocation.replicated(op, owners[op.results])
+            relocation.lower_replicated(op, owners[op.results])
     return relocation.finish()

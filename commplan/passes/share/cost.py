@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from commplan.diagnostics import Span
@@ -71,9 +71,11 @@ class SharingChoice:
 
     def choice(self, text: str, span: Span, *, first: bool, why: str = "") -> Choice:
         """The choice for one value. The cost table is attached to the `first` value of a flow."""
-        why = (why or self.why) + self.proposal if first else why or "as the values that are made with it"
-        table = self.table if first else ()
-        return Choice("share", text, why, span, (), self.seconds, self.source, (), table)
+        if not first:
+            why = why or "as the values that are made with it"
+            return Choice("share", text, why, span, seconds=self.seconds, source=self.source)
+        why = (why or self.why) + self.proposal
+        return Choice("share", text, why, span, seconds=self.seconds, source=self.source, sharing=self.table)
 
 
 class SharingCostModel:
@@ -84,9 +86,9 @@ class SharingCostModel:
         self.measured = context.calibration.input if context.calibration else None
 
     def choose(
-        self, flow: InputFlow, prefer: Prefer, settled: tuple[Design, int | None] | None = None
+        self, flow: InputFlow, prefer: Prefer, requested: tuple[Design, int | None] | None = None
     ) -> SharingChoice | None:
-        """Choose the best of all designs, or the best cut for the design and readers in `settled`."""
+        """Choose the best of all designs, or the best cut for a `requested` design and number of readers."""
         measured, ops = self.measured, flow.ops
         if measured is None or not self._is_measured(ops, measured):
             return None
@@ -98,18 +100,18 @@ class SharingCostModel:
             cuts.setdefault(self._cut(ops, refs, measured), dict(zip(flow.ends, refs, strict=True)))
         setting, links = setting_of(self.editor.schedule, self.phase.name, flow, rows, measured, self.context)
         predictions = candidates(setting, list(cuts), links)
-        if settled is None:
+        if requested is None:
             best_design = best(predictions, prefer)
-            reason = _why(predictions, best_design) + worker_processes(setting, best_design, links)
+            reason = _reason(predictions, best_design) + worker_processes(setting, best_design, links)
         else:
-            bound = limit(setting, cuts)
-            fixed_design = [predict(setting, cut, *settled, links, bound) for cut in cuts]
-            best_design = best(fixed_design, "cpu")
-            alternatives = [each for each in predictions if (each.design, each.readers) != settled]
-            predictions = [*alternatives, *fixed_design]
-            reason = _why(predictions, best_design)
-        shown = of_each_design(predictions, best_design, prefer if settled is None else "cpu")
-        table = tuple(_row(row, is_taken=row is best_design) for row in shown)
+            lower_bound = limit(setting, cuts)
+            requested_cuts = [predict(setting, cut, *requested, links, lower_bound) for cut in cuts]
+            best_design = best(requested_cuts, "cpu")
+            others = [other for other in predictions if (other.design, other.readers) != requested]
+            predictions = [*others, *requested_cuts]
+            reason = _reason(predictions, best_design)
+        shown = of_each_design(predictions, best_design, prefer if requested is None else "cpu")
+        table = tuple(_table_row(row, is_taken=row is best_design) for row in shown)
         refs = cuts[best_design.cut]
         caches = cache_candidates(
             self.editor.schedule, ops, self.editor.bound, self.record_size, measured.copy
@@ -122,33 +124,36 @@ class SharingCostModel:
         """Whether all ops of the flow are measured and advance with the common clock of the members."""
         if any(isinstance(op, Read) and (op.clock or op.per) for op in ops):
             return False
-        sources = all(measured.source_named(op.source) for op in ops if isinstance(op, Read))
-        return sources and all(measured.fn_named(op.fn) for op in ops if isinstance(op, Map))
+        has_sources = all(measured.source_named(op.source) for op in ops if isinstance(op, Read))
+        return has_sources and all(measured.fn_named(op.fn) for op in ops if isinstance(op, Map))
 
     def _cut(
         self, ops: Sequence[Op], shared: Sequence[Ref], measured: InputCosts,
         works: Mapping[Ref, RecordWork] = {},
     ) -> SharingCut:  # fmt: skip
-        """The cut after `shared`. works: replaces the measured work of some ops, by their first results."""
+        """The cut after the values `shared`.
+
+        `works` replaces the measured work of some ops, by their first results.
+        """
         before = DefUse(ops).ancestors(shared)
         after = [op for op in ops if op not in before]
-        moved = {ref for op in before for ref in results_of(op)}
-        shipped = {ref for op in after for ref in operands_of(op)} & moved | set(shared)
+        made_before = {ref for op in before for ref in results_of(op)}
+        crossing = {ref for op in after for ref in operands_of(op)} & made_before | set(shared)
         # Records of variable length are not shared: each member that needs them reads them.
         after += [
             op
             for op in before
-            if isinstance(op, Read) and op.result in shipped and not self.record_size(op.result)
+            if isinstance(op, Read) and op.result in crossing and not self.record_size(op.result)
         ]
         makers = [
             op.fn if isinstance(op, Map) else "read" for op in before if set(results_of(op)) & set(shared)
         ]
         name = f"after {', '.join(f'`{maker}`' for maker in dict.fromkeys(makers))}"
-        joint, private = (
-            sum((works.get(results_of(op)[0]) or self._work(op, measured) for op in ops), RecordWork())
-            for ops in (before, after)
-        )
-        return SharingCut(name, joint, private, sum(self.record_size(ref) for ref in shipped))
+
+        def total(ops: Iterable[Op]) -> RecordWork:
+            return sum((works.get(results_of(op)[0]) or self._work(op, measured) for op in ops), RecordWork())
+
+        return SharingCut(name, total(before), total(after), sum(self.record_size(ref) for ref in crossing))
 
     def record_size(self, ref: Ref) -> int:
         """Bytes of one record, 0 if their length varies."""
@@ -172,7 +177,7 @@ class SharingCostModel:
         return f"input measured {measured.date}{host_text}{missing}"
 
 
-def _why(predictions: Sequence[Predicted], selected: Predicted) -> str:
+def _reason(predictions: Sequence[Predicted], selected: Predicted) -> str:
     """The reason, in numbers."""
     duplicate = next(prediction for prediction in predictions if prediction.design == "duplicate")
     if selected.design == "duplicate":
@@ -190,7 +195,7 @@ def _why(predictions: Sequence[Predicted], selected: Predicted) -> str:
     )
 
 
-def _row(prediction: Predicted, *, is_taken: bool) -> SharingCost:
+def _table_row(prediction: Predicted, *, is_taken: bool) -> SharingCost:
     names = ("cpu", "wall", "nbytes", "memory", "limit", "distance")
     numbers = {name: rounded(getattr(prediction, name)) for name in names}
     cut = "" if prediction.design == "duplicate" else prediction.cut.name

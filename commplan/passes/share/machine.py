@@ -1,4 +1,4 @@
-"""The machine in terms of the sharing model: the hosts of members, and the time of transfers between them."""
+"""The machine as the sharing model sees it: hosts of members, and times of transfers between hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from commplan.ir.schedule import Op, Schedule
 from commplan.passes.base import PassContext
 from commplan.topology import Topology
 
-COLD = 0.1  # measured with twelve decoders on one or two cores: -0.04 to 0.22, see docs/benchmarks/input.md
+# The fraction by which preprocessing slows down if more processes make records than the host has cores.
+# Measured with twelve decoders on one or two cores: -0.04 to 0.22 (docs/benchmarks/input.md).
+OVERSUBSCRIPTION_COST = 0.1
 
 
 class InputFlow(NamedTuple):
@@ -45,12 +47,12 @@ def setting_of(
     Raises:
         CommplanError: CP0750 if an axis does not fit on the topology.
     """
-    topology, links = context.topology, None
+    topology, links = context.topology, None  # without a topology all transfers stay inside one host
     members = schedule.size(flow.over)
     ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
     groups = ((0,) * members,) * max(1, ranks // members)
     if topology is not None:
-        groups, links = _placed(schedule, topology, flow.over, context)
+        groups, links = _hosts_and_links(schedule, topology, flow.over, context)
     cores = (topology.cores if topology else None) or measured.cores
     consumer = measured.consumer_of(schedule.plan, phase)
     setting = Setting(
@@ -65,26 +67,28 @@ def setting_of(
         step_cpu=consumer.cpu if consumer else 0.0,
         by_caller=schedule.backend == "jax",
         slots=1 + prefetch(flow.ops) + device_prefetch(flow.ops),
-        cold=COLD,
+        oversubscription=OVERSUBSCRIPTION_COST,
     )
     return setting, links
 
 
-def _placed(
+def _hosts_and_links(
     schedule: Schedule, topology: Topology, over: tuple[str, ...], context: PassContext
 ) -> tuple[tuple[tuple[int, ...], ...], Links]:
     """The host of each member of each group, and the transfer times between hosts."""
-    calibration, backend = context.calibration.links if context.calibration else None, schedule.backend
+    calibration = context.calibration.links if context.calibration else None
+    backend = schedule.backend
     predictor = Predictor(
         topology, schedule.axes, calibration=calibration, backend=backend, places=context.places
     )
     places, network = predictor.layout(over).groups, predictor.network
+    hosts = places // topology.host_places
 
     @cache
     def links(leaders: tuple[int, ...], move: HostTransfer, nbytes: float) -> float:
-        layout, native = Layout(places[:, list(leaders)]), Algorithm("native")
+        layout = Layout(places[:, list(leaders)])
         query = CollectiveQuery(move.kind, layout, nbytes, network, backend, root=move.root)
-        prediction = collective_time(native, query, calibration)
+        prediction = collective_time(Algorithm("native"), query, calibration)
         return prediction.seconds if prediction else 0.0
 
-    return tuple(tuple(row) for row in (places // topology.host_places).tolist()), links
+    return tuple(tuple(row) for row in hosts.tolist()), links

@@ -108,8 +108,8 @@ def check_operand(ctx: CheckContext, by: WrittenReduction, operand: Value) -> No
     """Check that the operand's type and placement suit the operator."""
     if isinstance(operand.type, ArrayType):
         dtype, name, note = operand.type.dtype, f"`{operand.name}`", operand
-        ctx.require("CP0408", rules.numbers(by.op.name, dtype, name), by.span, note)
-        ctx.require("CP0406", rules.floats(by.op.name, dtype, name), by.span, note)
+        ctx.require("CP0408", rules.reducible_dtype(by.op.name, dtype, name), by.span, note)
+        ctx.require("CP0406", rules.averageable_dtype(by.op.name, dtype, name), by.span, note)
     if by.weight is not None:
         check_scalar(ctx, by.weight, operand, by.span, "the weight")
 

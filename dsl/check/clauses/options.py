@@ -97,7 +97,7 @@ def check_effects(ctx: CheckContext, options: ast.Options | None, stage: BaseSta
     collective: str | None = getattr(stage, "COLLECTIVE", None)
     via: Algorithm | None = getattr(stage, "via", None)
     hints: Hints = getattr(stage, "hints", NO_HINTS)
-    idle = rules.idle_options(how, collective, via, hints, dtypes)
+    idle = rules.options_without_effect(how, collective, via, hints, dtypes)
     if hints.overlap is not None and kind == "start":
         note = "leave `overlap` out"
         idle["overlap"] = rules.Violation("`at start` has no backward pass to overlap with", (note,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from commplan.diagnostics import listed
 from commplan.dsl import ast
@@ -121,12 +122,14 @@ def keyed(
     return args
 
 
-def _count(ctx: CheckContext, arg: ast.CallArg, role: str, code: str, over: Axes | None) -> int | None:
+def _count(
+    ctx: CheckContext, arg: ast.CallArg, role: Literal["readers", "owners"], code: str, over: Axes | None
+) -> int | None:
     if not isinstance(arg.value, ast.Number):
         message = f"the number of {role} is a whole number, found `{arg.value.text}`"
         return ctx.error(code, message, arg.value.span)
     count = integer(ctx, arg.value, f"the number of {role}", code=code)
-    violation = rules.chosen(role, count, over, ctx.size) if over else None
+    violation = rules.reader_or_owner_count(role, count, over, ctx.size) if over else None
     return None if ctx.refuse(code, violation, arg.value.span) else count
 
 
@@ -201,7 +204,7 @@ def _level(ctx: CheckContext, value: ast.Name | ast.Number, stage: str) -> str |
 
 def _levels_match(ctx: CheckContext, call: ast.CallExpr, names: Sequence[ast.Name], over: Axes) -> bool:
     texts = [name.text for name in names]
-    violation = rules.levels(texts, over)
+    violation = rules.hierarchy_levels(texts, over)
     if violation is None:
         return True
     fix, span = None, call.span
@@ -220,4 +223,4 @@ def check_accumulation(
     if call is None or how is None or operand is None:
         return
     dtype = operand.type.dtype if isinstance(operand.type, ArrayType) else None
-    ctx.refuse("CP0606", rules.native_sum(how, via, hints, dtype, f"`{operand.name}`"), call.span)
+    ctx.refuse("CP0606", rules.native_accumulator(how, via, hints, dtype, f"`{operand.name}`"), call.span)

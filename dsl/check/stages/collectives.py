@@ -65,7 +65,9 @@ def check_collective(
     stage = kind(**{name: fields[name] for name in kind.__struct_fields__})
     if isinstance(operand.type, ArrayType):
         leaf = Leaf("", operand.type.shape, operand.type.dtype)
-        ctx.refuse("CP0429", stage.misfit([(leaf.label(operand.id), leaf)], ctx.size), expr.operand.span)
+        ctx.refuse(
+            "CP0429", stage.leaf_violation([(leaf.label(operand.id), leaf)], ctx.size), expr.operand.span
+        )
     return cast("Stage", stage)
 
 
@@ -129,11 +131,11 @@ def _check_placement(
 ) -> None:
     """Check the placement of the operand; only the first axis with an error is reported."""
     if expr.kind == "share":
-        violation = rules.loaded(expr.operand.text, records=isinstance(operand.type, RecordsType))
+        violation = rules.shareable_operand(expr.operand.text, records=isinstance(operand.type, RecordsType))
         ctx.require("CP0420", violation, expr.operand.span, operand)
         varying = [axis.text for axis in expr.over if operand.placement.varies(axis.text)]
         span = next((axis.span for axis in expr.over if axis.text in varying), expr.span)
-        ctx.require("CP0421", rules.alike(expr.operand.text, varying), span, operand)
+        ctx.require("CP0421", rules.same_for_members(expr.operand.text, varying), span, operand)
         return
     check_on_workers(ctx, expr.operand, operand, expr.kind)
     for axis in expr.over:

@@ -51,7 +51,7 @@ def check_map(
     refs, members = tuple(value.id for value in operands), ctx.ordered(per)
     if options.cache is not None:
         random, sources = _made_of(ctx, scope, fn, refs)
-        violation = rules.cached(fn.name, random, sources, fn.results, options.cache)
+        violation = rules.cacheable(fn.name, random, sources, fn.results, options.cache)
         span = (
             next(item.span for item in expr.options.items if item.key.text == "cache")
             if expr.options
@@ -89,8 +89,8 @@ def check_call(
     ctx: CheckContext, fn: Fn, operands: int, results: int, call: Span, names: Span, *notes: Note
 ) -> None:
     """Check the numbers of operands and results of a function call."""
-    ctx.require("CP0207", rules.takes(fn.name, len(fn.operands), operands), call, fn, *notes)
-    ctx.require("CP0208", rules.gives(fn.name, len(fn.results), results), names, fn)
+    ctx.require("CP0207", rules.operand_count(fn.name, len(fn.operands), operands), call, fn, *notes)
+    ctx.require("CP0208", rules.result_count(fn.name, len(fn.results), results), names, fn)
 
 
 def _types_match(ctx: CheckContext, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:

@@ -126,7 +126,7 @@ def _check_terms(ctx: CheckContext, expr: ast.ExchangeExpr, gradient: Value, ove
 
 def _check_states(ctx: CheckContext, expr: ast.ExchangeExpr, states: Sequence[Value], over: Axes) -> None:
     """Check that the states have the same home and are the same on all ranks of the exchange."""
-    violation = rules.one_home([(state.name, state.placement.server) for state in states])
+    violation = rules.common_home([(state.name, state.placement.server) for state in states])
     if violation is not None:
         index = violation.at
         notes = states[index], states[0]
@@ -149,7 +149,7 @@ def _check_fn(
     values = (*states, gradient)
     note = Note(f"the exchange passes {listed(value.name for value in values)}")
     check_call(ctx, fn, len(values), len(states), expr.fn.span, expr.fn.span, note)
-    update = rules.update(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
+    update = rules.update_function(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
     ctx.require("CP0214", update, expr.fn.span, fn)
     for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
         if value.type != type_:
@@ -183,7 +183,7 @@ def check_elastic(
     if by and mode and coefficients and over:
         eta, rho = (coefficient.argument for coefficient in coefficients)
         if not ctx.refuse("CP0425", rules.coefficients(eta, rho), by.span):
-            ctx.refuse("CP0426", rules.stable(mode, eta, rho, over, ctx.size), by.span)
+            ctx.refuse("CP0426", rules.stability(mode, eta, rho, over, ctx.size), by.span)
     if centers is None:
         return None
     _check_pull_and_center(ctx, statement, expr)
@@ -262,7 +262,7 @@ def _coefficient(
 def _check_replicas(ctx: CheckContext, expr: ast.ElasticExpr, operand: Value) -> None:
     check_on_workers(ctx, expr.operand, operand, "elastic")
     if isinstance(operand.type, ArrayType):
-        violation = rules.floats("elastic", operand.type.dtype, f"`{operand.name}`")
+        violation = rules.averageable_dtype("elastic", operand.type.dtype, f"`{operand.name}`")
         ctx.require("CP0406", violation, expr.operand.span, operand)
     why = "elastic averaging is for workers with different weights"
     _check_status(ctx, expr.operand, operand, expr.over, "per", why, "declare it `per {}`")

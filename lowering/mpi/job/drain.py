@@ -17,7 +17,7 @@ from mpi4py import MPI
 from commplan.ending import at_last
 from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.sidecar import leave
-from commplan.wait import attended
+from commplan.wait import until_done
 
 _POLL_S = 0.005
 _engines: dict[int, Any] = {}  # by process id, so that a forked process has none
@@ -36,7 +36,7 @@ def drain(*, this_thread: bool) -> BaseException | None:
     errors: list[Exception] = []
     for array in pending:
         try:
-            attended(functools.partial(_ready, array))  # JAX's wait ignores Ctrl-C
+            until_done(functools.partial(_ready, array))  # JAX's wait ignores Ctrl-C
             array.block_until_ready()
         except Exception as error:  # noqa: BLE001  a failed program has ended, too
             errors.append(error)

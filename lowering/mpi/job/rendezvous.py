@@ -19,7 +19,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.engine_errors import IS_REPORTED
 from commplan.recorder.processes import process_state
 from commplan.sidecar import leave
-from commplan.wait import TIMEOUT_S, Wait, apart, is_bound, until
+from commplan.wait import TIMEOUT_S, Wait, is_timeout, run_in_thread, until
 
 _GRACE_S, _LOOK_S, _SETTLE_S = 3.0, 0.02, 0.5
 _SHOWN = 4  # ranks that an error describes
@@ -71,7 +71,7 @@ class Rendezvous:
     ) -> None:
         self.comm, self.purpose, self.option, self.file = comm, purpose, option, file
         # A rank whose timeout is invalid still joins, and raises later.
-        self.timeout_s = timeout_s if is_bound(timeout_s) else TIMEOUT_S
+        self.timeout_s = timeout_s if is_timeout(timeout_s) else TIMEOUT_S
         self.ranks = range(comm.Get_size()) if ranks is None else ranks
         self.moved, self._tag = 0.0, highest_tag()
         self._present: dict[int, Presence] = {}
@@ -101,7 +101,7 @@ class Rendezvous:
                 ended.append(True)
 
         try:
-            return apart(run, Wait(inf, self._late, self._look))
+            return run_in_thread(run, Wait(inf, self._late, self._look))
         except BaseException:
             if not ended and not _abandoned:
                 _abandoned.append(True)

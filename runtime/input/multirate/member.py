@@ -29,7 +29,7 @@ from commplan.runtime.input.ring.words import CURSOR
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions
-from commplan.wait import outcome
+from commplan.wait import result_of
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -238,7 +238,7 @@ class RingMember(EpochIterator):
             begun = self._begun(place)
         begin = time.perf_counter()
         for task in begun.tasks:
-            outcome(task)
+            result_of(task)
         batch = begun.builder.finish()
         self._meter.batches += 1
         self._meter.ready += begun.is_ready

@@ -53,7 +53,7 @@ from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.stages import worker_process as _worker
 from commplan.runtime.input.stages.batch_builder import BatchBuilder
 from commplan.runtime.input.stages.records import Call
-from commplan.wait import attended
+from commplan.wait import until_done
 
 if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
@@ -101,7 +101,7 @@ class _Process:
 
         try:
             self.link.send(message)
-            attended(self.link.poll, look, _LOOK_S)
+            until_done(self.link.poll, look, _LOOK_S)
             return self.link.recv()
         except (EOFError, OSError):
             raise EndedError from None

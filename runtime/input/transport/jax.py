@@ -36,7 +36,7 @@ from commplan.runtime.input.group import Blame
 from commplan.runtime.input.layout import aligned, rounded
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.transport.transport import Bytes, RowSlices
-from commplan.wait import Wait, apart
+from commplan.wait import Wait, run_in_thread
 
 AXIS = "host"
 FILLED = 16  # slices per hop of a chain, at least: filling it then adds a sixteenth of the transfer time
@@ -193,7 +193,7 @@ class JaxCarrier:
             )
 
         try:
-            return apart(work, Wait(self.timeout, late, look, LOOK_S))
+            return run_in_thread(work, Wait(self.timeout, late, look, LOOK_S))
         except (CommplanError, ClosedError):
             raise
         except Exception as error:  # noqa: BLE001  XLA may raise anything

@@ -40,7 +40,7 @@ class Survivors:
         self._thread.start()
 
     def after(self, team: Team, wait: Wait) -> Team:
-        """Wait for the team that follows `team`. After a `failure`, `wait.look` must end the wait."""
+        """Wait for the team that follows `team`. After a `failure`, `wait.check` must end the wait."""
 
         def follower(seconds: float) -> Team | None:
             with self._changed:

@@ -13,7 +13,7 @@ from input_plans import ensemble, images
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.stages.stage_threads import StageThreads
 from commplan.runtime.input.window import BatchWindow
-from commplan.wait import outcome
+from commplan.wait import result_of
 
 HANGING = """
 import threading
@@ -33,10 +33,10 @@ def test_the_interpreter_ends_while_a_task_hangs() -> None:
 def test_tasks_run_in_order_in_at_most_as_many_threads() -> None:
     threads, numbers = StageThreads(1, "ordered"), []
     for future in [threads.submit(lambda number=number: numbers.append(number)) for number in range(20)]:
-        outcome(future)
+        result_of(future)
     assert numbers == [*range(20)] and len(threads.running) == 1
     with pytest.raises(ZeroDivisionError):
-        outcome(threads.submit(lambda: 1 // 0))
+        result_of(threads.submit(lambda: 1 // 0))
     threads.close()
 
 
@@ -47,9 +47,9 @@ def test_tasks_that_have_not_begun_fail_if_the_threads_are_closed() -> None:
     begun.wait()
     threads.close()
     with pytest.raises(ClosedError):
-        outcome(late)
+        result_of(late)
     gate.set()
-    assert [outcome(future) for future in busy] == [None, None]
+    assert [result_of(future) for future in busy] == [None, None]
     with pytest.raises(ClosedError):
         threads.submit(lambda: None)
     for thread in threads.running:
