@@ -12,7 +12,7 @@ from commplan.hang_limits import UNWATCHED, HangLimits
 from commplan.ir import schedule as ir
 from commplan.lowering.jax.pytree import known_structures
 from commplan.runtime.context import Context
-from commplan.runtime.input.sources.files import bound
+from commplan.runtime.input.sources.files import bind_sources
 from commplan.runtime.input.stages.functions import checked_functions
 from commplan.runtime.machines.machine import BindRequest
 from commplan.runtime.machines.mesh import machine_for
@@ -58,7 +58,7 @@ class Bindings(NamedTuple):
         self._check_kinds(schedule)
         sources, functions = self.sources or {}, dict(self.functions or {})
         check_bound(schedule, dict(sources), functions)
-        bound(schedule, dict(sources), sources)
+        bind_sources(schedule, dict(sources), sources)
         checked_functions(schedule, functions)
 
     def _check_kinds(self, schedule: ir.Schedule) -> None:

@@ -1,4 +1,4 @@
-"""Layers inside a step: with weights that are sharded over ranks, and with gradients reduced in place."""
+"""Layers inside a step: with sharded weights, or with gradients that the backward pass reduces."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ Leaves = tuple[Leaf, ...]
 
 
 class ShardedWeights:
-    """Calls of layers whose weights are sharded as a phase gathers and scatters them; see `run.layers`."""
+    """Calls layers whose weights are gathered, and whose gradients are scattered, as in a phase of the plan.
+
+    See `run.layers`.
+    """
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._exchanges: dict[Any, ShardedLayer] = {}  # By their stages and leaves.
+        self._exchanges: dict[Any, ShardedLayer] = {}  # by the schedules of their stages, and leaves
 
     def stages(self, phase: str, weights: str | None, grads: str | None) -> ShardedStages:
         """The stages of `phase` that gather `weights` and scatter `grads`; raises CP0826."""
@@ -46,18 +49,21 @@ class ShardedWeights:
         bodies = [body] * len(shards) if callable(body) else list(body)
         if not shards or len(bodies) != len(shards) or (shapes is not None and len(shapes) != len(shards)):
             counts = f"{len(shards)} layers, {len(bodies)} functions"
-            self._misfit(
-                f"{counts}, {len(shapes)} shapes" if shapes is not None else counts, "one each is needed"
-            )
+            if shapes is not None:
+                counts += f", {len(shapes)} shapes"
+            self._fail(counts, "one each is needed")
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
-        types, layers, weights_of_layers = _types(flat_x), list[Layer](), list[tuple[Any, ...]]()
-        vjps: dict[Any, LayerVjp] = {}
+        types = _types(flat_x)
+        layers: list[Layer] = []
+        weights_of_layers: list[tuple[Any, ...]] = []
+        vjps: dict[Any, LayerVjp] = {}  # layers with the same function and types share the derivative
         for number, (function, tree) in enumerate(zip(bodies, shards, strict=True)):
             flat, exchange = self._exchange(stages, tree, shapes and shapes[number], stacked=False)
-            whole = tuple(_gathered(exchange, flat.leaves))
-            key = (id(function), whole, flat.structure, types, structure)
+            weight_types = _gathered_types(exchange, flat.leaves)
+            key = (id(function), weight_types, flat.structure, types, structure)
             if key not in vjps:
-                vjps[key] = layer_vjp(function, flat.like(whole).build(), Tree(types, structure).build())
+                weights = flat.like(weight_types).build()
+                vjps[key] = layer_vjp(function, weights, Tree(types, structure).build())
             layers.append(Layer(vjps[key], exchange))
             weights_of_layers.append(flat.leaves)
             types, structure = vjps[key].types, vjps[key].structure
@@ -67,26 +73,24 @@ class ShardedWeights:
     def scan_layers(self, stages: ShardedStages, body: Body, shards: Any, x: Any, shapes: Any) -> Any:
         """See `run.scan_layers`."""
         flat, exchange = self._exchange(stages, shards, shapes, stacked=True)
-        whole = tuple(_gathered(exchange, [leaf[0] for leaf in flat.leaves]))
+        weights = flat.like(_gathered_types(exchange, [leaf[0] for leaf in flat.leaves])).build()
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(_with_strong_type, x))
+        # The carry of a scan must vary over the axes over which the result varies.
         while True:
             types = _types(flat_x)
-            vjp = layer_vjp(
-                _with_types(body, types), flat.like(whole).build(), Tree(types, structure).build()
-            )
+            vjp = layer_vjp(_with_types(body, types), weights, Tree(types, structure).build())
             if vjp.types == types and vjp.structure == structure:
                 break
             varying = [
                 _compat.as_varying(leaf, sorted(_compat.varying_in(kind)))
                 for leaf, kind in zip(flat_x, vjp.types, strict=False)
             ]
-            fits = vjp.structure == structure and _shapes(vjp.types) == _shapes(types)
-            if not fits or _types(varying) == types:
+            has_same_shapes = vjp.structure == structure and _shapes(vjp.types) == _shapes(types)
+            if not has_same_shapes or _types(varying) == types:
                 results = jax.tree_util.tree_unflatten(vjp.structure, [str(kind) for kind in vjp.types])
                 operands = jax.tree_util.tree_unflatten(structure, [str(kind) for kind in types])
-                self._misfit(
-                    f"the body makes {results} of {operands}", "layers under a scan keep shapes and types"
-                )
+                problem = f"the body makes {results} of {operands}"
+                self._fail(problem, "layers under a scan keep shapes and types")
             flat_x = varying
         return jax.tree_util.tree_unflatten(
             structure, scanned(Layer(vjp, exchange), flat.leaves, flat_x, stages.prefetch)
@@ -107,7 +111,7 @@ class ShardedWeights:
     def _exchange(
         self, stages: ShardedStages, tree: Any, shapes: Any, *, stacked: bool
     ) -> tuple[Tree, ShardedLayer]:
-        """The shards of a layer with their types, and the exchange of its weights."""
+        """Return the shards of a layer with their types, and the collectives of its weights and gradients."""
         backend = self.context.backend
         split, partial = stages.weights.placement.split, stages.gradients.placement.partial
         paths, flat = flatten(tree)
@@ -115,9 +119,8 @@ class ShardedWeights:
         shard_leaves = [
             leaf_of(path, leaf[0] if stacked else leaf) for path, leaf in zip(paths, flat.leaves, strict=True)
         ]
-        leaves = self._whole(
-            stages, shard_leaves, shapes, flat.leaves[0].shape[0] if stacked and shard_leaves else 0
-        )
+        depth = flat.leaves[0].shape[0] if stacked and shard_leaves else 0
+        leaves = self._whole_leaves(stages, shard_leaves, shapes, depth)
         key = (stages.gathers, stages.scatters, leaves)
         if key not in self._exchanges:
 
@@ -127,72 +130,83 @@ class ShardedWeights:
             gathers = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.gather_schedules(leaves))
             scatters = tuple(LeafCollectives(p, lowered(s)) for p, s in stages.scatter_schedules(leaves))
             self._exchanges[key] = ShardedLayer(split, partial, backend, gathers, scatters)
-        typed = [
+        shards = [
             backend.varying(x, split) if leaf.shape else x
             for x, leaf in zip(flat.leaves, shard_leaves, strict=True)
         ]
-        return flat.like(typed), self._exchanges[key]
+        return flat.like(shards), self._exchanges[key]
 
-    def _whole(self, stages: ShardedStages, shard_leaves: Sequence[Leaf], shapes: Any, depth: int) -> Leaves:
-        """The whole leaves of the layer with shards `shard_leaves`; raises CP0827 if they are ambiguous.
+    def _whole_leaves(
+        self, stages: ShardedStages, shard_leaves: Sequence[Leaf], shapes: Any, depth: int
+    ) -> Leaves:
+        """Find the layer with the shards `shard_leaves`.
 
-        depth: the number of stacked layers, or 0.
+        Args:
+            stages: The stages of the phase.
+            shard_leaves: The leaves of the shards.
+            shapes: The shapes of the layer; None to find it in the weights of the plan.
+            depth: The number of stacked layers, or 0.
+
+        Returns:
+            The whole leaves of the layer.
+
+        Raises:
+            CommplanError: CP0827 if there is no such layer, or if layers of different shapes match.
         """
         schedule = self.context.schedule
-        split = stages.weights.placement.split
-        ways = [schedule.size((axis,)) for axis in split]
+        ways = [schedule.size((axis,)) for axis in stages.weights.placement.split]
         if shapes is not None:
             paths, flat = flatten(shapes)
             whole = leaves_of(zip(paths, flat.leaves, strict=True))
-            candidates = {whole} if _fits(shard_leaves, whole, ways) else set[Leaves]()
-            where = "in `shapes`"
+            candidates = {whole} if _are_shards(shard_leaves, whole, ways) else set[Leaves]()
+            searched = "`shapes`"
         else:
             value = next(value for value in schedule.entry if value.id == stages.weights.id)
-            candidates, where = (
-                set(_layers_like(shard_leaves, value.uncut, ways)),
-                f"in `{name_of(value.id)}`",
-            )
-            if depth and not candidates:  # The plan may be compiled for the stack.
+            candidates = set(_layers_with_shards(shard_leaves, value.uncut, ways))
+            searched = f"`{name_of(value.id)}`"
+            if depth and not candidates:  # the plan may be compiled for the stack
                 rows = tuple(
                     Leaf(x.path, x.shape[1:], x.dtype) for x in value.uncut if x.shape[:1] == (depth,)
                 )
-                candidates = set(_layers_like(shard_leaves, rows, ways))
+                candidates = set(_layers_with_shards(shard_leaves, rows, ways))
         if len(candidates) != 1:
             text = ", ".join(f"{leaf.path or 'x'} {list(leaf.shape)}" for leaf in shard_leaves)
             problem = "no layer" if not candidates else f"{len(candidates)} layers of different shapes"
             call = "run.layers(.., shapes=[..]), a pytree of each layer"
             if depth:
                 call = "run.scan_layers(.., shapes=..), a pytree of one layer"
-            self._misfit(
-                f"there is {problem} {where} with the shards {text}", f"pass the whole shapes: {call}"
-            )
+            message = f"there is {problem} in {searched} with the shards {text}"
+            self._fail(message, f"pass the whole shapes: {call}")
         (whole,) = candidates
         return tuple(Leaf(a.path, b.shape, a.dtype) for a, b in zip(shard_leaves, whole, strict=True))
 
-    def _misfit(self, message: str, *notes: str) -> None:
+    def _fail(self, message: str, *notes: str) -> None:
         self.context.fail("CP0827", f"run.layers: {message}", *notes)
 
 
-def _fits(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> bool:
+def _are_shards(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> bool:
     """Whether `shard_leaves` are the shards of `whole`."""
     cuts = cut_all("tree", whole, ways)
     return [(leaf.path, leaf.shape) for leaf in shard_leaves] == [(leaf.path, leaf.shape) for leaf in cuts]
 
 
-def _layers_like(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> list[Leaves]:
-    """The layers in `whole`, each below a common path, whose shards can be `shard_leaves`."""
-    shapes = {leaf.path: leaf for leaf in whole}
-    first = f"/{shard_leaves[0].path}".rstrip("/") if shard_leaves else ""
-    roots = [path[: len(path) - len(first)] for path in shapes if f"/{path}".endswith(first)]
-    candidates: list[Leaves] = []
+def _layers_with_shards(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> list[Leaves]:
+    """Find the subtrees of `whole` whose shards can be `shard_leaves`."""
+    leaves = {leaf.path: leaf for leaf in whole}
+    suffix = f"/{shard_leaves[0].path}".rstrip("/") if shard_leaves else ""
+    roots = [path[: len(path) - len(suffix)] for path in leaves if f"/{path}".endswith(suffix)]
+    layers: list[Leaves] = []
     for root in roots:
         paths = ["/".join(filter(None, (root.strip("/"), leaf.path))) for leaf in shard_leaves]
-        if all(path in shapes for path in paths):
-            layer = tuple(
-                Leaf(a.path, shapes[p].shape, a.dtype) for a, p in zip(shard_leaves, paths, strict=True)
-            )
-            candidates += [layer] if _fits(shard_leaves, layer, ways) else []
-    return candidates
+        if not all(path in leaves for path in paths):
+            continue
+        layer = tuple(
+            Leaf(shard.path, leaves[path].shape, shard.dtype)
+            for shard, path in zip(shard_leaves, paths, strict=True)
+        )
+        if _are_shards(shard_leaves, layer, ways):
+            layers.append(layer)
+    return layers
 
 
 def _with_strong_type(x: Any) -> Any:
@@ -206,13 +220,11 @@ def _shapes(types: Sequence[Any]) -> list[Any]:
 
 
 def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    types: list[Any] = [jax.typeof(x) for x in arrays]
-    return tuple(types)
+    return tuple(map(jax.typeof, arrays))
 
 
-def _gathered(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
-    """The types of the gathered leaves."""
-    return trace(lambda *leaves: exchange.gather(leaves), *_types(shards)).result_avals
+def _gathered_types(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(trace(lambda *leaves: exchange.gather(leaves), *_types(shards)).result_avals)
 
 
 def _with_types(body: Body, types: Sequence[Any]) -> Body:
@@ -221,18 +233,17 @@ def _with_types(body: Body, types: Sequence[Any]) -> Body:
     def retyped(weights: Any, x: Any) -> Any:
         leaves, structure = jax.tree_util.tree_flatten(body(weights, x))
         if len(leaves) == len(types):
-            pairs = zip(leaves, types, strict=True)
             leaves = [
-                _compat.as_varying(_with_strong_type(y), sorted(_compat.varying_in(kind)))
-                for y, kind in pairs
+                _compat.as_varying(_with_strong_type(leaf), sorted(_compat.varying_in(kind)))
+                for leaf, kind in zip(leaves, types, strict=True)
             ]
         return jax.tree_util.tree_unflatten(structure, leaves)
 
     return retyped
 
 
-def tapped(context: Context, lowered: Lowered, tree: Any, like: str | None) -> Any:
-    """See `run.tap`. lowered: the phase that reduces the gradients."""
+def tap_gradients(context: Context, lowered: Lowered, tree: Any, like: str | None) -> Any:
+    """Reduce the gradients of `tree` in the backward pass, as the phase `lowered` does. See `run.tap`."""
     context.require_inside("run.tap")
     partial = [name for name, value in lowered.arguments.items() if value.placement.partial]
     names = [like] if like is not None else partial
@@ -246,12 +257,12 @@ def tapped(context: Context, lowered: Lowered, tree: Any, like: str | None) -> A
     paths, flat = flatten(tree)
     recipe = backward_reduce.recipe(lowered, names[0], flat.leaves)
     for path, leaf in zip(paths, flat.leaves, strict=True):
-        again = [axis for axis in recipe.axes if axis in _compat.varying_axes(leaf)]
-        if again and any(context.sizes[axis] > 1 for axis in again):
-            where = f" at `{path}`" if path else ""
+        varying = [axis for axis in recipe.axes if axis in _compat.varying_axes(leaf)]
+        if varying and any(context.sizes[axis] > 1 for axis in varying):
+            location = f" at `{path}`" if path else ""
             context.fail(
                 "CP0815",
-                f"run.tap takes parameters{where} that vary over {', '.join(again)} already",
+                f"run.tap takes parameters{location} that vary over {', '.join(varying)} already",
                 "tap the parameters before run.varying: run.tap makes them varying itself",
             )
     return backward_reduce.tap(recipe, tree)

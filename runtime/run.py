@@ -21,7 +21,7 @@ from commplan.runtime.context import Context
 from commplan.runtime.context.member_schedule import ensemble
 from commplan.runtime.input.device.batches import Batches
 from commplan.runtime.input.group import Group
-from commplan.runtime.layers import Body, ShardedWeights, tapped
+from commplan.runtime.layers import Body, ShardedWeights, tap_gradients
 from commplan.runtime.observe.metrics import PERIOD_S, Metrics, close_quietly, kept
 from commplan.runtime.phases import Every, PhaseCall, unknown_phase
 from commplan.runtime.preflight import preflight
@@ -251,7 +251,7 @@ class TypedRun:
             CommplanError: CP0815 if the plan's reduction cannot run inside the backward pass; CP0816 outside
                 a shard_map.
         """
-        return tapped(self.context, self._phase(phase).lowered, tree, like)
+        return tap_gradients(self.context, self._phase(phase).lowered, tree, like)
 
     def layer(
         self, body: Callable[..., Any], shards: Any, *args: Any, shapes: Any = None, **options: Any

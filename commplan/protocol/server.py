@@ -41,22 +41,22 @@ class Effect(NamedTuple):
     text: str = ""
 
 
-class Place(NamedTuple):
+class MessageRole(NamedTuple):
     """The meaning of a tag on this server.
 
     Attributes:
         site: the site of the message.
         unit: the unit.
-        data: whether the message carries data.
-        first: whether it is the first message of its request on this server.
-        last: whether it is the last one.
+        has_data: whether the message carries data.
+        is_first: whether it is the first message of its request on this server.
+        is_last: whether it is the last one.
     """
 
     site: Site
     unit: int
-    data: bool
-    first: bool
-    last: bool
+    has_data: bool
+    is_first: bool
+    is_last: bool
 
 
 @dataclasses.dataclass
@@ -125,15 +125,15 @@ class GroupState:
         answered = tuple(sorted(item for item in self.answered.items() if item[0][1] not in departed))
         return units, counts, self.puts, tuple(self.tickets), answered
 
-    def forget(self) -> None:
+    def drop_served_tickets(self) -> None:
         """Drop the tickets that every unit has served."""
-        past = min(unit.turn for unit in self.units.values()) if self.tickets else 0
-        del self.tickets[:past]
+        count = min(unit.turn for unit in self.units.values()) if self.tickets else 0
+        del self.tickets[:count]
         for unit in self.units.values():
-            unit.turn -= past
+            unit.turn -= count
 
-    def served(self, site: int, worker: int) -> bool:
-        """Count one more unit of a worker's request; whether it was the last one here."""
+    def count_answer(self, site: int, worker: int) -> bool:
+        """Count one more answered unit of a worker's request; returns whether it was the last one here."""
         count = self.answered.pop((site, worker), 0) + 1
         if count < len(self.units):
             self.answered[site, worker] = count
@@ -151,19 +151,19 @@ class Machine:
         self.counts: dict[tuple[int, int], int] = {}  # requests that a worker has begun at a site
         self.cells: dict[tuple[str, int], GroupState] = {}
         self.group: dict[tuple[int, int], int] = {}  # of a worker at a site
-        self.places: dict[int, Place] = {}
+        self.roles: dict[int, MessageRole] = {}
         self._touched: list[tuple[GroupState, int]] = []  # units that may have something to do
         for site in sites.all:
-            self._know(site)
+            self._add_site(site)
 
-    def _know(self, site: Site) -> None:
+    def _add_site(self, site: Site) -> None:
         local_index = self.server - site.first
         if not 0 <= local_index < site.servers:
             return
         for buffers in (site.up, site.token):
             chunks = [(b.content == "data", c) for b in buffers for c in b.chunks if c.server == local_index]
             for i, (data, chunk) in enumerate(chunks):
-                self.places[chunk.tag] = Place(site, chunk.unit, data, i == 0, i == len(chunks) - 1)
+                self.roles[chunk.tag] = MessageRole(site, chunk.unit, data, i == 0, i == len(chunks) - 1)
         for group, members in enumerate(self.sites.members(site)):
             self.group |= {(site.number, worker): group for worker in members}
             for name, layout in zip(site.states, site.layouts, strict=True):
@@ -194,8 +194,8 @@ class Machine:
         """Whether every worker has left or died."""
         return len(self.departed) == self.sites.workers
 
-    def restored(self) -> None:
-        """Every state has a value already, though no worker has put one."""
+    def mark_restored(self) -> None:
+        """Mark all states as set, since a checkpoint has their values."""
         for cell in self.cells.values():
             cell.puts, cell.marks = 1, dict.fromkeys(cell.members, 1)
 
@@ -204,7 +204,7 @@ class Machine:
         if worker in self.departed or self.failed:
             return []
         self.backlog[worker].append(tag)
-        return list(self._go_on([worker]))
+        return list(self._process([worker]))
 
     def lost(self, worker: int) -> list[Effect]:
         """Remove a dead worker. Its messages count if they were acknowledged, or are terms of an exchange."""
@@ -220,9 +220,9 @@ class Machine:
                     if self.sites.all[site].kind == "exchange"
                     and (worker, site, number) not in unit.unanswered
                 ]
-                unit.unanswered = [owed for owed in unit.unanswered if owed[0] != worker]
+                unit.unanswered = [request for request in unit.unanswered if request[0] != worker]
         self._leave(worker)
-        return list(self._go_on([worker]))
+        return list(self._process([worker]))
 
     def _leave(self, worker: int) -> None:
         """Remove a worker. Any unit may have waited for it."""
@@ -230,29 +230,29 @@ class Machine:
         self.backlog[worker].clear()
         self._touched += [(cell, number) for cell in self.cells.values() for number in cell.units]
 
-    def _go_on(self, workers: Sequence[int]) -> Iterator[Effect]:
+    def _process(self, workers: Sequence[int]) -> Iterator[Effect]:
         """Yield all effects that are possible now, beginning with the messages of `workers`."""
-        turn, first = list(workers), True
+        turn, is_first_round = list(workers), True
         while turn and not self.failed:
-            moved = False
+            has_progressed = False
             for worker in turn:
                 while self.backlog[worker] and not self.failed:
                     tag = self.backlog[worker][0]
-                    if tag != LEAVE and not self._may(worker, self.places[tag]):
+                    if tag != LEAVE and not self._can_process(worker, self.roles[tag]):
                         break
-                    moved = True
+                    has_progressed = True
                     self.backlog[worker].pop(0)
                     if tag == LEAVE:
                         self._leave(worker)
                     else:
-                        yield from self._take(worker, tag, self.places[tag])
+                        yield from self._accept(worker, tag, self.roles[tag])
             yield from self._serve()
             waiting = [worker for worker, tags in self.backlog.items() if tags]
             # A served request, or a message that only reports progress, may unblock other workers.
-            turn = waiting if moved or first else []
-            first = False
+            turn = waiting if has_progressed or is_first_round else []
+            is_first_round = False
         if not self.failed:
-            yield from self._stuck()
+            yield from self._deadlock()
 
     def _cell(self, worker: int, site: Site, state: int = 0) -> GroupState:
         return self.cells[site.states[state], self.group[site.number, worker]]
@@ -260,91 +260,98 @@ class Machine:
     def _living(self, cell: GroupState) -> list[int]:
         return [worker for worker in cell.members if worker not in self.departed]
 
-    def _may(self, worker: int, place: Place) -> bool:
+    def _can_process(self, worker: int, role: MessageRole) -> bool:
         """Whether the next message of a worker may be processed; otherwise it waits, with all later ones."""
-        site = place.site
+        site = role.site
         cell = self._cell(worker, site)
         if site.kind == "put":
-            return self._may_put(worker, place, cell)
+            return self._can_put(worker, role, cell)
         if not all(self._cell(worker, site, i).puts for i in range(len(site.states))):
             return False
-        if not place.first or site.staleness is None or site.kind != "elastic":
+        if not role.is_first or site.staleness is None or site.kind != "elastic":
             return True
         return cell.done[worker] - min(cell.done[w] for w in self._living(cell)) <= site.staleness
 
-    def _may_put(self, worker: int, place: Place, cell: GroupState) -> bool:
-        """A mark waits for its put. A put other than the first waits until all members have reached their
-        mark."""
-        number = cell.marks[worker] + place.first
+    def _can_put(self, worker: int, role: MessageRole, cell: GroupState) -> bool:
+        """Whether a message of a put may be processed.
+
+        Only the first member sends the value; the others send a mark at the same line. A mark waits for its
+        put. A put other than the first waits until all members have reached their mark.
+        """
+        number = cell.marks[worker] + role.is_first
         if worker != cell.members[0]:
             return cell.puts >= number
-        if number == 1 or not place.first:
+        if number == 1 or not role.is_first:
             return True
-        return not self._unmarked(place.site, cell, number)
+        return not self._without_mark(role.site, cell, number)
 
-    def awaited(self) -> tuple[Site, list[int]] | None:
-        """A put that waits for others, and the live workers that have not reached their marks of it."""
+    def blocked_put(self) -> tuple[Site, list[int]] | None:
+        """A put that waits for other workers, and the live workers that have not reached their mark."""
         for cell in self.cells.values():
             sender = cell.members[0]
-            place = self._following(sender)
-            if place is None or place.site.kind != "put" or self._may(sender, place):
+            role = self._next_role(sender)
+            if role is None or role.site.kind != "put" or self._can_process(sender, role):
                 continue
-            if self._cell(sender, place.site) is cell:
-                return place.site, self._unmarked(place.site, cell, cell.marks[sender] + 1)
+            if self._cell(sender, role.site) is cell:
+                return role.site, self._without_mark(role.site, cell, cell.marks[sender] + 1)
         return None
 
-    def held(self) -> tuple[list[int], list[int]]:
-        """Workers whose messages or answers wait, and the live workers without any: one of these blocks the
-        others."""
+    def blocked_workers(self) -> tuple[list[int], list[int]]:
+        """Return the workers that wait, and the live workers that do not.
+
+        A worker waits if one of its messages is not processed yet, or has no answer yet. One of the workers
+        that do not wait blocks the others.
+        """
         waiting = {worker for worker, tags in self.backlog.items() if tags}
         for cell in self.cells.values():
             for unit in cell.units.values():
                 waiting |= {worker for worker, _, _ in unit.unanswered}
-                waiting |= {w for w, queue in unit.queue.items() for at, _ in queue if self._pulls(at)}
+                waiting |= {w for w, queue in unit.queue.items() for site, _ in queue if self._pulls(site)}
         idle = [worker for worker in range(self.sites.workers) if worker not in waiting | self.departed]
         return sorted(waiting - self.departed), idle
 
     def _pulls(self, site: int) -> bool:
         return self.sites.all[site].kind == "elastic"
 
-    def _unmarked(self, site: Site, cell: GroupState, number: int) -> list[int]:
+    def _without_mark(self, site: Site, cell: GroupState, number: int) -> list[int]:
         """The live workers that have not reached their marks of put `number`."""
         members = (worker for worker in self._living(cell) if worker != cell.members[0])
-        return [worker for worker in members if not self._at_mark(worker, site, cell, number)]
+        return [worker for worker in members if not self._has_mark(worker, site, cell, number)]
 
-    def _following(self, worker: int) -> Place | None:
+    def _next_role(self, worker: int) -> MessageRole | None:
         """The meaning of a worker's next message; None if there is none, or if it is a leave message."""
         tags = self.backlog[worker]
-        return self.places.get(tags[0]) if tags else None
+        return self.roles.get(tags[0]) if tags else None
 
-    def _at_mark(self, worker: int, site: Site, cell: GroupState, number: int) -> bool:
+    def _has_mark(self, worker: int, site: Site, cell: GroupState, number: int) -> bool:
         """Whether a worker's next message is its mark of put `number` to the state of `site`."""
-        place = self._following(worker)
-        if place is None or cell.marks[worker] != number - 1:
+        role = self._next_role(worker)
+        if role is None or cell.marks[worker] != number - 1:
             return False
-        return place.site.kind == "put" and place.site.states == site.states
+        return role.site.kind == "put" and role.site.states == site.states
 
-    def _take(self, worker: int, tag: int, place: Place) -> Iterator[Effect]:
-        site, cell = place.site, self._cell(worker, place.site)
-        if place.first:
+    def _accept(self, worker: int, tag: int, role: MessageRole) -> Iterator[Effect]:
+        """Process a message: set or get a state, or queue a request for its unit."""
+        site, cell = role.site, self._cell(worker, role.site)
+        if role.is_first:
             self.counts[site.number, worker] = self.counts.get((site.number, worker), 0) + 1
         number = self.counts[site.number, worker] - 1
         if site.kind == "put":
-            cell.marks[worker] += place.first
+            cell.marks[worker] += role.is_first
             if worker == cell.members[0]:
-                yield Effect("set", site.number, place.unit, worker, number, tag)
-                cell.puts += place.last
+                yield Effect("set", site.number, role.unit, worker, number, tag)
+                cell.puts += role.is_last
         elif site.kind == "get":
             yield Effect("answer", site.number, -1, worker, number)
         else:
-            if place.first and site.mode == "async":
+            if role.is_first and site.mode == "async":
                 cell.tickets.append(worker)
-            if place.data:
-                unit = cell.units[place.unit]
+            if role.has_data:
+                unit = cell.units[role.unit]
                 unit.queue[worker].append((site.number, number))
                 if site.kind == "exchange":
                     unit.unanswered.append((worker, site.number, number))
-                self._touched.append((cell, place.unit))
+                self._touched.append((cell, role.unit))
 
     def _serve(self) -> Iterator[Effect]:
         """Yield all effects of units that are possible now."""
@@ -357,13 +364,13 @@ class Machine:
     def _step(self, cell: GroupState, number: int) -> Iterator[Effect] | None:
         """The next effects of a unit, None if there are none."""
         unit = cell.units[number]
-        for owed in unit.unanswered:
-            if self._due(unit, owed):
-                return self._answer(cell, number, owed)
+        for request in unit.unanswered:
+            if self._is_due(unit, request):
+                return self._answer(cell, number, request)
         if unit.added and not self._missing(cell, unit):
             return self._apply(number, unit)
         worker = self._next(cell, unit)
-        return None if worker is None else self._meet(cell, number, worker)
+        return None if worker is None else self._serve_request(cell, number, worker)
 
     def _missing(self, cell: GroupState, unit: ServedUnit) -> list[int]:
         """The workers whose terms the current update of an exchange still lacks, in rank order."""
@@ -392,21 +399,21 @@ class Machine:
             unit.turn += 1
         return None
 
-    def _meet(self, cell: GroupState, number: int, worker: int) -> Iterator[Effect]:
+    def _serve_request(self, cell: GroupState, number: int, worker: int) -> Iterator[Effect]:
         """Serve the oldest request of a worker for a unit: a term, or a complete elastic update."""
         unit = cell.units[number]
         site, request = unit.queue[worker].pop(0)
         if self.sites.all[site].kind == "elastic":
             unit.turn += 1
-            if cell.served(site, worker):
+            if cell.count_answer(site, worker):
                 cell.done[worker] += 1
-                cell.forget()
+                cell.drop_served_tickets()
             yield Effect("pull", site, number, worker, request)
             return
         if unit.added and site != unit.site:
             lines = sorted(self.sites.all[number].span.line for number in (site, unit.site))
-            meet = f"workers {unit.added[0]} and {worker} have come to different exchanges of one state"
-            yield self._fail(f"{meet}, of lines {lines[0]} and {lines[1]}")
+            problem = f"workers {unit.added[0]} and {worker} have come to different exchanges of one state"
+            yield self._fail(f"{problem}, of lines {lines[0]} and {lines[1]}")
             return
         unit.site = site
         unit.added.append(worker)
@@ -419,36 +426,37 @@ class Machine:
         unit.applied[unit.site] = request + 1
         yield Effect("apply", unit.site, number, workers[0], request, workers=workers)
 
-    def _due(self, unit: ServedUnit, owed: tuple[int, int, int]) -> bool:
-        _, site, request = owed
-        return unit.applied.get(site, 0) >= request + 1 - (self.sites.all[site].staleness or 0)
+    def _is_due(self, unit: ServedUnit, request: tuple[int, int, int]) -> bool:
+        """Whether the update of a request is applied, or may be missing (`staleness`)."""
+        _, site, number = request
+        return unit.applied.get(site, 0) >= number + 1 - (self.sites.all[site].staleness or 0)
 
-    def _answer(self, cell: GroupState, number: int, owed: tuple[int, int, int]) -> Iterator[Effect]:
+    def _answer(self, cell: GroupState, number: int, unanswered: tuple[int, int, int]) -> Iterator[Effect]:
         """Answer with a unit or, if workers read nothing, one token after the request's last unit."""
-        cell.units[number].unanswered.remove(owed)
-        worker, site, request = owed
+        cell.units[number].unanswered.remove(unanswered)
+        worker, site, request = unanswered
         if any(buffer.content == "data" for buffer in self.sites.all[site].down):
             yield Effect("answer", site, number, worker, request)
-        elif cell.served(site, worker):
+        elif cell.count_answer(site, worker):
             yield Effect("answer", site, -1, worker, request)
 
-    def _stuck(self) -> Iterator[Effect]:
+    def _deadlock(self) -> Iterator[Effect]:
         """Report a deadlock: a put whose sender has left, or waits for a message that only its put would
         release."""
         for (name, _), cell in self.cells.items():
-            first = cell.members[0]
-            lives = first not in self.departed
-            for worker in [first] if lives else self._living(cell):
-                place = self._following(worker)
-                if place is None or name not in place.site.states:
+            sender = cell.members[0]
+            is_alive = sender not in self.departed
+            for worker in [sender] if is_alive else self._living(cell):
+                role = self._next_role(worker)
+                if role is None or name not in role.site.states:
                     continue
-                puts = place.site.kind == "put"
-                if lives and not puts and not cell.puts:
+                is_put = role.site.kind == "put"
+                if is_alive and not is_put and not cell.puts:
                     reason = f"asks for `{name}`, which is not set: call run.start first"
-                    yield self._fail(f"worker {first} {reason}")
+                    yield self._fail(f"worker {sender} {reason}")
                     return
-                if not lives and (puts or not cell.puts) and not self._may(worker, place):
-                    yield self._fail(f"worker {first}, which sets `{name}`, is gone")
+                if not is_alive and (is_put or not cell.puts) and not self._can_process(worker, role):
+                    yield self._fail(f"worker {sender}, which sets `{name}`, is gone")
                     return
 
     def _fail(self, text: str) -> Effect:

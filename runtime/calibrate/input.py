@@ -26,7 +26,7 @@ from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType
 from commplan.runtime.calibrate.lock import Calls, lock_shares_of
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.observe.accounting import Meter
-from commplan.runtime.input.sources.files import nbytes, opened
+from commplan.runtime.input.sources.files import as_source, nbytes
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.input.stages.records import Place, Stage
 
@@ -198,7 +198,7 @@ def _order(length: int) -> Iterator[int]:
 
 def _opened(plan_input: PlanInput, load: Load) -> Any:
     element = next(source.type for source in plan_input.plan.sources if source.name == load.source)
-    source = opened(plan_input.sources[load.source], isinstance(element, BytesType))
+    source = as_source(plan_input.sources[load.source], isinstance(element, BytesType))
     file = plan_input.plan.file
     if source is None:
         kind = type_of(plan_input.sources[load.source])

@@ -24,7 +24,8 @@ class EpochIterator(Iterator[HostBatch]):
     """Iterator over the batches of a phase, one epoch per `iter()`.
 
     Valid until closed, in the process that made it. Several threads may call `next`: each batch goes to one
-    of them. `_formed` holds items formed ahead of the caller, by position.
+    of them. A position counts the batches since the start of epoch 0. `_formed` has the items formed ahead of
+    the caller, by position.
     """
 
     on_devices: int = 0  # batches that may be formed ahead of the caller
@@ -40,13 +41,13 @@ class EpochIterator(Iterator[HostBatch]):
         self._formed: dict[int, Any] = {}
 
     def _start(self, epoch: int, step: int, steps: int, order: int) -> None:
-        """Set the position of the first batch. order: a checksum of the order of records."""
-        self._steps, self._order, self._armed = steps, order, epoch
+        """Set the position of the first batch. `order` is a checksum of the order of records."""
+        self._steps, self._order, self._epoch_begun = steps, order, epoch
         # Batches since the start of epoch 0: a single number, so that Ctrl-C cannot split its update.
-        self._place = self._first = epoch * steps + step
+        self._position = self._first = epoch * steps + step
 
     def __iter__(self) -> Self:
-        self._armed = self._place // self._steps
+        self._epoch_begun = self._position // self._steps
         return self
 
     def __next__(self) -> HostBatch:
@@ -74,57 +75,57 @@ class EpochIterator(Iterator[HostBatch]):
         with self._turn:  # callers in several threads are served one at a time
             if not self._closing.alive:
                 self._refuse_closed()
-            if self._place // self._steps > self._armed:
+            if self._position // self._steps > self._epoch_begun:
                 self._end_epoch()
-            if self.restart is not None and self._place == self._first + 1:
+            if self.restart is not None and self._position == self._first + 1:
                 self.restart.use()
-            return self._next_of(form, ahead, settle) if ahead else self._next(form)
+            return self._take_with_ahead(form, ahead, settle) if ahead else self._take_one(form)
 
     def _end_epoch(self) -> NoReturn:
         if self.restart is not None:
             self.restart.end()
         raise StopIteration
 
-    def _next(self, form: Callable[[HostBatch], _Item]) -> _Item:
+    def _take_one(self, form: Callable[[HostBatch], _Item]) -> _Item:
         item = form(self._due_batch())
-        self._pass_on(self._place + 1)
+        self._release_before(self._position + 1)
         # If interrupted before this line, the iterator does not advance.
-        self._due, self._place = None, self._place + 1
+        self._due, self._position = None, self._position + 1
         return item
 
-    def _next_of(
+    def _take_with_ahead(
         self, form: Callable[[HostBatch], _Item], ahead: int, settle: Callable[[_Item], object] | None
     ) -> _Item:
-        for place in [place for place in self._formed if place < self._place]:
-            del self._formed[place]
+        for position in [key for key in self._formed if key < self._position]:
+            del self._formed[position]
         if not self._formed:
             self._form(form, self._due_batch())
-        end = min(self._place + ahead, (self._armed + 1) * self._steps - 1)
+        end = min(self._position + ahead, (self._epoch_begun + 1) * self._steps - 1)
         while self._front <= end and self._is_ready(self._front):
             try:
-                self._form(form, self._come())
+                self._form(form, self._next_due_batch())
             except Exception:  # noqa: BLE001  raised when the caller reaches that batch
                 break
-        item = self._formed[self._place]
+        item = self._formed[self._position]
         if settle is not None:
             settle(item)
         # The item stays in `_formed` until the next call: if interrupted before this line, it is returned
         # again.
-        self._place += 1
+        self._position += 1
         return item
 
     def _form(self, form: Callable[[HostBatch], _Item], batch: HostBatch) -> None:
         front = self._front
         self._formed[front] = form(batch)
-        self._pass_on(front + 1)
+        self._release_before(front + 1)
         self._due = None
 
     @property
     def _front(self) -> int:
         """The position after the last formed item."""
-        return max(self._place, 1 + max(self._formed)) if self._formed else self._place
+        return max(self._position, 1 + max(self._formed)) if self._formed else self._position
 
-    def _come(self) -> HostBatch:
+    def _next_due_batch(self) -> HostBatch:
         """The batch at `_front`, counted by the visit check."""
         batch = self._await_due()
         if self._checks is not None:
@@ -134,7 +135,7 @@ class EpochIterator(Iterator[HostBatch]):
     def _due_batch(self) -> HostBatch:
         """The batch at `_front`. An error closes the iterator."""
         try:
-            return self._come()
+            return self._next_due_batch()
         except ClosedError:
             self._refuse_closed()
         except Exception as error:
@@ -142,8 +143,7 @@ class EpochIterator(Iterator[HostBatch]):
             raise
 
     def _close_after(self, error: Exception) -> None:
-        """Close the iterator unless it can continue after `error`. `.state()` still names the failed
-        batch."""
+        """Close the iterator unless it can continue after `error`. `state` still has the failed batch."""
         if not isinstance(error, CommplanError) or error.diagnostics[0].code not in self._patient:
             self.close()
 
@@ -151,13 +151,13 @@ class EpochIterator(Iterator[HostBatch]):
         """Wait for the batch at `_front` and keep it in `_due`."""
         raise NotImplementedError
 
-    def _is_ready(self, place: int) -> bool:
-        """Whether the batch at `place` is available without waiting."""
-        del place
+    def _is_ready(self, position: int) -> bool:
+        """Whether the batch at `position` is available without waiting."""
+        del position
         return False
 
-    def _pass_on(self, place: int) -> None:
-        """Release the batches before `place`."""
+    def _release_before(self, position: int) -> None:
+        """Release the batches before `position`."""
         raise NotImplementedError
 
     @property
@@ -170,7 +170,7 @@ class EpochIterator(Iterator[HostBatch]):
 
         `order` is a checksum of the inputs of the order: lengths, batch sizes, visits, seeds.
         """
-        epoch, step = divmod(self._place, self._steps)
+        epoch, step = divmod(self._position, self._steps)
         return {"epoch": epoch, "step": step, "order": self._order}
 
     def close(self) -> None:

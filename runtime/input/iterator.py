@@ -98,7 +98,7 @@ class PhaseBatches(EpochIterator):
         apart = group is not None and group.count > 1
         program = host_program(schedule, phase, local, apart=apart)
         read = [read.source for flow in program.flows for read in flow.reads]
-        bound_sources = _sources.bound(schedule, sources, read)
+        bound_sources = _sources.bind_sources(schedule, sources, read)
         chosen = called_functions(program, functions)
         self._orders = orders(program, bound_sources)
         self._program = program
@@ -169,22 +169,22 @@ class PhaseBatches(EpochIterator):
 
     def _arm(self, number: int) -> None:
         """Have batches made from `number` on: to the end of the epoch, if processes share them."""
-        end = (self._armed + 1) * self._steps - self._first
+        end = (self._epoch_begun + 1) * self._steps - self._first
         upto = end if self._is_shared else min(number + self._prefetch, end)
         if upto > self._until and self._window.exchange is not None and self._closing.alive:
             self._window.arm(upto)
             self._until = upto
 
-    def _pass_on(self, place: int) -> None:
-        number, end = place - self._first, (self._armed + 1) * self._steps - self._first
+    def _release_before(self, position: int) -> None:
+        number, end = position - self._first, (self._epoch_begun + 1) * self._steps - self._first
         if not self._is_shared:
             self._arm(number)
         self._window.pass_on(number, min(number + self._prefetch, end))
 
-    def _is_ready(self, place: int) -> bool:
+    def _is_ready(self, position: int) -> bool:
         """Whether the batch is ready. If the caller's thread carries batches, all processes must form equally
         many, ready or not."""
-        return self._by_caller or self._window.ready(place - self._first) > 0
+        return self._by_caller or self._window.ready(position - self._first) > 0
 
     @property
     def exchange(self) -> GroupExchange | None:

@@ -106,7 +106,7 @@ class ServerDriver:
         """Continue with the states of an earlier run, if all were set; otherwise they must be set again."""
         self.restored = all(cell.is_complete for cell in self.store.cells.values())
         if self.restored:
-            self.machine.restored()
+            self.machine.mark_restored()
 
     def arrive(self, worker: int, tag: int, buffer: Array) -> None:
         """Handle a message, u8 [nbytes] of the pool. The driver owns it from now on."""

@@ -13,9 +13,9 @@ from mpi4py import MPI
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.param_server.store import Array, Pool, raw
 
-FLYING = 8  # answers in flight to one worker; more would interleave and take longer
+IN_FLIGHT = 8  # most answers in flight to one worker; more would interleave and take longer
 _PROBES = 64  # maximum number of messages per poll
-_LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+_FAILURES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 class Mail(NamedTuple):
@@ -45,7 +45,7 @@ class Mailbox:
         self._sending: dict[int, deque[tuple[Any, Array]]] = {}
         self._dead: set[int] = set()
         self._lost: list[int] = []
-        self._survives = goes_on()
+        self._survives_failures = goes_on()
 
     @property
     def is_busy(self) -> bool:
@@ -57,21 +57,21 @@ class Mailbox:
         self._probe()
         mail: list[Mail] = []
         for worker in list(self._receiving):
-            line = self._receiving[worker]
-            while line and self._done(line[0][0], worker):
-                _, tag, buffer = line.popleft()
+            receiving = self._receiving[worker]
+            while receiving and self._has_completed(receiving[0][0], worker):
+                _, tag, buffer = receiving.popleft()
                 mail.append(Mail(worker, tag, buffer))
-            if not line or worker in self._dead:
+            if not receiving or worker in self._dead:
                 self._receiving.pop(worker, None)
-        self._send_on()
+        self._continue_sends()
         return mail
 
     def send(self, worker: int, tag: int, array: Array) -> None:
-        """Send `array` after earlier messages to the worker. It must not change any more."""
+        """Send `array` after earlier messages to the worker. It must not change from now on."""
         if worker in self._dead:
             return
         self._waiting.setdefault(worker, deque()).append((tag, array))
-        self._begin(worker)
+        self._begin_sends(worker)
 
     def take_lost(self) -> list[int]:
         """Workers that have died since the last call. `poll` has returned the messages that arrived."""
@@ -79,6 +79,7 @@ class Mailbox:
         return lost
 
     def _probe(self) -> None:
+        """Begin to receive the messages that have arrived."""
         for _ in range(_PROBES):
             try:
                 message = self.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, self._status)
@@ -88,48 +89,50 @@ class Mailbox:
                 buffer = self.pool.take(self._status.Get_count(MPI.BYTE))
                 request = message.Irecv([buffer, MPI.BYTE])
             except MPI.Exception as error:
-                self._failure(error)
+                self._handle_failure(error)
                 return
             self._receiving.setdefault(worker, deque()).append((request, tag, buffer))
 
-    def _done(self, request: Any, worker: int) -> bool:
+    def _has_completed(self, request: Any, worker: int) -> bool:
         """Whether a request of a living worker has completed."""
         if worker in self._dead:
             return False
         try:
             return bool(request.Test())
         except MPI.Exception as error:
-            self._failure(error)
+            self._handle_failure(error)
             return False
 
-    def _send_on(self) -> None:
+    def _continue_sends(self) -> None:
+        """Remove completed sends, and begin those that wait."""
         for worker in list(self._sending):
-            line = self._sending[worker]
-            while line and self._done(line[0][0], worker):
-                line.popleft()
+            sending = self._sending[worker]
+            while sending and self._has_completed(sending[0][0], worker):
+                sending.popleft()
             if worker in self._dead:
                 self._sending.pop(worker, None)
                 self._waiting.pop(worker, None)
                 continue
-            self._begin(worker)
-            if not line:
+            self._begin_sends(worker)
+            if not sending:
                 self._sending.pop(worker, None)
 
-    def _begin(self, worker: int) -> None:
-        waiting, line = self._waiting.get(worker), self._sending.setdefault(worker, deque())
-        while waiting and len(line) < FLYING:
+    def _begin_sends(self, worker: int) -> None:
+        """Begin waiting sends to a worker, at most `IN_FLIGHT` at a time."""
+        waiting, sending = self._waiting.get(worker), self._sending.setdefault(worker, deque())
+        while waiting and len(sending) < IN_FLIGHT:
             tag, array = waiting.popleft()
             try:
-                line.append((self.comm.Isend([raw(array), MPI.BYTE], worker, tag), array))
+                sending.append((self.comm.Isend([raw(array), MPI.BYTE], worker, tag), array))
             except MPI.Exception as error:
-                self._failure(error)
+                self._handle_failure(error)
                 return
         if not waiting:
             self._waiting.pop(worker, None)
 
-    def _failure(self, error: Any) -> None:
-        """Acknowledge failed ranks, so that messages of the others can be received."""
-        if not self._survives or error.Get_error_class() not in _LOSSES:
+    def _handle_failure(self, error: Any) -> None:
+        """Acknowledge failed ranks, so that messages of the others can be received. Raises other errors."""
+        if not self._survives_failures or error.Get_error_class() not in _FAILURES:
             raise error
         if error.Get_error_class() == MPI.ERR_REVOKED:
             self.broken = self.broken or "another rank has failed and has revoked the job's communicator"

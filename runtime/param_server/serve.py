@@ -171,14 +171,14 @@ def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served
                 folder = Path(options.checkpoint)
                 _use_checkpoint(loop, folder, server.number, options.every_s, closing)
             if options.record is not None:
-                path = _numbered(Path(options.record), server)
+                path = _recording_path(Path(options.record), server)
                 loop.recorder = Recorder(path, recordings.log_header(sites, server.number))
                 closing.callback(loop.recorder.close)
             if options.replay is not None:
-                path = _numbered(Path(options.replay), server)
+                path = _recording_path(Path(options.replay), server)
                 loop.follow(read_events(path, recordings.log_header(sites, server.number)))
             if uses_shared_memory(sites):
-                _offer(loop, closing, share=options.can_share)
+                _offer_shared_memory(loop, closing, share=options.can_share)
             served = loop.run()
     except BaseException as error:
         reason = end_reason(error)
@@ -205,7 +205,8 @@ def end_reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _numbered(path: Path, server: ServerRank) -> Path:
+def _recording_path(path: Path, server: ServerRank) -> Path:
+    """The file of this server's recording; `path` with the number of the server if there are several."""
     if server.sites.servers == 1:
         return path
     return path.with_name(f"{path.stem}.server-{server.number}{path.suffix}")
@@ -214,18 +215,21 @@ def _numbered(path: Path, server: ServerRank) -> Path:
 def _use_checkpoint(
     loop: ServerLoop, folder: Path, server: int, every_s: float | None, closing: contextlib.ExitStack
 ) -> None:
+    """Restore the states from the checkpoint in `folder`, if there is one, and write updates to it."""
     driver = loop.driver
     checkpoint = ServerCheckpoint(folder, driver.store, server, every_s)
     closing.callback(checkpoint.close)
-    pairs = [site.states[:2] for site in driver.sites.all if len(site.states) > 1]
-    if checkpoint.existed and checkpoint.load([(first, second) for first, second in dict.fromkeys(pairs)]):
+    pairs = dict.fromkeys(
+        (site.states[0], site.states[1]) for site in driver.sites.all if len(site.states) > 1
+    )
+    if checkpoint.existed and checkpoint.load(list(pairs)):
         driver.restore()
         if driver.restored:
             loop.log(f"continues with the states of {str(checkpoint.path)!r}")
     driver.checkpoint = checkpoint
 
 
-def _offer(loop: ServerLoop, closing: contextlib.ExitStack, *, share: bool) -> None:
+def _offer_shared_memory(loop: ServerLoop, closing: contextlib.ExitStack, *, share: bool) -> None:
     """Send the workers an offer of the memory of the states, which is empty if it is not shared."""
     driver = loop.driver
     offer = None
@@ -238,6 +242,7 @@ def _offer(loop: ServerLoop, closing: contextlib.ExitStack, *, share: bool) -> N
 
 
 def _send_offer(mailbox: Mailbox, workers: int, offer: bytes | None = None) -> None:
+    """Send the workers `offer`, or an empty offer for None: states are not shared."""
     offer = offer or json.dumps({"host": socket.gethostname(), "shared": {}}).encode()
     for worker in range(workers):
         mailbox.send(worker, HELLO, np.frombuffer(offer, np.uint8))
@@ -282,7 +287,7 @@ class PutTimeout:
         if now - self._checked < min(_CHECK_S, self._timeout):
             return ""
         self._checked = now
-        pending = self._driver.machine.awaited()
+        pending = self._driver.machine.blocked_put()
         if pending is None:
             self._since.clear()
             return ""
@@ -291,11 +296,11 @@ class PutTimeout:
         if key not in self._since:
             self._since, self._reported = {key: now}, False
         waited, file = now - self._since[key], self._driver.routing.schedule.file
-        named = f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
+        names = f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
         if waited >= self._timeout:
             fail(
                 "CP0981",
-                f"`{site.states[0]}` is set again, but {named} did not reach that line in {waited:.0f} s",
+                f"`{site.states[0]}` is set again, but {names} did not reach that line in {waited:.0f} s",
                 "all workers must call the phase that sets it equally often; workers that are not needed"
                 " leave with run.close()",
                 "run.serve(timeout=SECONDS) waits longer",
@@ -305,7 +310,7 @@ class PutTimeout:
         if waited < _LATE_S or self._reported:
             return ""
         self._reported = True
-        return f"line {site.span.line} of {file or 'the plan'} sets `{site.states[0]}`, and waits for {named}"
+        return f"line {site.span.line} of {file or 'the plan'} sets `{site.states[0]}`, and waits for {names}"
 
 
 class ServerLoop:
@@ -320,8 +325,10 @@ class ServerLoop:
         timeout: float = 1800.0,
         watch: RequestWatch | None = None,
     ) -> None:
-        self._watch, self._reported, self._moved = watch, 0.0, True
         self.driver, self.mailbox, self.name = driver, mailbox, name
+        self._watch = watch
+        self._last_report_s = 0.0
+        self._has_progressed = True  # since the last report to the sidecar
         self._put_timeout = PutTimeout(driver, timeout)
         self.stop = stop.is_set if isinstance(stop, threading.Event) else stop
         self.lost: list[int] = []
@@ -330,7 +337,7 @@ class ServerLoop:
         self.recorder: Recorder | None = None
         self.shared: SharedStates | None = None
         self._replay: Replay | None = None
-        # By worker, the number of servers whose replay has reached its death.
+        # For each worker, the number of servers whose replay has reached its death.
         self._deaths: Counter[int] = Counter()
         self._began = time.monotonic()
 
@@ -377,29 +384,11 @@ class ServerLoop:
 
     def _step(self) -> None:
         """Wait for messages and handle them."""
-        since, nap = time.perf_counter(), 0.0
-        while True:
-            mail, lost = self.mailbox.poll(), self.mailbox.take_lost()
-            now = time.perf_counter()
-            if now - self._reported >= _REPORT_S:
-                self._reported = now
-                self._report()
-            if mail or lost or self.mailbox.broken:
-                break
-            if now - since < _SPIN_S:
-                continue
-            if nap >= _BUSY_NAP_S and self.stop is not None and self.stop():
-                self.waiting += now - since
-                return
-            if text := self._put_timeout.message():
-                self.log(text)
-            longest = _BUSY_NAP_S if self.mailbox.is_busy else _IDLE_NAP_S
-            nap = min(2 * nap or _NAP_S, longest)
-            if self.recorder is not None and nap >= _IDLE_NAP_S:
-                self.recorder.flush()
-            time.sleep(nap)
-        self.waiting += now - since
-        self._moved |= bool(mail)
+        begun = time.perf_counter()
+        mail, lost = self._wait(begun)
+        now = time.perf_counter()
+        self.waiting += now - begun
+        self._has_progressed |= bool(mail)
         for message in mail:
             self._handle(message)
         for worker in lost:
@@ -412,6 +401,33 @@ class ServerLoop:
             self._remove(worker)
         self.busy += time.perf_counter() - now
 
+    def _wait(self, begun: float) -> tuple[list[Mail], list[int]]:
+        """Wait until there are messages, or until `stop` is true; first spin, then sleep longer and longer.
+
+        Returns:
+            The messages, and the workers that have died.
+        """
+        nap = 0.0
+        while True:
+            mail, lost = self.mailbox.poll(), self.mailbox.take_lost()
+            now = time.perf_counter()
+            if now - self._last_report_s >= _REPORT_S:
+                self._last_report_s = now
+                self._report()
+            if mail or lost or self.mailbox.broken:
+                return mail, lost
+            if now - begun < _SPIN_S:
+                continue
+            if nap >= _BUSY_NAP_S and self.stop is not None and self.stop():
+                return [], []
+            if text := self._put_timeout.message():
+                self.log(text)
+            longest = _BUSY_NAP_S if self.mailbox.is_busy else _IDLE_NAP_S
+            nap = min(2 * nap or _NAP_S, longest)
+            if self.recorder is not None and nap >= _IDLE_NAP_S:
+                self.recorder.flush()
+            time.sleep(nap)
+
     def _report(self) -> None:
         """Report the state of this server to the sidecar. Raises its verdict, if there is one."""
         if self._watch is None:
@@ -419,11 +435,13 @@ class ServerLoop:
         if (verdict := self._watch.verdict()) is not None:
             fail(verdict.code, verdict.message, *verdict.notes)
         machine = self.driver.machine
-        waiting, awaited = machine.held()
+        waiting, blocking = machine.blocked_workers()
         if self.driver.record is not None and waiting:
-            self.driver.record.waits(awaited)
-        self._watch.serve(waits=bool(waiting), patient=machine.awaited() is not None, moved=self._moved)
-        self._moved = False
+            self.driver.record.waits(blocking)
+        self._watch.serve(
+            waits=bool(waiting), patient=machine.blocked_put() is not None, moved=self._has_progressed
+        )
+        self._has_progressed = False
 
     def _handle(self, mail: Mail) -> None:
         if mail.worker >= self.driver.sites.workers:

@@ -22,7 +22,7 @@ from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.elementwise import non_elementwise_reason
 from commplan.runtime.param_server.store import Array
 
-# Of a node of the auxiliary state: whether it is a scalar, and its index among scalars or slots.
+# A node of the auxiliary state: whether it is a scalar, and its index among the scalars or the slots.
 Role = tuple[bool, int]
 
 
@@ -59,7 +59,7 @@ class ChunkUpdate:
         self.span, self.file = span, file
         for number in sorted({unit.part for unit in weights.units}):
             self._check(number, max(unit.size for unit in weights.units if unit.part == number))
-        self._compiled = jax.jit(self._called)
+        self._compiled = jax.jit(self._call)
 
     def __call__(
         self, w: Array, slots: Sequence[Array], scalars: Sequence[Array], g: Array
@@ -70,73 +70,76 @@ class ChunkUpdate:
         count = 1 + len(slots)
         return arrays[0], arrays[1:count], arrays[count:]
 
-    def _called(self, w: Any, slots: Sequence[Any], scalars: Sequence[Any], g: Any) -> tuple[Any, Any, Any]:
+    def _call(self, w: Any, slots: Sequence[Any], scalars: Sequence[Any], g: Any) -> tuple[Any, Any, Any]:
+        """Call the function on one chunk, and check its results."""
         if self.auxiliary is None:
             new = self.fn(w, g)
-            return self._array(new, w.shape, w.dtype, "weights"), (), ()
+            return self._check_result(new, w.shape, w.dtype, "weights"), (), ()
         returned = self.fn(w, self.auxiliary.tree(slots, scalars), g)
         if not isinstance(returned, tuple | list) or len(cast("Sequence[Any]", returned)) != 2:
             kind = type_of(cast("object", returned))
-            self._wrong(f"returned {kind}, expected a tuple of two values")
+            self._fail_results(f"returned {kind}, expected a tuple of two values")
         new, state = cast("Sequence[Any]", returned)
         nodes, structure = jax.tree_util.tree_flatten(state)
         if structure != self.auxiliary.structure:
-            self._wrong("returned the auxiliary state in another structure than that of its argument")
-        results: tuple[list[Any], list[Any]] = ([None] * len(slots), [None] * len(scalars))
+            self._fail_results("returned the auxiliary state in another structure than that of its argument")
+        new_slots: list[Any] = [None] * len(slots)
+        new_scalars: list[Any] = [None] * len(scalars)
         for (is_scalar, index), node in zip(self.auxiliary.roles, nodes, strict=True):
-            argument = (scalars if is_scalar else slots)[index]
-            results[is_scalar][index] = self._array(
-                node, argument.shape, argument.dtype, "the auxiliary state"
-            )
-        return self._array(new, w.shape, w.dtype, "weights"), tuple(results[0]), tuple(results[1])
+            arguments, results = (scalars, new_scalars) if is_scalar else (slots, new_slots)
+            shape, dtype = arguments[index].shape, arguments[index].dtype
+            results[index] = self._check_result(node, shape, dtype, "the auxiliary state")
+        new_weights = self._check_result(new, w.shape, w.dtype, "weights")
+        return new_weights, tuple(new_slots), tuple(new_scalars)
 
-    def _array(self, value: Any, shape: tuple[int, ...], dtype: Any, subject: str) -> Any:
+    def _check_result(self, value: Any, shape: tuple[int, ...], dtype: Any, subject: str) -> Any:
+        """`value` as an array of `shape` and `dtype`. Raises CP0971 for any other."""
         if jax.tree_util.tree_structure(value) != LEAF:
-            self._wrong(f"returned {type_of(value)} for the flat array of {subject}")
-        weak = isinstance(value, bool | int | float) or bool(getattr(value, "weak_type", False))
-        x = jnp.asarray(value, dtype) if weak else jnp.asarray(value)
+            self._fail_results(f"returned {type_of(value)} for the flat array of {subject}")
+        is_weak = isinstance(value, bool | int | float) or bool(getattr(value, "weak_type", False))
+        x = jnp.asarray(value, dtype) if is_weak else jnp.asarray(value)
         if x.shape != shape or x.dtype != dtype:
             actual, expected = f"{x.dtype}{list(x.shape)}", f"{np.dtype(dtype)}{list(shape)}"
-            self._wrong(f"returned {actual} for {subject}, expected {expected}")
+            self._fail_results(f"returned {actual} for {subject}, expected {expected}")
         return x
 
-    def _wrong(self, subject: str) -> NoReturn:
+    def _fail_results(self, problem: str) -> NoReturn:
         fail(
             "CP0971",
-            f"function `{self.name}` {subject}",
+            f"function `{self.name}` {problem}",
             "servers call it with flat arrays of their elements, and store its results in their place",
             span=self.span,
             file=self.file,
         )
 
     def _check(self, part: int, size: int) -> None:
-        """Trace the function for a chunk of `size` elements, and for a longer one."""
+        """Trace the function for a chunk of `size` elements, and for a longer one. Raises CP0970."""
         length = max(size, 4)  # arrays of one element would hide violations
-        reason = non_elementwise_reason(self._traced(part, length), self._traced(part, length + 3))
+        reason = non_elementwise_reason(self._trace(part, length), self._trace(part, length + 3))
         if reason:
-            self._refuse("is not elementwise", reason)
+            self._fail_function("is not elementwise", reason)
 
-    def _traced(self, part: int, size: int) -> Any:
-        def shaped(dtype: DType, *shape: int) -> Any:
+    def _trace(self, part: int, size: int) -> Any:
+        def spec(dtype: DType, *shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))
 
         slots = scalars = ()
         if self.auxiliary is not None:
-            slots = tuple(shaped(parts[part].dtype, size) for parts in self.auxiliary.layout.slots)
-            scalars = tuple(shaped(dtype) for dtype in self.auxiliary.scalars)
-        w, g = shaped(self.weights.parts[part].dtype, size), shaped(self.gradients[part], size)
+            slots = tuple(spec(parts[part].dtype, size) for parts in self.auxiliary.layout.slots)
+            scalars = tuple(spec(dtype) for dtype in self.auxiliary.scalars)
+        w, g = spec(self.weights.parts[part].dtype, size), spec(self.gradients[part], size)
         try:
-            return jax.make_jaxpr(self._called)(w, slots, scalars, g)
+            return jax.make_jaxpr(self._call)(w, slots, scalars, g)
         except Exception as error:
             if getattr(error, "diagnostics", None):
                 raise
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            self._refuse("fails on flat arrays", reason)
+            self._fail_function("fails on flat arrays", reason)
 
-    def _refuse(self, subject: str, reason: str) -> NoReturn:
+    def _fail_function(self, problem: str, reason: str) -> NoReturn:
         fail(
             "CP0970",
-            f"function `{self.name}` updates chunks on servers, but {subject}",
+            f"function `{self.name}` updates chunks on servers, but {problem}",
             reason,
             "each element of a result must depend only on the same element of the arguments",
             "write it with jax.tree.map over w and g, without names of leaves; an optimiser that needs the"
@@ -165,24 +168,26 @@ class AuxiliaryState:
         span: Span, file: str,
     ) -> None:  # fmt: skip
         self.layout = layout
-        self.scalars = tuple(leaves[place].dtype for place in layout.scalars)
-        slot_of = {p: k for k, parts in enumerate(layout.slots) for flat in parts for p in flat.leaves}
+        self.scalars = tuple(leaves[index].dtype for index in layout.scalars)
+        slot_of_leaf = {
+            leaf: slot for slot, parts in enumerate(layout.slots) for flat in parts for leaf in flat.leaves
+        }
         tree = jax.tree_util.tree_unflatten(structure, range(len(leaves)))
 
-        def copy(node: Any) -> bool:
+        def is_copy(node: Any) -> bool:
             return jax.tree_util.tree_structure(node) == weights
 
-        nodes, self.structure = jax.tree_util.tree_flatten(tree, is_leaf=copy)
+        nodes, self.structure = jax.tree_util.tree_flatten(tree, is_leaf=is_copy)
         self.roles: list[Role] = []
         for node in nodes:
-            places: list[int] = jax.tree_util.tree_leaves(node)
-            slots = {slot_of[place] for place in places if place in slot_of}
-            if len(places) == 1 and places[0] in layout.scalars:
-                self.roles.append((True, layout.scalars.index(places[0])))
-            elif len(slots) == 1 and jax.tree_util.tree_structure(node) == weights:
+            indices: list[int] = jax.tree_util.tree_leaves(node)
+            slots = {slot_of_leaf[index] for index in indices if index in slot_of_leaf}
+            if len(indices) == 1 and indices[0] in layout.scalars:
+                self.roles.append((True, layout.scalars.index(indices[0])))
+            elif len(slots) == 1 and is_copy(node):
                 self.roles.append((False, slots.pop()))
             else:
-                path = leaves[places[0]].path
+                path = leaves[indices[0]].path
                 fail(
                     "CP0972",
                     f"the auxiliary state contains `{path}` in another structure than the weights",

@@ -58,7 +58,7 @@ class Feed(RingMember):
         self._has_own_epochs = epochs == "own"
         schedule, phase = plan.schedule, plan.schedule.phase(plan.phase)
         reads = [op for op in phase.ops if isinstance(op, Read)]
-        bound = files.bound(schedule, sources, list(dict.fromkeys(op.source for op in reads)))
+        bound = files.bind_sources(schedule, sources, list(dict.fromkeys(op.source for op in reads)))
         most = schedule.axis(plan.clock).size
         if member is not None and not (hasattr(member, "__index__") and member in range(most)):
             fail("CP0929", f"`{plan.clock}` has no member {member!r}", f"its members are 0 to {most - 1}")
@@ -85,18 +85,19 @@ class Feed(RingMember):
         with attached(name, facts, plan, content, sizes) as (attachment, is_new):
             ring = attachment.ring
             with ring.memory.locked():
-                place = place_of(attachment, member, most)
-                each = plan.units_of(place, batch, ring.header.get("unit"))
-                local = {plan.clock: (place,)}
-                program = host_program(plan.member(place, units=each), plan.phase, local, apart=True)
-                self._become(attachment, plan, place, each, program)
+                member_number = place_of(attachment, member, most)
+                units_per_batch = plan.units_of(member_number, batch, ring.header.get("unit"))
+                local = {plan.clock: (member_number,)}
+                schedule = plan.member(member_number, units=units_per_batch)
+                program = host_program(schedule, plan.phase, local, apart=True)
+                self._init_member(attachment, plan, member_number, units_per_batch, program)
                 try:
                     self._join_ring(bound, functions, state, is_new)
                 except BaseException:
-                    ring.cursors[place].set(state=ABSENT, process=0)
+                    ring.cursors[member_number].set(state=ABSENT, process=0)
                     raise
-            attachment.members.add(place)
-        self._joined()
+            attachment.members.add(member_number)
+        self._register()
         give_back_freed()
 
     @property
@@ -117,66 +118,66 @@ class Feed(RingMember):
         Raises:
             CommplanError: if `batch` or `state` is invalid.
         """
-        each, epoch_records = plan.units_of(member, batch, content.rows), content.epoch * content.rows
-        if batch is not None and each > content.epoch:
+        units_per_batch = plan.units_of(member, batch, content.rows)
+        epoch_records = content.epoch * content.rows
+        if batch is not None and units_per_batch > content.epoch:
             fail(
                 "CP0931",
                 f"a batch of {batch} records is more than an epoch, which has {epoch_records}",
                 f"batch={epoch_records} at most",
                 file=plan.schedule.file,
             )
-        schedule = plan.member(member, units=each)
+        schedule = plan.member(member, units=units_per_batch)
         program = host_program(schedule, plan.phase, {plan.clock: (member,)}, apart=True)
-        mine = orders(program, bound)
-        steps = epoch_steps(program, mine)
-        epoch, step = restored(program, mine, state, steps, fingerprint(program, mine))
-        return epoch * content.epoch + step * each
+        record_orders = orders(program, bound)
+        steps = epoch_steps(program, record_orders)
+        epoch, step = restored(program, record_orders, state, steps, fingerprint(program, record_orders))
+        return epoch * content.epoch + step * units_per_batch
 
     def _join_ring(
         self, bound: Mapping[str, files.Source], functions: Mapping[str, Callable[..., Any]],
         state: Mapping[str, int] | None, is_new: bool,
     ) -> None:  # fmt: skip
         """Join the ring as a member. The caller holds the ring's lock."""
-        program, each, unit = self._program, self._each, self._ring.header.get("unit")
+        program, units_per_batch, unit = self._program, self._units_per_batch, self._ring.header.get("unit")
         self._outputs = handed_out(program)
-        mine = orders(program, bound)
-        steps = epoch_steps(program, mine)
-        place = restored(program, mine, state, steps, fingerprint(program, mine))
+        record_orders = orders(program, bound)
+        steps = epoch_steps(program, record_orders)
+        start = restored(program, record_orders, state, steps, fingerprint(program, record_orders))
         if state is None and not is_new and not self._has_own_epochs:
-            place = self._next_place(mine, steps)
-        self._enter(bound, functions, place, self._timeout, KEEP * each)
-        is_one = (
-            is_one_unit(program, each) and steps == self._epoch
-        )  # then batches and units have the same numbers
+            start = self._start_in_running_feed(record_orders, steps)
+        self._enter_ring(bound, functions, start, self._timeout, KEEP * units_per_batch)
+        # If a batch is one unit, and an epoch has as many batches as units, both have the same numbers.
+        is_one = is_one_unit(program, units_per_batch) and steps == self._epoch
         layout = self._units.layout
-        units = UnitBatches(program, mine, layout, steps) if is_one else None
+        units = UnitBatches(program, record_orders, layout, steps) if is_one else None
         self._one_unit = None if units is None else OneUnit(units, self._outputs, steps)
         self._ready: Batch | None = None  # the next batch, until the caller receives it
-        self._records_each = each * unit
+        self._records_each = units_per_batch * unit
 
-    def _next_place(self, mine: Mapping[Ref, Any], steps: int) -> tuple[int, int]:
+    def _start_in_running_feed(self, record_orders: Mapping[Ref, Any], steps: int) -> tuple[int, int]:
         """The first epoch and step of a member that joins a running feed.
 
         This is the start of the next epoch. If all loads visit records at least once, an epoch may start at
         any step, and the member starts at the next unit.
         """
         next_unit, epoch = self._ring.header.get("next"), self._epoch
-        if all(order.visit == "at_least_once" for order in mine.values()):
+        if all(order.visit == "at_least_once" for order in record_orders.values()):
             begun, inside = divmod(next_unit, epoch)
-            step = -(-inside // self._each)
+            step = -(-inside // self._units_per_batch)
             return (begun, step) if step < steps else (begun + 1, 0)
         return -(-next_unit // epoch), 0
 
-    def _hold(self, place: int, first_kept: int) -> int | None:
+    def _hold(self, next_unit: int, first_kept: int) -> int | None:
         """Hold units from `first_kept` on: the others do not wait while this member reads earlier ones.
 
         No units are kept for a member that is more than an epoch behind; if it has its own epochs, for a
         member that is behind at all.
         """
-        if first_kept - place > (0 if self._has_own_epochs else self._epoch):
-            self._cursor.hold_none(place)
+        if first_kept - next_unit > (0 if self._has_own_epochs else self._epoch):
+            self._cursor.hold_none(next_unit)
             return None
-        self._hold_from(first_kept, first_kept - place)
+        self._hold_from(first_kept, first_kept - next_unit)
         return first_kept
 
     # --- taking ---
@@ -186,59 +187,66 @@ class Feed(RingMember):
         if os.getpid() != self._process:
             self._refuse_forked()
         with self._turn:  # each thread that acquires the lock receives the next batch
-            place = self._place
-            if place >= self._upto:
-                self._turn_to(place)
+            position = self._position
+            if position >= self._checked_until:
+                self._prepare(position)
             self._driver.thread = threading.current_thread()
             batch = self._ready
             try:
                 if batch is None:
-                    batch = self._ready = self._batch_at(place)
-                if place + 1 == self._upto:
-                    self._settle(place)
+                    batch = self._ready = self._batch_at(position)
+                if position + 1 == self._checked_until:
+                    self._finish_batch(position)
             except ClosedError:
                 self._refuse_closed()
             except Exception as error:
                 self._close_after(error)
                 raise
-            self._words[_RECORDS] = (place + 1 - self._first) * self._records_each
+            self._words[_RECORDS] = (position + 1 - self._first) * self._records_each
             if self._threads:
-                self._drop_roots(place + 1)
-                self._begin_ahead(place + 1)
+                self._drop_roots(position + 1)
+                self._begin_ahead(position + 1)
             else:
                 self._cursor.roots = {}
             # If interrupted before this line, the iterator does not advance.
-            self._ready, self._place = None, place + 1
+            self._ready, self._position = None, position + 1
             return batch
 
-    def _begin(self, place: int) -> None:
+    def _begin(self, position: int) -> None:
         start_record(self._attachment)
-        super()._begin(place)
+        super()._begin(position)
 
-    def _settle(self, place: int) -> None:
-        """Count the records of all batches up to the last one before `_upto`."""
-        self._note(place)
-        super()._settle(place)
+    def _finish_batch(self, position: int) -> None:
+        """Count the records of all batches up to the last one before `_checked_until`."""
+        self._note(position)
+        super()._finish_batch(position)
 
-    def _note(self, place: int) -> None:
-        if self._one_unit is not None and (visits := self._one_unit.visits(place // self._steps)) is not None:
-            self._contract.add(visits)
+    def _note(self, position: int) -> None:
+        if self._one_unit is None:
+            return
+        visits = self._one_unit.visits(position // self._steps)
+        if visits is not None:
+            self._visit_check.add(visits)
             self._one_unit.forget()
 
-    def _batch_at(self, place: int) -> Batch:
-        if self._one_unit is not None and self._from is not None and place >= self._from:
-            root, is_ready, is_spoiled = self._take(place)
+    def _batch_at(self, position: int) -> Batch:
+        if (
+            self._one_unit is not None
+            and self._first_ring_unit is not None
+            and position >= self._first_ring_unit
+        ):
+            root, is_ready, is_spoiled = self._take(position)
             if not is_spoiled:
                 self._meter.batches += 1
                 self._meter.ready += is_ready
-                return self._one_unit.batch(root, *divmod(place, self._steps))
-        host_batch = self._made_at(place)
-        self._note(place)  # records of earlier batches
-        self._contract.add(host_batch)
+                return self._one_unit.batch(root, *divmod(position, self._steps))
+        host_batch = self._build_batch(position)
+        self._note(position)  # records of earlier batches
+        self._visit_check.add(host_batch)
         values = ((name, host_batch.values[ref], per) for name, ref, per in self._outputs)
         batch = Batch((name, array[0] if per else array) for name, array, per in values)
         mask = host_batch.mask and host_batch.mask.rows.reshape(-1)  # the member dimension has size 1
-        return batch.place(*divmod(place, self._steps), mask)
+        return batch.place(*divmod(position, self._steps), mask)
 
     # --- the rest ---
 
@@ -246,7 +254,7 @@ class Feed(RingMember):
         """Store the compiled plan for members that join with the same text; see `compiled.key_of`."""
         compiled.keep(self._ring.memory, key, self._plan.schedule)
 
-    def _gone_idle(self) -> None:
+    def _on_idle(self) -> None:
         LOG.warning(
             "member %d of feed %r has not begun its next epoch for %g s: the others go on", self.member,
             self.name, IDLE_S,

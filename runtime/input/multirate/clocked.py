@@ -89,7 +89,7 @@ class ClockedPhase:
 
     def __post_init__(self) -> None:
         reads = [op.source for op in self.plan.schedule.phase(self.plan.phase).ops if isinstance(op, Read)]
-        self.sources = files.bound(self.plan.schedule, self.passed_sources, list(dict.fromkeys(reads)))
+        self.sources = files.bind_sources(self.plan.schedule, self.passed_sources, list(dict.fromkeys(reads)))
         self.epoch = self.plan.epoch(self.sources)
 
     @property
@@ -231,30 +231,30 @@ class ClockedBatches(RingMember):
         each = plan.rates.units[member]
         position, keep = place[0] * clocks.epoch + place[1] * each, clocks.slots - max(plan.rates.units)
         with clocks.joined(member, position, units, options or SharingOptions()) as (attachment, timeout):
-            self._become(attachment, plan, member, each, program)
+            self._init_member(attachment, plan, member, each, program)
             with self._ring.memory.locked():
                 try:
-                    self._enter(sources, clocks.functions, place, timeout, min(KEEP * each, keep))
+                    self._enter_ring(sources, clocks.functions, place, timeout, min(KEEP * each, keep))
                 except BaseException:
                     self._ring.cursors[member].set(state=ABSENT, process=0)
                     raise
             attachment.members.add(member)
-        self._joined()
+        self._register()
         self._records_each = each * plan.rates.unit
 
     def _await_due(self) -> HostBatch:
         self._driver.thread = threading.current_thread()
-        if self._place >= self._upto:
-            self._turn_to(self._place)
+        if self._position >= self._checked_until:
+            self._prepare(self._position)
         if self._due is None:
-            self._due = self._made_at(self._place)
+            self._due = self._build_batch(self._position)
         return self._due
 
-    def _pass_on(self, place: int) -> None:
-        self._settle(place - 1)
-        self._words[_RECORDS] = (place - self._first) * self._records_each
-        self._drop_roots(place)
-        self._begin_ahead(place)
+    def _release_before(self, position: int) -> None:
+        self._finish_batch(position - 1)
+        self._words[_RECORDS] = (position - self._first) * self._records_each
+        self._drop_roots(position)
+        self._begin_ahead(position)
 
 
 def member_batches(

@@ -40,17 +40,17 @@ _AT_ONCE = 64  # batches between two checks for changes of the ring
 _IDLE_SINCE = CURSOR["idle_since"]
 
 
-class _Begun(NamedTuple):
+class _PendingBatch(NamedTuple):
     """A batch whose units are available.
 
     Attributes:
-        place: the number of the batch.
+        position: the number of batches before this one, since the start of epoch 0.
         builder: builds the batch.
         tasks: the pending work of this member.
         is_ready: whether all units were available without a wait.
     """
 
-    place: int
+    position: int
     builder: BatchBuilder
     tasks: list[Future[None]]
     is_ready: bool
@@ -71,39 +71,40 @@ class RingMember(EpochIterator):
 
     # --- joining ---
 
-    def _become(
-        self, attachment: Attachment, plan: ClockPlan, member: int, each: int, program: HostProgram
+    def _init_member(
+        self, attachment: Attachment, plan: ClockPlan, member: int, units_per_batch: int, program: HostProgram
     ) -> None:
-        """Initialize the attributes of all kinds of members. `each` is the number of units of a batch."""
+        """Initialize the attributes of all kinds of members."""
         self._attachment, self._ring, self._units = attachment, attachment.ring, attachment.units
-        self.member, self._plan, self._each, self._program = member, plan, each, program
+        self.member, self._plan, self._program = member, plan, program
+        self._units_per_batch = units_per_batch
         self._epoch = attachment.content.epoch
         self._meter = Meter(plan.phase, plan.schedule.plan)
         declared(program, self._meter)
 
-    def _enter(
+    def _enter_ring(
         self, bound: Mapping[str, files.Source], functions: Mapping[str, Callable[..., Any]],
-        place: tuple[int, int], timeout: float, keep: int,
+        start: tuple[int, int], timeout: float, keep: int,
     ) -> None:  # fmt: skip
         """Join the ring. The caller holds its lock.
 
         Args:
             bound: the sources by name.
             functions: the functions by name.
-            place: the first epoch and step.
+            start: the first epoch and step.
             timeout: the timeout of waits in seconds.
             keep: the most units that arrays may reference without a copy.
         """
         plan, program, member, ring = self._plan, self._program, self.member, self._ring
-        self._orders = mine = orders(program, bound)
-        steps = epoch_steps(program, mine)
-        self._start(*place, steps=steps, order=fingerprint(program, mine))
-        self._upto = 0  # batches before this one need no check for changes of the ring
-        self._ahead: _Begun | None = None
+        self._orders = record_orders = orders(program, bound)
+        steps = epoch_steps(program, record_orders)
+        self._start(*start, steps=steps, order=fingerprint(program, record_orders))
+        self._checked_until = 0  # batches before this one need no check for changes of the ring
+        self._ahead: _PendingBatch | None = None
         self._bound, self._called = bound, called_functions(program, functions)
         has_own = any(flow.after for flow in program.flows)
         self._threads = hints(program)[1] if has_own else 0
-        self._checks = self._contract = Checks(program, mine, steps, place[1], self._meter)
+        self._checks = self._visit_check = Checks(program, record_orders, steps, start[1], self._meter)
         waiter = MemberWaiter(
             self._attachment, member, timeout, self.idle_s, _weakly_open(self), plan.schedule.file,
             plan.first_load.span, self._is_paced(),
@@ -119,12 +120,12 @@ class RingMember(EpochIterator):
         """Whether members advance independently; see `MemberWaiter.is_paced`."""
         return self._plan.is_paced
 
-    def _joined(self) -> None:
+    def _register(self) -> None:
         """Register this member with its attachment."""
         self._attachment.looks[self.member] = weakref.ref(self)
-        self._closing = self._forgotten_later()
+        self._closing = self._make_finalizer()
 
-    def _forgotten_later(self) -> weakref.finalize[..., Any]:
+    def _make_finalizer(self) -> weakref.finalize[..., Any]:
         """Create the finalizer for the case that this object is collected without being closed."""
         forget = self._attachment.forget
         closing = weakref.finalize(self, forget, self.member, self._cursor.slots, os.getpid())
@@ -136,23 +137,23 @@ class RingMember(EpochIterator):
 
         If its first units are no longer in the ring, the member reads them itself while the others wait.
         """
-        ring, place = self._ring, self._position(self._place)
-        ring.begin_at(place)
-        first_kept = place if ring.is_kept(place) else ring.header.get("next")
-        self._from: int | None = self._hold(place, first_kept)
+        ring, next_unit = self._ring, self._first_unit_of(self._position)
+        ring.begin_at(next_unit)
+        first_kept = next_unit if ring.is_kept(next_unit) else ring.header.get("next")
+        self._first_ring_unit: int | None = self._hold(next_unit, first_kept)
 
-    def _hold(self, place: int, first_kept: int) -> int | None:
+    def _hold(self, next_unit: int, first_kept: int) -> int | None:
         """Make the other members wait for this member.
 
         Args:
-            place: the next unit of this member.
+            next_unit: the next unit of this member.
             first_kept: the first unit that is still in the ring.
 
         Returns:
             The first unit that the member takes from the ring. It reads earlier units itself. None if it
             reads all units itself.
         """
-        self._hold_from(place, first_kept - place)
+        self._hold_from(next_unit, first_kept - next_unit)
         return first_kept
 
     def _hold_from(self, unit: int, behind: int) -> None:
@@ -164,10 +165,10 @@ class RingMember(EpochIterator):
                 self._ring.memory.title, behind * self._ring.header.get("unit"),
             )  # fmt: skip
 
-    def _position(self, place: int) -> int:
-        """The first unit of batch `place`."""
-        epoch, step = divmod(place, self._steps)
-        return epoch * self._epoch + step * self._each
+    def _first_unit_of(self, position: int) -> int:
+        """The first unit of batch `position`."""
+        epoch, step = divmod(position, self._steps)
+        return epoch * self._epoch + step * self._units_per_batch
 
     @functools.cached_property
     def _factory(self) -> BatchFactory:
@@ -186,79 +187,80 @@ class RingMember(EpochIterator):
     def __iter__(self) -> Self:
         super().__iter__()
         if self._closing.alive:
-            self._begin(self._place)
+            self._begin(self._position)
         return self
 
-    def _turn_to(self, place: int) -> None:
-        """Prepare to take the batches from `place` to `_upto`."""
+    def _prepare(self, position: int) -> None:
+        """Prepare to take the batches from `position` to `_checked_until`."""
         if not self._closing.alive:
             self._refuse_closed()
-        if place // self._steps > self._armed:
+        if position // self._steps > self._epoch_begun:
             self._end_epoch()
-        self._begin(place)
+        self._begin(position)
 
-    def _begin(self, place: int) -> None:
-        """Begin or continue the epoch of batch `place`."""
-        ring, begun = self._ring, place // self._steps + 1
+    def _begin(self, position: int) -> None:
+        """Begin or continue the epoch of batch `position`."""
+        ring, next_epoch = self._ring, position // self._steps + 1
         self._words[_IDLE_SINCE], self._driver.thread = 0, threading.current_thread()
-        ring.arm(self.member, begun * self._epoch)
-        if self._from is None:
+        ring.arm(self.member, next_epoch * self._epoch)
+        if self._first_ring_unit is None:
             with ring.memory.locked():
                 self._attach()
             ring.call_maker()
-        self._upto = min(begun * self._steps, place + (_AT_ONCE if self._from is not None else 1))
+        count = _AT_ONCE if self._first_ring_unit is not None else 1
+        self._checked_until = min(next_epoch * self._steps, position + count)
 
-    def _settle(self, place: int) -> None:
-        """Update the state after batch `place`."""
+    def _finish_batch(self, position: int) -> None:
+        """Update the state after batch `position`."""
         if self._meter.least is None and self._steps > 1:
             self._meter.least = 1
-        if (place + 1) % self._steps:
+        if (position + 1) % self._steps:
             return
-        if self._from is not None:
-            units = self._units_at(*divmod(place, self._steps))
-            self._cursor.pass_over(
-                range(units.stop, self._position(place + 1))
-            )  # only other members take these units
+        if self._first_ring_unit is not None:
+            units = self._units_at(*divmod(position, self._steps))
+            # Only other members take the units after those of the last batch.
+            self._cursor.pass_over(range(units.stop, self._first_unit_of(position + 1)))
         self._words[_IDLE_SINCE] = time.monotonic_ns()
 
     def _units_at(self, epoch: int, step: int) -> range:
         """The units of the batch at `step` of `epoch`."""
-        flow, first = self._program.flows[0], epoch * self._epoch + step * self._each
+        flow, first = self._program.flows[0], epoch * self._epoch + step * self._units_per_batch
         rows = self._orders[flow.reads[0].result].rows(step)
-        return range(first, first - (-rows // (flow.batch // self._each)))
+        return range(first, first - (-rows // (flow.batch // self._units_per_batch)))
 
     def _is_kept(self, unit: int, epoch: int) -> bool:
         """Whether the ring keeps `unit` of `epoch` for this member."""
-        return self._from is not None and self._from <= unit < (epoch + 1) * self._epoch
+        return self._first_ring_unit is not None and self._first_ring_unit <= unit < (epoch + 1) * self._epoch
 
-    def _made_at(self, place: int) -> HostBatch:
-        """Build batch `place`, including the private work of this member."""
-        begun, self._ahead = self._ahead, None
-        if begun is None or begun.place != place:
-            begun = self._begun(place)
+    def _build_batch(self, position: int) -> HostBatch:
+        """Build batch `position`, including the private work of this member."""
+        pending, self._ahead = self._ahead, None
+        if pending is None or pending.position != position:
+            pending = self._begin_batch(position)
         begin = time.perf_counter()
-        for task in begun.tasks:
+        for task in pending.tasks:
             result_of(task)
-        batch = begun.builder.finish()
+        batch = pending.builder.finish()
         self._meter.batches += 1
-        self._meter.ready += begun.is_ready
-        self._meter.wait_s += (time.perf_counter() - begin) * bool(begun.tasks)
+        self._meter.ready += pending.is_ready
+        if pending.tasks:
+            self._meter.wait_s += time.perf_counter() - begin
         return batch
 
-    def _begin_ahead(self, place: int) -> None:
-        """Begin the private work for batch `place` if its units are made."""
-        epoch, step = divmod(place, self._steps)
-        if not self._threads or self._ahead is not None or place >= self._upto:
+    def _begin_ahead(self, position: int) -> None:
+        """Begin the private work for batch `position` if its units are made."""
+        epoch, step = divmod(position, self._steps)
+        if not self._threads or self._ahead is not None or position >= self._checked_until:
             return
         units = self._units_at(epoch, step)
         if all(self._is_kept(unit, epoch) and self._ring.is_made(unit) for unit in units):
             try:
-                self._ahead = self._begun(place)
+                self._ahead = self._begin_batch(position)
             except CommplanError:
                 self._ahead = None  # the error is raised again when the batch is due
 
-    def _begun(self, place: int) -> _Begun:
-        epoch, step = divmod(place, self._steps)
+    def _begin_batch(self, position: int) -> _PendingBatch:
+        epoch, step = divmod(position, self._steps)
         units: list[Mapping[Ref, Array]] = []
         is_ready, record = True, self._cursor.record
         for unit in self._units_at(epoch, step):
@@ -269,33 +271,36 @@ class RingMember(EpochIterator):
             else:
                 units.append(self._units.make_private(epoch, unit - epoch * self._epoch))
                 record.set(private=record.get("private") + 1)
-                if self._from is not None and record.get("position") <= unit < self._from:
+                if (
+                    self._first_ring_unit is not None
+                    and record.get("position") <= unit < self._first_ring_unit
+                ):
                     self._cursor.pass_over((unit,))
-        builder = self._builder(place, units)
+        builder = self._builder(position, units)
         tasks = builder.second()
         if self._threads:
             threads = self._attachment.stage_threads(self._threads)
-            return _Begun(place, builder, [threads.submit(task) for task in tasks], is_ready)
+            return _PendingBatch(position, builder, [threads.submit(task) for task in tasks], is_ready)
         for task in tasks:
             task()
-        return _Begun(place, builder, [], is_ready)
+        return _PendingBatch(position, builder, [], is_ready)
 
-    def _builder(self, place: int, units: Sequence[Mapping[Ref, Array]]) -> BatchBuilder:
-        """Create the builder of batch `place` from `units`."""
-        builder = self._factory.batch(place)
+    def _builder(self, position: int, units: Sequence[Mapping[Ref, Array]]) -> BatchBuilder:
+        """Create the builder of batch `position` from `units`."""
+        builder = self._factory.batch(position)
         moved = {ref for flow in self._program.flows for ref in flow.moved}
         units = [{ref: array[0] if ref in moved else array for ref, array in unit.items()} for unit in units]
         builder.moved = {
             ref: array
             for state in builder.states
             if state.flow.moved
-            for ref, array in fill(state, units, state.flow.batch // self._each).items()
+            for ref, array in fill(state, units, state.flow.batch // self._units_per_batch).items()
         }
         return builder
 
-    def _drop_roots(self, place: int) -> None:
-        """Release the units of the batches before `place`, except for those that arrays still reference."""
-        first, roots = self._position(place), self._cursor.roots
+    def _drop_roots(self, position: int) -> None:
+        """Release the units of the batches before `position`, except those that arrays still reference."""
+        first, roots = self._first_unit_of(position), self._cursor.roots
         for unit in [unit for unit in roots if unit < first]:
             del roots[unit]
 
@@ -307,7 +312,7 @@ class RingMember(EpochIterator):
         """
         root, waited_ns, is_spoiled = self._cursor.take(unit)
         self._meter.wait_s += waited_ns * 1e-9
-        if waited_ns and self._place % self._steps:
+        if waited_ns and self._position % self._steps:
             self._meter.least = 0
         if is_spoiled:
             self._units.check(unit, root, self._ring.memory.title)
@@ -324,7 +329,7 @@ class RingMember(EpochIterator):
         """Release units if the member is idle between two epochs and another member needs a slot."""
         record = self._cursor.record
         since = record.get("idle_since")
-        if not since or time.monotonic_ns() - since < self.idle_s * 1e9 or self._from is None:
+        if not since or time.monotonic_ns() - since < self.idle_s * 1e9 or self._first_ring_unit is None:
             return
         following = record.get("position") + self._ring.slot_count  # the next unit in the slot of this member
         if not self._ring.is_wanted(following) or not self._turn.acquire(blocking=False):
@@ -332,27 +337,28 @@ class RingMember(EpochIterator):
         try:
             if record.get("idle_since") and self._closing.alive:
                 self.let_go()
-                self._gone_idle()
+                self._on_idle()
         finally:
             self._turn.release()
 
-    def _gone_idle(self) -> None:
+    def _on_idle(self) -> None:
         """Called when the other members no longer wait for this idle member."""
 
     def let_go(self) -> None:
         """Stop keeping units for this member until its next batch. The calling thread drives the member."""
         self._drop_ahead()
         self._cursor.recall()
-        self._upto = 0
+        self._checked_until = 0
         with self._ring.memory.locked():
-            self._from = None
+            self._first_ring_unit = None
             self._cursor.hold_none(self._cursor.record.get("position"))
         self._ring.call_maker()
 
     def _drop_ahead(self) -> None:
-        begun, self._ahead = self._ahead, None
-        for task in begun.tasks if begun is not None else ():
-            task.cancel()
+        pending, self._ahead = self._ahead, None
+        if pending is not None:
+            for task in pending.tasks:
+                task.cancel()
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -373,11 +379,11 @@ class RingMember(EpochIterator):
         if os.getpid() != self._process or self._closing.detach() is None:
             return
         self._drop_ahead()
-        self._due, self._upto = None, 0
+        self._due, self._checked_until = None, 0
         try:
             self._cursor.close()
         except CommplanError:
-            self._closing = self._forgotten_later()
+            self._closing = self._make_finalizer()
             raise
         self._attachment.leave(self.member)
 

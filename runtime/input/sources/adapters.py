@@ -21,7 +21,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 
 from commplan.diagnostics import fail
-from commplan.runtime.input.sources.record_convert import UnlikeError, described
+from commplan.runtime.input.sources.record_convert import RecordTypeError, describe
 from commplan.tracebacks import ends_at_caller
 
 Key = str | int
@@ -191,8 +191,8 @@ class ColumnSource:
                 row = row[key]
             except (KeyError, IndexError, TypeError):
                 where = "".join(f"[{key!r}]" for key in self.keys[:depth])
-                raise UnlikeError(
-                    f"no column {key!r} in {f'`{where}` of ' if where else ''}it: {described(row)}"
+                raise RecordTypeError(
+                    f"no column {key!r} in {f'`{where}` of ' if where else ''}it: {describe(row)}"
                 ) from None
         return row
 

@@ -15,10 +15,10 @@ from commplan.ir.types import BytesType
 from commplan.runtime.input.sources import adapters, pipelines
 from commplan.runtime.input.sources.adapters import Source
 from commplan.runtime.input.sources.folders import check_classes, folder, paths
-from commplan.runtime.input.sources.record_convert import NOT_FILES
+from commplan.runtime.input.sources.record_convert import TEXT_HINT
 
 _LONGEST = 80  # characters of a path that a message shows, if there is no such file
-_TEXT = "text is given as bytes in a list of records: `[text.encode() for text in texts]`"
+_BYTES_HINT = "text is given as bytes in a list of records: `[text.encode() for text in texts]`"
 
 
 def _is_path(value: object) -> bool:
@@ -30,11 +30,11 @@ def _items(value: object) -> Sequence[object]:
     return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
 
 
-def opened(source: object, is_bytes: bool) -> Source | None:
+def as_source(source: object, is_bytes: bool) -> Source | None:
     """`source` as random access to records; None if it has none.
 
-    If the plan's type is bytes (`is_bytes`), a folder's path, or a list of paths, represents the bytes of its
-    files. Paths of array_record files represent their records. A string is not a list of letters.
+    If the plan's type is bytes (`is_bytes`), the path of a folder, or a list of paths, means the bytes of the
+    files. A path of an array_record file means its records. Text is never a sequence of characters.
     """
     if adapters.is_array_record(source):
         return adapters.array_record([cast("str | os.PathLike[str]", source)])
@@ -44,18 +44,18 @@ def opened(source: object, is_bytes: bool) -> Source | None:
     if is_bytes and _is_path(source):
         path = os.fspath(cast("str | os.PathLike[str]", source))
         if not os.path.isdir(path):  # noqa: PTH112  pathlib raises OSError for long text
-            fail("CP0901", f"{type_of(source)} names a folder, and {_missing(path)}", _TEXT)
+            fail("CP0901", f"{type_of(source)} names a folder, and {_describe_missing(path)}", _BYTES_HINT)
         return folder(path)
     if is_bytes and items and all(_is_path(item) for item in items):
         if isinstance(items[0], str) and not os.path.exists(items[0]):  # noqa: PTH110
-            fail("CP0901", f"there is no file {_shortened(items[0])}", NOT_FILES)
+            fail("CP0901", f"there is no file {_shortened(items[0])}", TEXT_HINT)
         return paths(cast("Sequence[str]", items))
     if isinstance(source, str | bytes | Mapping):
         return None
     return source if isinstance(source, Source) else None
 
 
-def _missing(path: str) -> str:
+def _describe_missing(path: str) -> str:
     if os.path.exists(path):  # noqa: PTH110
         return f"{path!r} is a file: give `commplan.paths([{path!r}])`"
     return f"there is no folder {_shortened(path)}"
@@ -65,45 +65,45 @@ def _shortened(path: str) -> str:
     return repr(path) if len(path) <= _LONGEST else f"{path[:_LONGEST]!r}..."
 
 
-def _bound(schedule: Schedule, name: str, sources: Mapping[str, object]) -> Source:
-    """The source `name`. Raises: see `bound`."""
+def _bind_source(schedule: Schedule, name: str, sources: Mapping[str, object]) -> Source:
+    """The source `name`. Raises: see `bind_sources`."""
     reads = (op for phase in schedule.phases for op in phase.ops if isinstance(op, Read))
     span = next((op.span for op in reads if op.source == name), None)
 
-    def refuse(code: str, message: str, *notes: str) -> NoReturn:
+    def fail_source(code: str, message: str, *notes: str) -> NoReturn:
         fail(code, message, *notes, span=span, file=schedule.file)
 
     if name not in sources:
         names = ", ".join(sorted(sources)) or "none"
-        refuse("CP0900", f"source `{name}` is not bound", f"sources given: {names}")
+        fail_source("CP0900", f"source `{name}` is not bound", f"sources given: {names}")
     wants_bytes = isinstance(next(s.type for s in schedule.sources if s.name == name), BytesType)
     try:
-        source = opened(sources[name], wants_bytes)
+        source = as_source(sources[name], wants_bytes)
     except CommplanError as error:
         first = error.diagnostics[0]
-        refuse(first.code, f"source `{name}`: {first.message}", *(n.text for n in first.notes))
+        fail_source(first.code, f"source `{name}`: {first.message}", *(n.text for n in first.notes))
     if source is None:
         kind = type(sources[name]).__name__
         problem = f"source `{name}` is of type {kind}, which does not return records by index"
-        refuse("CP0902", problem, *_instead(sources[name]))
+        fail_source("CP0902", problem, *_random_access_hints(sources[name]))
     try:
         length = len(source)
     except Exception as error:  # noqa: BLE001  user code, or an invalid length
-        refuse("CP0902", f"source `{name}` has no length: {type(error).__name__}: {error}")
+        fail_source("CP0902", f"source `{name}` has no length: {type(error).__name__}: {error}")
     if length >= sys.maxsize:
-        refuse("CP0902", f"source `{name}` has no end", "remove its `.repeat()`: the plan has epochs")
+        fail_source("CP0902", f"source `{name}` has no end", "remove its `.repeat()`: the plan has epochs")
     if length == 0:
-        refuse("CP0903", f"source `{name}` is empty", "an epoch needs at least one record")
+        fail_source("CP0903", f"source `{name}` is empty", "an epoch needs at least one record")
     return source
 
 
-def _instead(value: object) -> tuple[str, ...]:
+def _random_access_hints(value: object) -> tuple[str, ...]:
     """Hints for an object without random access."""
     if isinstance(value, Mapping):
         mapping = cast("Mapping[object, object]", value)
-        keys = ", ".join(map(repr, list(mapping)[:MOST_LISTED])) + (
-            ", .." if len(mapping) > MOST_LISTED else ""
-        )
+        keys = ", ".join(map(repr, list(mapping)[:MOST_LISTED]))
+        if len(mapping) > MOST_LISTED:
+            keys += ", .."
         if mapping and all(isinstance(key, int) for key in mapping):
             return (
                 f"it is a mapping with the keys {keys}: give its records as a list, `list(records.values())`",
@@ -119,7 +119,7 @@ def _instead(value: object) -> tuple[str, ...]:
     )
 
 
-def bound(
+def bind_sources(
     schedule: Schedule, sources: Mapping[str, object], names: Iterable[str] | None = None
 ) -> dict[str, Source]:
     """The checked sources `names` of `schedule`; other items of `sources` are ignored.
@@ -140,13 +140,13 @@ def bound(
     """
     types = {source.name: source.type for source in schedule.sources}
     if names is None:
-        read = {op.source for phase in schedule.phases for op in phase.ops if isinstance(op, Read)}
-        names = [name for name in types if name in read]
+        names_read = {op.source for phase in schedule.phases for op in phase.ops if isinstance(op, Read)}
+        names = [name for name in types if name in names_read]
     sources_by_name: dict[str, Source] = {}
     problems: list[Diagnostic] = []
     for name in dict.fromkeys(names):
         try:
-            sources_by_name[name] = _bound(schedule, name, sources)
+            sources_by_name[name] = _bind_source(schedule, name, sources)
         except CommplanError as error:
             problems += error.diagnostics
     problems += [

@@ -18,14 +18,20 @@ from commplan.ir.types import ArrayType, BytesType, DType, Element
 
 _FOREIGN = "big" if sys.byteorder == "little" else "little"
 
-
-NOT_FILES = (
+TEXT_HINT = (
     "a list of str is taken for paths of files: text is given as bytes, `[text.encode() for text in texts]`"
+)
+_SHAPE_HINT = (
+    "every record has the shape that the plan writes: pad or cut it, or load `bytes` and let a host function"
+    " pad them and return the length as well"
+)
+_FILTER_HINT = (
+    "a MapDataset of Grain has None where `.filter(..)` takes a record out: filter before the pipeline"
 )
 
 
-class UnlikeError(Exception):
-    """A record that does not fit the type in the plan: a description of it, and hints."""
+class RecordTypeError(Exception):
+    """A record that does not have the type in the plan: a description of it, and hints to fix it."""
 
     def __init__(self, actual: str, *hints: str) -> None:
         super().__init__(actual)
@@ -34,14 +40,17 @@ class UnlikeError(Exception):
 
 def numpy_dtype(dtype: DType) -> np.dtype[Any]:
     """The NumPy dtype of `dtype`. NumPy supports bf16 once ml_dtypes (a part of JAX) is imported.
-    Raises CP0918 if it is not installed."""
+
+    Raises:
+        CommplanError: CP0918 if ml_dtypes is not installed.
+    """
     try:
         return np.dtype(dtype.numpy_name)
     except TypeError:
         return np.dtype(import_optional("ml_dtypes", "CP0918", "records of type bf16", "ml_dtypes").bfloat16)
 
 
-def described(value: object) -> str:
+def describe(value: object) -> str:
     """A description of a record, for errors."""
     if isinstance(value, Mapping):
         keys = ", ".join(map(repr, cast("Mapping[object, object]", value)))
@@ -58,33 +67,36 @@ def described(value: object) -> str:
     return "a str" if isinstance(value, str) else type_of(value)
 
 
-def checked(value: object, element: Element, dtype: np.dtype[Any] | None) -> Any:
-    """`value` as a record of `element`: bytes, an array or a scalar.
+def check_record(value: object, element: Element, dtype: np.dtype[Any] | None) -> Any:
+    """Check that `value` is a record of `element`; returns it as bytes, an array or a scalar.
 
     Arrays must have the declared shape and dtype, in any byte order. A Python number is accepted for a scalar
-    type that can hold it. Raises UnlikeError.
+    type that can hold it.
+
+    Raises:
+        RecordTypeError: If the record has another type.
     """
     if isinstance(element, BytesType):
         if isinstance(value, bytes):
             return value
         if isinstance(value, bytearray | memoryview):  # memory that the next call may overwrite
             return bytes(cast("bytearray | memoryview[int]", value))
-        raise UnlikeError(described(value), *_bytes_hints(value))
+        raise RecordTypeError(describe(value), *_bytes_hints(value))
     if not isinstance(element, ArrayType) or dtype is None:
-        raise UnlikeError("a tree")
+        raise RecordTypeError("a tree")
     if type(value) in (int, float, bool) and not element.shape:
-        return _scalar(cast("int | float | bool", value), element, dtype)
+        return _convert_scalar(cast("int | float | bool", value), element, dtype)
     if isinstance(value, str | bytes) or not hasattr(value, "dtype") or not hasattr(value, "shape"):
-        raise UnlikeError(described(value), *_array_hints(value, element))
+        raise RecordTypeError(describe(value), *_array_hints(value, element))
     array = np.asarray(value)
     if not array.dtype.isnative and array.dtype.newbyteorder("=") == dtype:
         array = array.astype(dtype)  # only the byte order changes
     if array.shape != element.shape or array.dtype != dtype:
-        raise UnlikeError(described(array), *_array_hints(array, element))
+        raise RecordTypeError(describe(array), *_array_hints(array, element))
     return array
 
 
-def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Any:
+def _convert_scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Any:
     if element.dtype is DType.BOOL:
         fits = isinstance(value, bool)
     elif element.dtype.is_float:
@@ -93,7 +105,7 @@ def _scalar(value: float, element: ArrayType, dtype: np.dtype[Any]) -> Any:
         info = np.iinfo(dtype)
         fits = type(value) is int and info.min <= value <= info.max
     if not fits:
-        raise UnlikeError(
+        raise RecordTypeError(
             f"{value!r} of type {type(value).__name__}", *_number_hints(np.asarray(value), element)
         )
     return dtype.type(value)
@@ -121,16 +133,10 @@ def _array_hints(value: object, element: ArrayType) -> tuple[str, ...]:
     array = cast("np.ndarray[Any, Any]", value)
     hints: list[str] = []
     if array.shape != element.shape:
-        hints.append(_SHAPES)
+        hints.append(_SHAPE_HINT)
     if array.dtype.newbyteorder("=").name != element.dtype.numpy_name:
         hints += _number_hints(array, element)
     return tuple(hints)
-
-
-_SHAPES = (
-    "every record has the shape that the plan writes: pad or cut it, or load `bytes` and let a host function"
-    " pad them and return the length as well"
-)
 
 
 def _number_hints(array: np.ndarray[Any, Any], element: ArrayType) -> list[str]:
@@ -147,8 +153,8 @@ def _number_hints(array: np.ndarray[Any, Any], element: ArrayType) -> list[str]:
     return [f"numbers are not converted: `.astype('{name}')`{other}"]
 
 
-def plain(value: Any, element: Element, name: str) -> Any:
-    """A record of source `name` as a NumPy or Python value: an array, a scalar, bytes.
+def convert_record(value: Any, element: Element, name: str) -> Any:
+    """Convert a record of source `name` to a NumPy or Python value: an array, a scalar or bytes.
 
     - NumPy and Python values stay as they are.
     - Torch tensors become arrays (without a copy on the CPU), and PIL images become arrays of their pixels.
@@ -156,72 +162,68 @@ def plain(value: Any, element: Element, name: str) -> Any:
     - Of a mapping, the column called `name` is used, or the only one; of a tuple, the only item.
     - `{"bytes": ..., "path": ...}` (an undecoded Hugging Face image) is the bytes of a file.
 
-    Raises UnlikeError.
+    Raises:
+        RecordTypeError: If it cannot be converted.
     """
     if isinstance(value, str):
-        raise UnlikeError("a str", *(_bytes_hints(value) if isinstance(element, BytesType) else ()))
+        raise RecordTypeError("a str", *(_bytes_hints(value) if isinstance(element, BytesType) else ()))
     if isinstance(value, bytes | np.ndarray | np.generic | bool | int | float | bytearray | memoryview):
         return cast("Any", value)
     if isinstance(value, Mapping):
-        return _of_mapping(cast("Mapping[Any, Any]", value), element, name)
+        return _convert_mapping(cast("Mapping[Any, Any]", value), element, name)
     if isinstance(value, tuple):
-        return _of_tuple(cast("tuple[Any, ...]", value), element, name)
+        return _convert_tuple(cast("tuple[Any, ...]", value), element, name)
     if value is None:
-        raise UnlikeError("None", "leave it out of the source", _FILTERED)
+        raise RecordTypeError("None", "leave it out of the source", _FILTER_HINT)
     if isinstance(value, list):
-        return _of_list(cast("list[Any]", value), element)
+        return _convert_list(cast("list[Any]", value), element)
     if type(value).__module__.partition(".")[0] == "PIL":
-        return _of_image(value, element)
-    return _of_tensor(value) if hasattr(value, "detach") and hasattr(value, "numpy") else value
+        return _convert_image(value, element)
+    return _convert_tensor(value) if hasattr(value, "detach") and hasattr(value, "numpy") else value
 
 
-_FILTERED = (
-    "a MapDataset of Grain has None where `.filter(..)` takes a record out: filter before the pipeline"
-)
-
-
-def _of_tuple(items: tuple[Any, ...], element: Element, name: str) -> Any:
+def _convert_tuple(items: tuple[Any, ...], element: Element, name: str) -> Any:
     if len(items) == 1:
-        return plain(items[0], element, name)
-    raise UnlikeError(described(items), f"name one: sources={{{name!r}: commplan.column(dataset, 0)}}")
+        return convert_record(items[0], element, name)
+    raise RecordTypeError(describe(items), f"name one: sources={{{name!r}: commplan.column(dataset, 0)}}")
 
 
-def _of_mapping(value: Mapping[Any, Any], element: Element, name: str) -> Any:
+def _convert_mapping(value: Mapping[Any, Any], element: Element, name: str) -> Any:
     if isinstance(element, BytesType) and set(value) == {"bytes", "path"}:
         if value["bytes"] is not None:
             return value["bytes"]
         if value["path"] is not None:
             return io.read(value["path"], io.SCHEDULE)
-        raise UnlikeError("an image with neither bytes nor a path")
+        raise RecordTypeError("an image with neither bytes nor a path")
     if name in value:
-        return plain(value[name], element, name)
+        return convert_record(value[name], element, name)
     if len(value) == 1:
-        return plain(next(iter(value.values())), element, name)
+        return convert_record(next(iter(value.values())), element, name)
     first = next(iter(value), "name")
-    raise UnlikeError(
-        described(value), f"name one: sources={{{name!r}: commplan.column(dataset, {first!r})}}"
+    raise RecordTypeError(
+        describe(value), f"name one: sources={{{name!r}: commplan.column(dataset, {first!r})}}"
     )
 
 
-def _of_image(value: Any, element: Element) -> Any:
+def _convert_image(value: Any, element: Element) -> Any:
     if not hasattr(value, "mode") or not hasattr(value, "tobytes"):
         return value
     if isinstance(element, ArrayType):
         array = np.asarray(value)
         if array.shape != element.shape and value.mode not in ("L", "RGB"):
             actual = f"a PIL image of mode {value.mode}, {value.height} x {value.width}"
-            raise UnlikeError(
+            raise RecordTypeError(
                 actual, "convert it to the mode that the plan's type has: `image.convert('RGB')`"
             )
         return array
-    raise UnlikeError(
+    raise RecordTypeError(
         f"a decoded PIL image, {value.height} x {value.width}, mode {value.mode}",
         "keep it as a file: `dataset.cast_column(name, datasets.Image(decode=False))`, or give the source an "
         "array type in the plan",
     )
 
 
-def _of_tensor(value: Any) -> Any:
+def _convert_tensor(value: Any) -> Any:
     value = value.detach()
     if str(getattr(value, "device", "cpu")) != "cpu":
         value = value.cpu()
@@ -231,15 +233,14 @@ def _of_tensor(value: Any) -> Any:
     return value.numpy()
 
 
-def _of_list(value: list[Any], element: Element) -> Any:
-    """An array of nested lists of Python numbers, exact: no number is rounded to an integer or wrapped
-    around."""
+def _convert_list(value: list[Any], element: Element) -> Any:
+    """Convert nested lists of Python numbers to an array; numbers are not rounded to integers, nor wrapped."""
     if not isinstance(element, ArrayType):
-        raise UnlikeError(described(value), "bytes of a list: `np.array(record, dtype).tobytes()`")
+        raise RecordTypeError(describe(value), "bytes of a list: `np.array(record, dtype).tobytes()`")
     try:
         array = np.asarray(value)
     except ValueError:
-        raise UnlikeError(f"{described(value)}, of uneven lengths", _SHAPES) from None
+        raise RecordTypeError(f"{describe(value)}, of uneven lengths", _SHAPE_HINT) from None
     kind, dtype = array.dtype.kind, element.dtype
     if dtype.is_float and kind in "fiu":
         return array.astype(numpy_dtype(dtype))
@@ -249,6 +250,6 @@ def _of_list(value: list[Any], element: Element) -> Any:
         info = np.iinfo(dtype.numpy_name)
         if info.min <= int(array.min()) and int(array.max()) <= info.max:
             return array.astype(dtype.numpy_name)
-        actual = f"{described(value)}, from {array.min()} to {array.max()}"
-        raise UnlikeError(actual, *_number_hints(array, element))
-    raise UnlikeError(described(value), *(_number_hints(array, element) if kind in "biufc" else ()))
+        actual = f"{describe(value)}, from {array.min()} to {array.max()}"
+        raise RecordTypeError(actual, *_number_hints(array, element))
+    raise RecordTypeError(describe(value), *(_number_hints(array, element) if kind in "biufc" else ()))

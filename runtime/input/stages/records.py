@@ -25,13 +25,13 @@ from commplan.runtime.input.sources import files
 from commplan.runtime.input.sources.adapters import batched
 from commplan.runtime.input.sources.folders import Files
 from commplan.runtime.input.sources.record_convert import (
-    NOT_FILES,
+    TEXT_HINT,
     Element,
-    UnlikeError,
-    checked,
-    described,
+    RecordTypeError,
+    check_record,
+    convert_record,
+    describe,
     numpy_dtype,
-    plain,
 )  # fmt: skip
 from commplan.runtime.input.stages.chained import SkippedError, account
 from commplan.runtime.input.stages.declared import declared
@@ -145,7 +145,7 @@ class Stage:
     @classmethod
     def user_calls(cls) -> tuple[CodeType, CodeType]:
         """The code objects that call user code: with one record, and with several."""
-        return cls._called.__code__, cls._fetched.__code__
+        return cls._call.__code__, cls._fetched.__code__
 
     def _fetched(
         self, records: Sequence[int], valid: np.ndarray[Any, np.dtype[np.bool_]]
@@ -184,47 +184,47 @@ class Stage:
 
     def one(self, place: Place, record: int, arguments: list[Record]) -> Any:
         """The checked result for one record; a tuple if there are several results."""
-        out, element = self._called(place, record, arguments), self.elements[0]
+        out, element = self._call(place, record, arguments), self.elements[0]
         if len(self.elements) == 1:
             if isinstance(element, ArrayType) and isinstance(out, np.ndarray | np.generic):
                 array = cast("np.ndarray[Any, Any]", out)
                 if array.dtype == self.dtypes[0] and array.shape == element.shape:  # the common case
                     return array
-            return self._checked(record, 0, cast("object", out))
+            return self._check_result(record, 0, cast("object", out))
         values = _as_tuple(out)
         if values is None or len(values) != len(self.elements):
-            actual = f"{len(values)} results" if values is not None else f"{described(out)}, one result"
+            actual = f"{len(values)} results" if values is not None else f"{describe(out)}, one result"
             self._mismatch(record, f"{len(self.elements)} results", actual)
-        return tuple(self._checked(record, number, value) for number, value in enumerate(values or ()))
+        return tuple(self._check_result(record, number, value) for number, value in enumerate(values or ()))
 
-    def _called(self, place: Place, record: int, arguments: list[Record]) -> object:
+    def _call(self, place: Place, record: int, arguments: list[Record]) -> object:
         try:
             if self.begins is not None:
                 self.begins(record)
             if isinstance(self.op, Read):
                 value = arguments[0] if arguments else self.call(record)
-                return plain(value, self.elements[0], self.op.source)
+                return convert_record(value, self.elements[0], self.op.source)
             if not self.op.random:
                 return self.call(*arguments)
             rng = generator(self.seed, self.number, place.epoch, place.step, record, place.member)
             return self.call(*arguments, rng=rng)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except UnlikeError as odd:
-            self._mismatch(record, str(self.elements[0]), str(odd), *odd.hints)
+        except RecordTypeError as error:
+            self._mismatch(record, str(self.elements[0]), str(error), *error.hints)
         except BaseException as error:  # any exception of user code is an error of the record
-            raise CommplanError(self._raised(record, error)) from error
+            raise CommplanError(self._diagnostic(record, error)) from error
 
-    def _checked(self, record: int, number: int, value: object) -> Record:
+    def _check_result(self, record: int, number: int, value: object) -> Record:
         element = self.elements[number]
         try:
-            return checked(value, element, self.dtypes[number])
-        except UnlikeError as found:
-            which = f"result {number + 1}: " if len(self.elements) > 1 else ""
-            hints = found.hints if isinstance(self.op, Read) else ()  # they concern records
-            self._mismatch(record, f"{which}{element}", str(found), *hints)
+            return check_record(value, element, self.dtypes[number])
+        except RecordTypeError as error:
+            subject = f"result {number + 1}: " if len(self.elements) > 1 else ""
+            hints = error.hints if isinstance(self.op, Read) else ()  # they concern records
+            self._mismatch(record, f"{subject}{element}", str(error), *hints)
         except Exception as error:  # an array-like that cannot be converted, such as a tensor on a device
-            raise CommplanError(self._raised(record, error)) from error
+            raise CommplanError(self._diagnostic(record, error)) from error
 
     def _mismatch(self, record: int, expected: str, actual: str, *hints: str) -> NoReturn:
         if isinstance(self.op, Read):
@@ -238,7 +238,7 @@ class Stage:
         notes = (f"expected: {expected}", f"found: {actual}", *hints)
         fail(code, problem, *notes, span=self.op.span, file=self.file)
 
-    def _raised(self, record: int, error: BaseException) -> Diagnostic:
+    def _diagnostic(self, record: int, error: BaseException) -> Diagnostic:
         if isinstance(self.op, Read):
             code, activity = "CP0904", f"reading record {record} of source `{self.op.source}`"
         else:
@@ -246,7 +246,7 @@ class Stage:
         notes = [Note(_last_line(error))]
         reason = _said(error)
         if isinstance(error, FileNotFoundError) and isinstance(getattr(self.call, "__self__", None), Files):
-            notes.append(Note(NOT_FILES))
+            notes.append(Note(TEXT_HINT))
         if "read-only" in reason:
             notes.append(Note("operands are read-only, because members share them: work on `x.copy()`"))
         message = f"{activity} raised {type(error).__name__}: {reason}"

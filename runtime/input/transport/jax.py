@@ -1,14 +1,14 @@
 """Transfers between hosts over JAX: a mesh of one device per host, and one program for all moves of a batch.
 
 Every process must launch collectives in the same order, and only the user's program determines that order.
-`carry` therefore runs inside `next()`, in the caller's thread, and launches one program per batch, for any
-number of moves. The rows of a host are packed into one array of bytes, as long as the longest run of rows of
-any host, so that one program serves all batches, including short ones.
+`carry` therefore runs inside `next()`, in the caller's thread, and launches one program per batch, for all
+its transfers. The rows of a host are packed into one array of bytes, which has room for the most rows that
+any host makes, so that one program serves all batches, including short ones.
 
 If all hosts contribute to an all-gather, XLA's own all-gather does it (Gloo's ring, which is already
 optimal). If only some contribute, and for broadcasts (XLA has none on CPUs), rounds of `ppermute` carry out
-chunk programs: `ring`, and `chain` in slices, which follow each other down the line of hosts so that every
-link is busy.
+chunk programs: `ring`, and `chain` in slices, which follow each other from host to host so that every link is
+busy.
 """
 
 from __future__ import annotations
@@ -39,34 +39,48 @@ from commplan.runtime.input.transport.transport import Bytes, RowSlices
 from commplan.wait import Wait, run_in_thread
 
 AXIS = "host"
-FILLED = 16  # slices per hop of a chain, at least: filling it then adds a sixteenth of the transfer time
-LOOK_S = 0.05  # seconds between two checks whether this process has stopped
+SLICES_PER_HOP = 16  # of a chain, at least: filling it then adds a sixteenth of the transfer time
+CHECK_S = 0.05  # seconds between two checks whether this process has stopped
 _WORD = 4  # bytes move as 32-bit words: a quarter of the elements to loop over, and of the index range
 
 Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
-class _Box:
-    """The place of a parcel in a host's package. rows: of the longest run; at: its first byte."""
+class _PackedRows:
+    """The location of a value's rows in the packed bytes of a host.
 
-    at: int
+    Attributes:
+        offset: the first byte.
+        copies: the number of copies of the value.
+        rows: the most rows that a host makes.
+        row_nbytes: the bytes of a row.
+    """
+
+    offset: int
     copies: int
     rows: int
     row_nbytes: int
 
-    def of(self, package: Bytes) -> Bytes:
+    def view(self, packed: Bytes) -> Bytes:
+        """The rows in `packed`, u8 [copies, rows, row_nbytes]."""
         nbytes = self.copies * self.rows * self.row_nbytes
-        return package[self.at : self.at + nbytes].reshape(self.copies, self.rows, self.row_nbytes)
+        return packed[self.offset : self.offset + nbytes].reshape(self.copies, self.rows, self.row_nbytes)
 
 
 @dataclass(frozen=True)
 class _Compiled:
-    """package: the packed rows of this host. run: maps the package of each host to the rows that it
-    receives."""
+    """The program of all batches.
 
-    boxes: tuple[_Box, ...]
-    package: Bytes
+    Attributes:
+        layout: the location of each value's rows.
+        packed: the packed rows of this host.
+        sharding: the sharding of the packed rows of all hosts.
+        run: maps the packed rows of each host to those that it receives.
+    """
+
+    layout: tuple[_PackedRows, ...]
+    packed: Bytes
     sharding: Any
     run: Callable[[Array], Array]
 
@@ -115,7 +129,8 @@ class JaxCarrier:
         compiled = self._compiled
         self._pack(parcels, compiled)
         self.launched += 1
-        self._unpack(parcels, compiled, self._done(lambda: self._run(compiled), count))
+        received = self._result_of(lambda: self._run(compiled), count)
+        self._unpack(parcels, compiled, received)
 
     def stop(self) -> None:
         self._stopped = True
@@ -127,63 +142,63 @@ class JaxCarrier:
     # --- once ---
 
     def _compile(self, parcels: Sequence[RowSlices]) -> _Compiled:
-        boxes: list[_Box] = []
-        at = 0
-        runs = [self.division.part_range(host) for host in _makers(self.division)]
-        most = max(high - low for low, high in runs)
+        layout: list[_PackedRows] = []
+        nbytes = 0
+        part_ranges = [self.division.part_range(host) for host in _makers(self.division)]
+        most_parts = max(high - low for low, high in part_ranges)
         for slices in parcels:
             copies, rows, row_nbytes = slices.cells.shape
-            now = max(slices.bounds[high] - slices.bounds[low] for low, high in runs)
-            # In a batch of any length, a run of `most` parts has at most this many rows.
-            longest = min(rows, max(now, -(-most * rows // self.division.parts)))
-            boxes.append(_Box(at, copies, longest, row_nbytes))
-            at = rounded(at + copies * longest * row_nbytes)
-        package = aligned((at,), np.dtype(np.uint8))
-        package[:] = 0
-        return _Compiled(tuple(boxes), package, *_program(self.division, self.devices, at // _WORD))
+            rows_now = max(slices.bounds[high] - slices.bounds[low] for low, high in part_ranges)
+            # In a batch of any length, `most_parts` parts have at most this many rows.
+            most_rows = min(rows, max(rows_now, -(-most_parts * rows // self.division.parts)))
+            layout.append(_PackedRows(nbytes, copies, most_rows, row_nbytes))
+            nbytes = rounded(nbytes + copies * most_rows * row_nbytes)
+        packed = aligned((nbytes,), np.dtype(np.uint8))
+        packed[:] = 0
+        return _Compiled(tuple(layout), packed, *_program(self.division, self.devices, nbytes // _WORD))
 
     # --- for every batch ---
 
     def _pack(self, parcels: Sequence[RowSlices], compiled: _Compiled) -> None:
         low, high = self.division.part_range(self.host)
-        for slices, box in zip(parcels, compiled.boxes, strict=True):
+        for slices, rows in zip(parcels, compiled.layout, strict=True):
             first, last = slices.bounds[low], slices.bounds[high]
-            box.of(compiled.package)[:, : last - first] = slices.cells[:, first:last]
+            rows.view(compiled.packed)[:, : last - first] = slices.cells[:, first:last]
 
     def _run(self, compiled: _Compiled) -> Words:
-        """[makers, words]: the packages that this host has received.
+        """Run the program; returns the packed rows of all makers, [makers, words].
 
-        JAX aliases the aligned package, which does not change until the program has finished.
+        JAX aliases the packed rows of this host, which do not change until the program has finished.
         """
-        words: Words = compiled.package.view(np.uint32)[None]
-        mine = jax.device_put(words, self.devices[_hosts(self.division).index(self.host)])
+        words: Words = compiled.packed.view(np.uint32)[None]
+        own_rows = jax.device_put(words, self.devices[_hosts(self.division).index(self.host)])
         shape = (len(self.devices), words.shape[1])
-        packages = jax.make_array_from_single_device_arrays(shape, compiled.sharding, [mine])
-        received = compiled.run(packages).addressable_shards[0].data
+        all_rows = jax.make_array_from_single_device_arrays(shape, compiled.sharding, [own_rows])
+        received = compiled.run(all_rows).addressable_shards[0].data
         return np.asarray(received)[0]
 
     def _unpack(self, parcels: Sequence[RowSlices], compiled: _Compiled, received: Words) -> None:
-        for place, host in enumerate(_makers(self.division)):
+        for index, host in enumerate(_makers(self.division)):
             if host == self.host:
                 continue
             low, high = self.division.part_range(host)
-            package = received[place].view(np.uint8)
-            for slices, box in zip(parcels, compiled.boxes, strict=True):
+            packed = received[index].view(np.uint8)
+            for slices, rows in zip(parcels, compiled.layout, strict=True):
                 first, last = slices.bounds[low], slices.bounds[high]
-                slices.cells[:, first:last] = box.of(package)[:, : last - first]
+                slices.cells[:, first:last] = rows.view(packed)[:, : last - first]
 
-    def _done(self, work: Callable[[], Words], count: int) -> Words:
+    def _result_of(self, work: Callable[[], Words], count: int) -> Words:
         """The result of `work`, which runs in another thread so that this one can stop waiting.
 
         JAX may run a program in the thread that calls it, without a timeout. The order of programs is still
         the caller's, which launches nothing while it waits.
         """
 
-        def look(_: float) -> None:
+        def check(_: float) -> None:
             if self._stopped:
                 raise ClosedError
 
-        def late(_: float) -> NoReturn:
+        def on_timeout(_: float) -> NoReturn:
             self.blame.fail(
                 "CP0941",
                 f"a host was silent for {self.timeout:g} s: batch {count} of the shared input did not arrive",
@@ -193,28 +208,28 @@ class JaxCarrier:
             )
 
         try:
-            return run_in_thread(work, Wait(self.timeout, late, look, LOOK_S))
+            return run_in_thread(work, Wait(self.timeout, on_timeout, check, CHECK_S))
         except (CommplanError, ClosedError):
             raise
         except Exception as error:  # noqa: BLE001  XLA may raise anything
-            self._lost(count, error)
+            self._fail_lost(count, error)
 
-    def _lost(self, count: int, error: BaseException) -> NoReturn:
-        first = str(error).strip().splitlines() or [type(error).__name__]
+    def _fail_lost(self, count: int, error: BaseException) -> NoReturn:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         self.blame.fail(
             "CP0940",
             f"batch {count} of the shared input did not arrive: another host died, or cannot be reached",
-            f"JAX says: {first[0][:300]}",
+            f"JAX says: {lines[0][:300]}",
             "restart from the last saved state",
         )
 
 
 def cpu_devices(processes: Sequence[int]) -> tuple[Any, ...]:
     """The first device of the CPU of each of `processes`."""
-    first: dict[int, Any] = {}
+    first_devices: dict[int, Any] = {}
     for device in _compat.cpu_devices():
-        first.setdefault(int(device.process_index), device)
-    return tuple(first[process] for process in processes)
+        first_devices.setdefault(int(device.process_index), device)
+    return tuple(first_devices[process] for process in processes)
 
 
 def _hosts(division: Division) -> tuple[int, ...]:
@@ -223,7 +238,7 @@ def _hosts(division: Division) -> tuple[int, ...]:
 
 
 def _makers(division: Division) -> tuple[int, ...]:
-    """The hosts that make rows, in the order of their packages."""
+    """The hosts that make rows, in the order of their packed rows."""
     return tuple(dict.fromkeys(division.hosts[reader] for reader in division.readers))
 
 
@@ -231,54 +246,57 @@ def _makers(division: Division) -> tuple[int, ...]:
 def _program(
     division: Division, devices: tuple[Any, ...], words: int
 ) -> tuple[NamedSharding, Callable[[Array], Array]]:
-    """The sharding of packages over `devices`, [hosts, words], and the program to [hosts, makers, words]."""
+    """The sharding of packed rows, [hosts, words], and the program to [hosts, makers, words]."""
     mesh = Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
     hosts, makers = _hosts(division), len(_makers(division))
 
-    def body(mine: Array) -> Array:
-        package = mine.reshape(-1)
+    def body(own_rows: Array) -> Array:
+        packed = own_rows.reshape(-1)
         if division.design == "multi_broadcast":
             received: list[Array] = []
             for move in division.moves():
-                after = order.tie(package, received[-1], AXIS, on_cpu=True) if received else package
-                received.append(_spread(move, hosts, after))
+                # CPUs may run independent collectives in any order.
+                operand = order.tie(packed, received[-1], AXIS, on_cpu=True) if received else packed
+                received.append(_broadcast(move, hosts, operand))
             return jnp.stack(received)[None]
-        gathered = package  # with several makers, the first move gathers their packages
+        rows = packed  # with several makers, the first move gathers their rows
         for move in division.moves():
-            transfer = _gathered if move.kind == "all_gather" else _spread
-            gathered = transfer(move, hosts, gathered)
-        return gathered.reshape(1, makers, words)
+            transfer = _all_gather if move.kind == "all_gather" else _broadcast
+            rows = transfer(move, hosts, rows)
+        return rows.reshape(1, makers, words)
 
     spec = PartitionSpec(AXIS)
     run = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=spec, out_specs=spec))
     return NamedSharding(mesh, spec), run
 
 
-def _gathered(move: HostTransfer, hosts: Sequence[int], words: Array) -> Array:
+def _all_gather(move: HostTransfer, hosts: Sequence[int], words: Array) -> Array:
     """From [words] on each host of the move to [words of all of them], in order; undefined on other hosts."""
     if move.hosts == tuple(hosts):
         return lax.all_gather(words, AXIS, tiled=True)
     ranks = len(move.hosts)
     program = program_named("ring", "all_gather", ranks, 0, words.nbytes * ranks, None)
-    return programs.run(program, words, _team(move, hosts))
+    return programs.run(program, words, _rank_groups(move, hosts))
 
 
-def _spread(move: HostTransfer, hosts: Sequence[int], words: Array) -> Array:
+def _broadcast(move: HostTransfer, hosts: Sequence[int], words: Array) -> Array:
     """The value of a broadcast's root, on all hosts of the move; the other hosts keep theirs."""
     program = chain(len(move.hosts), move.root, words.nbytes)
-    return programs.run(program, words, _team(move, hosts))
+    return programs.run(program, words, _rank_groups(move, hosts))
 
 
 def chain(ranks: int, root: int, nbytes: int) -> ChunkProgram:
-    """A broadcast down the line of hosts, in slices if there is more than one hop."""
+    """A broadcast from host to host, in slices if there is more than one hop."""
     hops = ranks - 1
-    chunk = None if hops < 2 else max(MESSAGE, -(-nbytes // (FILLED * (hops - 1))))
+    chunk = None if hops < 2 else max(MESSAGE, -(-nbytes // (SLICES_PER_HOP * (hops - 1))))
     return program_named("chain", "broadcast", ranks, root, nbytes, chunk)
 
 
-def _team(move: HostTransfer, hosts: Sequence[int]) -> programs.RankGroups:
-    """The hosts of a move, as groups over all hosts. A host outside the move takes the place of the root,
-    which receives nothing."""
-    places = [move.hosts.index(host) if host in move.hosts else move.root for host in hosts]
+def _rank_groups(move: HostTransfer, hosts: Sequence[int]) -> programs.RankGroups:
+    """The hosts of a move, as groups over all hosts.
+
+    A host outside the move runs the same instructions as the root, which receives nothing.
+    """
+    ranks = [move.hosts.index(host) if host in move.hosts else move.root for host in hosts]
     members = [[hosts.index(host) for host in move.hosts]]
-    return programs.RankGroups((AXIS,), np.array(places, np.int64), np.array(members, np.int64))
+    return programs.RankGroups((AXIS,), np.array(ranks, np.int64), np.array(members, np.int64))

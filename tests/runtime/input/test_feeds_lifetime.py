@@ -112,13 +112,13 @@ def test_a_member_that_is_forgotten_leaves_while_another_comes(
     feed_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = joined(feed_name)
-    enter = Feed._enter  # pyright: ignore[reportPrivateUsage]
+    enter = Feed._enter_ring  # pyright: ignore[reportPrivateUsage]
 
     def entered(feed: Feed, *arguments: Any) -> None:
         enter(feed, *arguments)
         first.close()
 
-    monkeypatch.setattr(Feed, "_enter", entered)
+    monkeypatch.setattr(Feed, "_enter_ring", entered)
     with joined(feed_name) as second:
         assert len(list(second)) == 7
 

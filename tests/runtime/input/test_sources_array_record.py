@@ -13,7 +13,7 @@ from input_plans import ensemble, images
 
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.sources import adapters
-from commplan.runtime.input.sources.files import opened
+from commplan.runtime.input.sources.files import as_source
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 HAS_GRAIN = all(importlib.util.find_spec(name) for name in ("grain", "array_record"))
@@ -62,7 +62,7 @@ def test_array_record_files_are_records(tmp_path: Path, kind: str, workers: str)
         "text": str(tmp_path / "x.array_record"),
         "list": shards,
         "pattern": tmp_path / "x.array_record-*",
-        "source": opened(list(map(str, shards)), is_bytes=True),
+        "source": as_source(list(map(str, shards)), is_bytes=True),
     }[kind]
     results = epoch(ensemble("", 1, hints="{ cores = 2 }"), source, workers=workers)
     assert sorted(int(n) for batch in results for n in batch["labels"]) == list(range(40))
@@ -70,7 +70,7 @@ def test_array_record_files_are_records(tmp_path: Path, kind: str, workers: str)
 
 @needs_grain
 def test_one_record_at_a_time(tmp_path: Path) -> None:
-    source = opened(written(tmp_path / "x.array_record", images(3)), is_bytes=True)
+    source = as_source(written(tmp_path / "x.array_record", images(3)), is_bytes=True)
     assert source is not None and adapters.batched(source) is None
 
 

@@ -12,7 +12,7 @@ from input_plans import schedule
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.sources.files import bound
+from commplan.runtime.input.sources.files import bind_sources
 
 
 def make(root: Path, *names: str) -> None:
@@ -99,11 +99,11 @@ def test_folders_of_one_program_have_the_same_classes(tmp_path: Path) -> None:
         declarations="source labels : i32\nsource held : i32",
     )
     with pytest.raises(CommplanError) as error:
-        bound(program, {"labels": train.labels, "held": val.labels[:1]})
+        bind_sources(program, {"labels": train.labels, "held": val.labels[:1]})
     assert code(error) == "CP0956"
     assert [note.text for note in error.value.diagnostics[0].notes][:2] == [
         "`bird` is a class of `labels` alone", "`cat` is class 1 of `labels` and class 0 of `held`",
     ]  # fmt: skip
     alike = commplan.folder(tmp_path / "val", recursive=True, classes=train.classes)
-    assert bound(program, {"labels": train.labels, "held": alike.labels})["held"][0] == 1
-    assert bound(program, {"labels": train.labels, "held": np.asarray(val.labels)})["held"][0] == 0
+    assert bind_sources(program, {"labels": train.labels, "held": alike.labels})["held"][0] == 1
+    assert bind_sources(program, {"labels": train.labels, "held": np.asarray(val.labels)})["held"][0] == 0

@@ -20,7 +20,7 @@ import commplan
 from commplan.diagnostics import CommplanError
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.sources import adapters
-from commplan.runtime.input.sources.files import bound
+from commplan.runtime.input.sources.files import bind_sources
 
 pytestmark = pytest.mark.usefixtures(no_thread_is_left_behind.__name__)
 
@@ -427,7 +427,7 @@ def test_sources_that_give_no_records_say_what_to_give_instead(kind: str, source
     body = "raw = load images batch 1 visit exactly_once seed 1\nx = map f(raw)\noutput x"
     program = schedule(body, declarations=f"source images : {kind}\nfn f({kind}) -> u8 on host")
     with pytest.raises(CommplanError) as error:
-        bound(program, {"images": source})
+        bind_sources(program, {"images": source})
     assert words in str(error.value)
 
 

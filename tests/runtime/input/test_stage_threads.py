@@ -64,7 +64,7 @@ def test_a_cancelled_task_is_passed_over() -> None:
     begun.wait()
     assert cancelled.cancel()
     gate.set()
-    assert outcome(following) is None and cancelled.cancelled()
+    assert result_of(following) is None and cancelled.cancelled()
     begun.clear()
     gate.clear()
     threads.submit(lambda: (begun.set(), gate.wait()))

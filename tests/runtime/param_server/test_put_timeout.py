@@ -48,12 +48,12 @@ def test_a_server_knows_whose_messages_wait_and_who_has_none_there(tmp_path: Pat
     job = Job(compiled(tmp_path, TEXT, {}), {})
     (driver,) = job.drivers
     values = {"weights": np.ones(8, np.float32)}
-    assert driver.machine.held() == ([], [0, 1, 2])
+    assert driver.machine.blocked_workers() == ([], [0, 1, 2])
     for phase, workers in (("start", (0, 1, 2)), ("again", (0, 1))):
         for worker in workers:
             job.ask(worker, job.site("put", phase), values)
             while job.wires[worker, 0]:
                 job.deliver(worker, 0)
-    assert driver.machine.held() == ([0, 1], [2])
+    assert driver.machine.blocked_workers() == ([0, 1], [2])
     driver.lost(2)
-    assert driver.machine.held() == ([], [0, 1])
+    assert driver.machine.blocked_workers() == ([], [0, 1])
