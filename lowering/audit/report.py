@@ -17,7 +17,7 @@ from commplan.lowering.audit.causes import Causes, compiled_otherwise
 from commplan.lowering.audit.compare import StepComparison, StepDifference, match
 from commplan.lowering.audit.expect import Expected, expected
 from commplan.lowering.audit.layers import compare_unordered, layer_collectives
-from commplan.lowering.audit.tapped import of_taps
+from commplan.lowering.audit.tapped import expected_of_taps
 from commplan.lowering.gpu.estimate import Estimate, Machine, estimate
 from commplan.lowering.gpu.profile import EXCHANGE_WEIGHT, CollectiveShift, shifts
 from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Memory, StepText
@@ -203,7 +203,7 @@ def audit(
     called_items = [item for items in planned_items.values() for item in items]
     own_layers = (layer for layer in text.layers if layer.plan == schedule.plan)
     layered = layer_collectives(traced_step, own_layers, called_items, sizes, text.platform)
-    tapped = of_taps(traced_step, schedule, planned_items, sizes, text.platform)
+    tapped = expected_of_taps(traced_step, schedule, planned_items, sizes, text.platform)
     lines = {item.scope for item in layered}
     unordered = (*layered, *(item for item in tapped if item.scope not in lines))
     report = _matched(planned_items, unordered, step)

@@ -20,17 +20,17 @@ from commplan.lowering.taps import TAP, chains, reduction_groups
 _TAP = re.compile(rf"\b{TAP}\)*/commplan\b")  # JAX writes `transpose(jvp(tap))/commplan`
 
 
-def of_taps(
+def expected_of_taps(
     traced: CompiledStep,
     schedule: Schedule,
     called: Mapping[str, Sequence[Expected]],
     mesh: MeshLike,
     platform: Platform,
 ) -> tuple[Expected, ...]:
-    """The collectives of plan lines that the step executes by taps.
+    """The collectives of the plan lines that a step executes by taps instead of calls of phases.
 
-    Lines are left to the phase if the step requests other collectives for them, or if a tap produces the same
-    collectives in the same order, as on CPUs.
+    A line is executed by taps if the step requests exactly the collectives of a tap for it. On CPUs, a tap
+    may request the same collectives as a call, in the same order. Then the line counts as called.
 
     Args:
         traced: The step as JAX passes it to XLA.
@@ -40,43 +40,47 @@ def of_taps(
         platform: `cpu` or `gpu`.
     """
     result: list[Expected] = []
-    for phase, items in called.items():
-        tap_items = list(_tapped(schedule, phase, mesh, platform))
+    for phase, called_items in called.items():
+        tap_items = list(_tap_collectives(schedule, phase, mesh, platform))
         for scope in dict.fromkeys(item.scope for item in tap_items):
-            line_items = [item for item in tap_items if item.scope == scope]
+            of_tap = [item for item in tap_items if item.scope == scope]
+            of_call = [item for item in called_items if item.scope == scope]
             requested = [item for item in traced.collectives if scope in item.scopes]
-            same = _forms(line_items) == _forms(item for item in items if item.scope == scope)
-            ordered = same and platform != "gpu"
-            if _forms(line_items) == _forms(requested) and all(map(_is_tapped, requested)) and not ordered:
-                result += line_items
+            if _signatures(of_tap) != _signatures(requested) or not all(map(_is_tapped, requested)):
+                continue
+            if platform == "gpu" or _signatures(of_tap) != _signatures(of_call):
+                result += of_tap
     return tuple(result)
 
 
 def _is_tapped(collective: CompiledCollective) -> bool:
+    """Whether the collective comes from a tap only."""
     return all(_TAP.search(origin.op_name) for origin in collective.origins)
 
 
-def _forms(items: Iterable[Expected | CompiledCollective]) -> set[tuple[object, ...]]:
+def _signatures(items: Iterable[Expected | CompiledCollective]) -> set[tuple[object, ...]]:
     return {(item.kind, item.op, item.count) for item in items}
 
 
-def _tapped(schedule: Schedule, phase: str, mesh: MeshLike, platform: Platform) -> Iterator[Expected]:
+def _tap_collectives(
+    schedule: Schedule, phase: str, mesh: MeshLike, platform: Platform
+) -> Iterator[Expected]:
     """The collectives for the tapped partial inputs of `phase`."""
     body = schedule.phase(phase)
-    uses, values = DefUse(computed(body)), {value.id: value for value in (*schedule.entry, *body.values)}
+    uses = DefUse(computed(body))
+    values = {value.id: value for value in (*schedule.entry, *body.values)}
     for value in schedule.entry:
         flat, tree, whole = chains(value.id, uses, values)
         if not value.placement.partial or not whole:
             continue
-        for dtype, places in reduction_groups(
-            [(leaf.dtype, leaf.nbytes) for leaf in value.leaves], asynchronous=True
-        ):
-            size = sum(value.leaves[place].size for place in places)
+        leaves = [(leaf.dtype, leaf.nbytes) for leaf in value.leaves]
+        for dtype, indices in reduction_groups(leaves, asynchronous=True):
+            size = sum(value.leaves[index].size for index in indices)
             chain = (*flat.get(dtype, ()), *tree) if dtype.is_float else ()  # integers have no gradient
             for op in (op for op in chain if isinstance(op, Collective)):
                 operand = values[op.operand]
-                place = 0 if operand.kind == "flat" else places[0]
-                leaf = Leaf("", (size,), operand.leaves[place].dtype)
+                first = 0 if operand.kind == "flat" else indices[0]
+                leaf = Leaf("", (size,), operand.leaves[first].dtype)
                 moved = Moved(op, leaf, mesh, spreads(schedule), platform)
                 items = moved.whole(array=False)
                 yield from (replace(item, phase=phase) for item in items if len(item.groups[0]) > 1)

@@ -47,31 +47,33 @@ def library() -> ctypes.CDLL:
     shipped = prebuilt.engine(mpi_version(), jax.ffi.include_dir())
     if shipped is not None:
         with contextlib.suppress(CommplanError):  # for example built for a newer C library
-            return _loaded(shipped)
+            return _load(shipped)
     try:
-        path = _cached(compiler(), mpi_library())
+        path = _compiled_engine(compiler(), mpi_library())
     except OSError as error:  # the compiler cannot be started, or the disk is full
         fail("CP0830", f"the MPI engine cannot be compiled: {error}", _FIX)
-    return _loaded(path)
+    return _load(path)
 
 
-def _loaded(path: Path) -> ctypes.CDLL:
+def _load(path: Path) -> ctypes.CDLL:
     """Load the engine from `path`, declare its functions and register its handlers. Raises CP0830."""
     try:
-        loaded = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        engine = ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
         fail("CP0830", f"the MPI engine cannot be loaded: {error}", f"remove {path} to compile it again")
-    loaded.commplan_library.restype = _TEXT
-    used, ours = Path(os.fsdecode(loaded.commplan_library())), mpi_library()
-    if used.resolve() != ours.resolve():
-        message = f"the MPI compiler wrapper on the path belongs to another MPI library: {used}"
+    engine.commplan_library.restype = _TEXT
+    linked, expected = Path(os.fsdecode(engine.commplan_library())), mpi_library()
+    if linked.resolve() != expected.resolve():
+        message = f"the MPI compiler wrapper on the path belongs to another MPI library: {linked}"
         note = "put the `mpicxx` of the MPI library that mpi4py uses first in PATH, or name it in MPICXX"
-        fail("CP0830", message, f"mpi4py uses {ours}", note)
-    _declare(loaded)
-    return loaded
+        fail("CP0830", message, f"mpi4py uses {expected}", note)
+    _declare(engine)
+    return engine
 
 
-_NUMBER, _POINTER, _TEXT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
+_NUMBER = ctypes.c_int64
+_POINTER = ctypes.c_void_p
+_TEXT = ctypes.c_char_p
 # The result type and argument types of each function of the engine.
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_open": (_POINTER, [ctypes.c_int, ctypes.c_int]),
@@ -97,12 +99,13 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
-def _declare(loaded: Any) -> None:
+def _declare(engine: Any) -> None:
+    """Declare the types of the engine's functions, and register its handlers with XLA."""
     for name, (result, arguments) in _FUNCTIONS.items():
-        function = getattr(loaded, f"commplan_{name}")
+        function = getattr(engine, f"commplan_{name}")
         function.restype, function.argtypes = result, arguments
     for name in ("call", "start", "finish", "empty"):
-        handler = jax.ffi.pycapsule(getattr(loaded, f"commplan_{name}"))
+        handler = jax.ffi.pycapsule(getattr(engine, f"commplan_{name}"))
         jax.ffi.register_ffi_target(f"commplan_mpi_{name}", handler, platform="cpu")
 
 
@@ -112,11 +115,11 @@ def mpi_library() -> Path:
     MPI.Get_version()
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line)
-    names = [Path(path) for path in paths if Path(path).name.startswith(("libmpi.", "libmpich."))]
-    if len({path.resolve() for path in names}) != 1:
-        listed = ", ".join(map(str, names)) or "none"
-        fail("CP0830", f"found {len(names)} MPI libraries in this process, expected one: {listed}", _FIX)
-    return names[0]
+    libraries = [Path(path) for path in paths if Path(path).name.startswith(("libmpi.", "libmpich."))]
+    if len({path.resolve() for path in libraries}) != 1:
+        listed = ", ".join(map(str, libraries)) or "none"
+        fail("CP0830", f"found {len(libraries)} MPI libraries in this process, expected one: {listed}", _FIX)
+    return libraries[0]
 
 
 def mpi_version() -> str:
@@ -128,11 +131,11 @@ def compiler() -> tuple[str, ...]:
     """The command that compiles C++ against the MPI in use, normally its compiler wrapper."""
     variable = os.environ.get("MPICXX")
     prefixes = [mpi_library().parent.parent / "bin", Path(sys.prefix) / "bin"]
-    places = os.pathsep.join([*map(str, prefixes), os.environ.get("PATH", os.defpath)])
+    search_path = os.pathsep.join([*map(str, prefixes), os.environ.get("PATH", os.defpath)])
     for name in [variable] if variable else ["mpicxx", "mpic++", "mpiCC"]:
-        if wrapper := shutil.which(name, path=places):
+        if wrapper := shutil.which(name, path=search_path):
             return (wrapper,)
-    if not variable and (wrapper := shutil.which("mpicc", path=places)):
+    if not variable and (wrapper := shutil.which("mpicc", path=search_path)):
         shown = subprocess.run([wrapper, "--showme"], capture_output=True, text=True, check=False)
         cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
         if cxx and shown.returncode == 0:
@@ -141,7 +144,7 @@ def compiler() -> tuple[str, ...]:
     return fail("CP0830", f"the MPI engine cannot be compiled: {problem}", _FIX)
 
 
-def cache() -> Path:
+def cache_folder() -> Path:
     """The folder of compiled engines: below $XDG_CACHE_HOME or ~/.cache, or else a temporary directory."""
     variable = os.environ.get("XDG_CACHE_HOME")
     try:
@@ -160,15 +163,20 @@ def cache() -> Path:
         return folder
 
 
-def _cached(compiler: Sequence[str], mpi: Path) -> Path:
+def _compiled_engine(compiler: Sequence[str], mpi: Path) -> Path:
+    """The compiled engine in the cache. Compiles it if it is not there; other ranks wait for the lock."""
     sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
     digest = hashlib.sha256()
     for path in sources:
         digest.update(path.name.encode() + b"\0" + io.read(path))
     stat = mpi.stat()
-    parts = (compiler, _OPTIONS, _version(compiler[0]), mpi_version(), str(mpi.resolve()))
-    digest.update(repr((*parts, stat.st_size, jax.__version__, jax.ffi.include_dir(), _processor())).encode())
-    path = cache() / f"engine-{digest.hexdigest()[:24]}.so"
+    version = subprocess.run([compiler[0], "--version"], capture_output=True, text=True, check=False).stdout
+    dependencies = (
+        compiler, _OPTIONS, version, mpi_version(), str(mpi.resolve()), stat.st_size,
+        jax.__version__, jax.ffi.include_dir(), _processor(),
+    )  # fmt: skip
+    digest.update(repr(dependencies).encode())
+    path = cache_folder() / f"engine-{digest.hexdigest()[:24]}.so"
     if path.exists():
         return path
     lock_flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
@@ -177,11 +185,6 @@ def _cached(compiler: Sequence[str], mpi: Path) -> Path:
         if not path.exists():
             _compile(compiler, path)
     return path
-
-
-def _version(compiler: str) -> str:
-    shown = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)
-    return shown.stdout
 
 
 def _processor() -> str:
@@ -194,7 +197,7 @@ def _processor() -> str:
     return platform.machine() + "".join(sorted({line for line in lines if line.startswith(fields)}))
 
 
-def _tuning(compiler: Sequence[str]) -> list[str]:
+def _processor_options(compiler: Sequence[str]) -> list[str]:
     """The compiler option for this processor; empty if the compiler does not support it."""
     command = [compiler[0], "-march=native", "-fsyntax-only", "-x", "c++", os.devnull]
     is_supported = subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -204,7 +207,7 @@ def _tuning(compiler: Sequence[str]) -> list[str]:
 def _compile(compiler: Sequence[str], path: Path) -> None:
     """Compile to `path`, which is replaced atomically once the library is complete."""
     with io.replacing(path) as temp, tempfile.TemporaryDirectory() as folder:
-        objects = compile_objects(compiler, _tuning(compiler), Path(folder))
+        objects = compile_objects(compiler, _processor_options(compiler), Path(folder))
         link([*compiler[:1], *objects, *compiler[1:]], temp)
 
 
@@ -226,12 +229,12 @@ def link(command: Sequence[str], path: Path) -> None:
 
 def _run(command: Sequence[str]) -> None:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_COMPILE_TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
         fail("CP0830", f"the compiler of the MPI engine did not finish in {_COMPILE_TIMEOUT_S} s", _FIX)
-    if done.returncode != 0:
-        output = done.stderr[-500:] or f"{command[0]} ended with exit code {done.returncode}"
-        errors = [line for line in done.stderr.splitlines() if "error" in line] or [output]
+    if result.returncode != 0:
+        output = result.stderr[-500:] or f"{command[0]} ended with exit code {result.returncode}"
+        errors = [line for line in result.stderr.splitlines() if "error" in line] or [output]
         fail("CP0830", f"the MPI engine does not compile: {errors[0].strip()}", _FIX)

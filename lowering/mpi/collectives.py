@@ -39,7 +39,7 @@ from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.mpi.job.release import Resources, drop, free_dropped
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.lists import Settings, make_list, reduces
-from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choice
+from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choose_program
 from commplan.recorder.file import Details, Recording
 
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
@@ -267,7 +267,7 @@ class Channel:
         axes = self._axes(spec)
         resolved = replace(spec, axes=axes)
         rank, comm = self.groups.index(axes), self.groups.blocking(axes)
-        chosen = choice(resolved, self.groups, self._whole(x.size, resolved), x.dtype.itemsize)
+        chosen = choose_program(resolved, self.groups, self._whole(x.size, resolved), x.dtype.itemsize)
         if chosen is None:
             return rounds.native(x, resolved, rank, comm)
         return rounds.run(chosen.program, x.reshape(-1), rank, spec.op, comm)
@@ -330,7 +330,7 @@ class Channel:
             supported = ", ".join(DTYPES)
             fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"supported dtypes: {supported}")
         whole, axes = self._whole(size, spec), spec.axes or ()
-        chosen = choice(spec, self.groups, whole, dtype.itemsize)
+        chosen = choose_program(spec, self.groups, whole, dtype.itemsize)
         if chosen is None:
             return self._described(self._make_native(spec, size, dtype), spec, whole, dtype)
         program = instructions(chosen.program, self.groups.index(axes), whole, dtype.itemsize, chosen.piece)

@@ -97,7 +97,7 @@ def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Ite
     for sends in program.rounds:
         transfers_of_round: list[PieceTransfer] = []
         for send in sends:
-            for outgoing, peer, lo, hi in of_rank(send, rank, bounds):
+            for outgoing, peer, lo, hi in transfers_of_rank(send, rank, bounds):
                 pieces = -(-(hi - lo) // piece)
                 first = counts.get((outgoing, peer), 0)
                 counts[outgoing, peer] = first + pieces
@@ -109,7 +109,7 @@ def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Ite
         yield transfers_of_round
 
 
-def of_rank(send: Family, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, int, int]]:
+def transfers_of_rank(send: Family, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, int, int]]:
     """Sends (True) and receives (False) of `rank`: the peer, and elements `lo` to `hi` - 1 of the slots."""
     mine = np.flatnonzero((send.src == rank) | (send.dst == rank))
     for i in mine.tolist():
@@ -137,9 +137,20 @@ def instructions(program: ChunkProgram, rank: int, size: int, itemsize: int, pie
 
 
 class _Builder:
-    """The state of the slots during translation: for each unit its buffer, its last writer and its readers.
+    """Translates the transfers of one rank.
 
-    A unit is a run of elements that no transfer of this rank splits.
+    The slots are split into units: runs of elements that no transfer of this rank splits.
+
+    Attributes:
+        block: The elements of this rank's block, or of all slots.
+        edges: The first element of each unit, and the end of the last one.
+        unit: The unit that begins at an element.
+        work_buffer: The buffer that stands for the slots: the result, or scratch memory if the result is one
+            block of the slots.
+        buffer_of: By unit, the buffer with its current value; None before it is received.
+        shift: By buffer, the element of the slots at its begin.
+        writer: By unit, the last instruction that writes it; -1 for none.
+        readers: By unit, the instructions that read it, and the buffers from which they read.
     """
 
     def __init__(
@@ -148,25 +159,24 @@ class _Builder:
         self.kind, self.itemsize, self.rounds = program.kind, itemsize, rounds
         chunks = program.chunks // program.ranks if program.kind in BLOCKED else 0
         first, end = (rank * chunks, (rank + 1) * chunks) if chunks else (0, -1)
-        lo, hi = self.block = int(bounds[first]), int(bounds[end])  # elements of this rank's block, or all
-        ends = {edge for now in rounds for t in now for edge in (t.lo, t.hi)}
+        lo, hi = self.block = int(bounds[first]), int(bounds[end])
+        ends = {edge for round_transfers in rounds for t in round_transfers for edge in (t.lo, t.hi)}
         self.edges = sorted({0, int(bounds[-1]), lo, hi} | ends)
         self.unit = {edge: i for i, edge in enumerate(self.edges)}
         units = len(self.edges) - 1
         # The slots of a scattered result include elements of other ranks, which are kept in scratch memory.
-        self.home = SCRATCH if program.kind in SCATTERING else OUTPUT
-        self.place: list[int | None] = [None] * units
-        self.shift = {INPUT: 0, SCRATCH: 0, self.home: 0}
+        self.work_buffer = SCRATCH if program.kind in SCATTERING else OUTPUT
+        self.buffer_of: list[int | None] = [None] * units
+        self.shift = {INPUT: 0, SCRATCH: 0, self.work_buffer: 0}
         first, last = self.unit[lo], self.unit[hi]
         if program.kind in GATHERING:
-            self.place[first:last] = [INPUT] * (last - first)
+            self.buffer_of[first:last] = [INPUT] * (last - first)
             self.shift[INPUT] = lo
         elif rank == program.root or program.kind in (*REDUCING, "swap"):
-            self.place = [INPUT] * units
-        if self.home == SCRATCH:
+            self.buffer_of = [INPUT] * units
+        if self.work_buffer == SCRATCH:
             self.shift[OUTPUT] = lo
         self.writer = [-1] * units
-        # By unit: the instructions that read it, and the buffer from which they read.
         self.readers: list[list[tuple[int, int]]] = [[] for _ in range(units)]
         self.code: list[Instruction] = []
         self.waits: list[tuple[int, ...]] = []
@@ -174,13 +184,14 @@ class _Builder:
         self.scratch = 0
 
     def build(self) -> Instructions:
-        final, starts = self._last_arrivals(), list[int]()
-        for now in self.rounds:
+        final = self._last_arrivals()
+        starts: list[int] = []
+        for round_transfers in self.rounds:
             starts.append(len(self.code))
-            for t in now:
+            for t in round_transfers:
                 if t.outgoing:
                     self._send(t)
-            for t in now:
+            for t in round_transfers:
                 if not t.outgoing:
                     self._receive(t, final)
         self._finish()
@@ -191,7 +202,7 @@ class _Builder:
 
     def _last(self) -> tuple[int, ...]:
         """Instructions whose output no later instruction overwrites; none if the result is one block."""
-        if self.home == SCRATCH:
+        if self.work_buffer == SCRATCH:
             return ()
         outstanding = [row.nbytes for row in self.code]
         for u, i in enumerate(self.writer):
@@ -201,18 +212,18 @@ class _Builder:
 
     def _late(self, last: set[int]) -> Iterator[tuple[int, int]]:
         """Offset and bytes of the parts of the result that `_last` does not cover."""
-        if self.home == SCRATCH:
+        if self.work_buffer == SCRATCH:
             yield 0, (self.block[1] - self.block[0]) * self.itemsize
         for u, i in enumerate(self.writer):
-            if self.home == OUTPUT and i not in last:
+            if self.work_buffer == OUTPUT and i not in last:
                 yield self.edges[u] * self.itemsize, (self.edges[u + 1] - self.edges[u]) * self.itemsize
 
     def _last_arrivals(self) -> dict[int, PieceTransfer]:
         """For each unit of this rank's block, the transfer that brings its last value."""
         last: dict[int, PieceTransfer] = {}
-        if self.home == SCRATCH:
-            for now in self.rounds:
-                for t in now:
+        if self.work_buffer == SCRATCH:
+            for round_transfers in self.rounds:
+                for t in round_transfers:
                     if not t.outgoing and self.block[0] <= t.lo and t.hi <= self.block[1]:
                         last.update((u, t) for u in self._units(t.lo, t.hi))
         return last
@@ -221,42 +232,42 @@ class _Builder:
         return range(self.unit[lo], self.unit[hi])
 
     def _send(self, t: PieceTransfer) -> None:
-        place = self._gathered(t.lo, t.hi)
-        i = self._add(SEND, t.lo, t.hi, t, src=place)
-        if place != INPUT:
+        buffer = self._gather(t.lo, t.hi)
+        i = self._add(SEND, t.lo, t.hi, t, src=buffer)
+        if buffer != INPUT:
             for u in self._units(t.lo, t.hi):
-                self.readers[u].append((i, place))
+                self.readers[u].append((i, buffer))
 
     def _receive(self, t: PieceTransfer, final: dict[int, PieceTransfer]) -> None:
         units = self._units(t.lo, t.hi)
-        to = OUTPUT if all(final.get(u) is t for u in units) else self.home
-        if self.kind == "swap" and OUTPUT in {self.place[u] for u in units}:
-            to = SCRATCH  # waiting for sends of this round into the same slots could deadlock
+        buffer = OUTPUT if all(final.get(u) is t for u in units) else self.work_buffer
+        if self.kind == "swap" and OUTPUT in {self.buffer_of[u] for u in units}:
+            buffer = SCRATCH  # waiting for sends of this round into the same slots could deadlock
         if t.reduce:
-            self._add(RECEIVE_REDUCE, t.lo, t.hi, t, src=self._gathered(t.lo, t.hi), dst=to)
+            self._add(RECEIVE_REDUCE, t.lo, t.hi, t, src=self._gather(t.lo, t.hi), dst=buffer)
         else:
-            self._add(RECEIVE, t.lo, t.hi, t, dst=to)
+            self._add(RECEIVE, t.lo, t.hi, t, dst=buffer)
 
-    def _gathered(self, lo: int, hi: int) -> int:
-        """The buffer that holds elements lo to hi. If they are in several buffers, copy them to one first."""
+    def _gather(self, lo: int, hi: int) -> int:
+        """The buffer with elements `lo` to `hi`. If they are in several buffers, copy them to one first."""
         units = self._units(lo, hi)
-        places = {self.place[u] for u in units}
-        if len(places) > 1:
-            for place in sorted(p for p in places if p is not None and p != self.home):
-                for a, b in self._runs(units, place):
-                    self._add(COPY, a, b, src=place, dst=self.home)
-            places = {self.place[u] for u in units}
-        (place,) = places
-        if place is None:
+        buffers = {self.buffer_of[u] for u in units}
+        if len(buffers) > 1:
+            for buffer in sorted(b for b in buffers if b is not None and b != self.work_buffer):
+                for first, end in self._runs(units, buffer):
+                    self._add(COPY, first, end, src=buffer, dst=self.work_buffer)
+            buffers = {self.buffer_of[u] for u in units}
+        (buffer,) = buffers
+        if buffer is None:
             raise ValueError(f"elements {lo} to {hi} are sent before they have arrived")
-        return place
+        return buffer
 
-    def _runs(self, units: Iterable[int], place: int | None) -> list[tuple[int, int]]:
-        """Runs of units in buffer `place`, as element ranges of at most one local copy."""
+    def _runs(self, units: Iterable[int], buffer: int | None) -> list[tuple[int, int]]:
+        """Runs of units in `buffer`, as element ranges of at most one local copy."""
         most = max(1, _LOCAL_PIECE // self.itemsize)
         runs: list[tuple[int, int]] = []
         for u in units:
-            if self.place[u] != place:
+            if self.buffer_of[u] != buffer:
                 continue
             lo, hi = self.edges[u], self.edges[u + 1]
             if runs and runs[-1][1] == lo and hi - runs[-1][0] <= most:
@@ -283,26 +294,28 @@ class _Builder:
         if dst >= 0:
             for u in units:
                 before.add(self.writer[u])
-                before.update(reader for reader, place in self.readers[u] if place == dst)
+                before.update(reader for reader, buffer in self.readers[u] if buffer == dst)
                 self.readers[u] = [access for access in self.readers[u] if access[1] != dst]
-                self.writer[u], self.place[u] = i, dst
+                self.writer[u], self.buffer_of[u] = i, dst
         before.discard(-1)
         peer = self.peers.setdefault(t.peer, len(self.peers)) if t else 0
-        at = INPUT if src is None else src
-        if SCRATCH in (at, dst):
+        if SCRATCH in (src, dst):
             self.scratch = max(self.scratch, hi * self.itemsize)
-        source = (lo - self.shift[at]) * self.itemsize if src is not None else 0
-        target = (lo - self.shift[dst]) * self.itemsize if dst >= 0 else 0
+        src_offset = (lo - self.shift[src]) * self.itemsize if src is not None else 0
+        dst_offset = (lo - self.shift[dst]) * self.itemsize if dst >= 0 else 0
         message, nbytes = t.message if t else 0, (hi - lo) * self.itemsize
-        self.code.append(Instruction(kind, peer, message, at, source, max(dst, 0), target, nbytes))
+        source = INPUT if src is None else src
+        self.code.append(
+            Instruction(kind, peer, message, source, src_offset, max(dst, 0), dst_offset, nbytes)
+        )
         self.waits.append(tuple(sorted(before)))
         return i
 
     def _finish(self) -> None:
-        """Copy the rest of the result to its place; zero the elements that this rank does not receive."""
-        units = self._units(*self.block) if self.home == SCRATCH else range(len(self.place))
-        for place in (INPUT, SCRATCH):
-            for lo, hi in self._runs(units, place):
-                self._add(COPY, lo, hi, src=place, dst=OUTPUT)
+        """Copy the rest of the result to the output; zero the elements that this rank does not receive."""
+        units = self._units(*self.block) if self.work_buffer == SCRATCH else range(len(self.buffer_of))
+        for buffer in (INPUT, SCRATCH):
+            for lo, hi in self._runs(units, buffer):
+                self._add(COPY, lo, hi, src=buffer, dst=OUTPUT)
         for lo, hi in self._runs(units, None):
             self._add(ZERO, lo, hi, dst=OUTPUT)

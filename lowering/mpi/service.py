@@ -36,15 +36,15 @@ from commplan.lowering.mpi.shared import Region, regions, shares
 from commplan.protocol.sites import LEAVE, LEFT, Buffer, Site, Sites, nbytes_of, receives, sends, sent
 from commplan.recorder.file import Details
 
-# Per worker and server. A server answers a unit once it has the terms of all workers. With more units in
-# flight, the first one is complete later, and the return path stays idle until then.
-IN_FLIGHT = 512 * 1024  # bytes
-LEAST, MOST = 2, 8  # messages
+# Data in flight per worker and server. A server answers a unit once it has the terms of all workers. With
+# more units in flight, the first one is complete later, and the return path stays idle until then.
+IN_FLIGHT_NBYTES = 512 * 1024
+LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 2, 8  # messages
 _LEAVE_S = 5.0  # seconds for sending the last message
-_REASON = 1000  # bytes of a reason that is sent to a server
-_LAST_S = 30.0  # seconds that running operations may take when a run is closed
+_REASON_NBYTES = 1000  # the most bytes of a reason that is sent to a server
+_CLOSE_S = 30.0  # seconds that running operations may take when a run is closed
 _unsent: list[Any] = []  # keeps the buffers of messages that are still being sent
-_departing: list[list[bool]] = []  # one list per departing thread; non-empty once it is done
+_closing: list[list[bool]] = []  # one list per thread that closes a channel; non-empty once it is done
 
 
 class Requests(NamedTuple):
@@ -70,7 +70,9 @@ class Requests(NamedTuple):
             forget(self.watch.recording)
 
 
-def requests_of(comm: Any, limits: HangLimits, meet: Rendezvous, plan: str, workers: int) -> Requests | None:
+def open_requests(
+    comm: Any, limits: HangLimits, meet: Rendezvous, plan: str, workers: int
+) -> Requests | None:
     """Open the channel for requests. All ranks of `comm` must call this together.
 
     Args:
@@ -91,15 +93,16 @@ def requests_of(comm: Any, limits: HangLimits, meet: Rendezvous, plan: str, work
         library = build.library()
     answers: list[tuple[bool, HangLimits, str]]
     answers = meet(comm.allgather, (library is not None, limits, job()))
-    limits = most_patient([each for _, each, _ in answers])
+    limits = most_patient([limits_of_rank for _, limits_of_rank, _ in answers])
     if library is None:
         return None
     channel, watch = library.commplan_channel_open(comm.py2f(), 0), None
+    first_job = answers[0][2]
     if limits.watchdog_s is not None and all(has_engine for has_engine, *_ in answers):
-        watched = Watched(limits, answers[0][2], plan)
+        watched = Watched(limits, first_job, plan)
         watch = meet(RequestWatch.begin, library, channel, watched, comm, workers)
     free_dropped()
-    return Requests(library, channel, watch, answers[0][2])
+    return Requests(library, channel, watch, first_job)
 
 
 class MpiService:
@@ -125,16 +128,16 @@ class MpiService:
         self._order = order
         self._library, self._process = requests.library, os.getpid()
         self._requests: Requests | None = requests
-        self._numbers: dict[int, int] = {}
+        self._request_numbers: dict[int, int] = {}  # of the engine, by site
         self._put_counters: dict[tuple[str, ...], Any] = {}
         self._regions: dict[int, dict[str, Region]] | None = None
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         _open.add(self)
         buffers = [buffer for site in sites.all for buffer in (*site.up, *site.down, *site.token)]
-        tags = max((chunk.tag for buffer in buffers for chunk in buffer.chunks), default=0)
-        largest_tag = int(comm.Get_attr(MPI.TAG_UB) or 32767)
-        if tags > largest_tag:
-            problem = f"the plan has {tags} messages to servers, and this MPI has {largest_tag} tags"
+        largest_tag = max((chunk.tag for buffer in buffers for chunk in buffer.chunks), default=0)
+        limit = int(comm.Get_attr(MPI.TAG_UB) or 32767)
+        if largest_tag > limit:
+            problem = f"the plan has {largest_tag} messages to servers, and this MPI has {limit} tags"
             fail("CP0831", problem, "give the stage larger chunks: { chunk = 1 MiB }", file=file)
 
     # --- requests ---
@@ -150,35 +153,38 @@ class MpiService:
         return self.sites.members(site)[self.sites.group(site, self.rank)][0] == self.rank
 
     def begin(self, site: Site, xs: Sequence[Array]) -> Callable[[], list[Array]]:
-        number = self._number(site)
+        number = self._request_number(site)
         results = [jax.ShapeDtypeStruct((b.size,), jnp.dtype(b.dtype.numpy_name)) for b in site.down]
         pending, handle, token = primitives.start(xs, self._order.take(), results, number)
         self._order.put(token)
 
         def finish() -> list[Array]:
-            ys, after = primitives.finish(xs, pending, handle, self._order.take(), number)
-            self._order.put(after)
-            return ys
+            answers, token = primitives.finish(xs, pending, handle, self._order.take(), number)
+            self._order.put(token)
+            return answers
 
         return finish
 
-    def _number(self, site: Site) -> int:
+    def _request_number(self, site: Site) -> int:
+        """The engine's request of a site, created on first use. Raises CP0832 if the run is closed."""
         if self._requests is None:
             fail("CP0832", "this run is closed: its servers expect no further requests", file=self.file)
-        if site.number not in self._numbers:
-            self._numbers[site.number] = self._make(site, self._requests.channel)
-        return self._numbers[site.number]
+        if site.number not in self._request_numbers:
+            self._request_numbers[site.number] = self._create_request(site, self._requests.channel)
+        return self._request_numbers[site.number]
 
-    def _make(self, site: Site, channel: int) -> int:
-        mapped = self._shared(site)
+    def _create_request(self, site: Site, channel: int) -> int:
+        """Create the engine's request with the messages of a site, without those in shared memory."""
+        mapped = self._shared_regions(site)
         outgoing = 0, self.up(site), sends(site, first=self._is_first(site))
-        directions = (outgoing, (1, site.down, receives(site)))
+        answers = 1, site.down, receives(site)
         rows: list[tuple[int, ...]] = []
-        for answer, buffers, moves in directions:
-            for m in moves:
-                width = buffers[m.buffer].dtype.nbytes
-                if m.server not in mapped:
-                    rows.append((answer, m.server, m.tag, m.buffer, m.start * width, m.size * width))
+        for is_answer, buffers, messages in (outgoing, answers):
+            for message in messages:
+                if message.server not in mapped:
+                    width = buffers[message.buffer].dtype.nbytes
+                    start, nbytes = message.start * width, message.size * width
+                    rows.append((is_answer, message.server, message.tag, message.buffer, start, nbytes))
         table = np.array(rows, np.int64).reshape(len(rows), 6)
         first = self.sites.workers + site.first
         peers = np.arange(first, first + site.servers, dtype=np.int32)
@@ -202,8 +208,8 @@ class MpiService:
         """The number of times that this worker has put a state: one element, which the engine increments."""
         return self._put_counters.setdefault(states, np.zeros(1, np.int64))
 
-    def _shared(self, site: Site) -> dict[int, Region]:
-        """By server: the state's memory, if the server shares it with this worker."""
+    def _shared_regions(self, site: Site) -> dict[int, Region]:
+        """The memory of the site's state, by the index of each server that shares it with this worker."""
         if site.mode != "hogwild" or site.staleness is not None:
             return {}
         if [b.dtype for b in site.down] != [part.dtype for part in site.layout.parts]:
@@ -212,32 +218,39 @@ class MpiService:
             ranks = range(self.sites.workers, self.sites.workers + self.sites.servers)
             self._regions = {rank: regions(self.comm, rank, self.names[i]) for i, rank in enumerate(ranks)}
         first = self.sites.workers + site.first
-        mapped = {j: self._regions[first + j].get(site.states[0]) for j in range(site.servers)}
-        return {j: region for j, region in mapped.items() if region is not None}
+        regions_of = {
+            index: self._regions[first + index].get(site.states[0]) for index in range(site.servers)
+        }
+        return {index: region for index, region in regions_of.items() if region is not None}
 
     # --- the end ---
 
-    def close(self, why: str = "") -> None:
+    def close(self, reason: str = "") -> None:
         """Wait for dispatched requests, stop the progress thread and send a last message to the servers.
 
-        Compiled programs with requests fail from now on. `why` is the error that ends the run, if there is
+        Compiled programs with requests fail from now on. `reason` is the error that ends the run, if there is
         one.
         """
         if self._requests is None:
             return
         drain(this_thread=True)
         requests, self._requests = self._requests, None
-        _end(requests, self.comm, self.sites, why)
+        _close_channel(requests, self.comm, self.sites, reason)
 
     def __del__(self) -> None:
-        """Close the channel in a thread, since requests may still be running."""
+        """Close the channel in a thread, since requests may still be running.
+
+        A finalizer may run at any point of any thread, so neither it nor its thread takes a lock: a list that
+        becomes non-empty takes the role of an event.
+        """
         requests: Requests | None = getattr(self, "_requests", None)
         if requests is None or self._process != os.getpid():
             return
-        mark: list[bool] = []
-        _departing.append(mark)
+        done: list[bool] = []
+        _closing.append(done)
         buffers = (self._regions, self._put_counters)
-        _thread.start_new_thread(_depart, (mark, requests, self.comm, self.sites, buffers))
+        arguments = (done, requests, self.comm, self.sites, buffers)
+        _thread.start_new_thread(_close_in_thread, arguments)
 
 
 class _LeftRequests:
@@ -261,37 +274,37 @@ class _LeftRequests:
         return False
 
 
-def _end(requests: Requests, comm: Any, sites: Sites, why: str) -> None:
-    library, channel, deadline = requests.library, requests.channel, time.monotonic() + _LAST_S
+def _close_channel(requests: Requests, comm: Any, sites: Sites, reason: str) -> None:
+    library, channel, deadline = requests.library, requests.channel, time.monotonic() + _CLOSE_S
     while library.commplan_channel_busy(channel) and time.monotonic() < deadline:
         time.sleep(1e-3)
-    send_leave(comm, sites, why)
+    send_leave(comm, sites, reason)
     library.commplan_channel_close(channel)
     drop(_LeftRequests(requests, comm, sites))
 
 
-def _depart(mark: list[bool], requests: Requests, comm: Any, sites: Sites, buffers: object) -> None:
+def _close_in_thread(done: list[bool], requests: Requests, comm: Any, sites: Sites, buffers: object) -> None:
     """Close the channel once its requests have ended. `buffers` keeps memory of the engine alive."""
     try:
         drain(this_thread=False)
-        _end(requests, comm, sites, "")
+        _close_channel(requests, comm, sites, "")
     finally:
         del buffers
-        mark.append(True)
+        done.append(True)
 
 
-def send_leave(comm: Any, sites: Sites, why: str = "") -> None:
-    """Send the last message of this worker to every server; `why` is the error that ends it, if any."""
+def send_leave(comm: Any, sites: Sites, reason: str = "") -> None:
+    """Send the last message of this worker to every server; `reason` is the error that ends it, if any."""
     if MPI.Is_finalized():
         return
-    payload = np.frombuffer(why.encode(errors="replace")[:_REASON], np.uint8)
+    payload = np.frombuffer(reason.encode(errors="replace")[:_REASON_NBYTES], np.uint8)
     pending: list[Any] = []
     for server in range(sites.servers):
         with contextlib.suppress(MPI.Exception):  # the server has died
             pending.append(comm.Isend([payload, MPI.BYTE], sites.workers + server, LEAVE))
     deadline = time.monotonic() + _LEAVE_S
     while pending and time.monotonic() < deadline:
-        pending = [request for request in pending if not _ended(request)]
+        pending = [request for request in pending if not _has_ended(request)]
         time.sleep(1e-3 if pending else 0)
     _unsent.extend((payload, request) for request in pending)  # the buffer of a pending send must stay alive
 
@@ -308,17 +321,18 @@ def _window(rows: Sequence[tuple[int, ...]]) -> int:
     A row is (is_answer, server, tag, buffer, offset, nbytes).
     """
     largest = max((row[-1] for row in rows if not row[0]), default=1)
-    return max(LEAST, min(MOST, IN_FLIGHT // max(1, largest)))
+    return max(LEAST_IN_FLIGHT, min(MOST_IN_FLIGHT, IN_FLIGHT_NBYTES // max(1, largest)))
 
 
-def _ended(request: Any) -> bool:
+def _has_ended(request: Any) -> bool:
+    """Whether a send is complete, or failed since its server has died."""
     try:
         return bool(request.Test())
     except MPI.Exception:
         return True
 
 
-def why_ending() -> str:
+def exception_text() -> str:
     """The uncaught exception that ends this process as text; empty if there is none."""
     error = getattr(sys, "last_value", None)
     return f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else ""
@@ -326,7 +340,7 @@ def why_ending() -> str:
 
 _open: weakref.WeakSet[MpiService] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_open.clear)
-os.register_at_fork(after_in_child=_departing.clear)
+os.register_at_fork(after_in_child=_closing.clear)
 
 
 @atexit.register
@@ -334,7 +348,7 @@ def _close_all() -> None:
     """Close all services before mpi4py finalizes MPI."""
     for service in list(_open):
         with contextlib.suppress(MPI.Exception):
-            service.close(why_ending())
-    deadline = time.monotonic() + _LAST_S
-    while not all(_departing) and time.monotonic() < deadline:
+            service.close(exception_text())
+    deadline = time.monotonic() + _CLOSE_S
+    while not all(_closing) and time.monotonic() < deadline:
         time.sleep(1e-3)

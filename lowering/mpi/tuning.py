@@ -1,4 +1,4 @@
-"""The parameters of a collective over MPI, and its program and message size for the engine."""
+"""The parameters of a collective over MPI, and the choice of its program and message size."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Kind = CollectiveKind | ProgramKind
 KINDS = cast("tuple[Kind, ...]", tuple(PROPERTIES))
 NATIVE = Algorithm("native")
 WINDOW = 4  # messages in flight from one rank to another
-COUNTED = 2**31 - 1  # MPI counts are 32-bit integers
+MOST_COUNT = 2**31 - 1  # MPI counts are 32-bit integers
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One collective.
+    """The parameters of one collective.
 
     Attributes:
         kind: A kind of `collectives.program.KINDS`, `all_to_all` (only as MPI's own), or `shift`.
@@ -63,7 +63,7 @@ class ProgramChoice:
     piece: int
 
 
-def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> ProgramChoice | None:
+def choose_program(spec: Spec, groups: Groups, size: int, itemsize: int) -> ProgramChoice | None:
     """The program of `spec` for slots of `size` elements; None for MPI's own collective.
 
     MPI's own collectives cannot count blocks of 2 GiB or more. They are replaced by a ring, and a swap by a
@@ -73,22 +73,21 @@ def choice(spec: Spec, groups: Groups, size: int, itemsize: int) -> ProgramChoic
         CommplanError: CP0831 for such blocks in an all-to-all; and the errors of `program_of`.
     """
     nbytes, kind = size * itemsize, spec.kind
+    axes = spec.axes or ()
+    ways = groups.ways(axes)
     if kind == "shift":
-        return ProgramChoice(_shift(groups.ways(spec.axes or ()), spec.root), message(nbytes, spec.chunk))
+        return ProgramChoice(_shift(ways, spec.root), message(nbytes, spec.chunk))
     if spec.algorithm.name == NATIVE.name or kind == "all_to_all":
-        in_blocks = kind in IN_BLOCKS or kind == "all_to_all"  # others are passed to MPI in parts
-        if not in_blocks or nbytes // groups.ways(spec.axes or ()) <= COUNTED:
+        is_in_blocks = kind in IN_BLOCKS or kind == "all_to_all"  # others are passed to MPI in parts
+        if not is_in_blocks or nbytes // ways <= MOST_COUNT:
             return None
         if kind == "all_to_all":
             problem = f"all_to_all of {nbytes} bytes is too large"
-            fail("CP0831", problem, f"at most {COUNTED} bytes can be sent to each rank")
+            fail("CP0831", problem, f"at most {MOST_COUNT} bytes can be sent to each rank")
         spec = replace(spec, algorithm=Algorithm("pairwise" if kind == "swap" else "ring"))
-    axes = spec.axes or ()
     levels = programs.levels(spec.algorithm, axes, groups.sizes, dict.fromkeys(axes, spec.levels))
     levels = tuple(_without_native(level, kind) for level in levels)
-    program = programs.program_named(
-        spec.algorithm.name, kind, groups.ways(axes), spec.root, nbytes, spec.chunk, levels
-    )
+    program = programs.program_named(spec.algorithm.name, kind, ways, spec.root, nbytes, spec.chunk, levels)
     return ProgramChoice(program, message(nbytes / program.chunks, spec.chunk))
 
 
@@ -104,7 +103,7 @@ def _without_native(level: programs.HierarchyLevel, kind: Kind) -> programs.Hier
 def _shift(ranks: int, distance: int) -> ChunkProgram:
     """One round in which each rank sends its slots to the rank `distance` further.
 
-    For the layout it is an all-reduce: every rank begins and ends with all of its slots.
+    Its layout is that of an all-reduce: every rank begins and ends with all of its slots.
     """
     src = np.arange(ranks, dtype=np.int64)
     ones, rounds = np.ones_like(src), ()

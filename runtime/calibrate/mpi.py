@@ -50,11 +50,11 @@ class MpiFabric:
         return host_gamma()
 
     def slowest(self, seconds: float) -> float:
-        self.meet.moved = time.monotonic()
+        self.meet.last_progress_s = time.monotonic()
         return float(self._comm.allreduce(seconds, MPI.MAX))
 
     def barrier(self) -> None:
-        self.meet.moved = time.monotonic()
+        self.meet.last_progress_s = time.monotonic()
         self._comm.Barrier()
 
     def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:

@@ -26,7 +26,7 @@ from commplan.lowering.jax.check import Layout
 from commplan.lowering.mpi.backend import MpiBackend, ServerLink, backend_of, server_names
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
-from commplan.lowering.mpi.service import requests_of
+from commplan.lowering.mpi.service import open_requests
 from commplan.protocol.build_sites import sites
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES
@@ -299,7 +299,7 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     rank = int(duplicate.Get_rank())
     server = rank - roles.workers
     part = meet(duplicate.Split, int(server >= 0), rank)
-    requests = requests_of(duplicate, limits, meet, schedule.plan, roles.workers)
+    requests = open_requests(duplicate, limits, meet, schedule.plan, roles.workers)
     if server < 0:
         workers = meet.among(range(roles.workers))
         link = ServerLink(roles, duplicate, requests)

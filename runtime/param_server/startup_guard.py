@@ -9,7 +9,7 @@ from typing import Any
 from mpi4py import MPI
 
 from commplan.diagnostics import fail
-from commplan.lowering.mpi.service import why_ending
+from commplan.lowering.mpi.service import exception_text
 from commplan.protocol.sites import Sites
 
 _expected: list[tuple[Any, Sites]] = []  # communicators of servers that have not begun to serve
@@ -46,7 +46,7 @@ def _abort_unserved() -> None:
     from commplan.runtime.param_server.serve import send_abort  # noqa: PLC0415
     from commplan.runtime.param_server.store import Pool  # noqa: PLC0415
 
-    reason = why_ending() or "its program ended without run.serve()"
+    reason = exception_text() or "its program ended without run.serve()"
     for comm, sites in _expected:
         with contextlib.suppress(MPI.Exception):
             send_abort(Mailbox(comm, sites.workers, Pool()), sites, reason)

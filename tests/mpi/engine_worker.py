@@ -29,7 +29,7 @@ from commplan.ir.plan import Algorithm, Arg
 from commplan.ir.types import DType
 from commplan.lowering.jax.backend import BufferLayout, BufferRun
 from commplan.lowering.mpi.collectives import Channel
-from commplan.lowering.mpi.tuning import KINDS, NATIVE, Spec, choice
+from commplan.lowering.mpi.tuning import KINDS, NATIVE, Spec, choose_program
 
 comm = MPI.COMM_WORLD
 RANKS, RANK = comm.Get_size(), comm.Get_rank()
@@ -75,7 +75,7 @@ def expected(case: Case, xs: list[Any], channel: Channel) -> list[Any] | None:
         return list(rows.reshape(ranks, ranks, -1).swapaxes(0, 1).reshape(ranks, -1))
     whole = case.size * ranks if spec.kind in ("all_gather", "gather") else case.size
     whole_spec = dataclasses.replace(spec, axes=spec.axes or tuple(channel.groups.sizes))
-    program = choice(whole_spec, channel.groups, whole, xs[0].dtype.itemsize)
+    program = choose_program(whole_spec, channel.groups, whole, xs[0].dtype.itemsize)
     if program is not None and case.dtype == "bfloat16":
         wide = execute(program.program, [x.astype(np.float32) for x in xs], spec.op, DType.BF16)
         return [np.asarray(x).astype(xs[0].dtype) for x in wide]
@@ -258,11 +258,11 @@ def uncountable(channel: Channel) -> list[str]:
     problems: list[str] = []
     for kind in ("reduce_scatter", "all_gather", "scatter", "gather"):
         spec = Spec(kind, axes=("ranks",), root=RANKS - 1 if kind in ROOTED else 0)
-        large, small = (choice(spec, channel.groups, size * RANKS, 1) for size in (2**31, 2**31 - 1))
+        large, small = (choose_program(spec, channel.groups, size * RANKS, 1) for size in (2**31, 2**31 - 1))
         if large is None or large.program.name != "ring" or small is not None:
             problems.append(f"{kind}: {large}, {small}")
     try:
-        choice(Spec("all_to_all", axes=("ranks",)), channel.groups, 2**31 * RANKS, 1)
+        choose_program(Spec("all_to_all", axes=("ranks",)), channel.groups, 2**31 * RANKS, 1)
         problems.append("all_to_all")
     except CommplanError as error:
         problems += [] if error.diagnostics[0].code == "CP0831" else [str(error)]

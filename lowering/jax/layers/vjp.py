@@ -19,7 +19,7 @@ from jax import Array
 from commplan.lowering.jax.jaxprs import JaxprProgram, trace
 from commplan.lowering.jax.pytree import Structure
 
-Arrays = Sequence[Any]  # Arrays, and None for gradients that do not exist.
+Arrays = Sequence[Any]  # arrays, and None for gradients that do not exist
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,18 @@ class LayerVjp:
 
         `weights` are those of the forward pass; empty if they are not needed.
         """
-        recomputed, saved = iter(self._recompute(*consts, *weights)), iter(stored)
-        residuals = [next(saved) if is_stored else next(recomputed) for is_stored in self._is_stored]
+        recomputed_residuals = iter(self._recompute(*consts, *weights))
+        stored_residuals = iter(stored)
+        residuals = [
+            next(stored_residuals if is_stored else recomputed_residuals) for is_stored in self._is_stored
+        ]
         vjp: Callable[..., Any] = jax.tree_util.tree_unflatten(self._vjp, residuals)
         full_cotangents = [
             np.zeros(kind.shape, jax.dtypes.float0) if cotangent is None else cotangent
             for cotangent, kind in zip(cotangents, self.types, strict=True)
         ]
-        of_consts, of_weights, of_x = map(without_float0, vjp(full_cotangents))
-        return of_consts, of_weights, of_x
+        consts_cotangents, weights_cotangents, x_cotangents = map(without_float0, vjp(full_cotangents))
+        return consts_cotangents, weights_cotangents, x_cotangents
 
 
 def without_float0(cotangents: Arrays) -> list[Array | None]:
@@ -76,51 +79,61 @@ def without_float0(cotangents: Arrays) -> list[Array | None]:
 
 
 def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp:
-    """Split the derivative of `body(weights, x)`; both are pytrees of traced arrays."""
-    flat_weights, in_weights = jax.tree_util.tree_flatten(weights)
-    flat_x, in_x = jax.tree_util.tree_flatten(x)
-    split = len(flat_weights)
-    structures: list[Structure] = []
+    """Trace the derivative of `body(weights, x)` and select the residuals to store.
 
-    def flat(*arrays: Array) -> list[Array]:
+    Args:
+        body: The layer.
+        weights: A pytree of the types of gathered weights.
+        x: A pytree of the types of the operand.
+    """
+    flat_weights, weights_structure = jax.tree_util.tree_flatten(weights)
+    flat_x, x_structure = jax.tree_util.tree_flatten(x)
+    weight_count = len(flat_weights)
+    result_structures: list[Structure] = []  # set by tracing
+
+    def flat_body(*arrays: Array) -> list[Array]:
         result = body(
-            jax.tree_util.tree_unflatten(in_weights, arrays[:split]),
-            jax.tree_util.tree_unflatten(in_x, arrays[split:]),
+            jax.tree_util.tree_unflatten(weights_structure, arrays[:weight_count]),
+            jax.tree_util.tree_unflatten(x_structure, arrays[weight_count:]),
         )
         leaves, structure = jax.tree_util.tree_flatten(result)
-        structures.append(structure)
+        result_structures.append(structure)
         return [jnp.asarray(leaf) for leaf in leaves]
 
-    closed = trace(flat, *flat_weights, *flat_x)
-    consts, plain = closed.consts, closed.hoisted
-    first, second = len(consts), len(consts) + split
-    vjps: list[Structure] = []
+    traced_body = trace(flat_body, *flat_weights, *flat_x)
+    consts, plain = traced_body.consts, traced_body.hoisted
+    # Operands are consts, then weights, then x.
+    weights_begin, x_begin = len(consts), len(consts) + weight_count
+    vjp_structures: list[Structure] = []  # set by tracing
 
-    def linearized(*arrays: Array) -> list[Array]:
-        parts = list(arrays[:first]), list(arrays[first:second]), list(arrays[second:])
-
+    def results_and_residuals(*arrays: Array) -> list[Array]:
         def run(consts: Arrays, weights: Arrays, x: Arrays) -> list[Array]:
             return plain(*consts, *weights, *x)
 
-        results, vjp = jax.vjp(run, *parts)
+        results, vjp = jax.vjp(
+            run, list(arrays[:weights_begin]), list(arrays[weights_begin:x_begin]), list(arrays[x_begin:])
+        )
         residuals, structure = jax.tree_util.tree_flatten(vjp)
-        vjps.append(structure)
+        vjp_structures.append(structure)
         return [*results, *residuals]
 
-    whole = trace(linearized, *consts, *flat_weights, *flat_x)
-    outs, every = len(plain.result_avals), len(whole.result_avals)
-    # A residual is stored if it depends on x.
-    is_stored = [any(whole.used([i == out for i in range(every)])[second:]) for out in range(outs, every)]
-    recomputed = [*[False] * outs, *(not stored for stored in is_stored)]
-    needs = any(whole.used(recomputed)[first:second])
+    linearized = trace(results_and_residuals, *consts, *flat_weights, *flat_x)
+    result_count, output_count = len(plain.result_avals), len(linearized.result_avals)
+
+    def depends_on_x(output: int) -> bool:
+        return any(linearized.used([index == output for index in range(output_count)])[x_begin:])
+
+    is_stored = [depends_on_x(output) for output in range(result_count, output_count)]
+    is_recomputed = [*[False] * result_count, *(not stored for stored in is_stored)]
+    needs_weights = any(linearized.used(is_recomputed)[weights_begin:x_begin])
     return LayerVjp(
         consts,
-        structures[-1],
+        result_structures[-1],
         plain.result_avals,
-        needs,
+        needs_weights,
         plain,
-        whole.restricted([*[True] * outs, *is_stored], second + len(flat_x)),
-        whole.restricted(recomputed, second if needs else first),
+        linearized.restricted([*[True] * result_count, *is_stored], x_begin + len(flat_x)),
+        linearized.restricted(is_recomputed, x_begin if needs_weights else weights_begin),
         tuple(is_stored),
-        vjps[-1],
+        vjp_structures[-1],
     )

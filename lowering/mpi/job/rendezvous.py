@@ -19,13 +19,15 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.engine_errors import IS_REPORTED
 from commplan.recorder.processes import process_state
 from commplan.sidecar import leave
-from commplan.wait import TIMEOUT_S, Wait, is_timeout, run_in_thread, until
+from commplan.wait import TIMEOUT_S, Wait, is_timeout, run_in_thread
 
-_GRACE_S, _LOOK_S, _SETTLE_S = 3.0, 0.02, 0.5
+_ANSWER_S = 3.0  # seconds to wait for the answers of other ranks after a timeout
+_CHECK_S = 0.02  # seconds between two checks for messages
+_SETTLE_S = 0.5  # seconds to send the error to other ranks, and for them to report it
 _SHOWN = 4  # ranks that an error describes
 _Result = TypeVar("_Result")
 _sent: list[Any] = []  # keeps sends alive whose receiver may have died
-_abandoned: list[bool] = []
+_abandoned: list[bool] = []  # non-empty once a call was abandoned
 
 
 class Presence(NamedTuple):
@@ -73,7 +75,8 @@ class Rendezvous:
         # A rank whose timeout is invalid still joins, and raises later.
         self.timeout_s = timeout_s if is_timeout(timeout_s) else TIMEOUT_S
         self.ranks = range(comm.Get_size()) if ranks is None else ranks
-        self.moved, self._tag = 0.0, highest_tag()
+        self.last_progress_s = 0.0  # of `time.monotonic()`
+        self._tag = highest_tag()
         self._present: dict[int, Presence] = {}
 
     def among(self, ranks: Sequence[int]) -> Rendezvous:
@@ -85,14 +88,15 @@ class Rendezvous:
     def __call__(self, call: Callable[..., _Result], *arguments: Any) -> _Result:
         """Run `call(*arguments)` in a separate thread.
 
-        A call that makes progress may set `moved` to `time.monotonic()`, which restarts the timeout.
+        A call that makes progress may set `last_progress_s` to `time.monotonic()`: this restarts the timeout.
 
         Raises:
             CommplanError: CP0849 if a rank does not join.
         """
         if len(self.ranks) == 1:
             return call(*arguments)
-        self.moved, ended = time.monotonic(), list[bool]()
+        self.last_progress_s = time.monotonic()
+        ended: list[bool] = []
 
         def run() -> _Result:
             try:
@@ -101,64 +105,60 @@ class Rendezvous:
                 ended.append(True)
 
         try:
-            return run_in_thread(run, Wait(inf, self._late, self._look))
+            return run_in_thread(run, Wait(inf, self._on_timeout, self._check))
         except BaseException:
             if not ended and not _abandoned:
                 _abandoned.append(True)
                 atexit.register(_end_job)
             raise
 
-    def _look(self, waited: float) -> None:
-        del waited
-        self._listen()
-        idle = time.monotonic() - self.moved
+    def _check(self, _: float) -> None:
+        """Receive messages; raise after a timeout, and answer a rank that has had one."""
+        self._receive()
+        idle = time.monotonic() - self.last_progress_s
         if idle > self.timeout_s:
-            self._late(idle)
+            self._on_timeout(idle)
         if self._present:
             self._answer()
 
-    def _listen(self) -> None:
+    def _receive(self) -> None:
         """Receive the answers of other ranks. Raises if one contains a verdict."""
         status = MPI.Status()
         while (message := self.comm.improbe(MPI.ANY_SOURCE, self._tag, status)) is not None:
             presence: Presence = message.recv()
             self._present[int(status.Get_source())] = presence
             if presence.verdict is not None:
-                self._refuse(*presence.verdict)
+                self._fail(*presence.verdict)
 
     def _answer(self, verdict: tuple[str, list[str]] | None = None) -> list[Any]:
         """Send this rank's answer, or the verdict, to all other ranks; the answer only once."""
-        me = int(self.comm.Get_rank())
-        if me in self._present and verdict is None:
+        own_rank = int(self.comm.Get_rank())
+        if own_rank in self._present and verdict is None:
             return []
-        host = socket.gethostname()
-        mine = self._present[me] = Presence(self.purpose, host, _processes(), verdict)
-        sends = [self.comm.issend(mine, rank, self._tag) for rank in self.ranks if rank != me]
+        presence = Presence(self.purpose, socket.gethostname(), _processes(), verdict)
+        self._present[own_rank] = presence
+        sends = [self.comm.issend(presence, rank, self._tag) for rank in self.ranks if rank != own_rank]
         _sent.extend(sends)
         return sends
 
-    def _late(self, waited: float) -> NoReturn:
-        """Collect answers for a moment, then decide which ranks are missing."""
+    def _on_timeout(self, waited: float) -> NoReturn:
+        """Collect answers for `_ANSWER_S`, then raise an error that names the missing ranks."""
         self._answer()
-
-        def gathered(seconds: float) -> bool:
-            time.sleep(seconds)
-            self._listen()
-            return len(self._present) >= len(self.ranks)
-
-        def judge(over: float) -> NoReturn:
-            del over
-            self._judge(waited)
-
-        until(gathered, Wait(_GRACE_S, judge, slice_s=_LOOK_S))
+        deadline = time.monotonic() + _ANSWER_S
+        while time.monotonic() < deadline:
+            time.sleep(_CHECK_S)
+            self._receive()
+            if len(self._present) >= len(self.ranks):
+                break
         self._judge(waited)
 
     def _judge(self, waited: float) -> NoReturn:
+        """Decide which ranks are missing, send the decision to all ranks and raise it."""
         missing = {rank: self._process(rank) for rank in self.ranks if rank not in self._present}
-        down = {rank: process for rank, process in missing.items() if process[1] not in ("alive", "unknown")}
+        dead = {rank: process for rank, process in missing.items() if process[1] not in ("alive", "unknown")}
         if missing:
-            blamed = down or missing  # a living rank may have left the call already
-            message = f"{_named([*blamed])} not joined the call to {self.purpose} within {waited:.0f} s"
+            blamed = dead or missing  # a living rank may have left the call already
+            message = f"{_ranks_have([*blamed])} not joined the call to {self.purpose} within {waited:.0f} s"
             notes = [f"rank {rank} {text}" for rank, (text, _) in list(blamed.items())[:_SHOWN]]
         else:
             message = f"all ranks have joined the call, and have made no progress for {waited:.0f} s"
@@ -166,28 +166,22 @@ class Rendezvous:
                 f"rank {n} has joined the call to {self._present[n].purpose}" for n in self.ranks[:_SHOWN]
             ]
         sends = self._answer((message, notes))
-
-        def refuse(over: float) -> NoReturn:
-            del over
-            self._refuse(message, notes)
-
-        until(
-            lambda seconds: time.sleep(seconds) or MPI.Request.Testall(sends),
-            Wait(_SETTLE_S, refuse, slice_s=_LOOK_S),
-        )
-        self._refuse(message, notes)
+        deadline = time.monotonic() + _SETTLE_S
+        while not MPI.Request.Testall(sends) and time.monotonic() < deadline:
+            time.sleep(_CHECK_S)
+        self._fail(message, notes)
 
     def _process(self, rank: int) -> tuple[str, str]:
         """A description of the process of a missing rank, and its state."""
         world_rank = self.comm.Get_group().Translate_ranks([rank], MPI.COMM_WORLD.Get_group())[0]
         for presence in self._present.values():
             if world_rank in presence.processes:
-                number, state = presence.processes[world_rank]
-                return f"(process {number} on {presence.host}) is {state}", state
+                pid, state = presence.processes[world_rank]
+                return f"(process {pid} on {presence.host}) is {state}", state
         hosts = ", ".join(sorted({presence.host for presence in self._present.values()})[:_SHOWN])
         return f"has no process on the hosts of the other ranks: {hosts}", "unknown"
 
-    def _refuse(self, message: str, notes: Sequence[str]) -> NoReturn:
+    def _fail(self, message: str, notes: Sequence[str]) -> NoReturn:
         fix = (f"{self.option} waits longer",) if self.option else ()
         error = CommplanError(
             Diagnostic("CP0849", message, None, tuple(map(Note, (*notes, *fix))), file=self.file)
@@ -205,7 +199,7 @@ def highest_tag() -> int:
     return int(cast("Any", MPI.COMM_WORLD).Get_attr(MPI.TAG_UB))
 
 
-def _named(ranks: Sequence[int]) -> str:
+def _ranks_have(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]} has"
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
@@ -217,17 +211,18 @@ def _processes() -> dict[int, tuple[int, str]]:
 
     Empty unless the launcher sets the environment variables of PMIx, as Open MPI's does.
     """
-    job, processes = os.environ.get("PMIX_NAMESPACE", ""), dict[int, tuple[int, str]]()
-    numbers = sorted(int(place.name) for place in Path("/proc").glob("[0-9]*")) if job else []
-    for number in numbers:
+    job = os.environ.get("PMIX_NAMESPACE", "")
+    processes: dict[int, tuple[int, str]] = {}
+    pids = sorted(int(folder.name) for folder in Path("/proc").glob("[0-9]*")) if job else []
+    for pid in pids:
         try:
-            environment = Path(f"/proc/{number}/environ").read_bytes().decode(errors="replace")
+            environment = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
             pairs = dict(entry.split("=", 1) for entry in environment.split("\0") if "=" in entry)
-            if pairs.get("PMIX_NAMESPACE") != job or "libmpi" not in Path(f"/proc/{number}/maps").read_text():
+            if pairs.get("PMIX_NAMESPACE") != job or "libmpi" not in Path(f"/proc/{pid}/maps").read_text():
                 continue
         except OSError:  # the process belongs to another user, or has ended
             continue
-        processes.setdefault(int(pairs["PMIX_RANK"]), (number, process_state(number)))
+        processes.setdefault(int(pairs["PMIX_RANK"]), (pid, process_state(pid)))
     return processes
 
 

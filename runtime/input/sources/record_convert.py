@@ -234,7 +234,7 @@ def _convert_tensor(value: Any) -> Any:
 
 
 def _convert_list(value: list[Any], element: Element) -> Any:
-    """Convert nested lists of Python numbers to an array; numbers are not rounded to integers, nor wrapped."""
+    """Convert nested lists of Python numbers to an array; no number is rounded to an integer, or wraps."""
     if not isinstance(element, ArrayType):
         raise RecordTypeError(describe(value), "bytes of a list: `np.array(record, dtype).tobytes()`")
     try:

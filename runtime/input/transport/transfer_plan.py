@@ -33,7 +33,7 @@ from commplan.lowering.mpi.instructions import (
     SEND,
     Instruction,
     Instructions,
-    of_rank,
+    transfers_of_rank,
 )
 
 MOST_SLICES = 512  # of a block: larger blocks have larger messages, which use the rendezvous protocol
@@ -214,7 +214,7 @@ def _transfers(
     transfers: list[_Transfer] = []
     for number, sends in enumerate(_program(move.kind, len(move.hosts), slices).rounds):
         for send in sends:
-            for outgoing, peer, low, high in of_rank(send, rank, bounds):
+            for outgoing, peer, low, high in transfers_of_rank(send, rank, bounds):
                 cut = _cut(windows, starts, low, high)
                 transfers.append(_Transfer((number, place), outgoing, move.hosts[peer], cut))
     return transfers
