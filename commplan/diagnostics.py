@@ -73,8 +73,8 @@ class Diagnostic(msgspec.Struct, frozen=True):
     file: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.file or '<plan>'}:{self.span.line}:{self.span.column}: " if self.span else ""
-        lines = [f"{place}{self.severity}[{self.code}]: {self.message}"]
+        location = f"{self.file or '<plan>'}:{self.span.line}:{self.span.column}: " if self.span else ""
+        lines = [f"{location}{self.severity}[{self.code}]: {self.message}"]
         lines += [f"  note: {note.text}" for note in self.notes]
         if self.fix:
             lines.append(f"  fix: {self.fix.title}")

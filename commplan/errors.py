@@ -32,17 +32,17 @@ _SECTION = re.compile(r"^## (?=CP\d{4}: )", re.MULTILINE)
 
 def page(code: str) -> str | None:
     """The page for an error code in Markdown, or None. A section of a family ends with its introduction."""
-    place = _PAGES / f"{code}.md"
-    return place.read_text(encoding="utf-8") if place.is_file() else _family_pages().get(code)
+    page_path = _PAGES / f"{code}.md"
+    return page_path.read_text(encoding="utf-8") if page_path.is_file() else _family_pages().get(code)
 
 
 @functools.cache
 def _family_pages() -> dict[str, str]:
     pages: dict[str, str] = {}
-    for place in _PAGES.iterdir():
-        if not place.name.endswith(".md") or _CODE.match(place.name):
+    for page_path in _PAGES.iterdir():
+        if not page_path.name.endswith(".md") or _CODE.match(page_path.name):
             continue
-        introduction, *sections = _SECTION.split(place.read_text(encoding="utf-8"))
+        introduction, *sections = _SECTION.split(page_path.read_text(encoding="utf-8"))
         common = introduction.partition("\n")[2].strip()
         pages |= {section[:6]: f"# {section.strip()}\n\n{common}\n" for section in sections}
     return pages
@@ -51,6 +51,6 @@ def _family_pages() -> dict[str, str]:
 @functools.cache
 def titles() -> dict[str, str]:
     """All codes in order, with the titles of their pages."""
-    names = (place.name for place in _PAGES.iterdir())
+    names = (page_path.name for page_path in _PAGES.iterdir())
     codes = sorted({*(name[:6] for name in names if _CODE.match(name)), *_family_pages()})
     return {code: (page(code) or "").partition("\n")[0].partition(": ")[2] for code in codes}

@@ -401,17 +401,17 @@ class PlanRestore(ocp.args.CheckpointArgs):
 
 def read(directory: Any) -> CheckpointRecord:
     """Read the record of a checkpoint. Raises CP0873 if there is none, or if it is invalid."""
-    place = Path(str(directory)) / RECORD
+    path = Path(str(directory)) / RECORD
     try:
         is_remote = "://" in str(directory)  # an object store, read by `etils.epath`
-        data: bytes = (directory / RECORD).read_bytes() if is_remote else io.read(place)
+        data: bytes = (directory / RECORD).read_bytes() if is_remote else io.read(path)
         record = io.decode_json(data, CheckpointRecord)
     except FileNotFoundError:
         fail("CP0873", f"{directory} is not a checkpoint of commplan", f"it has no file `{RECORD}`")
     except (ValueError, OSError) as error:
-        fail("CP0873", f"{place} cannot be read: {error}", "it was written by another program, or is damaged")
+        fail("CP0873", f"{path} cannot be read: {error}", "it was written by another program, or is damaged")
     if (record.format, record.schema) != (FORMAT, SCHEMA):
-        message = f"{place} has schema {record.schema} of `{record.format}`, and this commplan reads {SCHEMA}"
+        message = f"{path} has schema {record.schema} of `{record.format}`, and this commplan reads {SCHEMA}"
         fail("CP0873", message, "restore it with the version of commplan that wrote it")
     return record
 

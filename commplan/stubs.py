@@ -78,8 +78,8 @@ def stubs(plans: Sequence[graph.Plan], module: str) -> str:
         note = "they are called as plan and phase, some with `State` or `Outputs` behind: rename a phase"
         fail("CP1126", f"two classes would be called `{duplicate}`", note)
     used = set(re.findall(r"\w+", "".join(faces)))
-    imports = {place: [word for word in words if word in used] for place, words in _IMPORTS.items()}
-    lines = [f"from {place} import {', '.join(words)}" for place, words in imports.items() if words]
+    imports = {source: [word for word in words if word in used] for source, words in _IMPORTS.items()}
+    lines = [f"from {source} import {', '.join(words)}" for source, words in imports.items() if words]
     head = _HEAD.format(module=module, name=names[0], file=plans[0].file, imports="\n".join(lines))
     return "\n".join([head, *faces])
 

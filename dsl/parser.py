@@ -153,7 +153,7 @@ class _PlanParser:
         self.outside = False
         header = self._phase_header(opened)
         body: list[ast.StageStmt | ast.OutputStmt | ast.BadStmt] = []
-        place = len(self.items)
+        index = len(self.items)
         end: Token | None = None
         try:
             for event in events:
@@ -166,7 +166,7 @@ class _PlanParser:
                 else:
                     body.append(self._inside(event))
         finally:  # keep the phase as far as it was read if reading is aborted
-            self.items.insert(place, _phase_item(opened, header, body, end))
+            self.items.insert(index, _phase_item(opened, header, body, end))
 
     def _phase_header(self, opened: PhaseOpen) -> PhaseHeader | None:
         tokens = opened.tokens

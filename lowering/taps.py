@@ -66,8 +66,8 @@ def reduction_groups(leaves: Sequence[tuple[D, int]], asynchronous: bool) -> lis
         asynchronous: Whether collectives overlap with computation. Then large leaves are reduced separately.
     """
     result: list[tuple[D, list[int]]] = []
-    for dtype, places in grouped(range(len(leaves)), lambda place: leaves[place][0]).items():
-        small = [place for place in places if not asynchronous or leaves[place][1] < COPY_NBYTES]
-        result += [(dtype, [place]) for place in places if place not in small]
+    for dtype, indices in grouped(range(len(leaves)), lambda index: leaves[index][0]).items():
+        small = [index for index in indices if not asynchronous or leaves[index][1] < COPY_NBYTES]
+        result += [(dtype, [index]) for index in indices if index not in small]
         result += [(dtype, small)] if small else []
     return result

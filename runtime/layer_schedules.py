@@ -65,18 +65,18 @@ class ShardedStages:
 
     def scatter_schedules(self, leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[int, ...], Schedule]]:
         """The groups of gradient leaves and their scatter schedules; integer leaves have no gradients."""
-        floats = [place for place, leaf in enumerate(leaves) if leaf.dtype.is_float]
+        floats = [index for index, leaf in enumerate(leaves) if leaf.dtype.is_float]
         return self._schedules(self.scatters, leaves, floats)
 
     def _schedules(
-        self, stages: Stages, leaves: Sequence[Leaf], places: Sequence[int]
+        self, stages: Stages, leaves: Sequence[Leaf], indices: Sequence[int]
     ) -> Iterator[tuple[tuple[int, ...], Schedule]]:
         passes = Pipeline.parse(self.schedule.pipeline).passes
-        packed = tuple(places)
+        packed = tuple(indices)
         if all(stage.hints.bucket is None for stage in stages):
             packs = any(isinstance(pass_, BucketPass) and pass_.packs_by_default for pass_ in passes)
-            packed = tuple(i for i in places if packs and leaves[i].nbytes < PACKED_NBYTES)
-            alone = tuple(i for i in places if i not in packed)
+            packed = tuple(i for i in indices if packs and leaves[i].nbytes < PACKED_NBYTES)
+            alone = tuple(i for i in indices if i not in packed)
             if alone:
                 unpacked = tuple(pass_ for pass_ in passes if pass_.name != "bucket")
                 yield alone, self._schedule(stages, [leaves[i] for i in alone], unpacked)

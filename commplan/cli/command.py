@@ -68,7 +68,7 @@ def _refused(error: CommplanError, console: Console) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except CommplanError:  # stdout is not writable, so print to stderr
-        if not console.human:
+        if not console.is_human:
             Console("never").report(error.diagnostics)
         silence(sys.stdout)
     return PROBLEMS
@@ -86,8 +86,8 @@ def _internal(error: Exception, console: Console) -> int:
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next
-    place = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
-    console.say(f"internal failure: {text_of(error)}{place}")
+    location = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
+    console.say(f"internal failure: {text_of(error)}{location}")
     console.say(
         "this is a bug in commplan, not an error in your plan; COMMPLAN_TRACEBACK=1 shows the traceback"
     )

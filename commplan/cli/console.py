@@ -37,7 +37,7 @@ class Console:
         self.texts: dict[str, str] = {}  # contents of files read so far, for excerpts in diagnostics
 
     @property
-    def human(self) -> bool:
+    def is_human(self) -> bool:
         return self.style == "human"
 
     def color(self, stream: IO[str]) -> bool:
@@ -79,15 +79,15 @@ class Console:
 
     def note(self, text: str) -> None:
         """Write a message to stderr in the human format only."""
-        if self.human:
+        if self.is_human:
             self.say(text)
 
     def report(self, diagnostics: Sequence[Diagnostic]) -> None:
         """Write diagnostics to stderr in the human format, or to stdout in machine-readable formats."""
         from commplan.render import render
 
-        write = _to_stderr if self.human else self.put
-        write(render(diagnostics, self.texts, self.style, self.human and self.color(sys.stderr)))
+        write = _to_stderr if self.is_human else self.put
+        write(render(diagnostics, self.texts, self.style, self.is_human and self.color(sys.stderr)))
 
     def conclude(self, diagnostics: Sequence[Diagnostic], text: Callable[[], str], **fields: Any) -> int:
         """Write the result of a run: diagnostics, or `text` if there are none.
@@ -95,7 +95,7 @@ class Console:
         Returns:
             1 if there are diagnostics, otherwise 0.
         """
-        if not self.human:
+        if not self.is_human:
             self.document(diagnostics, **fields)
         else:
             self.report(diagnostics)

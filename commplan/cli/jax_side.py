@@ -211,15 +211,15 @@ def function_at(flag: str, location: str) -> Callable[..., Any]:
     Raises:
         CommplanError: CP1109 if it cannot be imported or is not callable.
     """
-    place, colon, attribute = location.rpartition(":")
-    if not (colon and place and attribute):
+    module, colon, attribute = location.rpartition(":")
+    if not (colon and module and attribute):
         fail("CP1109", f"{flag}: expected MODULE:FUNCTION or FILE.py:FUNCTION")
     try:
-        target: Any = _file(place) if place.endswith(".py") else _module(place)
+        target: Any = _file(module) if module.endswith(".py") else _module(module)
         missing: tuple[str, ...] = ()
         for part in attribute.split("."):
             if not hasattr(target, part):
-                missing = (f"{flag}: {place} has no `{part}`", *near_note(part, dir(target)))
+                missing = (f"{flag}: {module} has no `{part}`", *near_note(part, dir(target)))
                 break
             target = getattr(target, part)
     except KeyboardInterrupt:
@@ -248,14 +248,14 @@ def _file(path: str) -> Any:
     Raises:
         ImportError: the file cannot be read, or a loaded module has the same name.
     """
-    place = Path(path).absolute()
-    name, version = place.stem, (place, place.stat().st_mtime_ns)
+    absolute = Path(path).absolute()
+    name, version = absolute.stem, (absolute, absolute.stat().st_mtime_ns)
     loaded = sys.modules.get(name)
     if loaded is not None and _loaded.get(name, version) == version:
-        if name in _loaded or getattr(loaded, "__file__", None) == str(place):
+        if name in _loaded or getattr(loaded, "__file__", None) == str(absolute):
             return loaded
         raise ImportError(f"{path} has the name of the loaded module `{name}`: rename the file")
-    spec = importlib.util.spec_from_file_location(name, place)
+    spec = importlib.util.spec_from_file_location(name, absolute)
     if spec is None or spec.loader is None:
         raise ImportError(f"cannot load {path}")
     sys.modules[name] = module = importlib.util.module_from_spec(spec)

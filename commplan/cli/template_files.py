@@ -9,7 +9,7 @@ def templates() -> dict[str, str]:
     """For each template, the first comment line of its plan."""
     folder = files("commplan.cli").joinpath("templates")
     names = sorted(
-        place.name.removesuffix(".plan") for place in folder.iterdir() if place.name.endswith(".plan")
+        entry.name.removesuffix(".plan") for entry in folder.iterdir() if entry.name.endswith(".plan")
     )
     return {name: template(f"{name}.plan").splitlines()[0].lstrip("# ") for name in names}
 

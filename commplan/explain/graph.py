@@ -97,8 +97,8 @@ def drawing(plan: Plan) -> Drawing:
         for i, axis in enumerate(servers)
     ]
     edges: list[Edge] = []
-    for place, phase in enumerate(plan.phases):
-        box, arrows = _phase(plan, phase, f"phase{place}", entry, sources)
+    for index, phase in enumerate(plan.phases):
+        box, arrows = _phase(plan, phase, f"phase{index}", entry, sources)
         boxes.append(box)
         edges += arrows
     return Drawing(f"plan {plan.name}", tuple(roots), tuple(boxes), tuple(edges))

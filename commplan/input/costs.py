@@ -122,7 +122,7 @@ class Setting:
         """Groups with equal host assignments, keyed by hosts numbered in order of appearance."""
         patterns: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for group in self.groups:
-            order = {host: place for place, host in enumerate(dict.fromkeys(group))}
+            order = {host: index for index, host in enumerate(dict.fromkeys(group))}
             patterns.setdefault(tuple(order[host] for host in group), []).append(group)
         return patterns
 
@@ -220,7 +220,7 @@ def _crowded(setting: Setting, divided: Mapping[tuple[int, ...], Division]) -> s
         share = divided[pattern]
         making = range(setting.members) if share.design == "duplicate" else set(share.readers)
         for group in groups:
-            makers.update(group[place] for place in making)
+            makers.update(group[index] for index in making)
     return {host for host, count in makers.items() if count > setting.cores}
 
 

@@ -102,8 +102,10 @@ def _all(length: int) -> RecordSums:
 
 def _stretch(order: Order, epoch: int, member: int | None, low: int, high: int) -> RecordSums:
     """The summary of the records at positions [low, high), less than an epoch."""
-    places = (block % order.length for block in _blocks(low, high))
-    return sum((sums(permuted(at, order.length, order.seed, epoch, member)) for at in places), RecordSums())
+    positions = (block % order.length for block in _blocks(low, high))
+    return sum(
+        (sums(permuted(at, order.length, order.seed, epoch, member)) for at in positions), RecordSums()
+    )
 
 
 def expected_sums(

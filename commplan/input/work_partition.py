@@ -144,7 +144,7 @@ def division(design: Design, hosts: Sequence[int], readers: int | None = None) -
             all if None. Readers are sorted by the first appearance of their hosts.
     """
     count = len(hosts) if readers is None or design == "all_shared" else min(readers, len(hosts))
-    order = {host: place for place, host in enumerate(dict.fromkeys(hosts))}
+    order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
     chosen = sorted(range(count), key=lambda process: (order[hosts[process]], process))
     return Division(design, tuple(chosen), tuple(hosts))
 

@@ -13,32 +13,32 @@ def coordinates(rank: int, axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> d
     >>> coordinates(5, ("rack", "worker"), {"rack": 2, "worker": 4})
     {'worker': 1, 'rack': 1}
     """
-    place: dict[Axis, int] = {}
+    coords: dict[Axis, int] = {}
     for axis in reversed(tuple(axes)):
-        rank, place[axis] = divmod(rank, sizes[axis])
-    return place
+        rank, coords[axis] = divmod(rank, sizes[axis])
+    return coords
 
 
-def position(place: Mapping[Axis, int], axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> int:
-    """The rank at the coordinates `place`, row-major over `axes`.
+def position(coords: Mapping[Axis, int], axes: Iterable[Axis], sizes: Mapping[Axis, int]) -> int:
+    """The rank at the coordinates `coords`, row-major over `axes`.
 
     >>> position({"worker": 1, "rack": 1}, ("worker", "rack"), {"rack": 2, "worker": 4})
     3
     """
     rank = 0
     for axis in axes:
-        rank = rank * sizes[axis] + place[axis]
+        rank = rank * sizes[axis] + coords[axis]
     return rank
 
 
-def group(place: Mapping[str, int], along: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The ranks, row-major over all of `sizes`, that differ from `place` only along `along`.
+def group(coords: Mapping[str, int], along: Sequence[str], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """The ranks, row-major over all of `sizes`, that differ from `coords` only along `along`.
 
     >>> group({"rack": 1, "worker": 2}, ("worker",), {"rack": 2, "worker": 4})
     (4, 5, 6, 7)
     """
     points = itertools.product(*(range(sizes[axis]) for axis in along))
-    return tuple(position({**place, **dict(zip(along, at, strict=True))}, sizes, sizes) for at in points)
+    return tuple(position({**coords, **dict(zip(along, at, strict=True))}, sizes, sizes) for at in points)
 
 
 def groups(along: Sequence[str], sizes: Mapping[str, int]) -> Iterator[tuple[int, ...]]:

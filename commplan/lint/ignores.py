@@ -116,8 +116,8 @@ def _removal(comment: Token, match: re.Match[str], span: Span) -> Fix:
     codes = [(comment.column + start, comment.column + end) for _, start, end in _written(match)]
     if len(codes) == 1:
         return Fix("remove the comment", comment.span, "")
-    place = codes.index((span.column, span.end_column))
-    start, end = (codes[place - 1][1], span.end_column) if place else (span.column, codes[1][0])
+    index = codes.index((span.column, span.end_column))
+    start, end = (codes[index - 1][1], span.end_column) if index else (span.column, codes[1][0])
     return Fix("remove the code", Span(span.line, start, span.line, end), "")
 
 

@@ -27,8 +27,8 @@ def placements(document: PlanDocument, first: int, last: int) -> list[Hint]:
             for name in statement.targets:
                 value = document.symbols.values.get(name.span)
                 if value is not None:
-                    place, text = name.span, f": {value.placement}"
+                    span, text = name.span, f": {value.placement}"
                     hints.append(
-                        Hint(place.end_line, place.end_column, text, f"{value.type}, {value.placement}")
+                        Hint(span.end_line, span.end_column, text, f"{value.type}, {value.placement}")
                     )
     return hints

@@ -28,13 +28,13 @@ def renamed(document: PlanDocument, line: int, column: int, name: str) -> list[S
     if not _NAME.fullmatch(name) or name in KEYWORDS:
         kind = "a word of the language" if name in KEYWORDS else "no name"
         fail("CP1117", f"`{name}` is {kind}", "a name has letters, digits and `_`, and begins with no digit")
-    places = sorted(use.symbol.places)
-    text, _ = apply_fixes(document.text, [Fix("", place, name) for place in places])
+    spans = sorted(use.symbol.places)
+    text, _ = apply_fixes(document.text, [Fix("", span, name) for span in spans])
     other = PlanDocument(text)
     if _meanings(other) != _meanings(document) or len(other.diagnostics) > len(document.diagnostics):
         note = "another name would be hidden, or this one: choose one that the plan does not have"
         fail("CP1117", f"`{name}` would mean something else in the plan", note)
-    return places
+    return spans
 
 
 def _meanings(document: PlanDocument) -> list[int | None]:

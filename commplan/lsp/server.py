@@ -190,8 +190,8 @@ def _reading(plans: PlanServer) -> None:
         use = document.symbols.at(*_place(text, params.position))
         if use is None or use.symbol is None:
             return None
-        places = use.symbol.places if params.context.include_declaration else use.symbol.places[1:]
-        return [types.Location(uri, _range(text, place)) for place in sorted(places)]
+        spans = use.symbol.places if params.context.include_declaration else use.symbol.places[1:]
+        return [types.Location(uri, _range(text, span)) for span in sorted(spans)]
 
     @plans.feature(
         types.TEXT_DOCUMENT_COMPLETION, types.CompletionOptions(trigger_characters=[" ", "=", "(", "{", ","])
@@ -254,10 +254,10 @@ def _writing(plans: PlanServer) -> None:
         uri = params.text_document.uri
         document, text = plans.document(uri)
         try:
-            places = renamed(document, *_place(text, params.position), params.new_name)
+            spans = renamed(document, *_place(text, params.position), params.new_name)
         except CommplanError as error:
             raise JsonRpcInvalidParams(str(error)) from None
-        changes = [types.TextEdit(_range(text, place), params.new_name) for place in places]
+        changes = [types.TextEdit(_range(text, span), params.new_name) for span in spans]
         return types.WorkspaceEdit({uri: changes})
 
     @plans.feature(types.TEXT_DOCUMENT_FORMATTING)

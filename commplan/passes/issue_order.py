@@ -31,7 +31,7 @@ def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
                 -->  scatter a; sum a; scatter b; gather a; sum b; gather b
     """
     uses = DefUse(ops)
-    makers, urgency = uses.indices, [(place, 0) for place in _urgency(uses)]
+    makers, urgency = uses.indices, [(index, 0) for index in _urgency(uses)]
     sends = [index for index, op in enumerate(ops) if isinstance(op, Collective)]
     if levels_apart:
         _stagger(urgency, [_level(index, uses) for index in sends], sends)
@@ -158,5 +158,5 @@ def _stagger(urgency: list[tuple[int, int]], levels: Sequence[tuple[int, int]], 
     heads = sorted({first for first, depth in levels if depth}, key=lambda index: (urgency[index], index))
     for index, (first, depth) in zip(sends, levels, strict=True):
         if depth > 1:
-            place = min(heads.index(first) + depth // 2, len(heads) - 1)
-            urgency[index] = max(urgency[index], (urgency[heads[place]][0], depth))
+            head = heads[min(heads.index(first) + depth // 2, len(heads) - 1)]
+            urgency[index] = max(urgency[index], (urgency[head][0], depth))

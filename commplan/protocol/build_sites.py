@@ -174,9 +174,9 @@ class _Survey:
     def _whole(self, layout: StateLayout, value: Ref, state: Value, *, down: bool) -> tuple[Buffer, ...]:
         """A whole state: its scalars, and all of its slots."""
         buffers: list[Buffer] = []
-        for place in layout.scalars:
-            dtype = state.leaves[place].dtype
-            buffers.append(self._each("scalar", dtype, layout, value, (place,), down=down))
+        for index in layout.scalars:
+            dtype = state.leaves[index].dtype
+            buffers.append(self._each("scalar", dtype, layout, value, (index,), down=down))
         for slot, flats in enumerate(layout.slots):
             buffers += self._data(layout, flats, [flat.dtype for flat in flats], value, slot)
         if not buffers and not down:  # for a state without leaves, an acknowledgement

@@ -59,9 +59,9 @@ def _block(d: Diagnostic, lines: Sequence[str] | None, paint: _Paint) -> str:
     if lines is None or d.span is None:
         notes = list(d.notes)
         width = 1
-        place = f"{_shown(d.file)}:{d.span.line}:{d.span.column}" if d.span else _shown(d.file)
-        if place:
-            out.append(f" {paint('-->', 'frame')} {place}")
+        location = f"{_shown(d.file)}:{d.span.line}:{d.span.column}" if d.span else _shown(d.file)
+        if location:
+            out.append(f" {paint('-->', 'frame')} {location}")
     else:
         marks = [_SourceMark(d.span, "^", ""), *(_SourceMark(n.span, "-", n.text) for n in d.notes if n.span)]
         width = len(str(max(_last_line(mark.span) for mark in marks)))

@@ -288,7 +288,7 @@ def _matched(
         if mixed
         else [*items_by_phase.values()]
     )
-    places = {id(collective): place for place, collective in enumerate(step.collectives)}
+    positions = {id(collective): position for position, collective in enumerate(step.collectives)}
     reports = [compare_unordered(layered, in_layers)]
     for items in map(tuple, parts):
         scopes = {item.phase for item in items}
@@ -298,7 +298,8 @@ def _matched(
         report = match(items, phase_collectives)
         if nameless and not report.ok:
             report = match(
-                items, sorted([*phase_collectives, *nameless], key=lambda collective: places[id(collective)])
+                items,
+                sorted([*phase_collectives, *nameless], key=lambda collective: positions[id(collective)]),
             )
             nameless = []
         reports.append(report)

@@ -63,14 +63,14 @@ class _DependencyGraph:
         self, computation: Computation, collectives: Sequence[CompiledCollective]
     ) -> dict[int, float]:
         """Seconds of computation, by the bit set of collectives that it could overlap."""
-        places = [collective.start for collective in collectives]
+        positions = [collective.start for collective in collectives]
         before = _ancestors(computation)
         offers: dict[int, float] = defaultdict(float)
-        for place, seconds in self._computations(computation.name):
+        for position, seconds in self._computations(computation.name):
             bits = (
                 1 << number
-                for number, start in enumerate(places)
-                if not (before[start] >> place | before[place] >> start) & 1
+                for number, start in enumerate(positions)
+                if not (before[start] >> position | before[position] >> start) & 1
             )
             offers[sum(bits)] += seconds
         return offers
@@ -80,10 +80,10 @@ class _DependencyGraph:
         for event in (*self.step.products, *self.step.moves):
             if event.computation == computation:
                 yield event.position, seconds_of_work(event, self.machine)
-        for place, body, times in self._loops(computation):
+        for position, body, times in self._loops(computation):
             if body not in self.computing:
                 self.computing[body] = sum(seconds for _, seconds in self._computations(body))
-            yield place, times * self.computing[body]
+            yield position, times * self.computing[body]
 
     def _loops(self, computation: str) -> Iterator[tuple[int, str, int]]:
         for loop in self.step.loops:
@@ -93,14 +93,14 @@ class _DependencyGraph:
 
 def _ancestors(computation: Computation) -> list[int]:
     """For each instruction, the bit set of positions that it depends on."""
-    places = {instruction.name: place for place, instruction in enumerate(computation.instructions)}
+    positions = {instruction.name: position for position, instruction in enumerate(computation.instructions)}
     result: list[int] = []
     for instruction in computation.instructions:
         bits = 0
         for name in instruction.operands:
-            place = places.get(name)
-            if place is not None and place < len(result):
-                bits |= result[place] | 1 << place
+            position = positions.get(name)
+            if position is not None and position < len(result):
+                bits |= result[position] | 1 << position
         result.append(bits)
     return result
 

@@ -26,7 +26,12 @@ class Frames(msgspec.Struct, frozen=True):
         if written:
             return _shown(written[1], written[2] or "")
         return next(
-            (_shown(*place) for place in self._stack(attributes) if not place[0].startswith(_PACKAGE)), ""
+            (
+                _shown(*location)
+                for location in self._stack(attributes)
+                if not location[0].startswith(_PACKAGE)
+            ),
+            "",
         )
 
     def _stack(self, attributes: str) -> Iterator[tuple[str, str]]:
@@ -35,8 +40,8 @@ class Frames(msgspec.Struct, frozen=True):
         # XLA numbers parents too high by one: the first frame, which has no parent, would be its parent.
         shift = int(_number(self.frames.get("1", ""), "parent_frame_id") == "1")
         while frame in self.frames:
-            place = self.locations.get(_number(self.frames[frame], "file_location_id"), "")
-            yield self.files.get(_number(place, "file_name_id"), "").strip('"'), _number(place, "line")
+            location = self.locations.get(_number(self.frames[frame], "file_location_id"), "")
+            yield self.files.get(_number(location, "file_name_id"), "").strip('"'), _number(location, "line")
             frame = str(int(_number(self.frames[frame], "parent_frame_id") or 0) - shift)
 
 

@@ -274,11 +274,11 @@ class Lowered:
             case ir.Slice():
                 array = values[op.operand].kind == "array"
                 ways = len(op.owners) or self.backend.ways(op.axes)
-                place = self.backend.index(op.axes)
+                index = self.backend.index(op.axes)
                 if op.owners:
-                    place = ops.number(place, op.owners)
+                    index = ops.number(index, op.owners)
                 tree = env[op.operand]
-                env[op.result] = tree.like([ops.shard(x, place, ways, array=array) for x in tree.leaves])
+                env[op.result] = tree.like([ops.shard(x, index, ways, array=array) for x in tree.leaves])
             case ir.Elastic() if op.mode == "sync":
                 env[op.pull] = self._elastic(op, env)
             case ir.Update():

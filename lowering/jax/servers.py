@@ -65,7 +65,7 @@ def packed(buffer: Buffer, env: Mapping[str, Tree]) -> Array:
     if buffer.content == "token":
         return jnp.zeros((buffer.size,), dtype)
     leaves = env[buffer.value].leaves
-    pieces = [leaves[place].reshape(-1).astype(dtype) for place in buffer.leaves]
+    pieces = [leaves[index].reshape(-1).astype(dtype) for index in buffer.leaves]
     return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces)
 
 
@@ -83,9 +83,9 @@ def unpacked(
         leaves = values[buffer.value].leaves
         received = leaves_of.setdefault(buffer.value, [None] * len(leaves))
         offset = 0
-        for place in buffer.leaves:
-            leaf = leaves[place]
-            received[place] = (
+        for index in buffer.leaves:
+            leaf = leaves[index]
+            received[index] = (
                 array[offset : offset + leaf.size].reshape(leaf.shape).astype(ops.jax_dtype(leaf.dtype))
             )
             offset += leaf.size

@@ -52,13 +52,13 @@ class Piece(NamedTuple):
 def pieces(operand_layout: BufferLayout, result_layout: BufferLayout) -> list[Piece] | None:
     """The runs of a buffer if operands and results are cut at the same offsets; otherwise None."""
     results = result_layout.runs
-    places = {(run.offset, run.size): run.array for run in results}
+    arrays = {(run.offset, run.size): run.array for run in results}
     is_whole = not any(run.start for run in results)
-    if not is_whole or not len(places) == len(operand_layout.runs) == len(result_layout.shapes):
+    if not is_whole or not len(arrays) == len(operand_layout.runs) == len(result_layout.shapes):
         return None
-    if any((run.offset, run.size) not in places for run in operand_layout.runs):
+    if any((run.offset, run.size) not in arrays for run in operand_layout.runs):
         return None
-    return [Piece(run, places[run.offset, run.size]) for run in operand_layout.runs]
+    return [Piece(run, arrays[run.offset, run.size]) for run in operand_layout.runs]
 
 
 def operands(xs: Sequence[Array], cut: Sequence[Piece]) -> tuple[list[Array], list[list[Piece]]]:

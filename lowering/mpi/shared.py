@@ -119,8 +119,8 @@ def shares(
     begins = offsets(site.layout)
     headers: list[tuple[int, ...]] = []
     updates: list[tuple[int, ...]] = []
-    ups = {b.part: place for place, b in enumerate(site.up) if b.content == "data"}
-    downs = {b.part: place for place, b in enumerate(site.down) if b.content == "data"}
+    ups = {b.part: index for index, b in enumerate(site.up) if b.content == "data"}
+    downs = {b.part: index for index, b in enumerate(site.down) if b.content == "data"}
     for state, (server, region) in enumerate(sorted(mapped.items())):
         counters = [region.address + 8 * at for at in (READY, PUTS + group, REQUESTS, CLOSED)]
         headers.append((server, *counters, counter.ctypes.data))

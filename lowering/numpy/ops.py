@@ -36,11 +36,11 @@ def rows(x: Array, ways: int, *, is_array: bool) -> Array:
     return pad(x.reshape(-1), ways).reshape(ways, -1)
 
 
-def shard(x: Array, place: int, ways: int, *, is_array: bool) -> Array:
-    """Shard `place` of `ways` of a leaf. A tree leaf is flattened first; a scalar stays whole."""
+def shard(x: Array, index: int, ways: int, *, is_array: bool) -> Array:
+    """Shard `index` of `ways` of a leaf. A tree leaf is flattened first; a scalar stays whole."""
     if x.ndim == 0:
         return x
-    return np.split(pad(x if is_array else x.reshape(-1), ways), ways)[place]
+    return np.split(pad(x if is_array else x.reshape(-1), ways), ways)[index]
 
 
 def unshard(shards: Sequence[Array], leaf: ir.Leaf) -> Array:
@@ -98,16 +98,16 @@ def collective(op: ir.Collective, xs: Sequence[Array], target: ir.Leaf, *, is_ar
         case "broadcast":
             return [xs[root]] * ways
         case "shift":
-            return [xs[place - root] for place in range(ways)]
+            return [xs[index - root] for index in range(ways)]
         case "swap" | "all_to_all":
             blocks = [np.split(x, ways) for x in xs]
-            return [np.concatenate([block[place] for block in blocks]) for place in range(ways)]
+            return [np.concatenate([block[index] for block in blocks]) for index in range(ways)]
         case "all_reduce" | "reduce" | "reduce_scatter":
             combine = _COMBINE[op.op or "sum"]
             total: Array = reduce(lambda a, b: combine(a, b).astype(a.dtype), xs)
             if op.kind == "reduce_scatter":
-                return [shard(total, place, ways, is_array=is_array) for place in range(ways)]
+                return [shard(total, index, ways, is_array=is_array) for index in range(ways)]
             is_everywhere = op.kind == "all_reduce"
             return [
-                total if is_everywhere or place == root else np.zeros_like(total) for place in range(ways)
+                total if is_everywhere or index == root else np.zeros_like(total) for index in range(ways)
             ]

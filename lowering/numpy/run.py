@@ -128,8 +128,8 @@ class NumpyRun:
                 leaves = enumerate(values[op.result].leaves)
                 buffers = [(part, env[part.value][rank][0]) for part in op.parts]
                 return tuple(
-                    ops.unpack(op.ways, leaf, [pair for pair in buffers if pair[0].leaf == place])
-                    for place, leaf in leaves
+                    ops.unpack(op.ways, leaf, [pair for pair in buffers if pair[0].leaf == index])
+                    for index, leaf in leaves
                 )
             case ir.Cast():
                 pairs = zip(env[op.operand][rank], values[op.result].leaves, strict=True)
@@ -142,11 +142,11 @@ class NumpyRun:
                 return tuple(ops.scale(x, op.how, by, over) for x in env[op.operand][rank])
             case ir.Slice():
                 ways = len(op.owners) or self.schedule.size(op.axes)
-                place = next(group.index(rank) for group in self._groups(op.axes) if rank in group)
+                index = next(group.index(rank) for group in self._groups(op.axes) if rank in group)
                 if op.owners:
-                    place = op.owners.index(place) if place in op.owners else 0
+                    index = op.owners.index(index) if index in op.owners else 0
                 is_array = values[op.operand].kind == "array"
-                return tuple(ops.shard(x, place, ways, is_array=is_array) for x in env[op.operand][rank])
+                return tuple(ops.shard(x, index, ways, is_array=is_array) for x in env[op.operand][rank])
             case ir.Elastic() if op.mode == "sync":
                 pairs = zip(env[op.operand][rank], env[op.center][rank], strict=True)
                 return tuple(ops.pull(x, center, number(op.eta), number(op.rho)) for x, center in pairs)
@@ -179,8 +179,8 @@ class NumpyRun:
                     for ref, operand, picks in zip(op.operands, leaves, is_record, strict=True)
                 ]
                 answer = function(*trees)
-                for place, tree in enumerate(answer if len(op.results) > 1 else (answer,)):
-                    answers[place].append(self._leaves(tree))
+                for index, tree in enumerate(answer if len(op.results) > 1 else (answer,)):
+                    answers[index].append(self._leaves(tree))
             for ref, records in zip(op.results, answers, strict=True):
                 stacked = tuple(map(np.stack, zip(*records, strict=True))) if op.per_record else records[0]
                 results[ref].append(self._as_declared(op, values[ref], stacked))

@@ -254,12 +254,12 @@ def _curves(
     ways = {kind: _candidates(fabric, kind, axis) for kind in KINDS}
     sizes = [size for size in SIZES if size <= largest]
     for index, size in enumerate(sizes):
-        for place, kind in enumerate(KINDS):
+        for kind_index, kind in enumerate(KINDS):
             # All ranks must agree on the time; otherwise some would call more often than others.
             remaining = fabric.slowest(end - time.perf_counter())
             if remaining <= 0 and index >= LEAST:
                 break
-            budget = max(0.0, remaining) / ((len(sizes) - index) * len(KINDS) - place)
+            budget = max(0.0, remaining) / ((len(sizes) - index) * len(KINDS) - kind_index)
             _at_size(fabric, kind, ways[kind], axis, size, budget)
     return tuple(
         Curve(kind, str(way.algorithm), way.form, shape, tuple(way.sizes), tuple(way.seconds))

@@ -192,7 +192,7 @@ def _topology(
     names: list[str] = []
     for number, rack in enumerate(racks, 1):
         names += [hosts[host] for host in rack]
-        names += [f"none-{number}-{place}" for place in range(len(rack) + 1, most + 1)]
+        names += [f"none-{number}-{index}" for index in range(len(rack) + 1, most + 1)]
     counts = {"process": width, "host": most, "rack": len(racks)}
     levels = tuple(Level(level, count, 1e-6, 1e9) for level, count in counts.items() if count > 1)
     topology = Topology(name, levels, None, tuple(names))

@@ -28,7 +28,7 @@ from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.sources.files import as_source, nbytes
 from commplan.runtime.input.sources.record_convert import numpy_dtype
-from commplan.runtime.input.stages.records import Place, Stage
+from commplan.runtime.input.stages.records import BlockPosition, Stage
 
 BLOCK = 16  # Records that go through one stage together, as in training.
 LEAST = 3  # Blocks that are measured even if no time remains.
@@ -36,7 +36,7 @@ ROUNDS = 5
 _BUFFER = 2**26  # Bytes of the copies' buffer, which exceeds the caches.
 _ROW = 150_528  # Bytes of one copy: an image of 224 x 224 x 3.
 _HERE = Span(1, 1, 1, 1)
-_PLACE = Place(0, 0, -1)
+_POSITION = BlockPosition(0, 0, -1)
 
 Consumer = Callable[[dict[str, Any]], Any]
 
@@ -238,7 +238,9 @@ class _BoundStage:
     ) -> list[Sequence[Any]]:
         """Run the stage on each record, add the costs to `total`, and return the results by column."""
         wall, cpu = time.perf_counter(), time.process_time()
-        out = [self.stage.one(_PLACE, record, list(row)) for record, row in zip(records, rows, strict=True)]
+        out = [
+            self.stage.one(_POSITION, record, list(row)) for record, row in zip(records, rows, strict=True)
+        ]
         cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
         columns = (
             [list(column) for column in zip(*out, strict=True)] if len(self.stage.elements) > 1 else [out]
@@ -248,21 +250,21 @@ class _BoundStage:
         total.records += len(rows)
         total.before += sum(nbytes(value) for row in rows for value in row)
         total.after += sum(nbytes(value) for column in columns for value in column)
-        return [self._written(column, place, total) for place, column in enumerate(columns)]
+        return [self._written(column, index, total) for index, column in enumerate(columns)]
 
-    def _written(self, column: list[Any], place: int, total: _Total) -> Sequence[Any]:
+    def _written(self, column: list[Any], index: int, total: _Total) -> Sequence[Any]:
         """Write results to memory that was not used recently; bytes are not moved.
 
         This is part of their cost: a function may return a view that is slow to copy.
         """
-        element = self.stage.elements[place]
+        element = self.stage.elements[index]
         if not isinstance(element, ArrayType):
             return column
-        buffer = self.buffers.get(place)
+        buffer = self.buffers.get(index)
         if buffer is None:
             dtype = numpy_dtype(element.dtype)
             blocks = max(2, min(64, _BUFFER // max(1, BLOCK * element.size * dtype.itemsize)))
-            buffer = self.buffers[place] = np.ones((blocks, BLOCK, *element.shape), dtype)
+            buffer = self.buffers[index] = np.ones((blocks, BLOCK, *element.shape), dtype)
         target = buffer[total.records // BLOCK % len(buffer)]
         start = time.process_time()
         for row, value in enumerate(column):

@@ -40,7 +40,7 @@ def blocks(
     memory = fresh((count * apart,), np.dtype(np.uint8))
     strides: list[int] = []
     for sizes, unit in ((inner, dtype.itemsize), (leading, apart)):
-        strides = [*(unit * math.prod(sizes[place + 1 :]) for place in range(len(sizes))), *strides]
+        strides = [*(unit * math.prod(sizes[index + 1 :]) for index in range(len(sizes))), *strides]
     return np.ndarray((*leading, *inner), dtype, memory, 0, strides)
 
 
@@ -58,7 +58,9 @@ def rounded(nbytes: int, to: int = ALIGNMENT) -> int:
 
 def agrees(axes: Sequence[str], coords: Sequence[int], fixed: Mapping[str, int]) -> bool:
     """Whether `coords` along `axes` equal `fixed` on every axis that both contain."""
-    return all(fixed.get(axis, place) == place for axis, place in zip(axes, coords, strict=True))
+    return all(
+        fixed.get(axis, coordinate) == coordinate for axis, coordinate in zip(axes, coords, strict=True)
+    )
 
 
 def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int64]:

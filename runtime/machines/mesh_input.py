@@ -98,8 +98,8 @@ class MeshInput:
             at: list[slice] = []
             for axis, piece in enumerate(index[:per]):
                 start, stop, _ = piece.indices(shape[axis])
-                places = [indices[axis].index(i) for i in range(start, stop)]
-                at.append(slice(places[0], places[-1] + 1))
+                positions = [indices[axis].index(i) for i in range(start, stop)]
+                at.append(slice(positions[0], positions[-1] + 1))
             if shards:
                 start, stop, _ = index[per].indices(shape[per])
                 first, last = shards.index(start // each), shards.index(stop // each - 1)

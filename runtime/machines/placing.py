@@ -41,7 +41,7 @@ class Placing:
         pieces = _pieces_of(host, self.cuts, on_cpu=self.on_cpu)
         with _context.explicit():
             return _compat.put(
-                self.type, self.sharding, [pieces[place] for place in self.cut_indices], self.devices
+                self.type, self.sharding, [pieces[index] for index in self.cut_indices], self.devices
             )
 
 

@@ -129,16 +129,16 @@ class Store:
         else:
             shard.slots[slot] = array
 
-    def put_scalar(self, cell: StateCell, place: int, value: Array) -> None:
-        """Set the leaf `place` of a state, a scalar, which is stored with every unit."""
-        number = cell.layout.scalars.index(place)
+    def put_scalar(self, cell: StateCell, index: int, value: Array) -> None:
+        """Set the leaf `index` of a state, a scalar, which is stored with every unit."""
+        number = cell.layout.scalars.index(index)
         for shard in cell.units.values():
             shard.scalars[number] = value.reshape(()).copy()
 
 
 def _cell(name: str, group: int, layout: StateLayout, index: int, leaves: tuple[Leaf, ...]) -> StateCell:
     cell = StateCell(name, group, layout)
-    scalars = tuple(leaves[place].dtype for place in layout.scalars)
+    scalars = tuple(leaves[index].dtype for index in layout.scalars)
     for unit in layout.owned(index):
         dtypes = tuple(parts[unit.part].dtype for parts in layout.slots)
         cell.units[unit.number] = Shard(unit, dtypes, scalars, [None] * len(dtypes), [None] * len(scalars))

@@ -49,7 +49,7 @@ def run(args: Namespace, console: Console) -> int:
     wrong = [
         d for part in every if part for d in part.differences if not (args.allow_extra and d.is_additional)
     ]
-    if console.human:
+    if console.is_human:
         if not audits:
             console.note(f"plan `{schedule.plan}` has no phase that computes anything: nothing was compiled")
         texts = (f"{name} on {devices}: {audit}\n" for name, audit in audits.items())

@@ -23,7 +23,7 @@ def run(args: Namespace, console: Console) -> int:
     verdicts = [
         blame(records, lambda record: main_stack(Path(record.path))) for records in runs(args.records)
     ]
-    if not console.human:
+    if not console.is_human:
         console.document(runs=[_data(verdict) for verdict in verdicts])
     else:
         for verdict in verdicts:

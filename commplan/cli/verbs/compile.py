@@ -52,7 +52,7 @@ def _artefact(result: Compiled, args: Namespace, console: Console) -> str:
         from commplan.cli.jax_side import program_text
 
         return program_text(result, args, console)
-    if not console.human or str(args.output or "").endswith(".json"):
+    if not console.is_human or str(args.output or "").endswith(".json"):
         from commplan.ir.serialization.canonical_json import encode
 
         return encode(result.schedule).decode()
@@ -66,7 +66,7 @@ def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None
     if out and out != STDIN:
         console.write(out, text.encode())
         console.note(f"wrote {out}")
-    if console.human:
+    if console.is_human:
         if not out or out == STDIN:
             console.put(text if text.endswith("\n") else f"{text}\n")
         return

@@ -51,7 +51,7 @@ def run(args: Namespace, console: Console) -> int:
     changes = diff(a, b, times)
     worse = [change for limit in limits for change in limit.exceeded(changes)]
     same = schedule_digest(a) == schedule_digest(b)
-    if console.human:
+    if console.is_human:
         console.show(lambda rich: _print(rich, changes, worse, same=same, names=names), 110)
     else:
         facts = [{**msgspec.to_builtins(change), "changed": change.is_changed} for change in changes]

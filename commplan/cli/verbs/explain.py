@@ -38,7 +38,7 @@ def _codes(prefix: str, console: Console) -> int:
     if not codes:
         ranges = (f"{start}..: {subject}" for start, subject in RANGES.items())
         fail("CP1102", f"there is no error {prefix}..", *ranges)
-    if not console.human:
+    if not console.is_human:
         console.document(codes=codes)
         return 0
     for start, subject in RANGES.items():
@@ -54,11 +54,11 @@ def _code(code: str, console: Console) -> int:
         near = sorted(same_range, key=lambda other: abs(int(other[2:]) - int(code[2:])))[:3]
         notes = (f"{other}: {titles()[other]}" for other in sorted(near))
         fail("CP1102", f"there is no error {code}", *notes, "`commplan explain CP` lists all codes")
-    if console.human and console.color(sys.stdout):
+    if console.is_human and console.color(sys.stdout):
         from rich.markdown import Markdown
 
         console.show(lambda screen: screen.print(Markdown(text)), 100)
-    elif console.human:
+    elif console.is_human:
         console.put(text)
     else:
         title = text.splitlines()[0].partition(": ")[2]
@@ -78,7 +78,7 @@ def _plan(args: Namespace, console: Console) -> int:
     predictor, prediction = _timed(args, schedule, topology) or (None, None)
     explanation = explain_plan(plan, schedule, predictor, records, prediction)
     options = _options(args, schedule)
-    if not console.human:
+    if not console.is_human:
         more = {} if options is None else {"compiler_options": msgspec.to_builtins(options)}
         data = msgspec.to_builtins(explanation)
         for phase, lines in zip(explanation.phases, data["phases"], strict=True):

@@ -19,7 +19,7 @@ _EVERY_S = 1.0
 
 def run(args: Namespace, console: Console) -> int:
     """List the feeds once, or repeatedly under --watch until SIGINT."""
-    if not console.human:
+    if not console.is_human:
         console.document(feeds=[msgspec.to_builtins(feed, str_keys=True) for feed in feeds()])
         return 0
     if not args.watch:

@@ -39,7 +39,7 @@ def run(args: Namespace, console: Console) -> int:
     for result in results:
         if not is_dry_run:
             _write(result, console)
-    if console.human:
+    if console.is_human:
         _print_results(results, diagnostics, args, console)
     else:
         _document(results, diagnostics, console)
@@ -48,7 +48,7 @@ def run(args: Namespace, console: Console) -> int:
 
 def _write(result: _Result, console: Console) -> None:
     if result.path == STDIN:
-        if console.human:
+        if console.is_human:
             console.put(result.after)
     elif result.changed:
         console.write(result.path, result.after.encode())

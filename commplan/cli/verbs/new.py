@@ -32,7 +32,7 @@ def run(args: Namespace, console: Console) -> int:
         fail("CP1106", message, "choose another directory with --into DIR")
     for target in targets:
         _write(target, template(f"{name}{target.suffix}"))
-    if not console.human:
+    if not console.is_human:
         console.document(template=name, files=[str(target) for target in targets])
         return 0
     for target in targets:
@@ -51,7 +51,7 @@ def started(program: Path) -> str:
 
 
 def _list(available: dict[str, str], console: Console) -> int:
-    if not console.human:
+    if not console.is_human:
         listed = [{"name": name, "summary": summary} for name, summary in available.items()]
         console.document(templates=listed)
         return 0

@@ -16,7 +16,7 @@ from commplan.passes.pipeline.registry import DEFAULT, PASSES
 def run(args: Namespace, console: Console) -> int:
     """List the passes in their usual order."""
     listed = [_described(name) for name in PASSES]
-    if not console.human:
+    if not console.is_human:
         console.document(passes=listed, default=DEFAULT)
         return 0
     table = _table(listed)

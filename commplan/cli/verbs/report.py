@@ -42,7 +42,7 @@ def run(args: Namespace, console: Console) -> int:
     console.write(args.output, data)
     if args.output != STDIN:
         console.note(f"wrote {args.output}: {len(data) / 1e6:.2f} MB, open it in a browser")
-        if not console.human:
+        if not console.is_human:
             console.document(plan=schedule.plan, output=args.output, nbytes=len(data))
     return 0
 

@@ -43,9 +43,9 @@ def run(args: Namespace, console: Console) -> int:
         if args.trace != STDIN:
             console.note(f"wrote {args.trace}: open it at https://ui.perfetto.dev")
     more = _Servers(schedule, timed, args.step_seconds)
-    if console.human and args.trace != STDIN:
+    if console.is_human and args.trace != STDIN:
         console.show(lambda rich: _print(rich, prediction, lines, more), 110)
-    elif not console.human:
+    elif not console.is_human:
         console.document(**_data(prediction, schedule), modes=more.data())
     return 0
 
@@ -55,7 +55,7 @@ def _side_by_side(on: Sequence[Simulated], args: Namespace, console: Console) ->
     schedules = [machine.schedule for machine in on]
     timed_machines = [machine.timed for machine in on if machine.timed is not None]
     predictions = [timed.prediction for timed in timed_machines]
-    if console.human:
+    if console.is_human:
         console.show(lambda rich: _compare(rich, predictions), 140)
         return 0
     pairs = zip(schedules, timed_machines, strict=True)

@@ -20,6 +20,6 @@ def run(args: Namespace, console: Console) -> int:
     else:
         console.write(output, text.encode(errors="backslashreplace"))  # file names may not be valid text
         console.note(f"wrote {output}")
-    if not console.human:
+    if not console.is_human:
         console.document([], file=output)
     return 0

@@ -40,7 +40,7 @@ def run(args: Namespace, console: Console) -> int:
         counts = f"{plural(ranks, 'rank')}, {plural(events, 'event')}"
         console.note(f"wrote {args.output}: {counts}; open it at ui.perfetto.dev")
         _remark(recorded, console)
-        if not console.human:
+        if not console.is_human:
             console.document(output=args.output, ranks=ranks, events=events, lost=recorded.lost)
     return 0
 
@@ -55,7 +55,7 @@ def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Predictio
 
 def _summarise(recorded: Run, console: Console) -> int:
     summary = totals(recorded)
-    if not console.human:
+    if not console.is_human:
         data: dict[str, Any] = msgspec.to_builtins(summary)
         for line, record in zip(data["lines"], summary.lines, strict=True):
             line |= {"drift": record.drift, "last": dict(record.last)}

@@ -33,13 +33,13 @@ def _tree(m: int) -> tuple[Ints, Ints]:
     Returns:
         Parents [m], 0 for the root, and flags [m], 1 for right children and 0 for left ones.
     """
-    place = np.arange(1, m + 1, dtype=np.int64)
-    parent = place
+    position = np.arange(1, m + 1, dtype=np.int64)
+    parent = position
     for _ in range(log2_up(m + 1)):
         step = parent & -parent
         above = np.where(parent & step << 1, parent - step, parent + step)
-        parent = np.where((parent > m) | (parent == place), above, parent)
-    return np.where(parent > m, 0, parent), (place > parent).astype(np.int64)
+        parent = np.where((parent > m) | (parent == position), above, parent)
+    return np.where(parent > m, 0, parent), (position > parent).astype(np.int64)
 
 
 def _turns(parent: Ints, wait: Ints) -> Ints:
@@ -57,11 +57,12 @@ def _down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
     """
     parent, right = _tree(m)
     at = _turns(parent, right if staggered else 0 * right)
-    place = ranks(m)
-    second = m - 1 - place if m % 2 == 0 else (place + 1) % m  # the rank at this place of the second tree
+    position = ranks(m)
+    # The rank at each position of the second tree.
+    second = m - 1 - position if m % 2 == 0 else (position + 1) % m
     for step in range(int(at.max(initial=-1)) + 1):
         is_active = (at == step) & ((parent > 0) | (first > 0))
-        trees = enumerate((place + first, second + first))
+        trees = enumerate((position + first, second + first))
         sources = ((chunk, rank, np.where(parent > 0, rank[parent - 1], 0)) for chunk, rank in trees)
         yield tuple(send(source, rank, chunk, where=is_active) for chunk, rank, source in sources)
 

@@ -32,9 +32,9 @@ def _all_reduce(n: int) -> Iterator[Round]:
     rounds: list[Round] = []
     for _ in range(log2_up(n)):
         lower, upper = size - size // 2, size // 2
-        place, is_lower = r - low, r - low < lower
-        pair = (is_lower & (place < upper)) | ~is_lower
-        sends_twice = (place == lower) & (lower > upper) & (size > 1)
+        position, is_lower = r - low, r - low < lower
+        pair = (is_lower & (position < upper)) | ~is_lower
+        sends_twice = (position == lower) & (lower > upper) & (size > 1)
         peer = np.where(is_lower, r + lower, r - lower)
         exchange = send(r, peer, 0, reduce=True, where=pair)
         rounds.append((exchange, send(r, r - 1, 0, reduce=True, where=sends_twice)))

@@ -142,5 +142,5 @@ def _in_backward_order(value: Value, order: Order) -> Sequence[int]:
     listed = order.get(name_of(value.id))
     if listed is None:
         return range(len(value.leaves))[::-1]
-    place = {path: index for index, path in enumerate(listed)}
-    return sorted(range(len(value.leaves)), key=lambda leaf: place.get(value.leaves[leaf].path, math.inf))
+    indices = {path: index for index, path in enumerate(listed)}
+    return sorted(range(len(value.leaves)), key=lambda leaf: indices.get(value.leaves[leaf].path, math.inf))

@@ -20,7 +20,7 @@ class DefUse(Generic[AnyOp]):
 
     def __init__(self, ops: Iterable[AnyOp]) -> None:
         self.ops = tuple(ops)
-        self.indices = {ref: place for place, op in enumerate(self.ops) for ref in results(op)}
+        self.indices = {ref: index for index, op in enumerate(self.ops) for ref in results(op)}
 
     @cached_property
     def _readers(self) -> dict[Ref, list[AnyOp]]:
@@ -32,8 +32,8 @@ class DefUse(Generic[AnyOp]):
 
     def maker(self, ref: Ref) -> AnyOp | None:
         """The op that makes `ref`, or None."""
-        place = self.indices.get(ref)
-        return None if place is None else self.ops[place]
+        index = self.indices.get(ref)
+        return None if index is None else self.ops[index]
 
     def readers(self, ref: Ref) -> list[AnyOp]:
         """The ops that read `ref`, in order."""

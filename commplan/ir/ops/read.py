@@ -49,8 +49,8 @@ class Read(LoadFields, BaseOp, frozen=True, tag="read", gc=False):
         records = Value(self.result, "records", leaves, Placement(types.ordered(per), split=self.split))
         if self.count is None:
             return (records,)
-        place = Placement(types.ordered((*per, *self.split)))
-        return (records, Value(self.count, "array", (Leaf("", (), DType.I32),), place))
+        placement = Placement(types.ordered((*per, *self.split)))
+        return (records, Value(self.count, "array", (Leaf("", (), DType.I32),), placement))
 
     def detail(self, values: Mapping[Ref, Value]) -> str:
         ahead = self.hints.device_prefetch

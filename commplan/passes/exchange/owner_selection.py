@@ -73,8 +73,8 @@ def spread_out(
     ranks = math.prod(sizes[axis] for axis in over)
     if owners == ranks:
         return ()
-    places = (coordinates(number * ranks // owners, over, sizes) for number in range(owners))
-    return tuple(position(place, axes, sizes) for place in places)
+    owner_coords = (coordinates(number * ranks // owners, over, sizes) for number in range(owners))
+    return tuple(position(coords, axes, sizes) for coords in owner_coords)
 
 
 def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm | None:

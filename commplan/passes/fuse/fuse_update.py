@@ -68,8 +68,8 @@ def _fused(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]
     for ref in op.results:
         if ref in read:
             pieces.join(ref)
-    place = sum(id(other) not in removed for other in uses.ops[: uses.indices[op.results[0]]])
-    return _alive(editor, [*remaining[:place], *editor.take(), *remaining[place:]], match)
+    index = sum(id(other) not in removed for other in uses.ops[: uses.indices[op.results[0]]])
+    return _alive(editor, [*remaining[:index], *editor.take(), *remaining[index:]], match)
 
 
 def _alive(editor: Editor, ops: list[Op], match: Stream) -> list[Op]:

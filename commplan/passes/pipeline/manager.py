@@ -223,27 +223,27 @@ def write_reproducer(
     Returns:
         The path of the file.
     """
-    place = directory or _own_folder()
+    folder = directory or _own_folder()
     first = re.match(r"[a-z_]+", pipeline)
     digest = hashlib.sha256(encode(schedule) + pipeline.encode()).hexdigest()[:8]
     name = f"{schedule.plan}-{first[0] if first else 'lower'}-{digest}.reproducer.json"
-    path = place / name
+    path = folder / name
     order = {key: tuple(paths) for key, paths in context.order.items()}
     choices = tuple(context.choices.items()) if context.choices is not None else None
     content = Reproducer(
         f"python -m commplan.passes.pipeline.reproducer {name}", error, pipeline,
         order, context.topology, context.calibration, context.places, choices, context.step, schedule,
     )  # fmt: skip
-    place.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     io.write(path, msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
     return path
 
 
 def _own_folder() -> Path:
     """The user's folder for reproducers, or a new one if another user could modify the usual one."""
-    place = Path(tempfile.gettempdir()) / f"commplan-reproducers-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"commplan-reproducers-{os.getuid()}"
     with contextlib.suppress(OSError):
-        place.mkdir(mode=0o700, exist_ok=True)
-        os.close(io.open_folder(place))
-        return place
+        folder.mkdir(mode=0o700, exist_ok=True)
+        os.close(io.open_folder(folder))
+        return folder
     return Path(tempfile.mkdtemp(prefix="commplan-"))

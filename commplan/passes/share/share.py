@@ -112,8 +112,8 @@ class SharePass(Pass, frozen=True):
         Later work that is equal for all members uses `own`.
         """
         axes = independent[ref]
-        place = DefUse(ops).indices[ref]
-        maker, value = ops[place], editor.values[ref]
+        maker_index = DefUse(ops).indices[ref]
+        maker, value = ops[maker_index], editor.values[ref]
         text = f"`{name_of(ref)}` of {editor.phase.name} over {', '.join(axes)}"
         if not value.leaves:
             why = "only reading is the same for all members, and records of variable length have no slot"
@@ -123,7 +123,7 @@ class SharePass(Pass, frozen=True):
             choices.append(Choice("share", f"{text}: not shared", "the pass was told so", maker.span))
             return
         unshared = editor.add(replace(value, id=editor.fresh(f"{ref}/own")))
-        ops[place] = rename_results(maker, {ref: unshared})
+        ops[maker_index] = rename_results(maker, {ref: unshared})
         design: Design = "all_shared" if self.design == "auto" else self.design
         readers = self._readers(editor.size(axes))
         if chosen is not None:
@@ -136,7 +136,7 @@ class SharePass(Pass, frozen=True):
             ):
                 ops[index] = substitute(op, {ref: unshared})
         share = Share(ref, unshared, axes, design, maker.span, readers)
-        ops.insert(place + 1, share)
+        ops.insert(maker_index + 1, share)
         choices.append(_made(editor, text, share, chosen, by_option=self.design != "auto", first=first))
 
 

@@ -43,7 +43,7 @@ def _devices(axes: tuple[str, ...], groups: Sequence[Sequence[int]]) -> Groups:
     mesh: Any = jax.sharding.get_abstract_mesh()
     sizes = {str(name): int(size) for name, size in dict(mesh.shape).items()}
     return tuple(
-        tuple(ranks[place] for place in group) for ranks in groups_along(axes, sizes) for group in groups
+        tuple(ranks[index] for index in group) for ranks in groups_along(axes, sizes) for group in groups
     )
 
 

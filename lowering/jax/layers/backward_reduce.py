@@ -50,20 +50,20 @@ class Recipe:
         results = list(leaves)
         previous: Array | None = None
         sizes = [(str(leaf.dtype), leaf.nbytes) for leaf in leaves]
-        for dtype, places in reduction_groups(sizes, self.backend.asynchronous):
-            parts = [leaves[i].reshape(-1) for i in places]
+        for dtype, indices in reduction_groups(sizes, self.backend.asynchronous):
+            parts = [leaves[i].reshape(-1) for i in indices]
             flat = parts[0] if len(parts) == 1 else jnp.concatenate(parts)
             if not flat.size:  # nothing to move
-                for i in places:
+                for i in indices:
                     results[i] = self.backend.same(leaves[i], self.axes)
                 continue
             if previous is not None and not self.backend.asynchronous:
                 flat = self.backend.tie(flat, previous, self.axes)
             chain = self.flat[dtype] if self.flat else ()
-            with self.backend.combiner_scope(f"{self.lowered.phase.name}/{places[0]}"), jax.named_scope(TAP):
+            with self.backend.combiner_scope(f"{self.lowered.phase.name}/{indices[0]}"), jax.named_scope(TAP):
                 previous = self._run((*chain, *self.tree), flat).astype(dtype)
             offset = 0
-            for i in places:
+            for i in indices:
                 size = leaves[i].size
                 results[i] = previous[offset : offset + size].reshape(leaves[i].shape)
                 offset += size

@@ -33,7 +33,7 @@ from commplan.runtime.input.sources.folders import Files
 from commplan.runtime.input.stages.chained import Chained
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.stages.records import Place, Record, Stage
+    from commplan.runtime.input.stages.records import BlockPosition, Record, Stage
 
 _PATIENCE_S = 5.0  # seconds for another process to compute a row
 _PAUSES_S = (0.0005, 0.01)  # least and most seconds between checks of rows that other processes compute
@@ -64,7 +64,7 @@ class RecordCache:
         return records[self.read.result, tuple(coords[axis] for axis in self.read.per)]
 
     def run(
-        self, stage: Stage, keys: npt.NDArray[np.int64], place: Place, records: Sequence[int],
+        self, stage: Stage, keys: npt.NDArray[np.int64], position: BlockPosition, records: Sequence[int],
         inputs: Sequence[Sequence[Record]], valid: Bools, targets: Sequence[Array | None],
     ) -> list[Sequence[Record]]:  # fmt: skip
         """Read cached results, and run the stage for all other records. The rest is as `Stage.run`.
@@ -74,7 +74,7 @@ class RecordCache:
         Args:
             stage: the stage.
             keys: [rows] the row numbers of the records.
-            place: see `Stage.run`.
+            position: see `Stage.run`.
             records: see `Stage.run`.
             inputs: see `Stage.run`.
             valid: [rows] which records are valid; updated if records are skipped.
@@ -94,7 +94,7 @@ class RecordCache:
             part = slice(row, row + 1)
             outputs = [column[part] for column in columns]
             stage.run(
-                place, records[part], [_part(each, part) for each in inputs], valid[part], outputs
+                position, records[part], [_part(each, part) for each in inputs], valid[part], outputs
             )  # fmt: skip
             if valid[row]:
                 self.table.write(int(keys[row]), outputs)
@@ -269,8 +269,8 @@ def _wiring(
             f"give the function a `key` that changes whenever its results do: `{op.fn}.key = \"1\"`",
             span=op.span, file=program.schedule.file,
         )  # fmt: skip
-    places = {ref: number for number, each in enumerate(before) for ref in results(each)}  # pyright: ignore
-    return function, tuple(places.get(ref, -1) for ref in op.operands), len(op.results)
+    makers = {ref: number for number, each in enumerate(before) for ref in results(each)}  # pyright: ignore
+    return function, tuple(makers.get(ref, -1) for ref in op.operands), len(op.results)
 
 
 def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) -> str:

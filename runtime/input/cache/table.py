@@ -127,8 +127,8 @@ class Table:
         words = self._generations[np.minimum(records, self.shape.rows - 1)]
         hits: Bools = inside & (words == self._generation)
         if self.is_file:
-            for place in np.flatnonzero(inside & ~hits & (words != 0)).tolist():
-                hits[place] = self._check(int(records[place]))
+            for row in np.flatnonzero(inside & ~hits & (words != 0)).tolist():
+                hits[row] = self._check(int(records[row]))
         return hits
 
     def read(self, records: npt.NDArray[np.int64], rows: Bools, targets: Sequence[Array]) -> None:
@@ -137,9 +137,9 @@ class Table:
             for column, target in zip(self._columns, targets, strict=True):
                 np.take(column, records, axis=0, out=target, mode="clip")
             return
-        for place in np.flatnonzero(rows).tolist():
+        for row in np.flatnonzero(rows).tolist():
             for column, target in zip(self._columns, targets, strict=True):
-                target[place] = column[records[place]]
+                target[row] = column[records[row]]
 
     @contextlib.contextmanager
     def claimed(self, record: int, *, anyway: bool = False) -> Generator[bool]:

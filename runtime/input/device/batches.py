@@ -252,12 +252,12 @@ def shared_group(
     if not shares or context.members:
         return None
     over = [axis for axis in context.sizes if any(axis in op.axes for op in shares)]
-    unshared = repr(sorted((axis, places) for axis, places in local.items() if axis not in over))
-    place = 0
+    unshared = repr(sorted((axis, indices) for axis, indices in local.items() if axis not in over))
+    index = 0
     for axis in over:
-        place = place * context.sizes[axis] + min(local[axis])
+        index = index * context.sizes[axis] + min(local[axis])
     key = "\0".join((context.schedule.plan_digest, phase.name, unshared))
-    peers = context.machine.input.peers(key, host or this_host(), place, timeout)
+    peers = context.machine.input.peers(key, host or this_host(), index, timeout)
     if peers is None:
         return None
     first = shares[0]

@@ -88,8 +88,8 @@ class DeviceMaps:
             for op in self._ops:
                 draw = None
                 if isinstance(op, ir.Map) and op.random:
-                    place = 2 + self.loads.index(loaded_by(self._phase, op.operands[0]))
-                    key = RngContext.from_seed(numbers[place], numbers[0], numbers[1]).key
+                    operand = 2 + self.loads.index(loaded_by(self._phase, op.operands[0]))
+                    key = RngContext.from_seed(numbers[operand], numbers[0], numbers[1]).key
                     draw = RngContext(key, mine, context.members)
                 lowered.apply([op], env, draw)
             return carried.leave({ref: env[ref] for ref in self._outputs})

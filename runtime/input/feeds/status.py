@@ -79,8 +79,10 @@ def feeds() -> list[FeedStatus]:
 def _status(name: str, ring: Ring) -> FeedStatus:
     shape, unit, facts = ring.memory.shape, ring.header.get("unit"), ring.memory.facts()
     owners = {member: record.get("process") - 1 for member, record in enumerate(ring.cursors)}
-    alive = [m for m, place in owners.items() if ring.cursors[m].get("state") and ring.memory.lives(place)]
-    makers = [ring.processes[place] for place in sorted({owners[member] for member in alive})]
+    alive = [
+        m for m, process in owners.items() if ring.cursors[m].get("state") and ring.memory.lives(process)
+    ]
+    makers = [ring.processes[process] for process in sorted({owners[member] for member in alive})]
     units = {maker.get("pid"): -(-maker.get("records") // unit) for maker in makers}
     members = tuple(_member(ring, member) for member in alive)
     plan = facts.get("the plan", "").partition(" ")[0]

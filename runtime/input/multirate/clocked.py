@@ -227,14 +227,14 @@ class ClockedBatches(RingMember):
         holds = {**(local or {}), plan.clock: (member,)}
         program = host_program(plan.member(member), plan.phase, holds, apart=True)
         mine = orders(program, sources)
-        place = restored(program, mine, state, epoch_steps(program, mine), fingerprint(program, mine))
+        start = restored(program, mine, state, epoch_steps(program, mine), fingerprint(program, mine))
         each = plan.rates.units[member]
-        position, keep = place[0] * clocks.epoch + place[1] * each, clocks.slots - max(plan.rates.units)
+        position, keep = start[0] * clocks.epoch + start[1] * each, clocks.slots - max(plan.rates.units)
         with clocks.joined(member, position, units, options or SharingOptions()) as (attachment, timeout):
             self._init_member(attachment, plan, member, each, program)
             with self._ring.memory.locked():
                 try:
-                    self._enter_ring(sources, clocks.functions, place, timeout, min(KEEP * each, keep))
+                    self._enter_ring(sources, clocks.functions, start, timeout, min(KEEP * each, keep))
                 except BaseException:
                     self._ring.cursors[member].set(state=ABSENT, process=0)
                     raise

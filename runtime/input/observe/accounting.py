@@ -186,10 +186,10 @@ def _table(summary: Summary) -> list[str]:
     head = ["line", "stage", "records", "bytes", "CPU s", "waited s", "skipped", "cached"]
     rows = [head, *map(_row, summary.lines)]
     cached = any(line.cached for line in summary.lines)
-    places = [
-        place for place in range(len(head)) if (place != 6 or summary.skipped) and (place != 7 or cached)
+    columns = [
+        column for column in range(len(head)) if (column != 6 or summary.skipped) and (column != 7 or cached)
     ]
-    shown = [[row[place] for place in places] for row in rows]
+    shown = [[row[column] for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     return [
         "  ".join(cell.ljust(width) if column == 1 else cell.rjust(width) for column, (cell, width) in cells)

@@ -83,7 +83,7 @@ class Checks:
                         start=self.start, steps=self.steps,
                         shards=program.shards(flow.split), ways=program.schedule.size(flow.split),
                     )  # fmt: skip
-                    whose = " and ".join(f"{axis} {place}" for axis, place in named.items())
+                    whose = " and ".join(f"{axis} {index}" for axis, index in named.items())
                     context = EpochContext(
                         read.source, read.visit, epoch, whose, read.span, program.schedule.file
                     )

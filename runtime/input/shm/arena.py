@@ -69,10 +69,10 @@ class Arena:
         self.nbytes = HEADER
         self._lock = threading.Lock()
         self._free: deque[_Region] = deque()  # finalizers only append to it, which needs no lock
-        self._places: list[_Region] = []
+        self._regions: list[_Region] = []
         self._closing = weakref.finalize(self, os.close, self.descriptor)
         if pinning is not None:
-            weakref.finalize(self, _unpin, pinning, self._places)
+            weakref.finalize(self, _unpin, pinning, self._regions)
 
     def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
         """An uninitialized, page-aligned array. Raises CP0923 if memory is exhausted."""
@@ -88,13 +88,13 @@ class Arena:
 
     def find(self, array: Array) -> int | None:
         """The offset of an array's first cell in the file; None for other memory."""
-        at = array.__array_interface__["data"][0]
+        address = array.__array_interface__["data"][0]
         with self._lock:
-            number = bisect.bisect_right(self._places, at, key=lambda place: place.address) - 1
-            place = self._places[number] if number >= 0 else None
-        if place is None or at >= place.address + place.nbytes:
+            number = bisect.bisect_right(self._regions, address, key=lambda region: region.address) - 1
+            region = self._regions[number] if number >= 0 else None
+        if region is None or address >= region.address + region.nbytes:
             return None
-        return place.offset + at - place.address
+        return region.offset + address - region.address
 
     def _region(self, nbytes: int) -> _Region:
         with self._lock:
@@ -117,7 +117,7 @@ class Arena:
             if self._pinning is not None:
                 self._pinning.pin(address, nbytes)
             self.nbytes += nbytes
-            bisect.insort(self._places, region, key=lambda place: place.address)
+            bisect.insort(self._regions, region, key=lambda each: each.address)
             return region
 
     def close(self) -> None:

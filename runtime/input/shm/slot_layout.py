@@ -78,11 +78,11 @@ def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> Slot
     """The slot layout of `program`, equal in every process of the group."""
     arrays: dict[Ref, Room] = {}
     offset = rounded(next(iter(divisions.values())).parts * slot_status.ROOM)
-    moving = [(place, flow) for place, flow in enumerate(program.flows) if flow.moved]
+    moving = [(index, flow) for index, flow in enumerate(program.flows) if flow.moved]
     for array_specs in (_records, _values):  # the records of all flows are contiguous: one copy reads them
-        for place, flow in moving:
+        for index, flow in moving:
             for ref, shape, dtype in array_specs(program, flow):
-                arrays[ref] = Room(offset, shape, dtype, place)
+                arrays[ref] = Room(offset, shape, dtype, index)
                 offset += rounded(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
     return SlotLayout(arrays, divisions, rounded(offset, PAGE))
 

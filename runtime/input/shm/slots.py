@@ -122,13 +122,13 @@ class Slots:
 
     def __post_init__(self) -> None:
         self._type: Any = type("Root", (ctypes.c_ubyte * self.nbytes,), {"__slots__": ("owner",)})
-        self._owners = [self._fresh(place) for place in range(self.count)]
+        self._owners = [self._fresh(slot) for slot in range(self.count)]
 
-    def _fresh(self, place: int) -> Root:
+    def _fresh(self, slot: int) -> Root:
         if self.is_private:
             address = mapped(self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         else:
-            at = self.start + place * self.nbytes
+            at = self.start + slot * self.nbytes
             address = mapped(self.nbytes, mmap.MAP_SHARED, self.descriptor, at)
         if self.pinning is not None:
             self.pinning.pin(address, self.nbytes)
@@ -140,10 +140,10 @@ class Slots:
 
     def offset(self, address: int) -> int | None:
         """The offset of `address` in the file; None for memory outside of it."""
-        for place, owner in enumerate(self._owners):
+        for slot, owner in enumerate(self._owners):
             base = ctypes.addressof(owner)
             if base <= address < base + self.nbytes:
-                return self.start + place * self.nbytes + address - base
+                return self.start + slot * self.nbytes + address - base
         return None
 
     def lend(self, number: int, roots: dict[int, Root]) -> Root:
@@ -206,13 +206,13 @@ class Slots:
             self._loans[number] = loan
             raise
 
-    def _exchange(self, place: int, owner: Root) -> None:
-        """Map the slot at `place` anew, and make `owner`, its former mapping, private memory. Raises OSError;
+    def _exchange(self, slot: int, owner: Root) -> None:
+        """Map slot `slot` anew, and make `owner`, its former mapping, private memory. Raises OSError;
         may be called again."""
         if self.pinning is not None:  # copies from it have finished: their arrays were handed out
             self.pinning.unpin(ctypes.addressof(owner))
-        if self._owners[place] is owner:
-            self._owners[place] = self._fresh(place)
+        if self._owners[slot] is owner:
+            self._owners[slot] = self._fresh(slot)
         if not self.is_private:
             copy_on_recall(ctypes.addressof(owner), self.nbytes)
 

@@ -201,13 +201,13 @@ def _differences(first: str, classes: Sequence[str], second: str, second_classes
         for name, names, other_names in ((first, classes, second_classes), (second, second_classes, classes))
         if (missing := [each for each in names if each not in other_names])
     ]
-    places = {
+    indices = {
         name: (classes.index(name), second_classes.index(name)) for name in classes if name in second_classes
     }
-    moved = [name for name, (place, second_place) in places.items() if place != second_place]
-    for name in moved[:1]:
-        place, second_place = places[name]
-        lines.append(f"`{name}` is class {place} of `{first}` and class {second_place} of `{second}`")
+    differing = [name for name, (first_index, second_index) in indices.items() if first_index != second_index]
+    for name in differing[:1]:
+        first_index, second_index = indices[name]
+        lines.append(f"`{name}` is class {first_index} of `{first}` and class {second_index} of `{second}`")
     return lines
 
 

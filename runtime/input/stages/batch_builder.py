@@ -43,7 +43,7 @@ from commplan.runtime.input.program import (
 )
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.input.stages.chained import Chained
-from commplan.runtime.input.stages.records import Place, Record, Stage
+from commplan.runtime.input.stages.records import BlockPosition, Record, Stage
 
 if TYPE_CHECKING:
     from commplan.runtime.input.cache.record_cache import Caches
@@ -209,11 +209,11 @@ class BatchBuilder:
         """
         self.moved = moved
         tasks: list[list[Task]] = [[] for _ in self.states]
-        for place, state in enumerate(self.states):
+        for index, state in enumerate(self.states):
             if state.flow.moved:
                 self.maker.look_up(state, self.epoch, self.step)
-                bounds = [divisions[place].part(len(state.rows), part) for part in (parts[0], parts[-1])]
-                tasks[place] = self._fill(state, bounds[0][0], bounds[1][1], is_one_task=len(parts) > 1)
+                bounds = [divisions[index].part(len(state.rows), part) for part in (parts[0], parts[-1])]
+                tasks[index] = self._fill(state, bounds[0][0], bounds[1][1], is_one_task=len(parts) > 1)
         return self._joined(tasks)
 
     def _fill(self, state: FlowState, low: int, high: int, *, is_one_task: bool) -> list[Task]:
@@ -233,11 +233,11 @@ class BatchBuilder:
     ) -> None:
         """Take the shared values from `moved`. parts: those that this process made; None for all."""
         is_again, self.moved, self.received = self.received, moved, True  # after an interruption
-        for place, state in enumerate(self.states):
+        for index, state in enumerate(self.states):
             if state.flow.moved:
                 self._copy_records(state)
                 if parts is not None and not is_again:
-                    self._account(state, parts, divisions[place])
+                    self._account(state, parts, divisions[index])
 
     def _account(self, state: FlowState, parts: Sequence[int], division: Division) -> None:
         """Count the rows that other processes made."""
@@ -255,7 +255,7 @@ class BatchBuilder:
     def second(self) -> Sequence[Task]:
         """Tasks that only this process needs, on all the rows that it holds."""
         tasks: list[list[Task]] = [[] for _ in self.states]
-        for place, state in enumerate(self.states):
+        for index, state in enumerate(self.states):
             flow, rows = state.flow, len(state.rows)
             roots = self.maker.roots(flow)
             if not state.records:
@@ -264,7 +264,7 @@ class BatchBuilder:
                 self._show(state, roots)
             state.arrays = {ref: self.maker.fresh(ref, rows) for ref in roots if ref not in state.shown}
             if state.arrays or flow.after:
-                tasks[place] += self._tasks(state, False, 0, rows)
+                tasks[index] += self._tasks(state, False, 0, rows)
         return self._joined(tasks)
 
     def _copy_records(self, state: FlowState) -> None:
@@ -293,15 +293,15 @@ class BatchBuilder:
         task."""
         for names in self.maker.source_groups:
             reading = [
-                place
-                for place, state in enumerate(self.states)
-                if tasks[place] and any(read.source in names for read in state.flow.reads)
+                index
+                for index, state in enumerate(self.states)
+                if tasks[index] and any(read.source in names for read in state.flow.reads)
             ]
-            if len(reading) > 1 and len({len(tasks[place]) for place in reading}) == 1:
-                blocks = zip(*(tasks[place] for place in reading), strict=True)
+            if len(reading) > 1 and len({len(tasks[index]) for index in reading}) == 1:
+                blocks = zip(*(tasks[index] for index in reading), strict=True)
                 tasks[reading[0]] = [functools.partial(_in_turn, block) for block in blocks]
-                for place in reading[1:]:
-                    tasks[place] = []
+                for index in reading[1:]:
+                    tasks[index] = []
         return [task for of_flow in tasks for task in of_flow]
 
     def _tasks(self, state: FlowState, before: bool, low: int, high: int) -> list[Task]:
@@ -319,8 +319,8 @@ class BatchBuilder:
         computed: dict[Ref, dict[Coords, Sequence[Record]]] = {}
         for ref in () if before else flow.moved:
             computed[ref] = {
-                coords: cast("Sequence[Record]", read_only(self.moved[ref][place, low:high]))
-                for place, coords in enumerate(program.variants(program.copies[ref]))
+                coords: cast("Sequence[Record]", read_only(self.moved[ref][index, low:high]))
+                for index, coords in enumerate(program.variants(program.copies[ref]))
             }
         targets = {
             ref: [(coords, array[low:high]) for coords, array in self._targets(state, ref, before)]
@@ -381,10 +381,10 @@ class BatchBuilder:
             return list(zip(variants, self.moved[ref], strict=True))
         per, array = program.per(ref), state.arrays[ref]
         targets: list[tuple[Coords, Array]] = []
-        for place, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
+        for index, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
             fixed = dict(zip(per, coords, strict=True))
             copy = next(c for c in variants if agrees(program.copies[ref], c, fixed))
-            targets.append((copy, array[place]))
+            targets.append((copy, array[index]))
         return targets
 
     def _run(
@@ -414,15 +414,15 @@ class BatchBuilder:
         before = before if needed is None else before & needed
         valid = before.copy()
         member = program.member(op.per, coords) if isinstance(op, Map) and op.per else -1
-        place = Place(self.epoch, self.step, member)
+        block_position = BlockPosition(self.epoch, self.step, member)
         stage, numbers = self.maker.stages[results(op)[0]], records[low:high].tolist()
         if ahead:
-            return [Chained(stage, place, numbers, inputs)]
+            return [Chained(stage, block_position, numbers, inputs)]
         run = stage.run
         if stage.cached is not None:
             keys = stage.cached.keys(state.records, coords)[low:high]
             run = functools.partial(stage.cached.run, stage, keys)
-        out = run(place, numbers, inputs, valid, targets)
+        out = run(block_position, numbers, inputs, valid, targets)
         for failed in np.flatnonzero(before & ~valid):
             state.valid[chosen, low + failed] = False
         return out
@@ -431,7 +431,7 @@ class BatchBuilder:
         """The rows of the validity flags that concern `coords`."""
         per = state.flow.per
         variants = enumerate(self.maker.program.variants(per))
-        return [place for place, variant in variants if agrees(per, variant, coords)]
+        return [index for index, variant in variants if agrees(per, variant, coords)]
 
     def finish(self) -> HostBatch:
         """The finished batch, without skipped records.

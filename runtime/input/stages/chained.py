@@ -15,7 +15,7 @@ from commplan.runtime.input.observe.accounting import Cpu
 from commplan.runtime.input.sources import files
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.stages.records import Place, Record, Stage
+    from commplan.runtime.input.stages.records import BlockPosition, Record, Stage
 
 
 class SkippedError(Exception):
@@ -33,7 +33,7 @@ class Chained(Sequence["Record"]):
     """
 
     stage: Stage
-    place: Place
+    position: BlockPosition
     records: Sequence[int]
     operands: Sequence[Sequence[Record]]
     cpu_s: float = 0.0  # of the records computed so far, operands included
@@ -47,7 +47,7 @@ class Chained(Sequence["Record"]):
     def __getitem__(self, row: int) -> Record:  # pyright: ignore[reportIncompatibleMethodOverride]
         start, record = time.thread_time(), self.records[row]
         try:
-            value = self.stage.one(self.place, record, [column[row] for column in self.operands])
+            value = self.stage.one(self.position, record, [column[row] for column in self.operands])
         except CommplanError as error:
             if not self.stage.skip:
                 raise

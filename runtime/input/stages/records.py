@@ -44,7 +44,7 @@ Record = Any  # an array, a NumPy or Python scalar, or bytes
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockPosition:
     """The position of a block of rows, which keys its random streams and appears in errors."""
 
     epoch: int
@@ -81,7 +81,7 @@ class Stage:
 
     def run(
         self,
-        place: Place,
+        position: BlockPosition,
         records: Sequence[int],
         operands: Sequence[Sequence[Record]],
         valid: np.ndarray[Any, np.dtype[np.bool_]],
@@ -90,7 +90,7 @@ class Stage:
         """The results of a block.
 
         Args:
-            place: the position of the block.
+            position: the position of the block.
             records: [rows] record indices.
             operands: for each operand, [rows]; empty for a Read.
             valid: [rows]; invalid rows are left out (None or zero). A failing row becomes invalid if the plan
@@ -116,7 +116,7 @@ class Stage:
                 valid[row] = False
                 continue
             try:
-                out = self.one(place, record, arguments)
+                out = self.one(position, record, arguments)
             except CommplanError:
                 if not self.skip:
                     raise
@@ -182,9 +182,9 @@ class Stage:
         message = f"`__getitems__` of source `{source}` fails, and its records are fetched one by one"
         warnings.warn(f"{message}: {failure}", RuntimeWarning, stacklevel=2)
 
-    def one(self, place: Place, record: int, arguments: list[Record]) -> Any:
+    def one(self, position: BlockPosition, record: int, arguments: list[Record]) -> Any:
         """The checked result for one record; a tuple if there are several results."""
-        out, element = self._call(place, record, arguments), self.elements[0]
+        out, element = self._call(position, record, arguments), self.elements[0]
         if len(self.elements) == 1:
             if isinstance(element, ArrayType) and isinstance(out, np.ndarray | np.generic):
                 array = cast("np.ndarray[Any, Any]", out)
@@ -197,7 +197,7 @@ class Stage:
             self._mismatch(record, f"{len(self.elements)} results", actual)
         return tuple(self._check_result(record, number, value) for number, value in enumerate(values or ()))
 
-    def _call(self, place: Place, record: int, arguments: list[Record]) -> object:
+    def _call(self, position: BlockPosition, record: int, arguments: list[Record]) -> object:
         try:
             if self.begins is not None:
                 self.begins(record)
@@ -206,7 +206,7 @@ class Stage:
                 return convert_record(value, self.elements[0], self.op.source)
             if not self.op.random:
                 return self.call(*arguments)
-            rng = generator(self.seed, self.number, place.epoch, place.step, record, place.member)
+            rng = generator(self.seed, self.number, position.epoch, position.step, record, position.member)
             return self.call(*arguments, rng=rng)
         except (KeyboardInterrupt, SystemExit):
             raise

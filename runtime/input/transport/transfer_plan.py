@@ -115,9 +115,9 @@ def transfer_list(
     """
     transfers = [
         transfer
-        for place, move in enumerate(moves)
+        for index, move in enumerate(moves)
         if host in move.hosts
-        for transfer in _transfers(move, place, move.hosts.index(host), forms, piece)
+        for transfer in _transfers(move, index, move.hosts.index(host), forms, piece)
     ]
     transfers.sort(key=lambda transfer: transfer.order)
     builder = _Builder(transfers)
@@ -132,10 +132,10 @@ class _Builder:
     def __init__(self, transfers: Sequence[_Transfer]) -> None:
         starts = itertools.accumulate((transfer.rows for transfer in transfers), initial=0)
         self._brought = _Brought(
-            (at if transfer.rows == 1 else at + 1 + place, window)
+            (at if transfer.rows == 1 else at + 1 + index, window)
             for at, transfer in zip(starts, transfers, strict=False)
             if not transfer.outgoing
-            for place, window in enumerate(transfer.windows)
+            for index, window in enumerate(transfer.windows)
         )
         self._code: list[Instruction] = []
         self._waits: list[tuple[int, ...]] = []
@@ -194,16 +194,16 @@ class _Brought:
     def by(self, window: Window) -> tuple[int, ...]:
         """The instructions that write any part of `window`."""
         rows: list[int] = []
-        place = max(0, bisect.bisect_left(self._windows, (window.low, window.low, 0)) - 1)
-        while place < len(self._windows) and self._windows[place][0] < window.high:
-            if window.low < self._windows[place][1]:
-                rows.append(self._windows[place][2])
-            place += 1
+        index = max(0, bisect.bisect_left(self._windows, (window.low, window.low, 0)) - 1)
+        while index < len(self._windows) and self._windows[index][0] < window.high:
+            if window.low < self._windows[index][1]:
+                rows.append(self._windows[index][2])
+            index += 1
         return tuple(sorted(rows))
 
 
 def _transfers(
-    move: HostTransfer, place: int, rank: int, forms: Sequence[Form], piece: int
+    move: HostTransfer, index: int, rank: int, forms: Sequence[Form], piece: int
 ) -> list[_Transfer]:
     blocks = [[w for form in forms for w in form.windows(parts)] for parts in move.parts]
     lengths = [sum(window.high - window.low for window in block) for block in blocks]
@@ -216,7 +216,7 @@ def _transfers(
         for send in sends:
             for outgoing, peer, low, high in transfers_of_rank(send, rank, bounds):
                 cut = _cut(windows, starts, low, high)
-                transfers.append(_Transfer((number, place), outgoing, move.hosts[peer], cut))
+                transfers.append(_Transfer((number, index), outgoing, move.hosts[peer], cut))
     return transfers
 
 

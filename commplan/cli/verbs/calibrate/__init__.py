@@ -101,10 +101,10 @@ def _lines(calibration: Calibration) -> list[str]:
 def _deliver(calibration: Calibration, lines: Sequence[str], output: str, console: Console) -> None:
     """Write the calibration to the file `output` or stdout, and print a summary."""
     console.write(output, write_calibration(calibration).encode())
-    if console.human and output != STDIN:
+    if console.is_human and output != STDIN:
         for line in (f"wrote {output}", *lines):
             console.note(line)
-    elif not console.human:
+    elif not console.is_human:
         plain: dict[str, Any] = msgspec.to_builtins(calibration)
         console.document(output=output, calibration=plain)
 

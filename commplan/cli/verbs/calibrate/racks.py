@@ -41,7 +41,7 @@ def write(args: Namespace, console: Console) -> int:
     if fabric.rank != 0:
         return 0
     console.write(args.output, topology_text(discovery.topology).encode())
-    if not console.human:
+    if not console.is_human:
         console.document(output=args.output, topology=msgspec.to_builtins(discovery.topology))
     elif args.output != STDIN:
         for line in (*discovery.lines(), f"wrote {args.output}"):

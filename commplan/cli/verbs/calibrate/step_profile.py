@@ -32,10 +32,10 @@ def run(args: Namespace, console: Console) -> int:
         times = shares_of(args.step, step, arguments)
         profile = measure_step(times, seconds=args.seconds or SECONDS)
     console.write(args.output, write_step_profile(profile).encode())
-    if console.human and args.output != STDIN:
+    if console.is_human and args.output != STDIN:
         for line in (f"wrote {args.output}", *_lines(profile)):
             console.note(line)
-    elif not console.human:
+    elif not console.is_human:
         plain: dict[str, Any] = msgspec.to_builtins(profile)
         console.document(output=args.output, step=plain)
     return 0

@@ -62,7 +62,7 @@ def _report(
     costs = costs_of(done, [part.phases for part in parts if part.server is None])
     device = next((part.device for part in parts if part.server is None), "cpu")
     served = [part.server for part in parts if part.server is not None]
-    if console.human:
+    if console.is_human:
         console.show(lambda screen: print_tables(screen, done, costs, served, processes, device), 120)
         return 0
     sizes = {axis.name: axis.size for axis in done.schedule.axes}

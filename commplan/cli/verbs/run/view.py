@@ -28,7 +28,7 @@ def live(
 
     The table disappears when the run ends. Yields a progress callback for the rehearsal, or None.
     """
-    if quiet or not console.human or not sys.stderr.isatty():
+    if quiet or not console.is_human or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console as Rich

@@ -48,8 +48,8 @@ def _ahead(need: InputMemory) -> str:
 def _cached(need: InputMemory) -> str:
     if not need.cached:
         return ""
-    places = {"its memory": need.cached - need.in_files, "files": need.in_files}
-    sizes = " and ".join(f"{sized(nbytes)} in {place}" for place, nbytes in places.items() if nbytes)
+    locations = {"its memory": need.cached - need.in_files, "files": need.in_files}
+    sizes = " and ".join(f"{sized(nbytes)} in {location}" for location, nbytes in locations.items() if nbytes)
     return f"; a host keeps records across epochs in at most {sizes}"
 
 
