@@ -84,14 +84,14 @@ class Automaton:
             del states[len(states) - size :]
             states.append(self._tables.states[states[-1]][symbol])
             if values is not None:
-                children = _spliced(values[len(values) - size :])
+                children = _splice(values[len(values) - size :])
                 del values[len(values) - size :]
                 builder = self._builders.get(symbol)
                 values.append(children if builder is None else builder(children))
         return True
 
 
-def _spliced(values: Sequence[Any]) -> _Spliced:
+def _splice(values: Sequence[Any]) -> _Spliced:
     """The children of a rule. Those of a left-recursive rule, as of a long list, are extended in place."""
     children = values[0] if values and isinstance(values[0], _Spliced) else _Spliced(values[:1])
     for value in values[1:]:

@@ -54,7 +54,7 @@ def format_source(text: str, file: str) -> str:
     """
     _, mistakes = parse(text, file)
     fail_if(mistakes)
-    entries = _spaced(list(_EntryReader(text.removeprefix("\ufeff")).entries()))
+    entries = _normalize_blank_lines(list(_EntryReader(text.removeprefix("\ufeff")).entries()))
     lines: list[str] = []
     for run in _runs(entries):
         texts = _columns(run)
@@ -142,7 +142,7 @@ def _before(comment: Token, token: Token) -> bool:
     return (comment.line, comment.column) < (token.line, token.column)
 
 
-def _spaced(entries: list[_FormatEntry]) -> list[_FormatEntry]:
+def _normalize_blank_lines(entries: list[_FormatEntry]) -> list[_FormatEntry]:
     """Normalize blank lines: none at either end of a phase, one around it and after `plan`."""
     for index, entry in enumerate(entries):
         previous = entries[index - 1] if index else None

@@ -43,14 +43,14 @@ Piece = ast.Decl | ast.StageStmt | ast.OutputStmt | ast.Name | PhaseHeader
 @lru_cache(maxsize=2048)  # editors parse a plan after each keystroke, which changes one statement
 def parse_statement(start: Start, tokens: tuple[Token, ...]) -> Piece:
     """Parse one statement. Raises `Unexpected` at the first token that does not fit."""
-    automaton = _fed(start, tokens)
+    automaton = _parser_after(start, tokens)
     piece = automaton.finish()
     if piece is None:
         raise Unexpected(len(tokens), automaton.accepts())
     return cast(Piece, piece)
 
 
-def _fed(start: Start, tokens: Sequence[Token]) -> Automaton:
+def _parser_after(start: Start, tokens: Sequence[Token]) -> Automaton:
     """A parser that has read `tokens`. Raises `Unexpected`."""
     automaton = Automaton(start, _BUILD)
     for index, token in enumerate(tokens):
@@ -68,7 +68,7 @@ def followers(start: Start, tokens: Sequence[Token]) -> frozenset[str]:
     Empty if `tokens` do not parse.
     """
     try:
-        return _fed(start, tokens).accepts()
+        return _parser_after(start, tokens).accepts()
     except Unexpected:
         return frozenset()
 
@@ -184,7 +184,7 @@ def _phase(children: _Children) -> PhaseHeader:
     return PhaseHeader(kind, children[1] if kind == "every" else None, name)
 
 
-def _bracketed(
+def _make_bracketed(
     kind: type[ast.TypeExpr | ast.CallExpr], field: str, item: type[_Child], children: _Children
 ) -> _Child:
     """`NAME` or `NAME(ITEMS)`; the items are None without brackets."""
@@ -217,11 +217,11 @@ _BUILD: dict[str, Callable[[_Children], Any]] = {
     "fn": _fn,
     "topology": lambda children: ast.TopologyDecl(span=ast.span_of(children), path=children[1].text[1:-1]),
     "phase": _phase,
-    "type": partial(_bracketed, ast.TypeExpr, "dims", ast.Number),
+    "type": partial(_make_bracketed, ast.TypeExpr, "dims", ast.Number),
     "types": lambda children: _List(ast.span_of(children), _all(ast.TypeExpr, children)),
     "names": lambda children: _List(ast.span_of(children), tuple(map(name_of, children[::2]))),
     "number": lambda children: _number(children[0]),
-    "call": partial(_bracketed, ast.CallExpr, "args", ast.CallArg),
+    "call": partial(_make_bracketed, ast.CallExpr, "args", ast.CallArg),
     "argument": _argument,
     "location": _location,
     **dict.fromkeys(_CLAUSES, _clause),

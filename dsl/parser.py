@@ -108,7 +108,7 @@ class _PlanParser:
             return
         if first in DECLARES:
             self.outside = False
-            name = _declared(tokens)
+            name = _declared_names(tokens)
             node = self._parse("declaration", statement)
             self.items.append(
                 cast(ast.Decl, node) if node else ast.BadStmt(span=ast.span_of(tokens), targets=name)
@@ -292,7 +292,7 @@ def _names_before(tokens: Sequence[Token], index: int) -> list[ast.Name]:
     return [name_of(token) for token in tokens[max(start, 0) : index] if token.is_word]
 
 
-def _declared(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
+def _declared_names(tokens: Sequence[Token]) -> tuple[ast.Name, ...]:
     """The name after each declaration keyword; there are several if lines have run together."""
     return tuple(
         name_of(after)

@@ -153,7 +153,7 @@ class _Splitter:
     def _phase_is_open(self, before: Token | None) -> None:
         assert self.phase is not None
         if not self.phase_reported and self.phase.brace is not None:
-            self._unclosed(self.phase.brace, before)
+            self._report_unclosed(self.phase.brace, before)
         self.phase_reported = True
 
     def _collect(self, outer: bool) -> Statement | PhaseOpen:
@@ -172,7 +172,7 @@ class _Splitter:
                     line_end = len(tokens) if line_end is None else line_end
                 if open_ and self._begins(token):
                     if not bad:
-                        self._unclosed(open_[-1], token)
+                        self._report_unclosed(open_[-1], token)
                     return self._done(Statement(tuple(tokens), True, outer))
             if token.type == "LBRACE" and not open_ and not inside:
                 assignment = begins_assignment(tokens) if assignment is None else assignment
@@ -192,7 +192,7 @@ class _Splitter:
             self._guard(token, len(tokens) > _LONGEST, "the statement is too long")
         if open_:
             if not bad:
-                self._unclosed(open_[-1], self.ahead.peek())
+                self._report_unclosed(open_[-1], self.ahead.peek())
             bad = True
             self.phase_reported = True  # the end of the file would report the same mistake
         return self._done(Statement(tuple(tokens), bad, outer, line_end))
@@ -255,7 +255,7 @@ class _Splitter:
             open_.pop()
             return True
         if not bad:
-            self._unclosed(open_[-1], closer)
+            self._report_unclosed(open_[-1], closer)
         if any(_CLOSER[token.type] == closer.type for token in open_):
             while _CLOSER[open_[-1].type] != closer.type:
                 open_.pop()
@@ -295,11 +295,11 @@ class _Splitter:
             if header is None or brace.column > header.column:
                 return False
         if not bad:
-            self._unclosed(open_[-1], brace)
+            self._report_unclosed(open_[-1], brace)
         open_.clear()
         return True
 
-    def _unclosed(self, opener: Token, before: Token | None) -> None:
+    def _report_unclosed(self, opener: Token, before: Token | None) -> None:
         closer = _TEXT[_CLOSER[opener.type]]
         if before is None:
             note = Note("the file ends before that")

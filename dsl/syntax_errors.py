@@ -82,7 +82,7 @@ def unknown_statement(tokens: Sequence[Token], inside: bool) -> Diagnostic:
     expected = "a stage `NAMES = ...` or `output`" if inside else "a declaration or a phase"
     notes = () if suggestion else (Note(_KNOWN_INSIDE if inside else _KNOWN_OUTSIDE),)
     return _guessing(
-        "CP0008", f"expected {expected}, found {_found(tokens, 0)}", first.span, suggestion, *notes
+        "CP0008", f"expected {expected}, found {_found_text(tokens, 0)}", first.span, suggestion, *notes
     )
 
 
@@ -117,7 +117,7 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
         return bad_unit(tokens[index - 1], token)
     if token and accepted >= VERBS:
         return _no_stage(tokens, index)
-    message = f"expected {_expected(accepted)}, found {_found(tokens, index)}"
+    message = f"expected {_expected_text(accepted)}, found {_found_text(tokens, index)}"
     form = next((FORMS[t.type] for t in tokens if t.type in FORMS), None)
     notes = [Note(f"it is written: {form}")] if form else []
     if token is None and "BATCH" in accepted:
@@ -130,7 +130,7 @@ def unexpected(start: Start, tokens: Sequence[Token], error: Unexpected) -> Diag
 def _no_stage(tokens: Sequence[Token], index: int) -> Diagnostic:
     """The diagnostic of `NAMES =` without a stage after it."""
     token = tokens[index]
-    message = f"expected a stage, found {_found(tokens, index)}"
+    message = f"expected a stage, found {_found_text(tokens, index)}"
     suggestion = near_name(token.text, sorted(stages.VERBS)) if token.is_word else None
     if token.type == "NAME" and index + 1 < len(tokens) and tokens[index + 1].type == "LPAR":
         fix = Fix("write `map` before it", token.span, f"map {token.text}")
@@ -174,7 +174,7 @@ def _meant(token: Token | None, accepted: frozenset[str]) -> str | None:
     return near_name(token.text, words)
 
 
-def _expected(accepted: frozenset[str]) -> str:
+def _expected_text(accepted: frozenset[str]) -> str:
     kinds = set(accepted)
     if kinds >= VERBS:
         return "a stage"
@@ -189,7 +189,7 @@ def _expected(accepted: frozenset[str]) -> str:
     return options[0] if len(options) == 1 else f"{', '.join(options[:-1])} or {options[-1]}"
 
 
-def _found(tokens: Sequence[Token], index: int) -> str:
+def _found_text(tokens: Sequence[Token], index: int) -> str:
     if index >= len(tokens):
         return "the end of the line"
     return f"`{_short(tokens[index].text)}`"

@@ -86,7 +86,7 @@ class ShardedStages:
     def _schedule(self, stages: Stages, leaves: Sequence[Leaf], passes: tuple[Pass, ...]) -> Schedule:
         """The schedule of `stages` alone, compiled for `leaves`."""
         schedule, plan = self.schedule, self._plan
-        stages = tuple(map(self._pinned, stages))
+        stages = tuple(map(self._pin_algorithm, stages))
         start, end = stages[0].operand, stages[-1].result
         refs = {start, *(stage.result for stage in stages)}
         output = graph.Binding(plan.value(end).name, end)
@@ -101,7 +101,7 @@ class ShardedStages:
         first = lower(plan_of_stages, schedule.axes, values, schedule.backend, schedule.hosts)
         return Pipeline(passes).run(first, PassContext())
 
-    def _pinned(self, stage: Any) -> Any:
+    def _pin_algorithm(self, stage: Any) -> Any:
         """The stage with the algorithm of the whole schedule, if all of its collectives have the same.
 
         That algorithm may depend on the topology, which the layer's schedule does not have.

@@ -45,13 +45,15 @@ def difference(init: Callable[[Tree], Tree], update: Callable[[Tree, Tree, Tree]
     """
     step = jax.jit(update)
     for size in (*SIZES, None):
-        reason = _tried(init, step, size)
+        reason = _compare_trial(init, step, size)
         if reason is not None:
             return reason
     return None
 
 
-def _tried(init: Callable[[Tree], Tree], step: Callable[..., Any], size: float | None) -> Difference | None:
+def _compare_trial(
+    init: Callable[[Tree], Tree], step: Callable[..., Any], size: float | None
+) -> Difference | None:
     rng = np.random.default_rng(7)
     whole = {key: rng.normal(size=shape).astype(np.float32) for key, shape in SHAPES.items()}
     parts = [_part(whole, number) for number in range(PARTS)]

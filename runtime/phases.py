@@ -103,7 +103,9 @@ class PhaseCall:
         self.name = phase.name
         self.lowered: Lowered = context.lower(phase)
         self._phase = phase
-        self._jitted_global = _jit.jit(_jit.renamed(self._wrapped, phase.name), context.compiler_options)
+        self._jitted_global = _jit.jit(
+            _jit.renamed(self._call_shard_mapped, phase.name), context.compiler_options
+        )
         if calls := context.machine.calls:
             self._jitted_global, index = calls.counted(self._jitted_global, phase.name)
             lines = [op.span.line for op in phase.ops if isinstance(op, ir.Collective)]
@@ -128,7 +130,7 @@ class PhaseCall:
             self._fail("CP0804", message, f"write (state, {by_name})")
         self._check_names(arguments, inputs)
         checked = check_state(
-            self.context, state, f"phase `{self.name}` was given", self._needed, self._phase.span
+            self.context, state, f"phase `{self.name}` was given", self._read_names, self._phase.span
         )
         self.context.unset.check(self._phase, checked)
         array_inputs = {name: check.numbers(arguments[name], value) for name, value in inputs.items()}
@@ -164,7 +166,7 @@ class PhaseCall:
         if not typed:
             reduced_values.check_terms(inputs, self.lowered.arguments, axes, self._phase.span, file)
         if _compat.tracing():
-            outputs, new = self._merged(state, *self._inline(self._read(state), inputs))
+            outputs, new = self._merge_state(state, *self._inline(self._read(state), inputs))
         else:
             with as_diagnostics(self._spans, file):
                 outputs, new = self._call_jitted(self._jitted_local, "local", state, array_inputs)
@@ -172,7 +174,7 @@ class PhaseCall:
             reduced_values.record(values[binding.value], outputs[binding.name], axes, self._phase)
         return outputs, new
 
-    def _placed(self, trees: Mapping[str, Any], values: Mapping[str, ir.Value]) -> dict[str, Any]:
+    def _put_on_devices(self, trees: Mapping[str, Any], values: Mapping[str, ir.Value]) -> dict[str, Any]:
         """Put the trees of `values` on the devices; see `Context.placed`."""
         return {
             name: self.context.placed(tree, values[name].placement) if name in values else tree
@@ -193,23 +195,26 @@ class PhaseCall:
         """Call a jitted function with the states that the phase reads; the others are returned unchanged."""
         read = self._read(state)
         if not _compat.tracing():
-            read, inputs = self._placed(read, self._reads), self._placed(inputs, self.lowered.arguments)
+            read, inputs = (
+                self._put_on_devices(read, self._reads),
+                self._put_on_devices(inputs, self.lowered.arguments),
+            )
         if check.has_numbers(jax.tree_util.tree_leaves(inputs)):
             # Numbers are left only if they do not fit the plan. jit would convert them, so report them here.
-            self._checked(read, inputs, layout)
+            self._check_arguments(read, inputs, layout)
         try:
             outputs, new = call(read, inputs)
         except TypeError:  # JAX cannot take one of the values: report its leaf if that is the reason.
-            self._checked(read, inputs, layout)
+            self._check_arguments(read, inputs, layout)
             raise
-        return self._merged(state, outputs, new)
+        return self._merge_state(state, outputs, new)
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The part of the state that the phase reads, and its own count of calls."""
         counts = {CALLS: {self.name: state[CALLS][self.name]}} if self.lowered.is_random else {}
         return {name: state[name] for name in self._reads} | counts
 
-    def _merged(
+    def _merge_state(
         self, state: dict[str, Any], outputs: Outputs, new: dict[str, Any]
     ) -> tuple[Outputs, dict[str, Any]]:
         """The outputs, and the state with the new entries of the phase."""
@@ -225,15 +230,15 @@ class PhaseCall:
         unknown = [name for name in inputs if name not in arguments]
         near = [note for name in unknown for note in near_note(name, missing or arguments)]
         if missing:
-            passed = f", but was passed {_named(unknown)}" if unknown else ""
-            self._fail("CP0804", f"phase `{self.name}` needs {_named(missing)}{passed}", *near, takes)
+            passed = f", but was passed {_list_names(unknown)}" if unknown else ""
+            self._fail("CP0804", f"phase `{self.name}` needs {_list_names(missing)}{passed}", *near, takes)
         if unknown:
-            self._fail("CP0804", f"phase `{self.name}` does not take {_named(unknown)}", *near, takes)
+            self._fail("CP0804", f"phase `{self.name}` does not take {_list_names(unknown)}", *near, takes)
 
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """Run the phase on one rank's arrays. Returns its outputs and the new entries of the state."""
         span, backend = self._phase.span, self.context.backend
-        trees, states = self._checked(state, inputs, "local")
+        trees, states = self._check_arguments(state, inputs, "local")
         arguments, entry = self.lowered.arguments, self.context.entry
         trees = {n: check.types(n, arguments[n], tree, backend, span) for n, tree in trees.items()}
         states = {n: check.types(n, entry(n), tree, backend, span) for n, tree in states.items()}
@@ -251,7 +256,7 @@ class PhaseCall:
         draw = RngContext.from_seed(short_seed(self.context.seed), step, members=self.context.members)
         return *self.lowered.run(inputs, states, draw), {CALLS: {self.name: step + 1}}
 
-    def _checked(
+    def _check_arguments(
         self, state: Mapping[str, Any], inputs: Mapping[str, Any], layout: check.Layout
     ) -> tuple[dict[str, Tree], dict[str, Tree]]:
         """The inputs and states after their checks in a layout."""
@@ -261,7 +266,7 @@ class PhaseCall:
         return trees, {name: checker.value(f"state `{name}`", value, state[name]) for name, value in states}
 
     @functools.cached_property
-    def _needed(self) -> tuple[str, ...]:
+    def _read_names(self) -> tuple[str, ...]:
         """The names of the states that the phase reads, and the count of calls if it is random."""
         return (*self._reads, *([CALLS] if self.lowered.is_random else []))
 
@@ -271,12 +276,14 @@ class PhaseCall:
         states = self.context.states
         return {name: states[name] for name in map(name_of, self._phase.states) if name in states}
 
-    def _wrapped(self, state: dict[str, Any], inputs: dict[str, Any]) -> tuple[Outputs, dict[str, Any]]:
+    def _call_shard_mapped(
+        self, state: dict[str, Any], inputs: dict[str, Any]
+    ) -> tuple[Outputs, dict[str, Any]]:
         """Run the phase on global arrays, in a shard_map with specs from the plan."""
         lowered, context = self.lowered, self.context
         arguments = lowered.arguments
         reads = self._reads
-        trees, states = self._checked(state, inputs, "global")
+        trees, states = self._check_arguments(state, inputs, "global")
         value_of = lowered.values
         results = Carried.for_values(
             context, {binding.name: value_of[binding.value] for binding in lowered.outputs}
@@ -365,7 +372,7 @@ def _as_terms(leaves: list[Any], value: ir.Value) -> list[Any]:
     return [terms(x, value.placement.partial) for x in leaves]
 
 
-def _named(names: list[str]) -> str:
+def _list_names(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
@@ -393,8 +400,12 @@ def check_state(
     missing = [name for name in needed if name not in entries]
     unknown = [name for name in entries if name not in names]
     if missing or unknown:
-        wrong = f"lacks {_named(missing)}" if missing else f"has {_named(unknown)}, not a state of the plan"
-        states = f"the plan's states: {_named(names) or 'none, so the state is {}'}"
-        uses = f"it uses {_named([*needed])}" if missing else states
+        wrong = (
+            f"lacks {_list_names(missing)}"
+            if missing
+            else f"has {_list_names(unknown)}, not a state of the plan"
+        )
+        states = f"the plan's states: {_list_names(names) or 'none, so the state is {}'}"
+        uses = f"it uses {_list_names([*needed])}" if missing else states
         context.fail("CP0812", f"{subject} a state that {wrong}", uses, begin, span=span)
     return entries

@@ -109,19 +109,19 @@ def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayou
     assert whole is not None
     lead = () if before.owners else tuple(before.per.values())
     if before.owners:
-        array = _owned(array, before)
+        array = _join_rows(array, before)
     pieces = array.reshape((math.prod(lead), *array.shape[len(lead) :]))
     ways = [len(before.owners)] if before.owners else list(before.split.values())
     if whole and ways:
         flat = pieces.ndim == 2  # Leaves of trees are flattened before they are cut.
         rows = math.prod(whole) if flat else whole[0]
-        pieces = np.stack([_joined(piece, rows, ways) for piece in pieces])
+        pieces = np.stack([_join_shards(piece, rows, ways) for piece in pieces])
     pieces = pieces.reshape((math.prod(lead), *whole))
     ways = [len(now.owners)] if now.owners else list(now.split.values())
     if whole and ways:
         flat = len(leaf.shape) - len(now.per) == 1
         pieces = pieces.reshape(len(pieces), -1) if flat else pieces
-        pieces = np.stack([_cut(piece, ways) for piece in pieces])
+        pieces = np.stack([_cut_shards(piece, ways) for piece in pieces])
     if now.owners:
         return _among_owners(pieces[0], leaf.shape, now)
     return pieces.reshape((*now.per.values(), *pieces.shape[1:]))
@@ -187,26 +187,26 @@ def _overlap(*rows: tuple[int, int]) -> bool:
     return least <= most and all(n % ways == 0 for n, ways in rows)
 
 
-def _joined(piece: Host, rows: int, ways: Sequence[int]) -> Host:
+def _join_shards(piece: Host, rows: int, ways: Sequence[int]) -> Host:
     """The first `rows` of a piece that was cut repeatedly into `ways` parts, without the paddings."""
     if not ways:
         return piece[:rows]
     each = -(-rows // ways[0])
     parts = np.split(piece, ways[0])
-    return np.concatenate([_joined(part, each, ways[1:]) for part in parts])[:rows]
+    return np.concatenate([_join_shards(part, each, ways[1:]) for part in parts])[:rows]
 
 
-def _cut(piece: Host, ways: Sequence[int]) -> Host:
-    """Cut `piece` repeatedly into `ways` parts padded with zeros, the inverse of `_joined`."""
+def _cut_shards(piece: Host, ways: Sequence[int]) -> Host:
+    """Cut `piece` repeatedly into `ways` parts padded with zeros, the inverse of `_join_shards`."""
     if not ways:
         return piece
     each = -(-piece.shape[0] // ways[0])
     padding = np.zeros((each * ways[0] - piece.shape[0], *piece.shape[1:]), piece.dtype)
     parts = np.split(np.concatenate([piece, padding]), ways[0])
-    return np.concatenate([_cut(part, ways[1:]) for part in parts])
+    return np.concatenate([_cut_shards(part, ways[1:]) for part in parts])
 
 
-def _owned(array: Host, layout: SavedLayout) -> Host:
+def _join_rows(array: Host, layout: SavedLayout) -> Host:
     """The owners' rows in order; for a leaf without dimensions, that of the first owner."""
     lead = len(layout.per)
     flat = array.reshape(-1, *array.shape[lead:])

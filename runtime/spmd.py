@@ -204,7 +204,7 @@ class _Step:
         self.listed, self.named, self.check_vma = listed, named, check_vma
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
-        self._jitted = _jit.jit(_jit.renamed(self._traced, self.name), context.compiler_options)
+        self._jitted = _jit.jit(_jit.renamed(self._trace, self.name), context.compiler_options)
         # The states that are used before the function sets them, and the first phase that uses each.
         self._used: dict[str, str] = {}
         self._unset: set[str] = set()  # States of this call that `at start` has not set.
@@ -215,7 +215,7 @@ class _Step:
         for name in sorted(self._unset.intersection(self._used)):
             self.context.unset.refuse(name, self._used[name])
         if not self.outside or _compat.tracing():
-            return self._traced(state, arguments)
+            return self._trace(state, arguments)
         context = self.context
         placed = {name: context.placed(tree, self.placements[name]) for name, tree in arguments.items()}
         with context.machine.context():
@@ -231,7 +231,7 @@ class _Step:
             for name, tree in cast("Mapping[str, Any]", state).items()
         }
 
-    def _traced(self, state: Any, arguments: Mapping[str, Any]) -> Any:
+    def _trace(self, state: Any, arguments: Mapping[str, Any]) -> Any:
         context = self.context
         around = [axis for axis in context.sizes if axis in _compat.manual_axes()]
         if around and self.outside:
@@ -264,7 +264,7 @@ class _Step:
                 for n, x in argument_leaves.items()
             }
             with context.unset.entered(local_state, self._unset, self._used):
-                answer = self._called(local_state, local)
+                answer = self._call(local_state, local)
             state_out, values = self._answer(answer, len(results), tuple(entries))
             after = {name: flat(tree) for name, tree in state_out.items() if name != CALLS}
             for name in after:
@@ -277,7 +277,7 @@ class _Step:
                 if i < len(values):
                     self._check_same(f"result {i + 1}", values[i], result, context.origin(self.named[i]))
                     tree = context.unstrip(flat(values[i]), result)
-                    out.append(tree.build() if not result.split else _by_cut(tree.leaves, result))
+                    out.append(tree.build() if not result.split else _split_leaves(tree.leaves, result))
                 else:  # The function did not return this argument.
                     out.append(None if not result.split else ([], []))
             absent = {name: [None] * len(specs) for name, specs in new.specs.items() if name not in after}
@@ -308,7 +308,7 @@ class _Step:
         ]
         return (answer, *values)
 
-    def _called(self, state: Any, arguments: Mapping[str, Any]) -> Any:
+    def _call(self, state: Any, arguments: Mapping[str, Any]) -> Any:
         """Call the function with the state and positional-only parameters by position, the rest by name."""
         kinds = {name: each.kind for name, each in inspect.signature(self.function).parameters.items()}
         values = {self.first: state, **arguments}
@@ -433,7 +433,7 @@ def _leaves(tree: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     return paths, tree_.leaves
 
 
-def _by_cut(leaves: Sequence[Any], placement: Placement) -> tuple[list[Any], list[Any]]:
+def _split_leaves(leaves: Sequence[Any], placement: Placement) -> tuple[list[Any], list[Any]]:
     """The leaves of a split tree that are cut, and its scalars, which are not."""
     lead = len(placement.per)
     cut = [leaf for leaf in leaves if jnp.ndim(leaf) > lead]
@@ -441,7 +441,7 @@ def _by_cut(leaves: Sequence[Any], placement: Placement) -> tuple[list[Any], lis
 
 
 def _together(parts: tuple[Sequence[Any], Sequence[Any]], structure: Any, scalars: Sequence[bool]) -> Any:
-    """The inverse of `_by_cut`."""
+    """The inverse of `_split_leaves`."""
     cut, same = map(iter, parts)
     return Tree(tuple(next(same if scalar else cut) for scalar in scalars), structure).build()
 

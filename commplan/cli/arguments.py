@@ -210,7 +210,7 @@ def _verify(verb: Any) -> None:
     _binding(verb)
 
 
-def _simulated(verb: Any, topologies: str = "") -> None:
+def _add_simulation_flags(verb: Any, topologies: str = "") -> None:
     """Add the flags for the schedule and its costs. `topologies`: see `_binding`."""
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
     ranks = "resize the first axis of the plan to N ranks, and the outermost level if they do not fit"
@@ -238,7 +238,7 @@ def _profile(group: Any) -> None:
 
 
 def _report(verb: Any) -> None:
-    _simulated(verb)
+    _add_simulation_flags(verb)
     recorded = "flight records of a run, files *.rec or folders: shown below the prediction"
     run = verb.add_mutually_exclusive_group()
     run.add_argument("--records", nargs="+", metavar="REC", help=recorded)
@@ -248,7 +248,7 @@ def _report(verb: Any) -> None:
 
 
 def _simulate(verb: Any) -> None:
-    _simulated(verb, "to compare machines")
+    _add_simulation_flags(verb, "to compare machines")
     step = "the time of a training step without communication, such as 120ms: for elastic averaging's share"
     _flag(verb, "--step-seconds", "TIME", step, argument_types.duration)
     _flag(verb, "--trace", "OUT.json", "write a trace that Perfetto opens")

@@ -29,7 +29,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         args = parse(sys.argv[1:] if argv is None else argv)
     except SystemExit as leaving:  # argparse printed an error or the help, which still has to be flushed
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
-        return _finished(lambda console: code, Console())
+        return _run_to_exit_code(lambda console: code, Console())
     verb = import_module(f"commplan.cli.verbs.{args.verb}")
     flags = ("file", "shapes", "calibration", "plan", "recorded", "step_profile")
     paths = [getattr(args, flag, None) for flag in flags]
@@ -39,34 +39,36 @@ def run(argv: Sequence[str] | None = None) -> int:
     if getattr(args, "output", None):  # otherwise the files may be rewritten in place
         paths += getattr(args, "files", None) or ()
     inputs = [path for path in paths if path]
-    return _finished(lambda console: verb.run(args, console), Console(args.color, args.format, inputs))
+    return _run_to_exit_code(
+        lambda console: verb.run(args, console), Console(args.color, args.format, inputs)
+    )
 
 
-def _finished(work: Callable[[Console], int], console: Console) -> int:
+def _run_to_exit_code(work: Callable[[Console], int], console: Console) -> int:
     """Run `work` and return its exit code, or that of an error in it or in its output."""
     try:
         code = work(console)
         console.flush()
     except CommplanError as error:
-        return _refused(error, console)
+        return _report_error(error, console)
     except BrokenPipeError:
-        return _reader_gone()
+        return _discard_output()
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:  # `Path.exists` and others raise this
             return _internal(error, console)
         message = f"cannot open {error.filename}: {error.strerror}"
-        return _refused(CommplanError(Diagnostic("CP0001", message, None)), console)
+        return _report_error(CommplanError(Diagnostic("CP0001", message, None)), console)
     except Exception as error:  # noqa: BLE001  users see a message instead of a traceback
         return _internal(error, console)
     return code
 
 
-def _refused(error: CommplanError, console: Console) -> int:
+def _report_error(error: CommplanError, console: Console) -> int:
     try:
         console.refuse(error.diagnostics)
         console.flush()
     except BrokenPipeError:
-        return _reader_gone()
+        return _discard_output()
     except CommplanError:  # stdout is not writable, so print to stderr
         if not console.is_human:
             Console("never").report(error.diagnostics)
@@ -74,7 +76,7 @@ def _refused(error: CommplanError, console: Console) -> int:
     return PROBLEMS
 
 
-def _reader_gone() -> int:
+def _discard_output() -> int:
     """Discard all further output, since its reader has closed it."""
     silence(sys.stdout, sys.stderr)
     return BROKEN_PIPE

@@ -65,7 +65,7 @@ def run_in(paths: list[str], schedule: Schedule | None = None, prediction: Predi
             )
     if schedule is not None:
         _check(records, schedule)
-    return read_run(records, _predicted(prediction) if prediction else None)
+    return read_run(records, _predict(prediction) if prediction else None)
 
 
 def totals(run: Run) -> Summary:
@@ -97,7 +97,7 @@ def _check(records: list[Record], schedule: Schedule) -> None:
                 fail("CP1114", message, "pass the version of the plan that ran", file=record.path)
 
 
-def _predicted(prediction: Prediction) -> Predicted:
+def _predict(prediction: Prediction) -> Predicted:
     seconds: dict[tuple[str, int, str], list[float]] = {}
     for phase in prediction.phases:
         for op in phase.ops:

@@ -63,7 +63,7 @@ def machines(args: Namespace, console: Console) -> list[Namespace]:
     factors = once(args.scale, "--scale")
     topologies = [load_topology(path) for path in paths]
     if not topologies and (factors or args.ranks):
-        topologies = [topology] if (topology := _declared(args, console)) is not None else []
+        topologies = [topology] if (topology := _declared_topology(args, console)) is not None else []
         if factors and not topologies:
             fail("CP0752", "there is no topology whose links could be scaled", NAME_ONE)
     if not topologies:  # compile for the topology of the plan, if any
@@ -82,7 +82,7 @@ def machines(args: Namespace, console: Console) -> list[Namespace]:
     return on
 
 
-def _declared(args: Namespace, console: Console) -> Topology | None:
+def _declared_topology(args: Namespace, console: Console) -> Topology | None:
     """The topology of the plan in `args.file`; None for a saved schedule."""
     if is_saved(args.file, console.read(args.file)):
         return None
@@ -157,13 +157,13 @@ def _schedule(args: Namespace, console: Console) -> tuple[Schedule, list[str], T
         return placed(text, name, args, topology, console), [], topology
 
     def adapt(plan: Plan) -> Plan:
-        return _scaled(plan, args.ranks, args.axis) if args.ranks else plan
+        return _resize(plan, args.ranks, args.axis) if args.ranks else plan
 
     done = compiled(args.file, args, console, adapt=adapt)
     return done.schedule, text.splitlines(), topology_of(done.plan, args.topology)
 
 
-def _scaled(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
+def _resize(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
     """Resize the plan's first axis for `ranks` ranks. Raises CP0754 if that is impossible."""
     axis_sizes = dict(sizes)
     ranked = [axis for axis in plan.axes if axis.kind is not AxisKind.SERVER]

@@ -20,7 +20,7 @@ def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None
     if args.verb == "calibrate" and args.step and args.file is None:
         root.error("calibrate: --step is a step of a plan: give FILE, the plan")
     if args.verb in ("explain", "simulate", "report"):
-        _stepped(root, args)
+        _check_step_flags(root, args)
     if args.verb == "trace":
         args.summarise = args.records[:1] == ["summarise"]
         if args.summarise:
@@ -30,7 +30,7 @@ def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None
     if args.verb == "feeds" and args.watch and args.format != "human":
         root.error(f"feeds: --format {args.format} is one document, and --watch would write many")
     if args.verb == "check":
-        _checked(root, args)
+        _check_flags_of_check(root, args)
     if args.verb != "verify":
         return
     algorithm_flags = (args.algorithm, args.collective, args.ranks)
@@ -40,7 +40,7 @@ def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None
         root.error("verify: give a file or --algorithm, not both")
 
 
-def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def _check_flags_of_check(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Check the combinations of `check`."""
     if args.watch and "-" in args.files:
         root.error("check: --watch needs files, and - is standard input")
@@ -52,7 +52,7 @@ def _checked(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
         root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
 
 
-def _stepped(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+def _check_step_flags(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Check the requirements of --step."""
     if args.step and not args.target:
         root.error(

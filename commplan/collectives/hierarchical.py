@@ -93,7 +93,7 @@ def stages(files: Files, levels: Levels, kind: Kind, root: int = 0) -> tuple[Lev
 
     Raises CP0739 if the algorithm of a level supports none of the kinds that the level can use.
     """
-    return tuple(_checked(files, each) for each in _stages(files, levels, kind, root))
+    return tuple(_check_stage(files, each) for each in _stages(files, levels, kind, root))
 
 
 def _stages(files: Files, levels: Levels, kind: Kind, root: int) -> tuple[LevelStage, ...]:
@@ -161,7 +161,7 @@ def carries(files: Files, name: str, *kinds: Kind) -> bool:
     return all(kind in supported for kind in kinds)
 
 
-def _checked(files: Files, stage: LevelStage) -> LevelStage:
+def _check_stage(files: Files, stage: LevelStage) -> LevelStage:
     if carries(files, stage.algorithm, stage.kind):
         return stage
     takes = ", ".join(f"`{name}`" for name in (*files, NATIVE) if carries(files, name, stage.kind))
@@ -177,12 +177,12 @@ def composed(files: Files, levels: Levels, kind: Kind, root: int = 0) -> RoundSe
     if any(name == NATIVE for name, _ in levels):
         fail("CP0739", "`native` is the backend's own and has no rounds", "name an algorithm for each level")
     if kind == "reduce":
-        down = _composed(files, levels, "broadcast", root, backwards=True)
+        down = _compose(files, levels, "broadcast", root, backwards=True)
         return RoundSequence(down.chunks, reversed_rounds(down.rounds, reduce=True))
-    return _composed(files, levels, kind, root)
+    return _compose(files, levels, kind, root)
 
 
-def _composed(
+def _compose(
     files: Files, levels: Levels, kind: Kind, root: int, *, backwards: bool = False
 ) -> RoundSequence:
     """Compose all stages.
@@ -271,7 +271,7 @@ class _LevelLayout(NamedTuple):
         parts = np.argsort(owner * body.chunks + part, kind="stable").reshape(owners, body.chunks, -1)
         chunks = parts[member[groups]]
         for each in body.rounds:
-            yield tuple(_spread(send, groups, step, chunks) for send in each)
+            yield tuple(_send_in_groups(send, groups, step, chunks) for send in each)
 
 
 def _digits(radix: Sequence[int]) -> Ints:
@@ -280,7 +280,7 @@ def _digits(radix: Sequence[int]) -> Ints:
     return np.stack(np.unravel_index(numbers, tuple(radix)[::-1]))[::-1]
 
 
-def _spread(send: Family, groups: Ints, step: int, chunks: Ints) -> Send:
+def _send_in_groups(send: Family, groups: Ints, step: int, chunks: Ints) -> Send:
     """`send` in each of `groups`, whose members are `step` apart.
 
     `chunks` [groups, parts, chunks per part] are the chunks of the overall buffer.

@@ -61,11 +61,11 @@ def permute_ranks(program: ChunkProgram, places: Sequence[int] | Ints) -> ChunkP
         fail("CP0737", f"the places of {n} ranks must be the numbers 0 to {n - 1}, each once")
     rank = np.argsort(position)
     targets = rank[program.targets[position]] if program.kind == "swap" else NO_TARGETS
-    rounds = (tuple(_renamed(send, program, rank) for send in each) for each in program.rounds)
+    rounds = (tuple(_rename_send(send, program, rank) for send in each) for each in program.rounds)
     return dataclasses.replace(program, rounds=tuple(rounds), root=int(rank[program.root]), targets=targets)
 
 
-def _renamed(send: Family, program: ChunkProgram, rank: Ints) -> Send:
+def _rename_send(send: Family, program: ChunkProgram, rank: Ints) -> Send:
     if program.kind not in BLOCKED:
         return Send(rank[send.src], rank[send.dst], send.chunk, send.count, send.reduce)
     parts = program.chunks // program.ranks

@@ -169,30 +169,30 @@ _LOOKS: dict[Kind, Look] = {
 def dot(plan: Plan) -> str:
     """The plan graph in the language of Graphviz."""
     picture = drawing(plan)
-    lines = [f"digraph {_quoted([picture.title])} {{", f"  label={_quoted([picture.title])}; labelloc=t;",
+    lines = [f"digraph {_quote([picture.title])} {{", f"  label={_quote([picture.title])}; labelloc=t;",
              '  rankdir=TB; fontname="Helvetica"; compound=true;',
              '  node [fontname="Helvetica", fontsize=11, style=filled, color="#555555"];',
              '  edge [fontname="Helvetica", fontsize=9, color="#555555"];']  # fmt: skip
     lines += [f"  {_dot_node(node)}" for node in picture.nodes]
     for box in picture.boxes:
-        lines += [f"  subgraph {_quoted(['cluster_' + box.id])} {{", f"    label={_quoted([box.title])};",
+        lines += [f"  subgraph {_quote(['cluster_' + box.id])} {{", f"    label={_quote([box.title])};",
                   '    style=rounded; color="#999999";']  # fmt: skip
         lines += [f"    {_dot_node(node)}" for node in box.nodes]
         lines.append("  }")
     for edge in picture.edges:
         # The edge of a state's new value points upwards; it must not move the state below the phase.
         style = ", style=dashed, constraint=false" if edge.back else ""
-        lines.append(f"  {edge.tail} -> {edge.head} [label={_quoted(edge.texts)}{style}];")
+        lines.append(f"  {edge.tail} -> {edge.head} [label={_quote(edge.texts)}{style}];")
     return "\n".join([*lines, "}"]) + "\n"
 
 
 def _dot_node(node: Node) -> str:
     fill, shape, _ = _LOOKS[node.kind]
     thick = ", penwidth=2" if node.kind == "network" else ""
-    return f'{node.id} [label={_quoted(node.texts)}, shape={shape}, fillcolor="{fill}"{thick}];'
+    return f'{node.id} [label={_quote(node.texts)}, shape={shape}, fillcolor="{fill}"{thick}];'
 
 
-def _quoted(lines: Iterable[str]) -> str:
+def _quote(lines: Iterable[str]) -> str:
     """A quoted string in DOT, in which only the quote and the backslash are special."""
     escaped = (line.replace("\\", "\\\\").replace('"', '\\"') for line in lines)
     return '"' + "\\n".join(escaped) + '"'

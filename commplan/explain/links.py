@@ -36,10 +36,10 @@ class TopologyLinks:
         """Seconds of one collective alone, and the seconds that it occupies each level."""
         key = (collective.kind, collective.nbytes, collective.groups)
         if key not in self._times:
-            self._times[key] = self._predicted(collective)
+            self._times[key] = self._predict(collective)
         return self._times[key]
 
-    def _predicted(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
+    def _predict(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
         ranks = np.asarray(collective.groups, np.int64)
         workers = self._predictor.workers
         places: Ints = workers[ranks] if ranks.max() < len(workers) else ranks % self._network.places

@@ -81,16 +81,16 @@ def title(site: Site) -> str:
 def site_lines(site: Site, sites: Sites) -> list[str]:
     """The states of a site and its traffic."""
     lines = [state_line(distribution) for distribution in site.held]
-    up, down = _counted(site.up), _counted(site.down)
+    up, down = _message_text(site.up), _message_text(site.down)
     sender = "the first worker of each group" if site.kind == "put" and site.per else "each worker"
     sender = "the first worker" if site.kind == "put" and not site.per else sender
     lines.append(f"{sender} sends {up} and " + (f"gets {down}" if site.down else "expects no answer"))
     if site.token:
         other_workers = sites.workers - len(sites.members(site))
         if other_workers == 1:
-            lines.append(f"the other worker sends {_counted(site.token)}")
+            lines.append(f"the other worker sends {_message_text(site.token)}")
         elif other_workers:
-            lines.append(f"each of the other {other_workers} workers sends {_counted(site.token)}")
+            lines.append(f"each of the other {other_workers} workers sends {_message_text(site.token)}")
     if site.kind == "exchange":
         staleness = site.staleness or 0
         lines.append(
@@ -117,7 +117,7 @@ def state_line(distribution: Held) -> str:
     )
 
 
-def _counted(buffers: Sequence[Buffer]) -> str:
+def _message_text(buffers: Sequence[Buffer]) -> str:
     count = sum(len(buffer.chunks) for buffer in buffers)
     if count == 1:
         return f"1 message of {sized(nbytes_of(buffers))}"

@@ -30,7 +30,7 @@ def bind_axes(plan: Plan, sizes: Mapping[str, int]) -> tuple[Axis, ...]:
             CP0709 (no such axis) or CP0710 (the sizes violate a rule of a stage).
     """
     names = {axis.name for axis in plan.axes}
-    problems = [_unknown(plan, name) for name in sizes if name not in names]
+    problems = [_unknown_axis(plan, name) for name in sizes if name not in names]
     bound: list[Axis] = []
     for axis in plan.axes:
         size = _size(plan, axis, sizes.get(axis.name))
@@ -175,7 +175,7 @@ def _mesh_fix(name: str, kind: AxisKind, size: int | None) -> str:
     return f"add an axis `{name}` to the mesh, of size 1 if nothing is replicated along it"
 
 
-def _unknown(plan: Plan, name: str) -> Diagnostic:
+def _unknown_axis(plan: Plan, name: str) -> Diagnostic:
     hint = did_you_mean(name, [axis.name for axis in plan.axes], "its axes are:")
     return _problem(plan, "CP0709", f"plan `{plan.name}` has no axis `{name}`", None, hint)
 

@@ -56,13 +56,13 @@ class _Shaper:
             batched = tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in leaves)
             return Value(value.id, "records", batched, placement)
         kind = "tree" if isinstance(value.type, TreeType) else "array"
-        if kind == "tree" and ways and self._batched(value.id):
+        if kind == "tree" and ways and self._global_batch(value.id):
             kind = "records"  # cut between records, not through flattened leaves
             return Value(value.id, kind, cut_all(kind, leaves, ways), placement)
         whole = leaves if ways else ()
         return Value(value.id, kind, cut_all(kind, leaves, ways), placement, whole)
 
-    def _batched(self, ref: graph.Ref) -> int | None:
+    def _global_batch(self, ref: graph.Ref) -> int | None:
         """The global batch size of a value that is made per record on the device, else None.
 
         Such a value is a whole value whose leading dimension counts records.
@@ -96,7 +96,7 @@ class _Shaper:
                     return self._report.missing(value, f"records of source `{maker.source}`")
                 return record
             case graph.MapStage():
-                leaves, batch = self._mapped(value, maker), self._batched(value.id)
+                leaves, batch = self._map_leaves(value, maker), self._global_batch(value.id)
                 if leaves is None or batch is None:
                     return leaves
                 return tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in leaves)
@@ -124,7 +124,7 @@ class _Shaper:
                 return self._first_tree(maker)  # does not depend on the shape of the state
         return self._report.missing(value, "a state")
 
-    def _mapped(self, value: graph.Value, maker: graph.MapStage) -> Leaves | None:
+    def _map_leaves(self, value: graph.Value, maker: graph.MapStage) -> Leaves | None:
         passed = self.shapes.get(value.name)
         elementwise = self.plan.fn(maker.fn).elementwise
         if passed is not None and not (elementwise and value.name in self._inputs):

@@ -178,11 +178,11 @@ def predict(
     load: defaultdict[int, float] = defaultdict(float)
     slowest = arrived = moving = 0.0
     divided = {pattern: division(design, pattern, readers) for pattern in setting.patterns}
-    overloaded = _crowded(setting, divided)
+    overloaded = _oversubscribed_hosts(setting, divided)
     for pattern, groups in setting.patterns.items():
         share = divided[pattern]
         rows = [_rows(share, member, setting.rows) for member in range(setting.members)]
-        sent, received = _crossed(share, setting.rows, cut.nbytes)
+        sent, received = _link_bytes(share, setting.rows, cut.nbytes)
         for member, host in enumerate(pattern):
             making = _seconds(cut.shared, setting) * rows[member]
             cpu = making + _seconds(cut.per_member, setting) * setting.rows + setting.batch
@@ -213,7 +213,7 @@ def predict(
     return Predicted(design, readers, cut, cpu, times[waits_for], waits_for, arrived, memory, bound)
 
 
-def _crowded(setting: Setting, divided: Mapping[tuple[int, ...], Division]) -> set[int]:
+def _oversubscribed_hosts(setting: Setting, divided: Mapping[tuple[int, ...], Division]) -> set[int]:
     """The hosts with more processes that make records than cores."""
     makers: Counter[int] = Counter()
     for pattern, groups in setting.patterns.items():
@@ -254,7 +254,7 @@ def _sizes(share: Division, move: HostTransfer, rows: int, nbytes: int) -> list[
     return [(end - begin) * nbytes for begin, end in ends]
 
 
-def _crossed(share: Division, rows: int, nbytes: int) -> tuple[Counter[int], Counter[int]]:
+def _link_bytes(share: Division, rows: int, nbytes: int) -> tuple[Counter[int], Counter[int]]:
     """The bytes that each host sends and receives per batch, if each byte goes to every host once."""
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()

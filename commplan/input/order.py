@@ -26,7 +26,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _WINDOW = 2048  # positions permuted at once: for NumPy a smaller array costs as much
 
 
-def _mixed(value: int) -> int:
+def _mix(value: int) -> int:
     """The SplitMix finalizer of one integer modulo 2**64."""
     value &= MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & MASK
@@ -45,7 +45,7 @@ def folded(*numbers: int) -> int:
     """A 64-bit hash of `numbers` (modulo 2**64) that depends on their order."""
     state = 0
     for number in numbers:
-        state = _mixed((state + _GOLDEN) ^ _mixed(number + _GOLDEN))
+        state = _mix((state + _GOLDEN) ^ _mix(number + _GOLDEN))
     return state
 
 

@@ -225,13 +225,13 @@ def _culprit(actual: RecordSums, expected: RecordSums, length: int) -> tuple[str
         return (f"record {-gap} is missing",)
     if more:
         return (f"{abs(more)} records {'too many' if more > 0 else 'are missing'}, at least",)
-    swapped = _swapped(gap, mixed, length)
+    swapped = _find_replaced(gap, mixed, length)
     if swapped is None:
         return ("some records are missing, and as many were visited too often",)
     return (f"record {swapped} is missing, and record {swapped + gap} was visited instead",)
 
 
-def _swapped(gap: int, mixed: int, length: int) -> int | None:
+def _find_replaced(gap: int, mixed: int, length: int) -> int | None:
     """The record replaced by the one `gap` further on, given the difference `mixed` of their mixed ids."""
     low, high = max(0, -gap), min(length, length - gap)
     if high - low > _SEARCHED:

@@ -92,7 +92,7 @@ def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
     """CP1204: a `via`, `chunk` or `wire` that is predicted to be slower than the schedule without it."""
     if subject.schedule is None:
         return
-    pinned = _predicted(subject, subject.schedule) if subject.inputs.topology is not None else None
+    pinned = _predict(subject, subject.schedule) if subject.inputs.topology is not None else None
     for phase in subject.plan.phases:
         for stage in phase.stages:
             if isinstance(stage, ShareStage):
@@ -103,9 +103,9 @@ def costly_pins(subject: Subject) -> Iterator[Diagnostic]:
 
 def _costly_pin(subject: Subject, pinned: Prediction, phase: str, stage: Stage) -> Iterator[Diagnostic]:
     """The pins of a stage that increase the exposed time of its phase."""
-    for pin, free in _unpinned(stage):
+    for pin, free in _without_pins(stage):
         schedule = subject.compiled(with_stage(subject.plan, stage, free))
-        before, after = _exposed(pinned, phase), _exposed(_predicted(subject, schedule), phase)
+        before, after = _exposed_time(pinned, phase), _exposed_time(_predict(subject, schedule), phase)
         alone = sum(op.alone for op in pinned.phase(phase).ops if op.line == stage.span.line)
         if before - after <= PIN_MARGIN * alone:
             continue
@@ -114,24 +114,24 @@ def _costly_pin(subject: Subject, pinned: Prediction, phase: str, stage: Stage) 
         yield subject.warning("CP1204", message, stage.span, note, "leave it out, or pin the faster one")
 
 
-def _unpinned(stage: Stage) -> Iterator[tuple[str, Stage]]:
+def _without_pins(stage: Stage) -> Iterator[tuple[str, Stage]]:
     """The pins of a stage, as text, each with the stage without it."""
     via: Algorithm | None = getattr(stage, "via", None)
     hints: Hints | None = getattr(stage, "hints", None)
     if via is not None:
-        yield f"`via {via}`", _replaced(stage, via=None)
+        yield f"`via {via}`", _replace_fields(stage, via=None)
     if hints is not None and hints.chunk is not None:
-        yield f"`chunk = {sized(hints.chunk)}`", _replaced(stage, hints=replace(hints, chunk=None))
+        yield f"`chunk = {sized(hints.chunk)}`", _replace_fields(stage, hints=replace(hints, chunk=None))
     if hints is not None and hints.wire is not None:
-        yield f"`wire = {hints.wire}`", _replaced(stage, hints=replace(hints, wire=None))
+        yield f"`wire = {hints.wire}`", _replace_fields(stage, hints=replace(hints, wire=None))
 
 
-def _replaced(stage: Stage, **fields: object) -> Stage:
+def _replace_fields(stage: Stage, **fields: object) -> Stage:
     other: Stage = replace(stage, **fields)  # the members of the union have different fields
     return other
 
 
-def _predicted(subject: Subject, schedule: Schedule) -> Prediction:
+def _predict(subject: Subject, schedule: Schedule) -> Prediction:
     from commplan.cost import predict, predictor_for
 
     topology, measured = subject.inputs.topology, subject.inputs.calibration
@@ -140,7 +140,7 @@ def _predicted(subject: Subject, schedule: Schedule) -> Prediction:
     return predict(schedule, predictor, measured=measured.input if measured else None)
 
 
-def _exposed(prediction: Prediction, phase: str) -> float:
+def _exposed_time(prediction: Prediction, phase: str) -> float:
     return prediction.phase(phase).exposed
 
 

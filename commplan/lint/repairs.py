@@ -51,13 +51,13 @@ def edits(text: str, fixes: Iterable[Fix]) -> list[tuple[int, int, str]]:
     for fix in sorted(fixes, key=lambda fix: fix.span):
         start, end = offsets.offsets_of(fix.span)
         if not fix.text:
-            start, end = _widened(offsets, start, end)
+            start, end = _widen(offsets, start, end)
         if not chosen or start >= chosen[-1][1]:
             chosen.append((start, end, fix.text))
     return chosen
 
 
-def _widened(offsets: TextOffsets, start: int, end: int) -> tuple[int, int]:
+def _widen(offsets: TextOffsets, start: int, end: int) -> tuple[int, int]:
     """Extend a deletion; see `edits`."""
     line = offsets.location(start)[0]
     if end != offsets.ends[line - 1]:

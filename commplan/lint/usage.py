@@ -16,7 +16,7 @@ MEANT = "begin the name with `_` if this is intended"
 def unused_values(subject: Subject) -> Iterator[Diagnostic]:
     """CP1201: a value that no stage reads and that is not bound to an output or a state."""
     plan = subject.plan
-    used = {ref for phase in plan.phases for ref in _used(phase)}
+    used = {ref for phase in plan.phases for ref in _used_names(phase)}
     for ref in plan.inputs:
         value = plan.value(ref)
         if ref not in used and not value.name.startswith("_"):
@@ -35,7 +35,7 @@ def unused_values(subject: Subject) -> Iterator[Diagnostic]:
                 yield subject.warning("CP1201", message, value.span, *notes, fix=fix)
 
 
-def _used(phase: Phase) -> Iterator[str]:
+def _used_names(phase: Phase) -> Iterator[str]:
     for stage in phase.stages:
         yield from operands(stage)
     for binding in (*phase.outputs, *phase.updates):

@@ -170,9 +170,9 @@ def _names(cursor: _CompletionContext) -> Iterator[Completion]:
     elif before == "BY":
         yield from _constants(MODES if verb == "elastic" else OPS, "constant")
     elif before == "LOAD":
-        yield from _declared(cursor, ("source",))
+        yield from _declared_names(cursor, ("source",))
     elif (before == "MAP" and not brackets) or (before == "WITH" and verb == "exchange"):
-        yield from _declared(cursor, ("fn",))
+        yield from _declared_names(cursor, ("fn",))
     elif cursor.inside:
         states = before == "INTO" or (before == "WITH" and verb == "elastic")
         for symbol in cursor.document.symbols.visible(cursor.line, cursor.column).values():
@@ -260,7 +260,7 @@ def _levels(cursor: _CompletionContext) -> Iterator[Completion]:
     tokens = cursor.tokens
     via = next(number for number, token in enumerate(tokens) if token.type == "VIA")
     stage, written = {token.text for token in tokens[:via]}, {token.text for token in tokens[via:]}
-    for item in _declared(cursor, _EITHER):
+    for item in _declared_names(cursor, _EITHER):
         if item.label in stage and item.label not in written:
             yield item
 
@@ -276,7 +276,7 @@ def _in_declaration(cursor: _CompletionContext, before: str) -> Iterator[Complet
     if before == "ON" and first == "FN":
         yield from _constants(PLACES if last == "ON" else FLAGS, "constant")
     elif before == "ON":
-        yield from _declared(cursor, ("server",))
+        yield from _declared_names(cursor, ("server",))
     elif before in ("PER", "PARTIAL", "SPLIT"):
         yield from _axes(cursor, ("axis",) if before != "PER" else _EITHER)
     elif last in ("COLON", "LPAR", "ARROW", "COMMA"):
@@ -289,10 +289,10 @@ def _constants(words: Iterable[str], kind: ItemKind) -> Iterator[Completion]:
 
 
 def _axes(cursor: _CompletionContext, kinds: Sequence[str]) -> list[Completion]:
-    return list(_declared(cursor, kinds))
+    return list(_declared_names(cursor, kinds))
 
 
-def _declared(cursor: _CompletionContext, kinds: Sequence[str]) -> Iterator[Completion]:
+def _declared_names(cursor: _CompletionContext, kinds: Sequence[str]) -> Iterator[Completion]:
     for symbol in cursor.document.symbols.declared.values():
         if symbol.kind in kinds:
             yield _symbol(cursor, symbol)

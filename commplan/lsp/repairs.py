@@ -36,7 +36,7 @@ def repairs(document: PlanDocument, first: int, last: int) -> list[Repair]:
             changes = tuple(edits(document.text, [diagnostic.fix]))
             offered.append(Repair(diagnostic.fix.title, changes, diagnostic, certain=True))
         if diagnostic.severity is Severity.WARNING and diagnostic.code not in ABOUT_COMMENTS:
-            offered.append(_ignored(document, diagnostic, diagnostic.span))
+            offered.append(_ignore_repair(document, diagnostic, diagnostic.span))
     return offered
 
 
@@ -52,7 +52,7 @@ def all_repairs(document: PlanDocument) -> Repair | None:
     return Repair("put right all that is certain", ((0, len(document.text), text),), None, certain=True)
 
 
-def _ignored(document: PlanDocument, warning: Diagnostic, span: Span) -> Repair:
+def _ignore_repair(document: PlanDocument, warning: Diagnostic, span: Span) -> Repair:
     """Add an ignore comment to the line, or a code to an existing one."""
     offsets = document.offsets
     comments = [token for token in document.tokens if token.type == "COMMENT" and token.line == span.line]

@@ -39,11 +39,11 @@ class DecomposePass(Pass, frozen=True):
             return bool(op.algorithm.levels) and not _stays(op, schedule)
 
         for phase in schedule.phases:
-            layers = _layered(chooser, _settled(phase, context), choices)
+            layers = _choose_hierarchies(chooser, _apply_choices(phase, context), choices)
             yield rewrite_flat(schedule, layers, context.order, apart, _expand, choices)
 
 
-def _settled(phase: Phase, context: PassContext) -> Phase:
+def _apply_choices(phase: Phase, context: PassContext) -> Phase:
     """Set the algorithms and message sizes that the search chose for stages.
 
     all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node), in messages of 64 KiB
@@ -64,7 +64,7 @@ def _settled(phase: Phase, context: PassContext) -> Phase:
     return replace(phase, ops=tuple(map(settled, phase.ops)))
 
 
-def _layered(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
+def _choose_hierarchies(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
     """Use hierarchies if they are predicted to be faster.
 
         all_reduce(node, gpu)  -->  all_reduce(node, gpu) via hierarchical(gpu, node)

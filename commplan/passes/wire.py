@@ -28,7 +28,7 @@ class WirePass(Pass, frozen=True):
         for phase in schedule.phases:
             phase_choices: list[Choice] = []
             yield rewrite_flat(schedule, phase, context.order, _asked, _rewrite, phase_choices)
-            choices += _grouped(phase_choices)
+            choices += _merge_choices(phase_choices)
 
 
 def _asked(op: Collective) -> bool:
@@ -45,13 +45,13 @@ def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: lis
     adds = op.op == "sum" and editor.size(op.axes) > 1
     wire, accumulate = op.hints.wire_types(dtype, adds=adds)
     if op.divisor > 1 and op.hints.divides_first(dtype):
-        op = replace(op, operand=_divided(editor, op, op.operand, f"{op.result}/divided"), divisor=1)
+        op = replace(op, operand=_divide(editor, op, op.operand, f"{op.result}/divided"), divisor=1)
     bare = replace(op, hints=replace(op.hints, wire=None, accumulate=None), divisor=1)
     if wire == dtype and (not adds or accumulate == wire):
         if op.divisor == 1:
             editor.ops.append(bare)
         else:
-            _divided(editor, op, editor.move(bare, op.operand, f"{op.result}/sum"))
+            _divide(editor, op, editor.move(bare, op.operand, f"{op.result}/sum"))
         return
     if not adds or accumulate == wire:
         _cast_around(editor, op, bare, wire)
@@ -67,10 +67,10 @@ def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: lis
     if op.pinned and op.algorithm != NATIVE:
         moves = "the all-gather alone" if _gathers_by(op) != NATIVE and op.kind == "all_reduce" else "nothing"
         why += f"; `via {op.algorithm}` carries out {moves}, since it adds in the type that it sends"
-    choices.append(Choice("wire", text, why, op.span, _rejected(op.kind, dtype, wire, accumulate)))
+    choices.append(Choice("wire", text, why, op.span, _alternatives(op.kind, dtype, wire, accumulate)))
 
 
-def _rejected(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[str, ...]:
+def _alternatives(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[str, ...]:
     """The alternatives: the native collective in either of the two dtypes."""
     rejected = [f"one {kind} that sends and adds in {wire}: the sum is to be in {accumulate}"]
     if dtype.nbytes > wire.nbytes:
@@ -79,7 +79,7 @@ def _rejected(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[
     return tuple(rejected)
 
 
-def _grouped(choices: Sequence[Choice]) -> list[Choice]:
+def _merge_choices(choices: Sequence[Choice]) -> list[Choice]:
     """Merge choices that differ only in the result's name, as in "`g/b0` and 3 more: sent in bf16"."""
     groups: dict[tuple[object, ...], list[Choice]] = {}
     for choice in choices:
@@ -101,7 +101,7 @@ def _cast_around(editor: Editor, op: Collective, bare: Collective, wire: DType) 
     narrow = _cast(editor, op, op.operand, wire, f"{op.result}/{wire}")
     moved = editor.move(bare, narrow, f"{op.result}/moved")
     if op.divisor > 1:
-        moved = _divided(editor, op, moved, f"{op.result}/mean")
+        moved = _divide(editor, op, moved, f"{op.result}/mean")
     editor.emit(Cast(op.result, moved, editor.leaf(op.operand).dtype, op.span))
 
 
@@ -155,10 +155,10 @@ def _shard_sum(
     total = LocalSum(op.result, wide, editor.size(op.axes), op.span)
     if op.divisor == 1:
         return editor.emit(total, name)
-    return _divided(editor, op, editor.emit(total, f"{op.result}/sum"), name)
+    return _divide(editor, op, editor.emit(total, f"{op.result}/sum"), name)
 
 
-def _divided(editor: Editor, op: Collective, operand: Ref, name: Ref | None = None) -> Ref:
+def _divide(editor: Editor, op: Collective, operand: Ref, name: Ref | None = None) -> Ref:
     """Divide `operand` by the divisor of `op`. Without `name` the quotient is the result of `op`."""
     return editor.emit(Scale(op.result, operand, "div", float(op.divisor), op.span), name)
 

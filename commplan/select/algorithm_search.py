@@ -90,7 +90,7 @@ class Chooser:
         if self.costs is None:
             return self._by_rule(op)
         if op.pinned and not op.algorithm.levels:
-            return self._pinned(op)
+            return self._decide_pinned(op)
         candidates = self.hierarchies(op) if op.algorithm.levels else self.flat(op)
         alternatives: list[Candidate] = []
         if self.explains:
@@ -124,7 +124,7 @@ class Chooser:
         row = rule(self.schedule.backend, op.kind, self.whole(op))
         return Decision(Algorithm(row.algorithm), row.chunk, "without a topology its size decides")
 
-    def _pinned(self, op: Collective) -> Decision:
+    def _decide_pinned(self, op: Collective) -> Decision:
         key = self._key(op, op.algorithm)
         if key not in self.cache:
             candidate = self._candidate(op, op.algorithm)

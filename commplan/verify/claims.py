@@ -29,15 +29,17 @@ def claims(schedule: Schedule) -> Claims:
     unchecked = ("what functions compute", "how sums made in another order round")
     if schedule.origin is None:
         sound = "sound by itself, not compared with a plan"
-        return Claims(sound, tuple(_believed(schedule)), ("whether it does what its plan says", *unchecked))
+        return Claims(
+            sound, tuple(_assumptions(schedule)), ("whether it does what its plan says", *unchecked)
+        )
     outputs = sum(len(phase.outputs) for phase in schedule.phases)
     states = sum(len(phase.updates) for phase in schedule.phases)
     counts = (plural(outputs, "output"), plural(states, "state"), plural(len(schedule.phases), "phase"))
     proved = "does what its plan says: {} and {} of {}".format(*counts)
-    return Claims(proved, tuple(_believed(schedule)), unchecked)
+    return Claims(proved, tuple(_assumptions(schedule)), unchecked)
 
 
-def _believed(schedule: Schedule) -> Iterator[str]:
+def _assumptions(schedule: Schedule) -> Iterator[str]:
     """Assumptions about native collectives, user functions and their declared properties, and servers."""
     ops = [op for phase in schedule.phases for op in phase.ops]
     native: dict[str, dict[int, None]] = {}

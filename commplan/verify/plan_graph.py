@@ -49,7 +49,7 @@ def _fits(value: Value, types: ValueTypes) -> bool:
     local = types.values[value.id]
     match value.type:
         case ArrayType(dtype, shape):
-            return (local.kind, _uncut(value, types)) == ("array", (Leaf("", shape, dtype),))
+            return (local.kind, _whole_leaves(value, types)) == ("array", (Leaf("", shape, dtype),))
         case RecordsType(batch, element):
             rows, leaves = max(batch) // types.ranks(value.placement.split), local.leaves
             if isinstance(element, ArrayType):
@@ -60,7 +60,7 @@ def _fits(value: Value, types: ValueTypes) -> bool:
             return local.kind in ("tree", "records")
 
 
-def _uncut(value: Value, types: ValueTypes) -> tuple[Leaf, ...]:
+def _whole_leaves(value: Value, types: ValueTypes) -> tuple[Leaf, ...]:
     local = types.values[value.id]
     if local.kind != "records":
         return local.uncut
@@ -88,7 +88,7 @@ def _wrong(stage: Stage, plan: Plan, types: ValueTypes, readable: set[Ref], defi
     for ref in getter(type(stage), stage.SCALARS)(stage):
         yield from types.check_scalar(ref)
     for group in stage.same_leaves():
-        if len({(plan.value(ref).type, _uncut(plan.value(ref), types)) for ref in group}) > 1:
+        if len({(plan.value(ref).type, _whole_leaves(plan.value(ref), types)) for ref in group}) > 1:
             yield "CP0731", f"{', '.join(f'`{ref}`' for ref in group)} have different shapes"
 
 

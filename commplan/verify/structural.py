@@ -142,7 +142,7 @@ def _verify_phase(scope: OpScope) -> None:
 
 def _check_op(scope: OpScope, op: Op) -> None:
     """Check the rules of an op, and that its declared results follow from its operands."""
-    wrong = [*op.check(scope.types), *_unobeyed(op)]
+    wrong = [*op.check(scope.types), *_ignored_options(op)]
     if not _LANES.fullmatch(op.lane):
         wrong.append(("CP0735", f"there is no lane `{op.lane}`"))
     if not wrong:
@@ -158,7 +158,7 @@ def _check_op(scope: OpScope, op: Op) -> None:
         check_algorithm(scope, op)
 
 
-def _unobeyed(op: Op) -> Violations:
+def _ignored_options(op: Op) -> Violations:
     """Report semantic options on an op whose kind ignores them."""
     hints: Hints = getattr(op, "hints", NO_HINTS)
     for name in _MEANT if hints is not NO_HINTS else ():

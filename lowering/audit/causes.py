@@ -71,7 +71,7 @@ class Causes:
 
     def all(self, unplanned: Iterable[CompiledCollective]) -> tuple[StepDifference, ...]:
         """All differences with causes, including collectives without a plan line (`unplanned`)."""
-        looped = (self._looped(expected, collective) for expected, collective in self.report.matches)
+        looped = (self._loop_difference(expected, collective) for expected, collective in self.report.matches)
         extra = (
             StepDifference("extra", f"{collective} ({collective.name})", (), (collective,))
             for collective in unplanned
@@ -86,9 +86,9 @@ class Causes:
             case "extra":
                 cause, reason = self._extra(difference.found[0])
             case "changed":
-                cause, reason = self._changed(difference.expected[0], difference.found[0])
+                cause, reason = self._describe_changes(difference.expected[0], difference.found[0])
             case "merged":
-                return self._merged(difference)
+                return self._describe_merge(difference)
             case "split":
                 kinds = ", ".join(collective.kind for collective in difference.found)
                 cause, reason = "split", f"XLA made {kinds} of it"
@@ -118,10 +118,10 @@ class Causes:
             if self.planned_counts[phase, line]:
                 return "repeated", f"the step requests it more than once: it calls phase `{phase}` again"
             return "recompiled", self.recompiled
-        origins = [o for o in actual.origins if o.op_name] or self._unnamed(actual, actual.count)
+        origins = [o for o in actual.origins if o.op_name] or self._unnamed_origins(actual, actual.count)
         if not origins:
             return "unknown", "XLA gives it no name"
-        names = _listed(origins)
+        names = _list_origins(origins)
         if self._by_autodiff(actual, origins):
             return "autodiff", _AUTODIFF.format(names)
         if any(collective_kind(origin.primitive) for origin in origins):
@@ -134,7 +134,7 @@ class Causes:
         summed = any(_is_transposed(origin) and origin.primitive == "psum" for origin in origins)
         return summed and any(same_ranks(item, actual) for item in self.report.expected)
 
-    def _changed(self, expected: Expected, actual: CompiledCollective) -> tuple[str, str]:
+    def _describe_changes(self, expected: Expected, actual: CompiledCollective) -> tuple[str, str]:
         requested = ((t.kind, t.dtypes, t.count, t.groups) for t in self.traced[expected.scope])
         same = (actual.kind, actual.dtypes, actual.count, actual.groups) in requested
         if same or (self.traced[expected.scope] and not self._requests(expected)):
@@ -147,7 +147,7 @@ class Causes:
         }
         return _FIELDS.get(name, "replaced"), words.get(name, f"XLA made {actual} of it")
 
-    def _merged(self, difference: StepDifference) -> StepDifference:
+    def _describe_merge(self, difference: StepDifference) -> StepDifference:
         expected, actual = difference.expected, difference.found[0]
         lines = sorted({item.span.line for item in expected})
         count, places = plural(len(expected), "collective"), ", ".join(map(str, lines))
@@ -156,16 +156,16 @@ class Causes:
         named_origins = [origin for origin in actual.origins if origin.op_name and not origin.scope]
         is_exact = bool(named_origins) and all(origin.source for origin in named_origins)
         origins = (
-            (named_origins if is_exact else self._unnamed(actual, additional) or named_origins)
+            (named_origins if is_exact else self._unnamed_origins(actual, additional) or named_origins)
             if additional
             else []
         )
         if additional:
-            reason += f" with the step's own {_listed(origins) or f'{additional} elements'}"
+            reason += f" with the step's own {_list_origins(origins) or f'{additional} elements'}"
         has_extra = len(expected) == 1 and bool(origins) and not self._by_autodiff(actual, origins)
         return replace(difference, cause="combined", reason=reason, is_additional=has_extra)
 
-    def _unnamed(self, actual: CompiledCollective, count: int) -> list[CollectiveOrigin]:
+    def _unnamed_origins(self, actual: CompiledCollective, count: int) -> list[CollectiveOrigin]:
         """The origins of additional collectives of the step with `count` elements in total."""
         origins: list[CollectiveOrigin] = []
         for traced in self.unplanned:
@@ -175,7 +175,7 @@ class Causes:
                 origins += traced.origins
         return [] if count else origins
 
-    def _looped(self, expected: Expected, actual: CompiledCollective) -> StepDifference | None:
+    def _loop_difference(self, expected: Expected, actual: CompiledCollective) -> StepDifference | None:
         """The difference if a matched collective is in more or fewer loops than in the traced step."""
         depths = {len(traced.loops) for traced in self.traced[expected.scope]}
         if not depths or len(actual.loops) in depths:
@@ -217,6 +217,6 @@ def _is_transposed(origin: CollectiveOrigin) -> bool:
     return "transpose(" in origin.op_name
 
 
-def _listed(origins: Sequence[CollectiveOrigin]) -> str:
+def _list_origins(origins: Sequence[CollectiveOrigin]) -> str:
     counts = Counter(map(str, origins))
     return ", ".join(name if count == 1 else f"{count} x {name}" for name, count in counts.items())

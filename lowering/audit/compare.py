@@ -244,7 +244,7 @@ def _explain(expected: Sequence[Expected], actual: Sequence[CompiledCollective])
     if len(expected) == len(actual):
         pairs = zip(expected, actual, strict=True)
         if all(w.kind == f.kind for w, f in pairs):
-            return [_changed(w, f) for w, f in zip(expected, actual, strict=True)]
+            return [_difference_of_changes(w, f) for w, f in zip(expected, actual, strict=True)]
     differences: list[StepDifference] = []
     unmatched = list(actual)
     for item in expected:
@@ -254,11 +254,11 @@ def _explain(expected: Sequence[Expected], actual: Sequence[CompiledCollective])
             differences.append(StepDifference("missing", f"{item}", (item,)))
             continue
         unmatched.remove(match)
-        differences.append(_changed(item, match))
+        differences.append(_difference_of_changes(item, match))
     return differences + [StepDifference("extra", f"{item} ({item.name})", (), (item,)) for item in unmatched]
 
 
-def _changed(expected: Expected, actual: CompiledCollective) -> StepDifference:
+def _difference_of_changes(expected: Expected, actual: CompiledCollective) -> StepDifference:
     changes = ", ".join(
         f"{name} {_short(f)} instead of {_short(w)}" for name, w, f in changed(expected, actual)
     )

@@ -93,7 +93,7 @@ class Audit(msgspec.Struct, frozen=True):
         lines = [head, *self._table()]
         lines += [f"  not called: {', '.join(self.skipped)}"] if self.skipped else []
         lines += _reasons(self.differences)
-        return "\n".join([*lines, *self._memory(), *self._costs(), *self._profiled()])
+        return "\n".join([*lines, *self._memory(), *self._costs(), *self._profile_lines()])
 
     def data(self) -> dict[str, Any]:
         """The audit as JSON data."""
@@ -110,7 +110,7 @@ class Audit(msgspec.Struct, frozen=True):
         if not self.rows:
             return [f"  no collectives in {', '.join(self.phases) or 'the step'}"]
         cells = [("phase", "line", "plan", "compiled", "takes", "waits"), *map(_cells, self.rows)]
-        return _aligned([row if self.estimate else row[:4] for row in cells])
+        return _align([row if self.estimate else row[:4] for row in cells])
 
     def _memory(self) -> list[str]:
         return [] if self.memory is None else ["", str(self.memory)]
@@ -126,7 +126,7 @@ class Audit(msgspec.Struct, frozen=True):
         waits += f" {timed(until)} of computation{after}"
         return ["", f"{waits}: a step of {timed(seconds.total)}", f"estimated for {machine}"]
 
-    def _profiled(self) -> list[str]:
+    def _profile_lines(self) -> list[str]:
         if self.profiled is None or self.estimate is None or self.profiled.audit.estimate is None:
             return []
         before, after = self.estimate, self.profiled.audit.estimate
@@ -139,7 +139,7 @@ class Audit(msgspec.Struct, frozen=True):
         count = plural(len(self.profiled.shifts), "collective")
         lines = ["", text + f"; {len(moved) or 'none'} of {count} moved"]
         heads = ("phase", "line", "collective", "starts after", "awaited after", "waits")
-        lines += _aligned([heads, *map(_shifted, moved)]) if moved else []
+        lines += _align([heads, *map(_describe_shifts, moved)]) if moved else []
         new = [
             d for d in self.profiled.audit.differences if d.text not in {old.text for old in self.differences}
         ]
@@ -206,7 +206,7 @@ def audit(
     tapped = expected_of_taps(traced_step, schedule, planned_items, sizes, text.platform)
     lines = {item.scope for item in layered}
     unordered = (*layered, *(item for item in tapped if item.scope not in lines))
-    report = _matched(planned_items, unordered, step)
+    report = _compare_phases(planned_items, unordered, step)
     planned = {id(collective) for collective in report.found}
     ignored = set(is_step) - set(planned_items)
     unplanned = [
@@ -261,7 +261,7 @@ def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
     return None
 
 
-def _matched(
+def _compare_phases(
     items_by_phase: Mapping[str, Sequence[Expected]], layered: Sequence[Expected], step: CompiledStep
 ) -> StepComparison:
     """Compare each phase with its collectives; phases are unordered with respect to each other.
@@ -323,7 +323,7 @@ def _rows(
         became |= {id(item): (difference.found, difference.cause) for item in difference.expected}
         if not difference.expected:
             extra.append(_row(None, difference.found, difference.cause, waits))
-    return _alike([*(_row(item, *became[id(item)], waits) for item in report.expected), *extra])
+    return _merge_rows([*(_row(item, *became[id(item)], waits) for item in report.expected), *extra])
 
 
 def _row(
@@ -336,7 +336,7 @@ def _row(
     return Row(*scope, planned, "; ".join(map(str, actual)), cause, 1, *costs)
 
 
-def _alike(rows: Iterable[Row]) -> tuple[Row, ...]:
+def _merge_rows(rows: Iterable[Row]) -> tuple[Row, ...]:
     """Merge consecutive equal rows."""
     merged: list[Row] = []
     for _, group in groupby(rows, lambda row: (row.phase, row.line, row.expected, row.found, row.cause)):
@@ -357,7 +357,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return row.phase, str(row.line or ""), planned, f"{extra}{compiled}", *costs
 
 
-def _shifted(shift: CollectiveShift) -> tuple[str, ...]:
+def _describe_shifts(shift: CollectiveShift) -> tuple[str, ...]:
     def change(before: object, after: object) -> str:
         return f"{before}" if before == after else f"{before} -> {after}"
 
@@ -366,7 +366,7 @@ def _shifted(shift: CollectiveShift) -> tuple[str, ...]:
     return shift.phase, str(shift.line or ""), shift.collective, *products, change(*map(timed, shift.exposed))
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = (zip(row, widths, strict=True) for row in rows)
     return ["  " + "  ".join(cell.ljust(width) for cell, width in row).rstrip() for row in padded]

@@ -205,7 +205,7 @@ def latency_profile(choice: ProfileChoice, devices: Sequence[Any]) -> LatencyPro
     kinds = {device.platform for device in devices} or {"cpu"}
     result: LatencyProfile | None = None
     if isinstance(choice, str | Path) and _is_path(choice):
-        result = _measured(choice)
+        result = _read_measured(choice)
     elif choice is not True or kinds == {"gpu"}:
         machine = _machine_of(devices) if choice is True else rates(choice)  # pyright: ignore[reportArgumentType]
         result = LatencyProfile(f"times estimated for {machine}", machine)
@@ -222,7 +222,7 @@ def _is_path(choice: str | Path) -> bool:
     return isinstance(choice, Path) or "." in choice or "/" in choice
 
 
-def _measured(path: str | Path) -> LatencyProfile:
+def _read_measured(path: str | Path) -> LatencyProfile:
     forms = "expected a ProfiledInstructionsProto, as text or serialized, as JAX and XLA write it for PGLE"
     try:
         data = io.read(path, io.SCHEDULE)

@@ -24,10 +24,10 @@ class Frames(msgspec.Struct, frozen=True):
         """`file:line` of the innermost frame outside of commplan; empty if unknown."""
         written = _WRITTEN.search(attributes)
         if written:
-            return _shown(written[1], written[2] or "")
+            return _relative(written[1], written[2] or "")
         return next(
             (
-                _shown(*location)
+                _relative(*location)
                 for location in self._stack(attributes)
                 if not location[0].startswith(_PACKAGE)
             ),
@@ -61,7 +61,7 @@ def _number(text: str, key: str) -> str:
     return match[1] if match else ""
 
 
-def _shown(file: str, line: str) -> str:
+def _relative(file: str, line: str) -> str:
     """The path relative to the working directory if the file is below it, otherwise unchanged."""
     below = file.removeprefix(str(Path.cwd()) + os.sep)
     return f"{below}:{line}" if line else below

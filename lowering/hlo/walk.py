@@ -79,7 +79,7 @@ def _flops(instruction: HloInstruction, shapes: _Shapes) -> int:
     tensors = [tensor for name in instruction.operands for tensor in shapes.get(name, ())[:1]]
     size = math.prod(instruction.results[0].shape) if instruction.results else 0
     if (labels := instruction.attribute("dim_labels")) and len(tensors) > 1:
-        kernel, result = _convolved(instruction, tensors)
+        kernel, result = _kernel_and_result(instruction, tensors)
         features = labels.replace("->", "_").split("_")[1].find("o")
         return 2 * result.size * kernel.size // (kernel.shape[features] if features >= 0 else 1)
     if instruction.opcode not in ("dot", "custom-call") or len(tensors) < 2:
@@ -91,7 +91,7 @@ def _flops(instruction: HloInstruction, shapes: _Shapes) -> int:
     return 2 * size * math.prod(tensors[0].shape[dim] for dim in dims) if dims else 0
 
 
-def _convolved(instruction: HloInstruction, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def _kernel_and_result(instruction: HloInstruction, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """The kernel and the result of a convolution; for its derivatives, those of the forward convolution."""
     target = instruction.attribute("custom_call_target") or ""
     if "BackwardFilter" in target:

@@ -69,7 +69,7 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
         if is_marked and is_marked(value):
             result.marked.append(value)
             continue
-        tracer = _recorded(value)
+        tracer = _recorded_tracer(value)
         if tracer is None:
             result.has_constants = True
             continue
@@ -93,7 +93,7 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
     return result
 
 
-def _recorded(value: Any) -> Any:
+def _recorded_tracer(value: Any) -> Any:
     """The recorded tracer inside tracers of derivatives and vmap; None if `value` is not a tracer."""
     while isinstance(value, _core.Tracer) and not hasattr(value, "parent"):
         inner = getattr(value, "primal", getattr(value, "val", None))

@@ -104,10 +104,10 @@ def as_installed(options: Iterable[CompilerOption]) -> tuple[CompilerOption, ...
         return tuple(options)
     from commplan.lowering.jax._jit import is_known  # noqa: PLC0415  jax is loaded only here
 
-    return tuple(_as_known(option, is_known) for option in options)
+    return tuple(_with_known_names(option, is_known) for option in options)
 
 
-def _as_known(option: CompilerOption, is_known: Callable[[str, Value], bool]) -> CompilerOption:
+def _with_known_names(option: CompilerOption, is_known: Callable[[str, Value], bool]) -> CompilerOption:
     names = _PIPELINES if option.name in _PIPELINES else {option.name: option.value}
     for name, value in names.items():
         if is_known(name, value):

@@ -147,7 +147,7 @@ class DeviceFunctions:
     def _results(self, op: ir.Map, returned: Any, rows: int | None) -> dict[str, Tree]:
         count = len(op.results)
         if count == 1:
-            return {op.results[0]: self._checked(op, op.results[0], returned, rows)}
+            return {op.results[0]: self._check_result(op, op.results[0], returned, rows)}
         is_sequence = isinstance(returned, tuple | list)
         answers = cast("Sequence[Any]", returned) if is_sequence else ()
         if len(answers) != count:
@@ -158,10 +158,11 @@ class DeviceFunctions:
             )
             self._refuse(op, f"should return a tuple of {count} values, but returned {shown}")
         return {
-            ref: self._checked(op, ref, result, rows) for ref, result in zip(op.results, answers, strict=True)
+            ref: self._check_result(op, ref, result, rows)
+            for ref, result in zip(op.results, answers, strict=True)
         }
 
-    def _checked(self, op: ir.Map, ref: str, answer: Any, rows: int | None) -> Tree:
+    def _check_result(self, op: ir.Map, ref: str, answer: Any, rows: int | None) -> Tree:
         """Check one result. With `tail short`, the last batch may have fewer rows than compiled."""
         value = self.values[ref]
         paths, tree = flatten(answer)

@@ -41,10 +41,10 @@ def mark(trees: Mapping[str, Tree], arguments: Mapping[str, Value]) -> Mapping[s
     """The inputs of a phase; inside `marking`, with each leaf marked by input and path."""
     if not _marking.get():
         return trees
-    return {name: tree.like(_marked(name, tree, arguments[name])) for name, tree in trees.items()}
+    return {name: tree.like(_mark(name, tree, arguments[name])) for name, tree in trees.items()}
 
 
-def _marked(name: str, tree: Tree, value: Value) -> list[Array]:
+def _mark(name: str, tree: Tree, value: Value) -> list[Array]:
     pairs = zip(tree.leaves, value.leaves, strict=True)
     return [ad_checkpoint.checkpoint_name(array, f"{_MARK}{name} {leaf.path}") for array, leaf in pairs]
 

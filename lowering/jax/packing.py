@@ -104,13 +104,13 @@ def pack_elision(sequence: Sequence[ir.Op], values: Mapping[str, ir.Value], back
         pack, is_only_reader = uses.maker(op.operand), len(uses.readers(op.operand)) == 1
         if isinstance(pack, ir.Pack) and is_only_reader and any(part.size for part in pack.parts):
             packs[op.operand] = pack
-        unpacked = _unpacked(op.result, uses.readers(op.result))
+        unpacked = _unpacked_parts(op.result, uses.readers(op.result))
         if unpacked:
             parts[op.result] = unpacked
     return PackElision(backend, values, packs, parts)
 
 
-def _unpacked(buffer: str, readers: Sequence[ir.Op]) -> tuple[UnpackedPart, ...]:
+def _unpacked_parts(buffer: str, readers: Sequence[ir.Op]) -> tuple[UnpackedPart, ...]:
     """The parts of `buffer` that its readers unpack, if all readers unpack it and no parts overlap."""
     unpacks = [op for op in readers if isinstance(op, ir.Unpack)]
     if len(unpacks) < len(readers) or len({op.ways for op in unpacks}) != 1:

@@ -196,7 +196,7 @@ class Lowered:
             complete = self.backend.start(self._operand(op, x, source.kind == "array"), op)
             if complete is None:  # the backend cannot split it
                 return None
-            parts.append(partial(self._completed, op, complete, leaf))
+            parts.append(partial(self._complete, op, complete, leaf))
         return lambda: {op.result: env[op.operand].like([part() for part in parts])}
 
     def _request(self, op: ServerOp, env: Env) -> Callable[[], Env]:
@@ -223,7 +223,7 @@ class Lowered:
                 return env[operand].structure
         return structure_by(paths, self.structures)
 
-    def _completed(self, op: ir.Collective, complete: Callable[[], Any], target: ir.Leaf) -> Any:
+    def _complete(self, op: ir.Collective, complete: Callable[[], Any], target: ir.Leaf) -> Any:
         moved = self._at_root(op, complete())
         return ops.unshard(moved, target) if op.kind == "all_gather" else moved
 
@@ -340,9 +340,9 @@ class Lowered:
             scalar = for_scalar(op)
             return backend.same(x, op.axes) if scalar is None else self._at_root(op, backend.move(x, scalar))
         moved = self._at_root(op, backend.move(self._operand(op, x, array), op))
-        return ops.unshard(self._gathered(op, moved), target) if op.kind == "all_gather" else moved
+        return ops.unshard(self._all_gather(op, moved), target) if op.kind == "all_gather" else moved
 
-    def _gathered(self, op: ir.Collective, moved: Any) -> Any:
+    def _all_gather(self, op: ir.Collective, moved: Any) -> Any:
         """The result of an all-gather. JAX warns if the derivative of a `gather` of the plan is taken."""
         origin = self.schedule.origin
         is_gather = origin and any(isinstance(origin.plan.stage(ref), Gather) for ref in op.stages)

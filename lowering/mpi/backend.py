@@ -128,15 +128,18 @@ class MpiBackend:
         spec = self._spec(op)
         if not self.channel.can_start_packed(spec, operand_layout.size):
             return None
-        return self._issued(self.channel.begin(xs, spec, operand_layout, result_layout, self.order.take()))
+        return self._finish_issued(
+            self.channel.begin(xs, spec, operand_layout, result_layout, self.order.take())
+        )
 
     def start(self, x: Array, op: Collective) -> Callable[[], Array] | None:
         if op.form != "split":
             return None
-        finish = self._issued(self.channel.start(x, self._spec(op), self.order.take()))
+        finish = self._finish_issued(self.channel.start(x, self._spec(op), self.order.take()))
         return lambda: finish()[0]
 
-    def _issued(self, begun: tuple[Pending, Array]) -> Callable[[], Sequence[Array]]:
+    def _finish_issued(self, begun: tuple[Pending, Array]) -> Callable[[], Sequence[Array]]:
+        """The function that waits for a collective that has been issued, and returns its results."""
         pending, token = begun
         self.order.put(token)
 

@@ -234,9 +234,9 @@ class Channel:
         dtype = xs[0].dtype
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape in result_layout.shapes]
         whole = self._number(jax.ShapeDtypeStruct((operand_layout.size,), dtype), spec)
-        number = self._packed(whole, operand_layout, result_layout, np.dtype(dtype).itemsize)
+        number = self._packed_number(whole, operand_layout, result_layout, np.dtype(dtype).itemsize)
         if spec.form == "split":
-            return _started(xs, results, number, token)
+            return _start(xs, results, number, token)
         done, after = primitives.call(xs, token, results, number)
         return Pending(xs, done, None, number), after
 
@@ -249,7 +249,7 @@ class Channel:
             note = "initialize MPI with MPI_THREAD_MULTIPLE, or use another form than `split`"
             fail("CP0833", "form `split` needs two threads in MPI, and this MPI allows one", note)
         shaped = jax.ShapeDtypeStruct(self._result(x, spec), x.dtype)
-        return _started((x,), [shaped], self._number(x, spec), token)
+        return _start((x,), [shaped], self._number(x, spec), token)
 
     def end(self, pending: Pending, token: Array) -> tuple[Sequence[Array], Array]:
         """Wait for a pending collective. Returns its results and the token for the next operation."""
@@ -308,7 +308,7 @@ class Channel:
             _issued[number] = Issued(*key, self.groups)
         return self._numbers[key]
 
-    def _packed(
+    def _packed_number(
         self, number: int, operand_layout: BufferLayout, result_layout: BufferLayout, itemsize: int
     ) -> int:
         """The engine's number for collective `number` with these buffer layouts; created on first use."""
@@ -332,20 +332,20 @@ class Channel:
         whole, axes = self._whole(size, spec), spec.axes or ()
         chosen = choose_program(spec, self.groups, whole, dtype.itemsize)
         if chosen is None:
-            return self._described(self._make_native(spec, size, dtype), spec, whole, dtype)
+            return self._describe(self._make_native(spec, size, dtype), spec, whole, dtype)
         program = instructions(chosen.program, self.groups.index(axes), whole, dtype.itemsize, chosen.piece)
         label = _label(spec, whole, dtype)
         number = self._make_list(program, self.groups.along(axes), spec, dtype, label)
-        self._described(number, spec, whole, dtype)
+        self._describe(number, spec, whole, dtype)
         if spec.kind != "swap":
             return number
         orders = chosen.program.targets, chosen.program.sources
         operand_layout, result_layout = (
             _in_slots(order[self.groups.index(axes)].tolist(), size) for order in orders
         )
-        return self._packed(number, operand_layout, result_layout, dtype.itemsize)
+        return self._packed_number(number, operand_layout, result_layout, dtype.itemsize)
 
-    def _described(self, number: int, spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
+    def _describe(self, number: int, spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
         """Attach the details for flight records to `number`, and return it. `whole`: see `_label`."""
         nbytes, axes = whole * dtype.itemsize, spec.axes or ()
         algorithm = spec.algorithm.name
@@ -393,7 +393,7 @@ def _waiting(spec: Spec) -> str:
     return waiting_line(spec.line, spec.file) if spec.line else ""
 
 
-def _started(xs: Sequence[Array], results: Sequence[Any], number: int, token: Array) -> tuple[Pending, Array]:
+def _start(xs: Sequence[Array], results: Sequence[Any], number: int, token: Array) -> tuple[Pending, Array]:
     pending, handle, after = primitives.start(xs, token, results, number)
     return Pending(xs, pending, handle, number), after
 

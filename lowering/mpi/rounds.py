@@ -84,7 +84,7 @@ def _exchange(
         part = arrived[offset : offset + transfer.length]
         offset += transfer.length
         if transfer.adds:
-            part = _combined(x[transfer.low : transfer.high], part, op)
+            part = _combine(x[transfer.low : transfer.high], part, op)
         x = x.at[transfer.low : transfer.high].set(part)
     return x
 
@@ -94,7 +94,7 @@ def _windows(x: Array, parts: Sequence[WindowTransfer]) -> Array:
     return windows[0] if len(windows) == 1 else jnp.concatenate(windows)
 
 
-def _combined(local: Array, arrived: Array, op: str) -> Array:
+def _combine(local: Array, arrived: Array, op: str) -> Array:
     combine = {"max": jnp.maximum, "min": jnp.minimum}.get(op, jnp.add)
     return combine(local, arrived)
 
@@ -111,25 +111,25 @@ def native(x: Array, spec: Spec, rank: int, comm: Any) -> Array:
             if x.dtype.itemsize >= 4 and (spec.op == "sum" or not jnp.issubdtype(x.dtype, jnp.floating)):
                 mpi_op = {"max": MPI.MAX, "min": MPI.MIN}.get(spec.op, MPI.SUM)
                 return mpi4jax.allreduce(flat, op=mpi_op, comm=comm)
-            return _fold(_carried(mpi4jax.allgather, flat, comm=comm), spec.op)
+            return _fold(_move_bits(mpi4jax.allgather, flat, comm=comm), spec.op)
         case "reduce_scatter":
-            rows = _carried(mpi4jax.alltoall, flat.reshape(ranks, -1), comm=comm)
+            rows = _move_bits(mpi4jax.alltoall, flat.reshape(ranks, -1), comm=comm)
             return _fold(rows, spec.op)
         case "all_gather" | "gather":
-            return _carried(mpi4jax.allgather, flat, comm=comm).reshape(-1)
+            return _move_bits(mpi4jax.allgather, flat, comm=comm).reshape(-1)
         case "all_to_all" | "swap":
-            return _carried(mpi4jax.alltoall, flat.reshape(ranks, -1), comm=comm).reshape(-1)
+            return _move_bits(mpi4jax.alltoall, flat.reshape(ranks, -1), comm=comm).reshape(-1)
         case "broadcast":
-            return _carried(mpi4jax.bcast, flat, root=spec.root, comm=comm)
+            return _move_bits(mpi4jax.bcast, flat, root=spec.root, comm=comm)
         case "scatter":
-            whole = _carried(mpi4jax.bcast, flat, root=spec.root, comm=comm)
+            whole = _move_bits(mpi4jax.bcast, flat, root=spec.root, comm=comm)
             length = whole.shape[0] // ranks
             return whole[rank * length : (rank + 1) * length]
         case "shift":
             raise AssertionError("a shift has a program and no native form")
 
 
-def _carried(move: Any, x: Array, **how: Any) -> Array:
+def _move_bits(move: Any, x: Array, **how: Any) -> Array:
     return from_bits(move(to_bits(x), **how), x.dtype)
 
 
@@ -138,5 +138,5 @@ def _fold(rows: Array, op: str) -> Array:
         return _fold(rows.astype(jnp.uint8), "min" if op == "min" else "max") != 0
     total = rows[0]
     for row in rows[1:]:
-        total = _combined(total, row, op)
+        total = _combine(total, row, op)
     return total

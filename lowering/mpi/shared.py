@@ -71,7 +71,7 @@ def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
         return {}
     mapped: dict[str, Region] = {}
     for state, file in offer["shared"].items():
-        region = _mapped(Path(file["path"]), int(file["token"]))
+        region = _map(Path(file["path"]), int(file["token"]))
         if region is not None:
             mapped[state] = region
     return mapped
@@ -99,7 +99,7 @@ def _receive_offer(comm: Any, rank: int, name: str) -> bytes:
         refuse(error)
 
 
-def _mapped(path: Path, token: int) -> Region | None:
+def _map(path: Path, token: int) -> Region | None:
     """Map the file if it begins with `token`. Different hosts may have the same name, and other files."""
     try:
         with os.fdopen(io.open_file(path, os.O_RDWR), "r+b") as file:

@@ -183,10 +183,10 @@ class NumpyRun:
                     answers[index].append(self._leaves(tree))
             for ref, records in zip(op.results, answers, strict=True):
                 stacked = tuple(map(np.stack, zip(*records, strict=True))) if op.per_record else records[0]
-                results[ref].append(self._as_declared(op, values[ref], stacked))
+                results[ref].append(self._check_leaves(op, values[ref], stacked))
         return results
 
-    def _as_declared(self, op: ir.Map, value: ir.Value, leaves: Leaves) -> Leaves:
+    def _check_leaves(self, op: ir.Map, value: ir.Value, leaves: Leaves) -> Leaves:
         shapes = [leaf.shape for leaf in value.leaves]
         if [x.shape for x in leaves] != shapes:
             message = f"`{op.fn}` returned the shapes {[x.shape for x in leaves]} for `{name_of(value.id)}`"

@@ -250,7 +250,7 @@ def _curves(
     Each curve is then complete up to some size, however much time there is.
     """
     shape = shape_of(one_group(places), Network.for_topology(topology))
-    axis = Axis(AXIS, AxisKind.REPLICA, len(places), _spread(topology, places))
+    axis = Axis(AXIS, AxisKind.REPLICA, len(places), _levels_of_ranks(topology, places))
     ways = {kind: _candidates(fabric, kind, axis) for kind in KINDS}
     sizes = [size for size in SIZES if size <= largest]
     for index, size in enumerate(sizes):
@@ -351,7 +351,7 @@ def _op(kind: CollectiveKind, algorithm: Algorithm, form: Form, nbytes: int) -> 
     )
 
 
-def _spread(topology: Topology, places: Sequence[int]) -> tuple[Spread, ...]:
+def _levels_of_ranks(topology: Topology, places: Sequence[int]) -> tuple[Spread, ...]:
     """The levels that the ranks span, innermost first, or none if ranks do not fill them evenly in order."""
     if list(places) != sorted(places):
         return ()

@@ -162,7 +162,7 @@ def _sample(
     Returns some calls of each host function.
     """
     opened_sources = {
-        stage.source: _opened(plan_input, stage)
+        stage.source: _open_source(plan_input, stage)
         for stage in plan_input.stages(phase)
         if isinstance(stage, Load)
     }
@@ -196,7 +196,7 @@ def _order(length: int) -> Iterator[int]:
         yield from np.random.default_rng(17).permutation(length).tolist()
 
 
-def _opened(plan_input: PlanInput, load: Load) -> Any:
+def _open_source(plan_input: PlanInput, load: Load) -> Any:
     element = next(source.type for source in plan_input.plan.sources if source.name == load.source)
     source = as_source(plan_input.sources[load.source], isinstance(element, BytesType))
     file = plan_input.plan.file
@@ -384,7 +384,7 @@ def _step(consumer: Consumer, item: dict[str, Any]) -> tuple[float, float]:
         started = time.perf_counter()
         while len(walls) < 7 or (time.perf_counter() - started < 2.0 and len(walls) < 200):
             wall, cpu = time.perf_counter(), time.process_time()
-            _finished(consumer(item))
+            _wait_for_devices(consumer(item))
             cpus.append(time.process_time() - cpu)
             walls.append(time.perf_counter() - wall)
     except Exception as error:  # noqa: BLE001  The user's function may raise anything.
@@ -397,7 +397,8 @@ def _step(consumer: Consumer, item: dict[str, Any]) -> tuple[float, float]:
     return float(np.median(walls[2:])), float(np.median(cpus[2:]))
 
 
-def _finished(result: Any) -> None:
+def _wait_for_devices(result: Any) -> None:
+    """Wait until JAX has computed the arrays of `result`."""
     if "jax" in sys.modules:
         import jax  # noqa: PLC0415  only if the consumer has imported JAX
 

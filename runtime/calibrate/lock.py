@@ -59,7 +59,7 @@ def _asleep(calls: Calls, seconds: float) -> float | None:
 
     def run(thread: int) -> None:
         rng, number = np.random.default_rng(thread), thread
-        before = _scheduled()
+        before = _scheduled_s()
         gate.wait()
         try:
             while time.perf_counter() - started[0] < seconds:
@@ -68,7 +68,7 @@ def _asleep(calls: Calls, seconds: float) -> float | None:
                 number += THREADS
         except Exception as error:  # noqa: BLE001  Some functions do not support threads.
             problems.append(error)
-        after = _scheduled()
+        after = _scheduled_s()
         if before is not None and after is not None:
             busy.append(after - before)
 
@@ -83,7 +83,7 @@ def _asleep(calls: Calls, seconds: float) -> float | None:
     return max(0.0, 1 - sum(busy) / whole) if len(busy) == THREADS else None
 
 
-def _scheduled() -> float | None:
+def _scheduled_s() -> float | None:
     """The seconds that this thread has computed or waited for a CPU, as Linux counts them."""
     try:
         computed, waited, _ = _SCHEDULED.read_text(encoding="ascii").split()

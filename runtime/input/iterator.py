@@ -146,7 +146,7 @@ class PhaseBatches(EpochIterator):
         self._prefetch, self._until = prefetch, 0
         self._checks = Checks(program, self._orders, steps, epoch_cursor.step, self._meter)
         if record is not None:
-            record.watch(_overdue_call(window, self._calls), _awaited(window.exchange))
+            record.watch(_overdue_call(window, self._calls), _awaited_batch(window.exchange))
         if among is not None:
             give_back_freed()
         self._closing = weakref.finalize(self, _end, window, self._formed, pinning, self._process)
@@ -232,7 +232,7 @@ def _overdue_call(window: BatchWindow, calls: OverdueCalls) -> Callable[[], Call
     return call
 
 
-def _awaited(exchange: GroupExchange | None) -> Callable[[], int]:
+def _awaited_batch(exchange: GroupExchange | None) -> Callable[[], int]:
     exchange_of = None if exchange is None else weakref.ref(exchange)
 
     def awaited() -> int:

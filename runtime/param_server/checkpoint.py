@@ -175,7 +175,7 @@ class ServerCheckpoint:
         """Close the file, after an fsync if `every_s` was set."""
         self._ending.set()
         if self._syncing is not None:
-            join(self._syncing, Wait(_SYNCED_S, self._unsynced))
+            join(self._syncing, Wait(_SYNCED_S, self._fail_sync))
             os.fsync(self._file)
         os.close(self._file)
         os.close(self._locked)
@@ -226,8 +226,8 @@ class ServerCheckpoint:
         fail(
             "CP0973",
             f"the checkpoint {str(self.path)!r} belongs to another plan, other shapes or another server",
-            f"it contains {_described(header)}",
-            f"expected {_described(self.header)}",
+            f"it contains {_describe(header)}",
+            f"expected {_describe(self.header)}",
             "bind the program that wrote it, or use an empty folder",
         )
 
@@ -270,7 +270,7 @@ class ServerCheckpoint:
             except OSError as error:  # reported by the next `save`
                 self._sync_error = f"cannot be synchronized to the disk: {error.strerror}"
 
-    def _unsynced(self, waited: float) -> NoReturn:
+    def _fail_sync(self, waited: float) -> NoReturn:
         self._refuse(
             f"was not synchronized to the disk within {waited:.0f} s", "use a folder on a disk that responds"
         )
@@ -299,7 +299,7 @@ def _view(array: Any) -> memoryview:
     return memoryview(array)
 
 
-def _described(header: CheckpointHeader) -> str:
+def _describe(header: CheckpointHeader) -> str:
     return f"{', '.join(header.states) or 'nothing'} of server {header.server}, digest {header.digest[:12]}"
 
 

@@ -189,7 +189,7 @@ class ServerDriver:
         cell = self._cell(effect)
         if buffer.content == "token":  # of a state without leaves
             for shard in cell.units.values():
-                self._changed(cell, shard)
+                self._mark_changed(cell, shard)
             return
         term = self._take(effect.worker, effect.tag)
         if buffer.content == "scalar":
@@ -201,7 +201,7 @@ class ServerDriver:
         if buffer.content == "scalar" or cell.shared:
             self.pool.give(term.buffer)
         for shard in changed:
-            self._changed(cell, shard)
+            self._mark_changed(cell, shard)
 
     def _add(self, effect: Effect) -> None:
         routes = self.routing.sites[effect.site]
@@ -219,7 +219,7 @@ class ServerDriver:
             buffers.append(term.buffer)
         else:
             self.pool.give(term.buffer)
-        self._scalars_used(routes, effect)
+        self._drop_scalars(routes, effect)
 
     def _apply(self, effect: Effect) -> None:
         routes = self.routing.sites[effect.site]
@@ -241,8 +241,8 @@ class ServerDriver:
         if second is not None and momentum is not None:
             momentum.updates = shard.updates
             momentum.slots, momentum.scalars = list(updated[1]), list(updated[2])
-            self._changed(second, momentum)
-        self._changed(cell, shard)
+            self._mark_changed(second, momentum)
+        self._mark_changed(cell, shard)
 
     def _pull(self, effect: Effect) -> None:
         routes = self.routing.sites[effect.site]
@@ -254,10 +254,10 @@ class ServerDriver:
         buffer, chunk = routes.down[effect.unit]
         reply = pulled(term.data, shard.weights(), eta, rho, buffer.dtype)
         self.pool.give(term.buffer)
-        self._scalars_used(routes, effect)
+        self._drop_scalars(routes, effect)
         self.counters.updates += 1
         shard.updates += 1
-        self._changed(cell, shard)
+        self._mark_changed(cell, shard)
         self._send(effect.worker, chunk.tag, reply)
 
     def _answer(self, effect: Effect) -> None:
@@ -265,7 +265,7 @@ class ServerDriver:
         if routes.site.kind == "get":
             cell = self._cell(effect)
             for buffer, chunk in routes.whole:
-                self._send(effect.worker, chunk.tag, _copied(cell, buffer, chunk))
+                self._send(effect.worker, chunk.tag, _copy(cell, buffer, chunk))
         elif effect.unit < 0:
             assert routes.token is not None
             self._send(effect.worker, routes.token, _TOKEN)
@@ -280,7 +280,8 @@ class ServerDriver:
             self.record.message(worker, tag)
         self.send(worker, tag, array)
 
-    def _changed(self, cell: StateCell, shard: Shard) -> None:
+    def _mark_changed(self, cell: StateCell, shard: Shard) -> None:
+        """Count an update of a shard, and write it to the checkpoint."""
         shard.version += 1
         if self.checkpoint is not None:
             self.checkpoint.save(cell, shard)
@@ -292,7 +293,7 @@ class ServerDriver:
             return scalar(factor.value, dtype)
         return self.scalars[effect.worker, factor.tag, effect.request]
 
-    def _scalars_used(self, routes: SiteRoutes, effect: Effect) -> None:
+    def _drop_scalars(self, routes: SiteRoutes, effect: Effect) -> None:
         """Remove the scalars of a request once its last unit has used them."""
         if not routes.scalars:
             return
@@ -305,7 +306,7 @@ class ServerDriver:
             del self.scalars[effect.worker, tag, effect.request]
 
 
-def _copied(cell: StateCell, buffer: Buffer, chunk: Chunk) -> Array:
+def _copy(cell: StateCell, buffer: Buffer, chunk: Chunk) -> Array:
     """A copy of a part of a state for a `get`."""
     if buffer.content == "scalar":
         number = cell.layout.scalars.index(buffer.leaves[0])

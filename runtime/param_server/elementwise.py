@@ -68,7 +68,7 @@ def _equation(equation: Any) -> str:
     if name == "broadcast_in_dim" and all(operand.size == 1 for operand in operands):
         return ""
     if name in _INNER:
-        return _looped(equation) if name == "scan" else ""
+        return _loop_reason(equation) if name == "scan" else ""
     sizes = {int(operand.size) for operand in (*operands, *results)}
     if operands and name in _ELEMENT | _SHAPED and len(sizes) == 1:
         return ""
@@ -77,7 +77,7 @@ def _equation(equation: Any) -> str:
     return f"`{name}` is not known to be elementwise; a chunk has only its own elements"
 
 
-def _looped(equation: Any) -> str:
+def _loop_reason(equation: Any) -> str:
     """A loop may carry arrays, but not iterate over them."""
     consts, carry = scan_operands(equation.params)
     iterates = len(equation.invars) > consts + carry or len(equation.outvars) > carry

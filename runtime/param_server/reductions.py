@@ -46,13 +46,13 @@ class Sum:
         assert total is not None, "a sum without terms"
         self.total, self.weights = None, []
         if mean:
-            divisor = converted(np.asarray(_added(weights) if weights else terms), self.accumulate)
+            divisor = converted(np.asarray(_add_weights(weights) if weights else terms), self.accumulate)
             with np.errstate(all="ignore"):  # the mean of no records is zero
                 total = np.divide(total, divisor, out=total) if divisor else np.zeros_like(total)
         return converted(total, self.dtype)
 
 
-def _added(weights: Sequence[Array]) -> Array:
+def _add_weights(weights: Sequence[Array]) -> Array:
     """The sum of weights: of integers in i64, which has room for all records, of floats in f64."""
     wide = np.int64 if weights[0].dtype.kind in "iub" else np.float64
     with np.errstate(all="ignore"):

@@ -38,7 +38,7 @@ def end_serving(comm: Any) -> None:
 
 
 @atexit.register
-def _abort_unserved() -> None:
+def _abort_workers() -> None:
     """Workers would wait forever for a server that ends before it serves."""
     if not _expected or MPI.Is_finalized():
         return

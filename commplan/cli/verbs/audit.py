@@ -39,11 +39,11 @@ def run(args: Namespace, console: Console) -> int:
             "name the target GPUs, which need not be installed: --target h100:4x8",
         )
     args = with_step(args, args.file, console, estimate=False)
-    schedule, shapes, topology = _compiled(args, console, machine)
+    schedule, shapes, topology = _load_or_compile(args, console, machine)
     with user_code(), naming_step(args.step):
         mesh = _mesh(schedule, machine)
         audits, computation = _audits(schedule, shapes, args, mesh, machine, topology)
-    planned = _planned(schedule, topology, args, computation)
+    planned = _predict(schedule, topology, args, computation)
     devices = str(machine) if machine else plural(mesh.size, "CPU device")
     every = [part for audit in audits.values() for part in (audit, audit.profiled and audit.profiled.audit)]
     wrong = [
@@ -66,7 +66,7 @@ def run(args: Namespace, console: Console) -> int:
     return int(bool(wrong))
 
 
-def _compiled(
+def _load_or_compile(
     args: Namespace, console: Console, machine: Target | None
 ) -> tuple[Schedule, dict[str, Any], Topology | None]:
     """Load a saved schedule or compile the plan; returns the schedule, the shapes and the topology.
@@ -144,7 +144,7 @@ def _audits(
     return audits, args.computation
 
 
-def _planned(
+def _predict(
     schedule: Schedule, topology: Topology | None, args: Namespace, computation: StepComputation | None
 ) -> Prediction | None:
     """The predicted times of the schedule on `topology`, overlapped with the step."""

@@ -78,18 +78,18 @@ def _print(
         table = fold_table("", "before", "after", "change")
         for row in rows:
             subject = f"{row.measure} {row.subject}".strip()
-            table.add_row(subject, _shown(row, row.before), _shown(row, row.after), _growth(row))
+            table.add_row(subject, _value_text(row, row.before), _value_text(row, row.after), _growth(row))
         rich.print(f"\nphase {phase}" if phase else "", markup=False, style="bold")
         rich.print(table, markup=False)
     if worse:
         rich.print("\nworse than --fail-on allows:", markup=False, style="bold")
     for change in worse:
         subject = f"{change.measure} {change.subject}".strip()
-        values = f"{_shown(change, change.before)} to {_shown(change, change.after)}"
+        values = f"{_value_text(change, change.before)} to {_value_text(change, change.after)}"
         rich.print(f"  phase {change.phase}: {subject} {_growth(change)}, {values}", markup=False)
 
 
-def _shown(change: Change, value: float | str | None) -> str:
+def _value_text(change: Change, value: float | str | None) -> str:
     if value is None or isinstance(value, str):
         return value or "-"
     if change.measure in TIMES:

@@ -75,7 +75,7 @@ def _plan(args: Namespace, console: Console) -> int:
     plan, schedule, topology = _subject(args, console)
     records = once(args.records, "--records")
     fail_if(unknown_sources(plan, records))
-    predictor, prediction = _timed(args, schedule, topology) or (None, None)
+    predictor, prediction = _predict(args, schedule, topology) or (None, None)
     explanation = explain_plan(plan, schedule, predictor, records, prediction)
     options = _options(args, schedule)
     if not console.is_human:
@@ -135,7 +135,7 @@ def _option_lines(target: str, options: Sequence[CompilerOption]) -> Iterator[st
         yield from (f"  {option}" for option in unknown)
 
 
-def _timed(args: Namespace, schedule: Schedule, topology: Topology | None) -> MachineTimes | None:
+def _predict(args: Namespace, schedule: Schedule, topology: Topology | None) -> MachineTimes | None:
     """The predicted times on `topology`, using its calibration."""
     if topology is None:
         from commplan.cli.user_step import need_machine

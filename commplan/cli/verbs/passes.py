@@ -15,7 +15,7 @@ from commplan.passes.pipeline.registry import DEFAULT, PASSES
 
 def run(args: Namespace, console: Console) -> int:
     """List the passes in their usual order."""
-    listed = [_described(name) for name in PASSES]
+    listed = [_describe(name) for name in PASSES]
     if not console.is_human:
         console.document(passes=listed, default=DEFAULT)
         return 0
@@ -25,7 +25,7 @@ def run(args: Namespace, console: Console) -> int:
     return 0
 
 
-def _described(name: str) -> dict[str, Any]:
+def _describe(name: str) -> dict[str, Any]:
     kind = PASSES[name]
     options = [
         {"name": field.name, "type": _type(field.type), "default": field.default}

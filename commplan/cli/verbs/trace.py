@@ -83,15 +83,15 @@ def _show(summary: Summary, recorded: Run, console: Console) -> None:
         "line", "bytes", "count", "median", "p95", "transfer", "bandwidth", "waiting", "last rank", *extra
     )
     for line in summary.lines:
-        table.add_row(*_row(line), *(_compared(line) if predicted else ()))
+        table.add_row(*_row(line), *(_prediction_cells(line) if predicted else ()))
     if summary.lines:
         console.show(lambda screen: screen.print(table), 150)
     for waits in summary.waits:
-        console.put(f"{_waited(waits)}\n")
+        console.put(f"{_describe_waits(waits)}\n")
     _remark(recorded, console)
 
 
-def _waited(waits: Waits) -> str:
+def _describe_waits(waits: Waits) -> str:
     """Describe waits, for example `line 9: 30 waits for a batch, 1.2 ms each (p95 3 ms), ..`."""
     if waits.lane == "input":
         text, verb = f"{waits.name}: {plural(waits.count, 'wait')} for a batch", "made"
@@ -120,7 +120,7 @@ def _row(line: Line) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _compared(line: Line) -> tuple[str, str]:
+def _prediction_cells(line: Line) -> tuple[str, str]:
     if line.predicted is None:
         return "", ""
     return timed(line.predicted), f"{line.drift:.3g}" if line.drift else ""

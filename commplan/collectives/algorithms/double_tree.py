@@ -50,7 +50,7 @@ def _turns(parent: Ints, wait: Ints) -> Ints:
     return at
 
 
-def _down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
+def _rounds_down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
     """Both trees over ranks `first` to first + m - 1, from their roots down.
 
     A tree's root receives its half from rank 0 in round 0, unless the trees contain all ranks.
@@ -68,16 +68,16 @@ def _down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
 
 
 def _up(m: int, first: int) -> Iterator[Round]:
-    return reversed_rounds(_down(m, first, staggered=True), reduce=True)
+    return reversed_rounds(_rounds_down(m, first, staggered=True), reduce=True)
 
 
-def _served(m: int) -> int:
+def _rounds_to_serve(m: int) -> int:
     """The number of rounds to serve a tree over m places, left children first; its left half is full."""
     levels = m.bit_length() - 1
     if levels < 1:
         return 0
     right_half = m - (1 << levels)
-    return max(2 * levels - 1, 2 + _served(right_half) if right_half else 0)
+    return max(2 * levels - 1, 2 + _rounds_to_serve(right_half) if right_half else 0)
 
 
 def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
@@ -85,13 +85,15 @@ def formula(kind: Kind, n: int) -> tuple[int, Fraction]:
         case "broadcast":
             return log2_up(n), Fraction(min(n - 1, 1))
         case "reduce":
-            return _served(n - 1) + min(n - 1, 1), Fraction(min(n - 1, 1))
+            return _rounds_to_serve(n - 1) + min(n - 1, 1), Fraction(min(n - 1, 1))
         case _:
-            return _served(n) + n.bit_length() - 1, Fraction(min(n, 4) // 2 if n != 3 else Fraction(3, 2))
+            return _rounds_to_serve(n) + n.bit_length() - 1, Fraction(
+                min(n, 4) // 2 if n != 3 else Fraction(3, 2)
+            )
 
 
 PROGRAMS: Programs = {
-    "all_reduce": lambda n: RoundSequence(2, itertools.chain(_up(n, 0), _down(n, 0, staggered=False))),
-    "broadcast": lambda n: RoundSequence(2, _down(n - 1, 1, staggered=False)),
+    "all_reduce": lambda n: RoundSequence(2, itertools.chain(_up(n, 0), _rounds_down(n, 0, staggered=False))),
+    "broadcast": lambda n: RoundSequence(2, _rounds_down(n - 1, 1, staggered=False)),
     "reduce": lambda n: RoundSequence(2, _up(n - 1, 1)),
 }

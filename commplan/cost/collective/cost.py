@@ -124,7 +124,7 @@ def collective_time(
     if layout.ranks == 1:
         return CollectiveTime.from_load(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
     query = query._replace(form=form)
-    modelled = _modelled(algorithm, query)
+    modelled = _model(algorithm, query)
     if modelled is None:
         return None
     (seconds, load), source = modelled, "model"
@@ -141,7 +141,7 @@ def collective_time(
             bound = min(bound, unsliced.at(nbytes))
             # The model only provides the ratio between message sizes. Next to measured times, the errors
             # of its absolute times could favour a modelled algorithm.
-            whole = _modelled(algorithm, query._replace(chunk=None))
+            whole = _model(algorithm, query._replace(chunk=None))
             if whole is not None:
                 seconds *= unsliced.at(nbytes) / whole[0]
                 source = f"model, scaled to the messages measured {calibration.date}"
@@ -172,7 +172,7 @@ def _model_error(query: CollectiveQuery, shape: str, calibration: Calibration, b
 def _least_ratio(curves: tuple[Curve, ...], query: CollectiveQuery) -> float:
     ratios: list[float] = []
     for curve in curves:
-        modelled = _modelled(Algorithm(curve.algorithm), query)
+        modelled = _model(Algorithm(curve.algorithm), query)
         if modelled is not None and modelled[0] > 0:
             ratios.append(curve.at(query.nbytes) / modelled[0])
     return max(1.0, min(ratios, default=1.0))
@@ -187,7 +187,7 @@ def _groups_are_independent(layout: Layout, network: Network) -> bool:
     return bool(np.allclose(shared, single))
 
 
-def _modelled(algorithm: Algorithm, query: CollectiveQuery) -> _Modelled | None:
+def _model(algorithm: Algorithm, query: CollectiveQuery) -> _Modelled | None:
     if query.kind not in KINDS:
         return _of_library(query)
     kind, layout, network = query.kind, query.layout, query.network
@@ -202,7 +202,7 @@ def _modelled(algorithm: Algorithm, query: CollectiveQuery) -> _Modelled | None:
     # Levels overlap only if the buffer is sliced: with whole chunks all ranks finish one level first.
     if query.way == "rounds" or layout.ranks > COMPOSED or native or not query.chunk:
         by_level = stages_of(algorithm, kind, layout, network, query.root)
-        return None if by_level is None else _staged(by_level, query)
+        return None if by_level is None else _model_stages(by_level, query)
     try:
         return _dataflow(composed(parts.levels, kind, query.root, parts.ranks.layout, network), query)
     except CommplanError:
@@ -314,7 +314,7 @@ def _by_formula(name: str, kind: Kind, query: CollectiveQuery) -> _Modelled:
     layout, network = query.layout, query.network
     rounds, share = _formula(name, kind, layout.ranks)
     distance = 1 if name in NEIGHBOURS else layout.ranks // 2
-    load, latency = _shifted(layout, network, distance)
+    load, latency = _shift_load(layout, network, distance)
     moved = load * float(share) * query.nbytes
     busy = float((moved / network.bandwidths).max())
     round_seconds = latency + 2 * network.overhead + (network.round if query.way == "rounds" else 0.0)
@@ -322,7 +322,7 @@ def _by_formula(name: str, kind: Kind, query: CollectiveQuery) -> _Modelled:
 
 
 @lru_cache(maxsize=256)
-def _shifted(layout: Layout, network: Network, distance: int) -> tuple[Floats, float]:
+def _shift_load(layout: Layout, network: Network, distance: int) -> tuple[Floats, float]:
     """The load if every rank sends one message to the rank `distance` further.
 
     Returns the messages on the busiest link of each level, and the mean latency.
@@ -354,7 +354,7 @@ def _of_library(query: CollectiveQuery) -> _Modelled:
     return network.call + messages * network.overhead + latency + network.overhead + busy, load
 
 
-def _staged(stages: tuple[PlacedStage, ...], query: CollectiveQuery) -> _Modelled | None:
+def _model_stages(stages: tuple[PlacedStage, ...], query: CollectiveQuery) -> _Modelled | None:
     """The stages of a hierarchy one after the other; if they are calls, slices overlap."""
     network = query.network
     modelled = [_of_stage(stage, query) for stage in stages]
@@ -376,4 +376,4 @@ def _staged(stages: tuple[PlacedStage, ...], query: CollectiveQuery) -> _Modelle
 
 def _of_stage(stage: PlacedStage, query: CollectiveQuery) -> _Modelled | None:
     stage_query = query._replace(kind=stage.kind, layout=stage.layout, root=stage.root)
-    return _modelled(stage.algorithm, stage_query._replace(nbytes=query.nbytes * stage.share))
+    return _model(stage.algorithm, stage_query._replace(nbytes=query.nbytes * stage.share))

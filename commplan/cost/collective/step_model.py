@@ -49,10 +49,10 @@ def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, bl
     if not _is_even(pattern):
         simulated = min(simulated, max(4, WORK // sum(len(step.src) for step in pattern.steps)))
     if slices <= simulated:
-        return _simulated(pattern, network, piece, slices)
+        return _simulate(pattern, network, piece, slices)
     whole, half = (
-        _simulated(pattern, network, piece, simulated),
-        _simulated(pattern, network, piece, simulated // 2),
+        _simulate(pattern, network, piece, simulated),
+        _simulate(pattern, network, piece, simulated // 2),
     )
     return whole + (slices - simulated) * (whole - half) / (simulated - simulated // 2)
 
@@ -63,19 +63,19 @@ def _is_even(pattern: Pattern) -> bool:
 
 
 @lru_cache(maxsize=1 << 14)
-def _simulated(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+def _simulate(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
     """The time of all slices, with `piece` bytes per chunk.
 
     Cached: buffers of different sizes are cut into the same pieces.
     """
     if _is_even(pattern):
-        return _alike(pattern, network, piece, slices)
+        return _one_rank_time(pattern, network, piece, slices)
     uses = sum(len(step.takes) + len(step.gives) + 2 * step.lanes.link.size for step in pattern.steps)
     run = _sparse if uses < SPARSE * len(pattern.steps) else _unlike
     return run(pattern, network, piece, slices)
 
 
-def _alike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+def _one_rank_time(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
     """One rank represents all; the links of each level are aggregated."""
     rounds = _all_scalars(pattern, network, piece)
     last = len(rounds)
@@ -199,7 +199,7 @@ _Links = list[tuple[int, list[int], float]]
 
 def _sparse(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
     """`_unlike` for rounds with few messages."""
-    rounds = [_listed(step, _StepTimes(step, pattern, network, piece)) for step in pattern.steps]
+    rounds = [_messages_and_links(step, _StepTimes(step, pattern, network, piece)) for step in pattern.steps]
     last = len(rounds)
     ready = [[0.0] * (pattern.ranks * pattern.chunks) for _ in range(slices)]
     free, cpu = [0.0] * len(pattern.level_of), [0.0] * pattern.ranks
@@ -220,7 +220,7 @@ def _sparse(pattern: Pattern, network: Network, piece: float, slices: int) -> fl
     return max(max(slots) for slots in ready)
 
 
-def _listed(step: RoundTraffic, times: _StepTimes) -> tuple[list[_Message], _Links]:
+def _messages_and_links(step: RoundTraffic, times: _StepTimes) -> tuple[list[_Message], _Links]:
     """The messages of a round, and the links that they use, each with its messages."""
     lanes, bounds = step.lanes, [*step.begins.tolist(), len(step.takes)]
     used: list[int] = lanes.used.tolist()

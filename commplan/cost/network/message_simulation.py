@@ -134,11 +134,11 @@ class _Flight:
         # Few bytes on a fast link may take less time than the resolution of the clock.
         for i, end in zip(active, ends, strict=True):
             if end <= when or self.remaining[i] <= REMAINDER:
-                self._sent(i)
+                self._finish_send(i)
         while self.events and self.events[0][0] <= when:
             _, is_arrival, i = heapq.heappop(self.events)
             if is_arrival:
-                self._arrived(i)
+                self._arrive(i)
             else:
                 message = self.messages[i]
                 self.queue.setdefault((message.src, message.dst), []).append(i)
@@ -147,7 +147,7 @@ class _Flight:
         links = tuple(self.messages[i].links for i in active)
         return _fair_rates(links, self.capacity, self.network.gamma) if active else ()
 
-    def _sent(self, i: int) -> None:
+    def _finish_send(self, i: int) -> None:
         message = self.messages[i]
         pair = (message.src, message.dst)
         self.queue[pair].pop(0)
@@ -155,7 +155,7 @@ class _Flight:
             del self.queue[pair]
         heapq.heappush(self.events, (self.now + message.after, 1, i))
 
-    def _arrived(self, i: int) -> None:
+    def _arrive(self, i: int) -> None:
         self.end = max(self.end, self.now)
         for other in self.messages[i].frees:
             self.messages[other].waits -= 1

@@ -231,7 +231,7 @@ class _SimulatedPhase(NamedTuple):
         return max(0.0, self.end - ready.seconds)
 
 
-def _simulated(phase: Phase, ready: Readiness, charge: _Charge) -> _SimulatedPhase:
+def _simulate_phase(phase: Phase, ready: Readiness, charge: _Charge) -> _SimulatedPhase:
     nbytes = charge.entry | {value.id: value.nbytes for value in phase.values}
     charge.enter(phase)
     costs = [charge.cost(op, nbytes) for op in phase.ops]
@@ -251,12 +251,12 @@ def predict_exposed(
 
     The same values as those of `predict`, without the rest. See `commplan.cost.schedule.step.readiness`.
     """
-    simulated = _simulated(phase, ready, _Charge(schedule, predictor, {}, measured))
+    simulated = _simulate_phase(phase, ready, _Charge(schedule, predictor, {}, measured))
     return simulated.exposed(ready), sum(nbytes for _, nbytes in simulated.nbytes)
 
 
 def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
-    simulated = _simulated(phase, ready, charge)
+    simulated = _simulate_phase(phase, ready, charge)
     costs, timings = simulated.costs, simulated.timings
     ops = tuple(
         _op_time(op, seconds, prediction, when)
@@ -271,8 +271,8 @@ def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
     network_spans, compute_spans = compress(spans, communicates), compress(spans, map(not_, communicates))
     bound = min(alone, _bound(phase.ops, costs, charge))
     return PhaseTime(
-        phase.name, alone, ready.seconds, simulated.exposed(ready), bound, _covered(network_spans),
-        _covered(compute_spans), simulated.nbytes, _critical(ops, timings), ops, ready.after,
+        phase.name, alone, ready.seconds, simulated.exposed(ready), bound, _union_length(network_spans),
+        _union_length(compute_spans), simulated.nbytes, _critical(ops, timings), ops, ready.after,
     )  # fmt: skip
 
 
@@ -334,7 +334,7 @@ def _bound(ops: Sequence[Op], costs: Sequence[_Cost], charge: _Charge) -> float:
     return max([*lanes.values(), *bounds, *links.tolist()])
 
 
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
+def _union_length(spans: Iterable[tuple[float, float]]) -> float:
     """The length of the union of intervals."""
     total = last = 0.0
     for start, end in sorted(spans):

@@ -83,7 +83,9 @@ def readiness(
     step.
     """
     return (
-        _assumed(schedule, phase, predictor, order) if step is None else _readiness_in(schedule, phase, step)
+        _assumed_readiness(schedule, phase, predictor, order)
+        if step is None
+        else _readiness_in(schedule, phase, step)
     )
 
 
@@ -98,7 +100,7 @@ def _readiness_in(schedule: Schedule, phase: Phase, step: StepComputation) -> Re
     return Readiness(step.seconds, leaves, after=step.after) if leaves else Readiness()
 
 
-def _assumed(schedule: Schedule, phase: Phase, predictor: Predictor, order: Order) -> Readiness:
+def _assumed_readiness(schedule: Schedule, phase: Phase, predictor: Predictor, order: Order) -> Readiness:
     """The step of `ASSUMED`, for gradients whose reductions can overlap with it."""
     entry = {value.id: value for value in schedule.entry if value.id in phase.inputs}
     network = predictor.network

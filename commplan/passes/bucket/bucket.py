@@ -65,7 +65,7 @@ class BucketPass(Pass, frozen=True):
         if self.pinned:
             groups = [group for group in groups if group[0].hints.bucket is not None]
         elif self.in_process:
-            choices += [_unpacked(group) for group in groups if not _asks_for_buffers(group[0])]
+            choices += [_choice_not_packed(group) for group in groups if not _asks_for_buffers(group[0])]
             groups = [group for group in groups if _asks_for_buffers(group[0])]
         if not groups:
             return phase
@@ -141,7 +141,7 @@ def _asks_for_buffers(op: Collective) -> bool:
     return op.hints.bucket is not None or op.hints.overlap == "update" or op.pinned
 
 
-def _unpacked(group: Sequence[Collective]) -> Choice:
+def _choice_not_packed(group: Sequence[Collective]) -> Choice:
     names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
     text = f"{names}: each leaf by itself, {sized(sum(op.nbytes for op in group))}"
     why = "the ranks share the memory of one process: packing would copy, and save no message"

@@ -42,7 +42,7 @@ def reduce_rows(editor: Editor, like: Collective, owners: tuple[int, ...]) -> Re
         sizes = [row_size(value.kind, value.leaves[leaf], ways) for leaf in leaves]
         for number, parts in enumerate(_pieces(editor, operand, leaves, sizes, ways, dtype)):
             name = f"{result}/{dtype}_p{number}" if number else f"{result}/{dtype}"
-            summed.append((name, _piece_summed(editor, name, parts, owners, like), parts))
+            summed.append((name, _reduce_piece(editor, name, parts, owners, like), parts))
     for name, reduced, parts in summed:
         own_row = _one_of(editor, f"{name}/own", reduced, like.span)
         placed += [replace(part, value=own_row) for part in parts]
@@ -75,7 +75,7 @@ def _pieces(
     return pieces
 
 
-def _piece_summed(
+def _reduce_piece(
     editor: Editor, name: str, parts: list[Part], owners: tuple[int, ...], like: Collective
 ) -> list[Ref]:
     """Emit the reduction of a piece to each owner."""

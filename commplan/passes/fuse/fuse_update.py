@@ -39,15 +39,15 @@ def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
             continue
         match = stream(editor, uses, op)
         if isinstance(match, str):
-            choices.append(_kept(op, match))
+            choices.append(_choice_not_split(op, match))
         elif match is not None:
-            ops = _fused(editor, uses, op, match)
+            ops = _split_map(editor, uses, op, match)
             choices.append(_choice(op, match))
             uses, fused = DefUse(ops), True
     return editor.finish(ops) if fused else phase
 
 
-def _fused(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]:
+def _split_map(editor: Editor, uses: DefUse[Op], op: Map, match: Stream) -> list[Op]:
     """Split a map by the buckets of its gradient.
 
         y = map f(w, unpack(r0, r1)); z = unpack(all_gather(pack(y)))
@@ -88,7 +88,7 @@ def _choice(op: Map, match: Stream) -> Choice:
     return Choice("fuse_update", text, why, op.span, ("once, when all sums are there",))
 
 
-def _kept(op: Map, why: str) -> Choice:
+def _choice_not_split(op: Map, why: str) -> Choice:
     text = f"`{name_of(op.results[0])}`: {op.fn} once, when all sums are there"
     return Choice("fuse_update", text, why, op.span, ("in pieces, one for each bucket",))
 
@@ -131,17 +131,17 @@ class _Pieces:
                 if arrays:
                     buffer = self._pack(self.piece_results[number][ref], arrays, f"{name}/pack")
                     if not match.owners:
-                        whole += _placed(self.editor.move(match.like, buffer, name), arrays)
+                        whole += _runs_in_buffer(self.editor.move(match.like, buffer, name), arrays)
                     for row, broadcast in enumerate(match.owners):
                         moved = self.editor.move(broadcast, buffer, f"{name}_{row}")
-                        whole += in_whole(_placed(moved, arrays), row, rows, joint)
+                        whole += in_whole(_runs_in_buffer(moved, arrays), row, rows, joint)
                 if scalars:
                     buffer = self._pack(
                         self.piece_results[number][ref], scalars, f"{name}/kept", match.end.ways
                     )
                     if match.owners:
                         buffer = self.editor.move(match.owners[0], buffer, f"{name}/scalars")
-                    whole += _placed(buffer, scalars)
+                    whole += _runs_in_buffer(buffer, scalars)
         self.editor.ops.append(
             unpack(match.end.result, whole, match.end.span, self.piece_results[0][ref], match.end.ways)
         )
@@ -153,7 +153,7 @@ class _Pieces:
             for dtype, leaf_runs in self._by_dtype(ref, parts, number):
                 name = f"{ref}/joined{number}_{dtype}"
                 buffer = self._pack(self.piece_results[number][ref], leaf_runs, name)
-                whole += _placed(buffer, leaf_runs)
+                whole += _runs_in_buffer(buffer, leaf_runs)
         self.editor.ops.append(unpack(ref, whole, self.op.span, self.piece_results[0][ref]))
 
     def _gradient(self, buffer: Ref, parts: tuple[Part, ...], number: int) -> Ref:
@@ -171,7 +171,7 @@ class _Pieces:
         placed: list[Part] = []
         for dtype, leaf_runs in self._by_dtype(ref, parts, None):
             buffer = self._pack(ref, leaf_runs, f"{name}/{dtype}", start=True)
-            placed += [replace(part, start=0) for part in _placed(buffer, leaf_runs)]
+            placed += [replace(part, start=0) for part in _runs_in_buffer(buffer, leaf_runs)]
         return self.editor.emit(Unpack(name, tuple(placed), self.op.span, like=ref))
 
     def _by_dtype(
@@ -214,6 +214,6 @@ def _piece(leaf: Leaf, owner: int | None, sizes: dict[int, int]) -> Leaf:
     return Leaf(leaf.path, (sizes.get(owner, 0),), leaf.dtype)
 
 
-def _placed(buffer: Ref, leaf_runs: list[tuple[int, Part]]) -> list[Part]:
+def _runs_in_buffer(buffer: Ref, leaf_runs: list[tuple[int, Part]]) -> list[Part]:
     """The runs as they are laid out in `buffer`."""
     return laid_out(Part(buffer, leaf, run.start, run.size, 0) for leaf, run in leaf_runs)

@@ -170,8 +170,8 @@ def _broken(
     notes = (
         *(Note(f"{problem.code}: {problem.message}", problem.span) for problem in problems),
         *_mistake(reproducer),
-        Note(f"before `{pass_.name}`:\n{_shown(before)}"),
-        Note(f"after `{pass_.name}`:\n{_shown(after)}"),
+        Note(f"before `{pass_.name}`:\n{_truncated_text(before)}"),
+        Note(f"after `{pass_.name}`:\n{_truncated_text(after)}"),
     )
     message = f"pass `{pass_}` broke the schedule: {problems[0].message}"
     return CommplanError(Diagnostic("CP0718", message, problems[0].span, notes, file=before.file))
@@ -183,7 +183,7 @@ def _mistake(reproducer: Path) -> tuple[Note, Note]:
     return Note("this is a bug in the pass, not an error in the plan"), Note(instructions)
 
 
-def _shown(schedule: Schedule) -> str:
+def _truncated_text(schedule: Schedule) -> str:
     """The text form of a schedule, truncated to `_MOST` lines."""
     lines = print_schedule(schedule).splitlines()
     cut = [f"... and {len(lines) - _MOST} lines more"] if len(lines) > _MOST else []

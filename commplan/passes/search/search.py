@@ -59,13 +59,13 @@ def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> 
         return {}, []
     for phase in schedule.phases:
         if any(isinstance(op, Collective) for op in phase.ops):
-            search = _searched(schedule, phase, passes, context)
+            search = _best_search(schedule, phase, passes, context)
             table |= search.table
             remarks += search.remarks()
     return table, remarks
 
 
-def _searched(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context: PassContext) -> _Search:
+def _best_search(schedule: Schedule, phase: Phase, passes: Sequence[Pass], context: PassContext) -> _Search:
     """The better of two searches: one with buckets that stages share, if they may, and one without."""
     assert context.costs is not None
     trials = Trials(schedule, phase, passes, context, context.costs)
@@ -153,7 +153,7 @@ class _Search:
         axes.
         """
         best, limit = None, self.seconds * PROMISING
-        for moved in (*self._alike(), *self._pairs()):
+        for moved in (*self._fastest_by_algorithm(), *self._pairs()):
             table = self.table | moved
             is_new = len(moved) > 1 and self.trials.key(table) not in self.trials.predictions
             prediction = self.trials.predicted(table) if is_new else None
@@ -161,7 +161,7 @@ class _Search:
                 best, limit = table, prediction.seconds
         return best
 
-    def _alike(self) -> Iterator[dict[StageKey, StageChoice]]:
+    def _fastest_by_algorithm(self) -> Iterator[dict[StageKey, StageChoice]]:
         """For each algorithm, its fastest choice for each unit that can have it."""
         fastest = {
             unit.key: _fastest(self.tried.get(unit.key, {}), _name) for unit in self.units if unit.chooses

@@ -77,7 +77,7 @@ class Trials:
         if key not in self.predictions:
             if self.is_spent:
                 return None
-            after = self._compiled(table)
+            after = self._compile_phase(table)
             (phase,) = after.phases
             whole = replace(after, phases=tuple(phase if p is self.phase else p for p in self.phases))
             exposed, nbytes = predict_exposed(whole, phase, self.predictor, self.ready, self.measured)
@@ -86,7 +86,7 @@ class Trials:
             self.predictions[key] = Searched(_digits(exposed), count, _digits(nbytes), 0, OPEN)
         return self.predictions[key]
 
-    def _compiled(self, table: Choices) -> Schedule:
+    def _compile_phase(self, table: Choices) -> Schedule:
         """The phase after all passes; what precedes `decompose` is computed once for the same buckets."""
         names = [pass_.name for pass_ in self.passes]
         first = names.index("decompose") if "decompose" in names else 0

@@ -27,7 +27,7 @@ def member_independent(editor: Editor, members: tuple[str, ...]) -> Independent:
     for op in editor.phase.ops:
         if isinstance(op, Read) and op.clock:
             continue
-        for ref in _alike(op, independent):
+        for ref in _equal_results(op, independent):
             placement = editor.values[ref].placement
             axes = tuple(axis for axis in members if not placement.varies(axis))
             if axes:
@@ -48,7 +48,7 @@ def frontier(editor: Editor, independent: Independent) -> list[Ref]:
     return refs
 
 
-def _alike(op: Op, independent: Independent) -> tuple[Ref, ...]:
+def _equal_results(op: Op, independent: Independent) -> tuple[Ref, ...]:
     """The results of `op` that are equal for all members: loads (without record counts) and host maps."""
     if isinstance(op, Read):
         return (op.result,)

@@ -67,7 +67,8 @@ class SharePass(Pass, frozen=True):
             flow_ends = [ref for ref in ends if ref in produced]
             pinned = [op for op in flow if isinstance(op, Share)]
             choices += [
-                _pinned(op, pricer, flow if len(pinned) == 1 and not flow_ends else []) for op in pinned
+                _choice_pinned(op, pricer, flow if len(pinned) == 1 and not flow_ends else [])
+                for op in pinned
             ]
             chosen = None if pinned else self._chosen(pricer, flow, flow_ends, independent)
             for number, ref in enumerate(flow_ends):
@@ -137,10 +138,10 @@ class SharePass(Pass, frozen=True):
                 ops[index] = substitute(op, {ref: unshared})
         share = Share(ref, unshared, axes, design, maker.span, readers)
         ops.insert(maker_index + 1, share)
-        choices.append(_made(editor, text, share, chosen, by_option=self.design != "auto", first=first))
+        choices.append(_choice(editor, text, share, chosen, by_option=self.design != "auto", first=first))
 
 
-def _made(
+def _choice(
     editor: Editor, text: str, op: Share, chosen: SharingChoice | None, *, by_option: bool, first: bool
 ) -> Choice:
     """The choice for one value."""
@@ -176,7 +177,7 @@ def _move_to(editor: Editor, ops: list[Op], ref: Ref, chosen: SharingChoice) -> 
         share = move_back(editor, ops, share, maker)
 
 
-def _pinned(op: Share, pricer: SharingCostModel, flow: list[Op]) -> Choice:
+def _choice_pinned(op: Share, pricer: SharingCostModel, flow: list[Op]) -> Choice:
     priced = InputFlow(flow, {op.operand: [op.operand]}, op.axes)
     chosen = pricer.choose(priced, "cpu", (op.design, op.readers)) if flow else None
     text = f"`{name_of(op.result)}`: {op.design}"

@@ -71,7 +71,7 @@ class Polynomial:
         divisor = term(other)
         if not divisor.positive():
             raise UndecidedError(f"{divisor} may be 0")
-        quotient, remainder = self._divided(divisor)
+        quotient, remainder = self._divide(divisor)
         for least in (0, -1, 1):
             inside = remainder - divisor * least
             if inside.natural() and (divisor - inside).positive():
@@ -86,7 +86,7 @@ class Polynomial:
     def __mod__(self, other: Polynomial | int) -> Polynomial:
         return self - self // other * other
 
-    def _divided(self, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
+    def _divide(self, divisor: Polynomial) -> tuple[Polynomial, Polynomial]:
         """Polynomial division by the leading term of `divisor`; returns quotient and remainder."""
         lead = max(divisor._terms, key=lambda monomial: (len(monomial), tuple(map(_name, monomial))))
         count = divisor._terms[lead]

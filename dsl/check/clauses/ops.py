@@ -64,7 +64,7 @@ def reduction(
         return None
     if not call.args:
         return WrittenReduction(Reduction(name), call.span)
-    return _weighted(ctx, scope, call, call.args, name)
+    return _weighted_mean(ctx, scope, call, call.args, name)
 
 
 def sum_or_mean(
@@ -78,7 +78,7 @@ def sum_or_mean(
     return ctx.error("CP0317", message, op.span, "use `sum` or `mean`")
 
 
-def _weighted(
+def _weighted_mean(
     ctx: CheckContext, scope: PhaseScope, call: ast.CallExpr, args: tuple[ast.CallArg, ...], name: Operator
 ) -> WrittenReduction | None:
     first, *extra = args

@@ -51,7 +51,7 @@ def check_collective(
     elif expr.kind in ("reduce", "scatter"):
         return None
     target = statement.targets[0]
-    result = scope.bind(target, operand.type, _placed(kind, operand.placement, over))
+    result = scope.bind(target, operand.type, _result_placement(kind, operand.placement, over))
     if kind.MAKES == "same":
         scope.mark_same(result, operand.id, over, target.span)
     # A share without a valid `via` has an error already, so its design does not matter.
@@ -112,7 +112,7 @@ def _number(
     return None if ctx.refuse("CP0409", number.rule(value, over, ctx.size), written.span) else {field: value}
 
 
-def _placed(kind: type[StageOverAxes], placement: Placement, over: Axes) -> Placement:
+def _result_placement(kind: type[StageOverAxes], placement: Placement, over: Axes) -> Placement:
     """The placement of the result."""
     if kind.MAKES == "kept":
         return placement

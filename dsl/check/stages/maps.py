@@ -41,7 +41,7 @@ def check_map(
         return None
     loaded = [value for value in operands if isinstance(value.type, RecordsType)]
     _check_batches(ctx, expr, operands)
-    placement = _combined(ctx, fn, expr.operands, operands)
+    placement = _combine_placements(ctx, fn, expr.operands, operands)
     types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
     # This is the placement of one rank's result; all results of a call have the same placement.
     placement = replace(placement, per=ctx.ordered((*placement.per, *per)))
@@ -140,7 +140,9 @@ def _results(ctx: CheckContext, statement: ast.StageStmt, fn: Fn, loaded: Type |
     )
 
 
-def _combined(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Placement:
+def _combine_placements(
+    ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]
+) -> Placement:
     """The placement of the results of `fn` for these operands."""
     pairs = tuple(zip(names, operands, strict=True))
     _check_partial(ctx, fn, pairs)

@@ -117,12 +117,12 @@ class LaxBackend:
             def rounds(flat: Array) -> Array:
                 return programs.run(form, flat, groups, reduction, on_cpu=self.on_cpu)
 
-            result = self._differentiated(rounds, x.reshape(-1), op)
+            result = self._with_derivative(rounds, x.reshape(-1), op)
         else:
             hierarchy = hierarchical.HierarchicalCollective(op, form, ways, self.platform, self.file)
             if is_plain(form) and op.kind in ("all_reduce", "broadcast"):
                 return hierarchy.run(x.reshape(-1)).reshape(x.shape)
-            result = self._differentiated(hierarchy.run, x.reshape(-1), op)
+            result = self._with_derivative(hierarchy.run, x.reshape(-1), op)
         if gathers:
             return result.reshape(ways * x.shape[0], *x.shape[1:])
         return result.reshape(x.shape if op.kind != "reduce_scatter" else (x.shape[0] // ways, *x.shape[1:]))
@@ -189,7 +189,7 @@ class LaxBackend:
             return combine(x.astype(jnp.uint8), op.axes) != 0
         return {"max": lax.pmax, "min": lax.pmin}.get(op.op or "sum", lax.psum)(x, op.axes)
 
-    def _differentiated(self, move: Callable[[Array], Array], flat: Array, op: Collective) -> Array:
+    def _with_derivative(self, move: Callable[[Array], Array], flat: Array, op: Collective) -> Array:
         """`move(flat)`, typed as in the schedule, with the derivative of the native collective."""
         varies = op.kind in VARYING or op.kind == "reduce"
 

@@ -202,10 +202,10 @@ class _Rank:
 
     def _combine(self, old: Array, new: Array) -> Array:
         extreme = {"max": jnp.maximum, "min": jnp.minimum}.get(self.op)
-        return _rounded(old + new) if extreme is None else extreme(old, new)
+        return _round_sum(old + new) if extreme is None else extreme(old, new)
 
 
-def _rounded(total: Array) -> Array:
+def _round_sum(total: Array) -> Array:
     """Round a sum of 16-bit floats; otherwise XLA keeps it wider for subsequent sums."""
     if not jnp.issubdtype(total.dtype, jnp.floating) or total.dtype.itemsize != 2:
         return total

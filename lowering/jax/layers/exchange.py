@@ -72,15 +72,15 @@ class ShardedLayer:
     def after(self, shards: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """Both, unchanged; gathers of `shards` are ordered after `values`. Callers must use these values."""
         is_tied = self.backend.platform in ("", "cpu")
-        return self._tied(shards, values) if is_tied else barred(shards, values)
+        return self._tie(shards, values) if is_tied else barred(shards, values)
 
     def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """`after` for gradients. CPU devices run collectives in the order of the schedule, so they need a
         barrier only: a data dependency, which ranks of a communicator need, would copy each whole gradient.
         """
-        return barred(gradients, values) if self.backend.platform else self._tied(gradients, values)
+        return barred(gradients, values) if self.backend.platform else self._tie(gradients, values)
 
-    def _tied(self, xs: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
+    def _tie(self, xs: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """Order by a data dependency (see `order.tie`). Scalars are gathered separately, or not at all."""
         numeric = [x for x in values if x is not None and jnp.issubdtype(x.dtype, jnp.number)]
         tied = list(xs)

@@ -69,11 +69,11 @@ class Groups:
 
         It is created on first use, which is collective over its ranks.
         """
-        return self._created("native", axes)
+        return self._create("native", axes)
 
     def blocking(self, axes: tuple[str, ...]) -> Any:
         """A second communicator of the same ranks, for mpi4jax."""
-        return self._created("blocking", axes)
+        return self._create("blocking", axes)
 
     def seal(self) -> None:
         """Create no further communicators. Ranks trace programs at different times, so a trace that created
@@ -81,7 +81,7 @@ class Groups:
         """
         self._is_sealed = True
 
-    def _created(self, use: str, axes: tuple[str, ...]) -> Any:
+    def _create(self, use: str, axes: tuple[str, ...]) -> Any:
         if (use, axes) not in self._communicators:
             ranks = self.along(axes)
             if self._is_sealed:

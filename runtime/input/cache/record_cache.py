@@ -174,12 +174,12 @@ class Caches:
                 rows |= True if ref in targets else rows_of.get(ref, False)
             missing[first] = rows
             if first in self.opened:
-                rows = rows & ~self._cached(self.opened[first], first, records, low, high)
+                rows = rows & ~self._cached_rows(self.opened[first], first, records, low, high)
             for ref in operands(op):
                 rows_of[ref] = rows_of.get(ref, False) | rows
         return missing
 
-    def _cached(self, cache: RecordCache, ref: Ref, records: Records, low: int, high: int) -> Bools:
+    def _cached_rows(self, cache: RecordCache, ref: Ref, records: Records, low: int, high: int) -> Bools:
         """Which rows the cache contains for all computed members."""
         axes, rows = self.program.copies[ref], np.ones(high - low, bool)
         for coords in self.program.variants(axes):
@@ -213,7 +213,7 @@ def caches(
         for op in flow.ops:
             if isinstance(op, Map) and op.hints.cache is not None:
                 stage = stage_of[results(op)[0]]
-                cache = _opened(program, flow, op, op.hints.cache, stage, sources, functions)
+                cache = _open_cache(program, flow, op, op.hints.cache, stage, sources, functions)
                 if cache.table.shape.rows:
                     opened[stage.key] = cache
     if opened:
@@ -229,7 +229,7 @@ def _part(column: Sequence[Record], part: slice) -> Sequence[Record]:
     return replace(column, records=column.records[part], operands=operands)
 
 
-def _opened(
+def _open_cache(
     program: HostProgram, flow: Flow, op: Map, cache: Cache, stage: Stage, sources: Mapping[str, Source],
     functions: Mapping[str, Callable[..., Any]],
 ) -> RecordCache:  # fmt: skip
@@ -285,7 +285,7 @@ def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) 
         if key is not None or words is not None:
             return digest(key, words, column)
         if isinstance(data, Files):
-            return digest([_stamped(path) for path in data.paths], column)
+            return digest([_stamp(path) for path in data.paths], column)
         if cache.path is None or type(data) in (list, tuple, np.ndarray):
             return digest(data, column)
     except UnknownError as error:
@@ -301,7 +301,8 @@ def _callable_digest(function: object) -> str:
     return function_digest(cast("Callable[..., Any]", function))
 
 
-def _stamped(path: str) -> tuple[str, int, int]:
+def _stamp(path: str) -> tuple[str, int, int]:
+    """A path with the size and the modification time of its file; -1 if it cannot be read."""
     try:
         status = os.stat(path)  # noqa: PTH116  a str, as passed by the user
     except OSError:

@@ -108,7 +108,7 @@ class Batches(Iterator[Item]):
         return self._host.take(self._item, self._host.on_devices, settle)
 
     def _item(self, batch: HostBatch) -> Item:
-        arrays = {ref: self._sharded(ref, host) for ref, host in batch.values.items()}
+        arrays = {ref: self._shard(ref, host) for ref, host in batch.values.items()}
         missing = [ref for ref in self._outputs.values() if ref not in arrays]
         if missing:
             arrays |= self._map(batch, arrays)
@@ -120,7 +120,7 @@ class Batches(Iterator[Item]):
             refuse_mask()
         per = tuple(axis for axis in mask.placement.per if axis not in self.context.members)
         placement = Placement(per=per, split=mask.placement.split)
-        return self._placed(mask.rows, placement, mask.placement.per)
+        return self._global_array(mask.rows, placement, mask.placement.per)
 
     def state(self) -> dict[str, int]:
         """The position of the next batch, as integers; independent of the number of ranks."""
@@ -169,11 +169,12 @@ class Batches(Iterator[Item]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _sharded(self, ref: str, host: Host) -> Any:
+    def _shard(self, ref: str, host: Host) -> Any:
         """This process's part of a value, in the layout of `HostBatch`, as a global array."""
-        return self._placed(host, self._values[ref].placement, self._per[ref])
+        return self._global_array(host, self._values[ref].placement, self._per[ref])
 
-    def _placed(self, host: Host, placement: Placement, per: Sequence[str]) -> Any:
+    def _global_array(self, host: Host, placement: Placement, per: Sequence[str]) -> Any:
+        """This process's part `host` as a global array with `placement`."""
         if self.context.members:
             fixed = [i for i, axis in enumerate(per) if axis in self.context.members]
             host = host.squeeze(tuple(fixed))  # a member's dimension has size 1, and its arrays lack it
@@ -186,7 +187,7 @@ class Batches(Iterator[Item]):
         if maps is None:
             maps = DeviceMaps(self.context, self._phase, tuple(self._outputs.values()), tuple(arrays))
             self._maps = compiled[self._phase.name] = maps
-        records = {ref: self._sharded(ref, batch.records[ref].astype(np.uint32)) for ref in maps.loads}
+        records = {ref: self._shard(ref, batch.records[ref].astype(np.uint32)) for ref in maps.loads}
         return maps(batch, arrays, records)
 
 

@@ -54,16 +54,17 @@ def kept(name: str, key: str, file: str) -> Generator[Schedule | None]:
         The schedule; None if the feed has none for this key.
     """
     with contextlib.ExitStack() as stack:
-        schedule = _kept(name, key, file)
+        schedule = _find_schedule(name, key, file)
         if schedule is None:
             stack.enter_context(meeting.beginning(name))
-            schedule = _kept(name, key, file)
+            schedule = _find_schedule(name, key, file)
         if schedule is not None:
             stack.close()
         yield schedule
 
 
-def _kept(name: str, key: str, file: str) -> Schedule | None:
+def _find_schedule(name: str, key: str, file: str) -> Schedule | None:
+    """The schedule of a running feed `name`, if it was compiled from the same text (see `key_of`)."""
     for candidate in meeting.found(name):
         with meeting.visited(candidate, f"feed {name!r}") as memory:
             data = memory.plan() if memory is not None else None

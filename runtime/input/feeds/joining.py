@@ -63,18 +63,18 @@ def attached(
             thread blocks the join.
     """
     title = f"feed {name!r}"
-    if (forgotten := _opened(title)) is not None:
+    if (forgotten := _open_attachment(title)) is not None:
         forgotten.leave_forgotten()
     with _coming(title), meeting.exclusive():
-        attachment = _opened(title)
+        attachment = _open_attachment(title)
         if attachment is not None:
             _refuse_unlike(name, facts, attachment.ring.memory.facts(), plan)
             with attachment.kept():
                 yield attachment, False
             return
-        memory = _found(name, title)
+        memory = _find_memory(name, title)
         is_new = memory is None
-        ring = Ring(memory or _created(name, title, facts, content, sizes))
+        ring = Ring(memory or _create_memory(name, title, facts, content, sizes))
         try:
             _refuse_unlike(name, facts, ring.memory.facts(), plan)
             with ring.memory.locked():
@@ -87,7 +87,7 @@ def attached(
                 raise RuntimeError("no member joined the feed")
             attachment.start()
         except BaseException:
-            if (attachment := _opened(title)) is not None:
+            if (attachment := _open_attachment(title)) is not None:
                 OPEN.remove(attachment)
             for record in ring.cursors if ring.place >= 0 else ():
                 if record.get("process") == ring.place + 1:
@@ -125,7 +125,7 @@ def _coming(title: str) -> Generator[None]:
                 return
 
 
-def _opened(title: str) -> Attachment | None:
+def _open_attachment(title: str) -> Attachment | None:
     """The attachment of this process to the feed with this title, if any."""
     return next((attachment for attachment in list(OPEN) if attachment.ring.memory.title == title), None)
 
@@ -134,12 +134,12 @@ def _is_open(title: str) -> bool:
     return any(attachment.ring.memory.title == title for attachment in list(LEFT))
 
 
-def _found(name: str, title: str) -> SharedMemory | None:
+def _find_memory(name: str, title: str) -> SharedMemory | None:
     candidates = (meeting.opened(candidate, title) for candidate in meeting.found(name))
     return next((memory for memory in candidates if memory is not None), None)
 
 
-def _created(
+def _create_memory(
     name: str, title: str, facts: Mapping[str, str], content: UnitProgram, sizes: Sizes
 ) -> SharedMemory:  # fmt: skip
     parts = parts_of(content.program, sizes.cores)

@@ -133,7 +133,7 @@ class ClockedPhase:
                 yield attachment, self._options.timeout
                 return
             self._options = options
-            attachment = self._opened(member, position, units, options)
+            attachment = self._open_attachment(member, position, units, options)
             try:
                 yield attachment, options.timeout
                 attachment.start()
@@ -142,7 +142,9 @@ class ClockedPhase:
                 raise
             self._attachment = attachment
 
-    def _opened(self, member: int, position: int, units: Schedule, options: SharingOptions) -> Attachment:
+    def _open_attachment(
+        self, member: int, position: int, units: Schedule, options: SharingOptions
+    ) -> Attachment:
         plan = self.plan
         program = host_program(units, plan.phase, None, apart=True)
         content = UnitProgram(program, self.epoch, self.sources, self.functions)

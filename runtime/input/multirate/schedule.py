@@ -212,11 +212,11 @@ def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
                 file=schedule.file,
             )
     if clocked(phase) is None:
-        return ClockPlan(schedule, name, clock, costs[0], _as_planned(schedule, phase, clock))
-    return ClockPlan(schedule, name, clock, costs[0], _shared(schedule, phase, clock))
+        return ClockPlan(schedule, name, clock, costs[0], _without_variable_shares(schedule, phase, clock))
+    return ClockPlan(schedule, name, clock, costs[0], _add_shares(schedule, phase, clock))
 
 
-def _as_planned(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
+def _without_variable_shares(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     """Remove the stages that share records of variable length, which have no slot, from `phase`.
 
     Returns:
@@ -240,7 +240,7 @@ def _as_planned(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     return msgspec.structs.replace(phase, ops=ops) if any(_shares(op, clock) for op in ops) else None
 
 
-def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
+def _add_shares(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     """Add a share after the last stages of `phase` whose results are equal for all members.
 
     pixels = map decode(raw)  -->  pixels/own = map decode(raw); pixels = share pixels/own
@@ -251,7 +251,7 @@ def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     """
     if any(f"share{{design={how}" in schedule.pipeline for how in ("duplicate", "none")):
         return None
-    alike = _alike(schedule, phase)
+    alike = _equal_values(schedule, phase)
     # Outputs of the host, and values that other stages of the members read, in plan order.
     bound = [b.value for b in (*phase.outputs, *phase.takes) if b.source_only]
     sources = DefUse(phase.ops).sources(bound, alike)
@@ -276,7 +276,7 @@ def _shared(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     return msgspec.structs.replace(phase, ops=tuple(ops), values=(*phase.values, *renamed))
 
 
-def _alike(schedule: Schedule, phase: Phase) -> set[Ref]:
+def _equal_values(schedule: Schedule, phase: Phase) -> set[Ref]:
     """The loaded values that are equal for all members, record by record."""
     fns = {fn.name: fn for fn in schedule.fns}
     equal: set[Ref] = set()

@@ -156,14 +156,14 @@ _threads: list[threading.Thread] = []  # the background thread, while there are 
 _starting = threading.Lock()
 
 
-def _forked() -> None:
+def _after_fork() -> None:
     global _starting  # noqa: PLW0603  another thread of the parent may have held it
     _threads.clear()
     _watched.clear()
     _starting = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _look() -> None:

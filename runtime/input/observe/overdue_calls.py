@@ -55,7 +55,7 @@ class OverdueCalls:
         if now - begun >= self.bound_s:
             self._fail(call, now - begun)
         if self._reporter.due(now - begun):
-            LOG.warning("%s", self._described(call, now - begun))
+            LOG.warning("%s", self._describe(call, now - begun))
 
     def oldest(self, threads: Sequence[threading.Thread]) -> RecordedCall | None:
         """The call that one of `threads` has been in for the longest time, since earlier calls of this
@@ -108,11 +108,11 @@ class OverdueCalls:
             notes.append(Note("its Python stack is printed above"))
         notes.append(Note("run.batches(timeout=SECONDS) waits longer"))
         raise CommplanError(
-            Diagnostic("CP0926", self._described(call, waited), call.op.span, tuple(notes), file=self.file)
+            Diagnostic("CP0926", self._describe(call, waited), call.op.span, tuple(notes), file=self.file)
         )
 
     @staticmethod
-    def _described(call: Call, waited: float) -> str:
+    def _describe(call: Call, waited: float) -> str:
         text = f"{_code(call)} has not returned for {waited:.1f} s{_record(call)}"
         state = process_state(call.worker) if call.worker else "alive"
         if state != "alive":

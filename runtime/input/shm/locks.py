@@ -23,7 +23,7 @@ def default_folder() -> Path:
 
 def is_locked(descriptor: int, byte: int) -> bool:
     """Whether another process holds the lock on `byte`."""
-    return _asked(descriptor, byte)[0] != fcntl.F_UNLCK
+    return _query_lock(descriptor, byte)[0] != fcntl.F_UNLCK
 
 
 def unlock_byte(descriptor: int, byte: int) -> None:
@@ -32,11 +32,11 @@ def unlock_byte(descriptor: int, byte: int) -> None:
 
 def lock_holder(descriptor: int, byte: int) -> int:
     """The PID of the other process that holds the lock on `byte`; 0 if it is free."""
-    answer = _asked(descriptor, byte)
+    answer = _query_lock(descriptor, byte)
     return max(0, answer[4]) if answer[0] != fcntl.F_UNLCK else 0
 
 
-def _asked(descriptor: int, byte: int) -> tuple[int, ...]:
+def _query_lock(descriptor: int, byte: int) -> tuple[int, ...]:
     """The kernel's description of the lock on `byte` (see `_FLOCK`)."""
     query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, byte, 1, 0)
     return struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, query))

@@ -266,7 +266,7 @@ def arranged(sources: Mapping[str, Source]) -> dict[str, Source]:
     """
     chosen: dict[str, Source] = {}
     for name, source in sources.items():
-        chosen[name] = narrowed(source) if isinstance(source, ColumnSource) else _named(name, source)
+        chosen[name] = narrowed(source) if isinstance(source, ColumnSource) else _select_column(name, source)
     by_dataset: dict[int, list[str]] = {}
     for name, source in chosen.items():
         by_dataset.setdefault(id(_base(source)), []).append(name)
@@ -299,7 +299,8 @@ def _holds_rows(source: Source) -> bool:
     return not isinstance(source, list | tuple | np.ndarray)
 
 
-def _named(name: str, source: Source) -> Source:
+def _select_column(name: str, source: Source) -> Source:
+    """The column `name` of a data set, or its only column. Raises CP0950 if there are several others."""
     names = column_names(source)
     if names is None:
         return source

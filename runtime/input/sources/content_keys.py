@@ -47,7 +47,7 @@ def source_digest(function: object) -> str:
         fixed = repr((function.args, sorted(function.keywords.items())))
         return _digest(source_digest(function.func), fixed)
     unwrapped = inspect.unwrap(function) if callable(function) else function
-    code, captured = getattr(unwrapped, "__code__", None), list(_captured(unwrapped))
+    code, captured = getattr(unwrapped, "__code__", None), list(_captured_constants(unwrapped))
     subject: Any = function if code is not None or inspect.isbuiltin(function) else type(function)
     try:
         return _digest(inspect.getsource(subject), *captured)
@@ -60,7 +60,7 @@ def source_digest(function: object) -> str:
     return _digest(*(str(name) for name in names))
 
 
-def _captured(function: object) -> Iterator[str]:
+def _captured_constants(function: object) -> Iterator[str]:
     """The numbers and texts among the defaults of `function` and the values that it captures."""
     if not isinstance(function, FunctionType):
         return

@@ -48,7 +48,7 @@ def as_source(source: object, is_bytes: bool) -> Source | None:
         return folder(path)
     if is_bytes and items and all(_is_path(item) for item in items):
         if isinstance(items[0], str) and not os.path.exists(items[0]):  # noqa: PTH110
-            fail("CP0901", f"there is no file {_shortened(items[0])}", TEXT_HINT)
+            fail("CP0901", f"there is no file {_shorten(items[0])}", TEXT_HINT)
         return paths(cast("Sequence[str]", items))
     if isinstance(source, str | bytes | Mapping):
         return None
@@ -58,10 +58,10 @@ def as_source(source: object, is_bytes: bool) -> Source | None:
 def _describe_missing(path: str) -> str:
     if os.path.exists(path):  # noqa: PTH110
         return f"{path!r} is a file: give `commplan.paths([{path!r}])`"
-    return f"there is no folder {_shortened(path)}"
+    return f"there is no folder {_shorten(path)}"
 
 
-def _shortened(path: str) -> str:
+def _shorten(path: str) -> str:
     return repr(path) if len(path) <= _LONGEST else f"{path[:_LONGEST]!r}..."
 
 

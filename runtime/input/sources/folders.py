@@ -132,7 +132,7 @@ def folder(
             `classes` does not list.
     """
     root = os.fspath(path)
-    fixed = None if classes is None else _checked(classes, recursive)
+    fixed = None if classes is None else _check_classes(classes, recursive)
     try:
         names, tops = list(_names(root, recursive)), _sub_folders(root) if recursive else []
     except OSError as error:
@@ -154,7 +154,7 @@ def folder(
     return Folder(root, names, tops if fixed is None else fixed)
 
 
-def _checked(classes: Sequence[str], recursive: bool) -> list[str]:
+def _check_classes(classes: Sequence[str], recursive: bool) -> list[str]:
     """The names of classes as a list. Raises CP0956 unless they are a list of different names."""
     names = [] if isinstance(classes, str) else list(classes)
     if not names or not all(isinstance(name, str) for name in names):  # pyright: ignore[reportUnnecessaryIsInstance]

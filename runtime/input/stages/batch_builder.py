@@ -214,7 +214,7 @@ class BatchBuilder:
                 self.maker.look_up(state, self.epoch, self.step)
                 bounds = [divisions[index].part(len(state.rows), part) for part in (parts[0], parts[-1])]
                 tasks[index] = self._fill(state, bounds[0][0], bounds[1][1], is_one_task=len(parts) > 1)
-        return self._joined(tasks)
+        return self._join_tasks(tasks)
 
     def _fill(self, state: FlowState, low: int, high: int, *, is_one_task: bool) -> list[Task]:
         """Tasks that fill rows of a flow. Writes the record indices of these rows to the slot."""
@@ -265,7 +265,7 @@ class BatchBuilder:
             state.arrays = {ref: self.maker.fresh(ref, rows) for ref in roots if ref not in state.shown}
             if state.arrays or flow.after:
                 tasks[index] += self._tasks(state, False, 0, rows)
-        return self._joined(tasks)
+        return self._join_tasks(tasks)
 
     def _copy_records(self, state: FlowState) -> None:
         """Copy record indices and validity flags from the slot, which other processes share."""
@@ -288,7 +288,7 @@ class BatchBuilder:
             if state.layouts[ref] is not None:
                 state.shown[ref] = self.moved[ref][:, :rows].reshape(state.layouts[ref])
 
-    def _joined(self, tasks: list[list[Task]]) -> list[Task]:
+    def _join_tasks(self, tasks: list[list[Task]]) -> list[Task]:
         """The tasks of all flows; blocks of flows whose sources fetch their records together become one
         task."""
         for names in self.maker.source_groups:
@@ -442,7 +442,7 @@ class BatchBuilder:
         values: dict[Ref, Array] = {}
         records: dict[Ref, npt.NDArray[np.int64]] = {}
         visits: list[Visit] = []
-        shown = self._shown()
+        shown = self._slot_views()
         for initial in self.states:
             clean = bool(initial.valid.all())
             visits += self._visits(initial, clean)
@@ -457,7 +457,7 @@ class BatchBuilder:
         rows = self.maker.mask(self.states)
         return HostBatch(values, records, seeds, self.epoch, self.step, self.number, tuple(visits), rows)
 
-    def _shown(self) -> dict[Ref, Array]:
+    def _slot_views(self) -> dict[Ref, Array]:
         """The values in the slot: views, and copies of the smallest ones."""
         shown = {ref: view for state in self.states for ref, view in state.shown.items()}
         total = sum(array.nbytes for array in self.moved.values())

@@ -106,7 +106,7 @@ class Stage:
             for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
         ]
         start, done, skipped, is_single = thread_cpu(), 0, 0, len(columns) == 1
-        fetched, failure = self._fetched(records, valid)
+        fetched, failure = self._fetch(records, valid)
         for row in np.flatnonzero(valid).tolist():
             record = records[row]
             try:
@@ -140,14 +140,14 @@ class Stage:
         self.meter.add(
             self.key, cpu_s=cpu.both_s, system_s=cpu.system_s, records=done, nbytes=moved, skipped=skipped
         )
-        return [_sealed(column) for column in columns]
+        return [_seal(column) for column in columns]
 
     @classmethod
     def user_calls(cls) -> tuple[CodeType, CodeType]:
         """The code objects that call user code: with one record, and with several."""
-        return cls._call.__code__, cls._fetched.__code__
+        return cls._call.__code__, cls._fetch.__code__
 
-    def _fetched(
+    def _fetch(
         self, records: Sequence[int], valid: np.ndarray[Any, np.dtype[np.bool_]]
     ) -> tuple[dict[int, object], str]:
         """Fetch the records of a block at once, if the source supports it.
@@ -303,7 +303,7 @@ def _nbytes(column: list[Record] | np.ndarray[Any, Any], done: int) -> int:
     return done * column[:1].nbytes if isinstance(column, np.ndarray) else sum(map(files.nbytes, column))
 
 
-def _sealed(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:
+def _seal(column: list[Record] | np.ndarray[Any, Any]) -> Sequence[Record]:
     """The column as a read-only operand: stages and members share it."""
     return cast("Sequence[Record]", read_only(column)) if isinstance(column, np.ndarray) else column
 

@@ -151,7 +151,7 @@ class _Builder:
             self._message(transfer, OUTPUT, transfer.windows[0].low, self._brought.by(transfer.windows[0]))
             return
         at, first = self._scratch, len(self._code)
-        for (low, high), where in self._packed(transfer):
+        for (low, high), where in self._pack_windows(transfer):
             copy = Instruction(COPY, 0, 0, OUTPUT, low, SCRATCH, where, high - low)
             self._add(copy, self._brought.by(Window(low, high)))
         self._message(transfer, SCRATCH, at, tuple(range(first, len(self._code))))
@@ -162,10 +162,10 @@ class _Builder:
             return
         message = len(self._code)
         self._message(transfer, SCRATCH, self._scratch, ())
-        for (low, high), where in self._packed(transfer):
+        for (low, high), where in self._pack_windows(transfer):
             self._add(Instruction(COPY, 0, 0, SCRATCH, where, OUTPUT, low, high - low), (message,))
 
-    def _packed(self, transfer: _Transfer) -> Iterator[tuple[Window, int]]:
+    def _pack_windows(self, transfer: _Transfer) -> Iterator[tuple[Window, int]]:
         """The windows of a message, each with its offset in newly reserved scratch memory."""
         for window in transfer.windows:
             yield window, self._scratch
@@ -215,7 +215,7 @@ def _transfers(
     for number, sends in enumerate(_program(move.kind, len(move.hosts), slices).rounds):
         for send in sends:
             for outgoing, peer, low, high in transfers_of_rank(send, rank, bounds):
-                cut = _cut(windows, starts, low, high)
+                cut = _cut_windows(windows, starts, low, high)
                 transfers.append(_Transfer((number, index), outgoing, move.hosts[peer], cut))
     return transfers
 
@@ -233,7 +233,7 @@ def _bounds(lengths: Sequence[int], slices: int) -> Ints:
     return np.append(cuts.reshape(-1), starts[-1])
 
 
-def _cut(windows: Sequence[Window], starts: Sequence[int], low: int, high: int) -> tuple[Window, ...]:
+def _cut_windows(windows: Sequence[Window], starts: Sequence[int], low: int, high: int) -> tuple[Window, ...]:
     """Bytes `low` to `high` - 1 of the concatenated `windows`, which begin at `starts`."""
     pieces: list[Window] = []
     at = bisect.bisect_right(starts, low) - 1

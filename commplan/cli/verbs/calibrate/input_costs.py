@@ -42,7 +42,7 @@ def measure(args: Namespace, console: Console) -> tuple[Calibration, list[str]] 
     # An unreadable file is an error (CP0751), since its links would be lost.
     old = load_calibration(args.output) if exists else None
     plan = checked(args.file, console)
-    measured = _measured(plan, args, console)
+    measured = _measure(plan, args, console)
     calibration = only_input(measured.date, measured)
     if old is not None:
         calibration = replace(old, input=merged(old.input, measured))
@@ -50,7 +50,7 @@ def measure(args: Namespace, console: Console) -> tuple[Calibration, list[str]] 
 
 
 @user_code()
-def _measured(plan: Plan, args: Namespace, console: Console) -> InputCosts:
+def _measure(plan: Plan, args: Namespace, console: Console) -> InputCosts:
     need("jax", "'commplan[jax]'")
     from commplan.runtime.calibrate.input import PlanInput, calibrate_input, needed
 

@@ -30,11 +30,11 @@ def run(args: Namespace, console: Console) -> int:
     """Compile, bind and run a plan, and print the cost of every plan line."""
     if not under_mpi(os.environ):
         done = compiled(args.file, args, console)
-        return _report(done, args, console, [_rehearsed(done, args, console, None)], 1)
+        return _report(done, args, console, [_rehearse(done, args, console, None)], 1)
     return _on_ranks(args, console)
 
 
-def _rehearsed(done: Compiled, args: Namespace, console: Console, world: World | None) -> ProcessRehearsal:
+def _rehearse(done: Compiled, args: Namespace, console: Console, world: World | None) -> ProcessRehearsal:
     from commplan.cli.jax_side import bind, user_code
 
     bound = bind(done.schedule, done.shapes, args, sources=True, world=world)
@@ -91,14 +91,14 @@ def _on_ranks(args: Namespace, console: Console) -> int:
     world = World()
     rank_console = console if world.rank == 0 else Console("never", "json")
     try:
-        done = compiled(args.file, args, rank_console, adapt=lambda plan: _sized(plan, args, world))
-        part = _rehearsed(done, args, rank_console, world)
+        done = compiled(args.file, args, rank_console, adapt=lambda plan: _set_sizes(plan, args, world))
+        part = _rehearse(done, args, rank_console, world)
         if part.broken_off:  # workers have already reported the error
-            return _failed(CommplanError(), console, world)
+            return _report_failures(CommplanError(), console, world)
         parts = world.gather(part)
         return _report(done, args, console, parts, world.size) if parts else 0
     except CommplanError as error:
-        return _failed(error, console, world)
+        return _report_failures(error, console, world)
     except BrokenPipeError:
         raise
     except KeyboardInterrupt:  # other ranks were not interrupted and may wait for this one
@@ -107,7 +107,7 @@ def _on_ranks(args: Namespace, console: Console) -> int:
         raise
     except Exception as error:  # other ranks may wait for this one
         if (reason := world.reason(error)) is not None:
-            return _failed(CommplanError(reason), console, world)
+            return _report_failures(CommplanError(reason), console, world)
         console.say(f"rank {world.rank}: internal failure: {text_of(error)}")
         world.abort(2)
         raise
@@ -123,14 +123,14 @@ def outliving(environment: Mapping[str, str]) -> dict[str, str]:
     return {variable: "1"} if is_fault_tolerant and variable not in environment else {}
 
 
-def _sized(plan: Plan, args: Namespace, world: World) -> Plan:
+def _set_sizes(plan: Plan, args: Namespace, world: World) -> Plan:
     """Set the flags to compile for the ranks of MPI; the plan is returned unchanged."""
     args.backend = "mpi"
     args.axis = list(world.sizes(plan, once(args.axis, "--axis")).items())
     return plan
 
 
-def _failed(error: CommplanError, console: Console, world: World) -> int:
+def _report_failures(error: CommplanError, console: Console, world: World) -> int:
     """Print errors common to ranks once. If other ranks continue, abort them, since they would hang."""
     diagnostics, everyone = world.failed(error.diagnostics)
     if diagnostics:

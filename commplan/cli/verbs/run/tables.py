@@ -126,7 +126,7 @@ def _most(seconds: Iterable[float | None]) -> float | None:
 
 
 def _rank(summary: Summary) -> RankCost:
-    lines = tuple(_used(line.span.line, line.what, line) for line in summary.lines)
+    lines = tuple(_line_usage(line.span.line, line.what, line) for line in summary.lines)
     return assemble(RankCost, summary, lines=lines)
 
 
@@ -135,10 +135,10 @@ def _line(line: StageSummary, usage: LineUsage | None, calls: int) -> RehearsedL
     sent = once * calls if line.traffic or line.sent else None
     if usage is None:
         return RehearsedLine(line.line, line.stage, sent=sent)
-    return _used(line.line, line.stage, usage, sent)
+    return _line_usage(line.line, line.stage, usage, sent)
 
 
-def _used(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> RehearsedLine:
+def _line_usage(line: int, stage: str, usage: LineUsage, sent: int | None = None) -> RehearsedLine:
     return assemble(RehearsedLine, usage, line=line, stage=stage, sent=sent)
 
 

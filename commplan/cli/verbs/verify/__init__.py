@@ -35,7 +35,7 @@ def run(args: Namespace, console: Console) -> int:
         return _algorithm(args, console)
     text = console.read(args.file)
     if is_saved(args.file, text):
-        schedule, diagnostics = _saved(text, name_of(args.file), console)
+        schedule, diagnostics = _load_saved(text, name_of(args.file), console)
     else:
         from commplan.cli.binding import compiled
 
@@ -49,7 +49,7 @@ def run(args: Namespace, console: Console) -> int:
     )
 
 
-def _saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
+def _load_saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
     """Load a schedule that may have been edited, and all its errors."""
     from commplan.verify.structural import verify
 
@@ -225,10 +225,10 @@ def _proof_data(proof: Proof | None, nbytes: int) -> dict[str, Any]:
     if proof is None:
         return {"proved": False, "believed": ["native"]}
     shares = {f"{name}_nbytes": _bytes(share, nbytes) for name, share in _shares(proof.cost).items()}
-    return {"proved": True, **_proved(proof), **shares}
+    return {"proved": True, **_proof_document(proof), **shares}
 
 
-def _proved(proof: Proof) -> dict[str, Any]:
+def _proof_document(proof: Proof) -> dict[str, Any]:
     return {
         "believed": list(proof.believed),
         "programs": [task._asdict() for task in proof.tasks],
@@ -259,14 +259,14 @@ def _table(lines: list[LineProof], color: bool) -> str:
 
 def _algorithm(args: Namespace, console: Console) -> int:
     """Prove a single algorithm or hierarchy."""
-    subject, proof = _named(args)
+    subject, proof = _prove_named(args)
     diagnostics = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
     ranks = args.ranks
     return console.conclude(
         diagnostics, lambda: _praise(subject, proof),
         algorithm=args.algorithm, collective=args.collective,
         ranks=ranks if isinstance(ranks, int) else dict(ranks),
-        root=args.root or 0, slices=args.slices, proved=not diagnostics, **_proved(proof),
+        root=args.root or 0, slices=args.slices, proved=not diagnostics, **_proof_document(proof),
         **{name: float(share) for name, share in _shares(proof.cost).items()},
         counterexamples=[_as_data(counterexample) for _, counterexample in proof.wrong],
     )  # fmt: skip
@@ -281,7 +281,7 @@ _HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)
 _LEVEL = re.compile(r"\s*(\w+)\s*(?:=\s*(\w+)\s*)?")
 
 
-def _named(args: Namespace) -> tuple[str, Proof]:
+def _prove_named(args: Namespace) -> tuple[str, Proof]:
     root, kind = args.root or 0, args.collective
     hierarchy = _HIERARCHY.fullmatch(args.algorithm)
     if hierarchy is None:

@@ -36,7 +36,7 @@ def input_text(
         lines.append(
             f"input of phase {need.phase}: at most {need.batches} batches of {records} records at once;"
             f" a host shares {sized(need.shared)}, a rank has {sized(need.private)} privately{_ahead(need)}"
-            f"{_cached(need)}"
+            f"{_cache_text(need)}"
         )
     return lines
 
@@ -45,7 +45,7 @@ def _ahead(need: InputMemory) -> str:
     return f", and {sized(need.on_devices)} on its device ahead of the step" if need.on_devices else ""
 
 
-def _cached(need: InputMemory) -> str:
+def _cache_text(need: InputMemory) -> str:
     if not need.cached:
         return ""
     locations = {"its memory": need.cached - need.in_files, "files": need.in_files}
