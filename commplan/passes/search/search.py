@@ -18,35 +18,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from commplan.ir.hints import Algorithm
 from commplan.ir.remark import Choice
 from commplan.ir.schedule import Collective, Phase, Schedule
 from commplan.passes.base import OPEN, Choices, Pass, PassContext, StageChoice, StageKey
-from commplan.passes.search.candidates import (
-    algorithms,
-    around,
-    bucket_sizes,
-    by_whether_they_split,
-    message_sizes,
-    programs,
-    with_algorithm,
-    with_one_level_changed,
-)
 from commplan.passes.search.remarks import Searched, remark
 from commplan.passes.search.trials import Trials
+from commplan.passes.search.unit_search import UnitSearch, fastest_by, kind_of, name_of, size_of
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import Chooser
 
 NEAR = 0.003  # of the exposed time: the simplest choice within this margin of the best is taken
-HOPELESS = 1.5  # times the algorithm's best: a size slower than this and than the size before ends its sizes
-DISTANT = 2.0  # times the best: all sizes are tried with the fastest algorithm of a kind that is no slower
-CLOSE = 1.25  # times the best: sizes are refined with the fastest algorithm of a kind that is no slower
-REVISITED = 1.5  # times the best: slower choices are not tried again after other units have moved
-ORDERS = 2  # of levels, the fastest: in each of them single levels are changed
 PROMISING = 1.25  # times the best: a slower table is not searched from
 PAIRED = 3  # units, the largest, of which two are changed at once
 KINDS = 6  # of algorithms, and of sizes, that are tried for each of the two
@@ -141,7 +126,7 @@ class _Search:
         for _ in range(3):
             before = dict(self.table)
             for unit in self.units:
-                self._unit(unit)
+                self._search_unit(unit)
             if self.table == before or len(self.units) == 1:
                 return
 
@@ -164,104 +149,28 @@ class _Search:
     def _fastest_by_algorithm(self) -> Iterator[dict[StageKey, StageChoice]]:
         """For each algorithm, its fastest choice for each unit that can have it."""
         fastest = {
-            unit.key: _fastest(self.tried.get(unit.key, {}), _name) for unit in self.units if unit.chooses
+            unit.key: fastest_by(self.tried.get(unit.key, {}), name_of) for unit in self.units if unit.chooses
         }
         for name in dict.fromkeys(name for each in fastest.values() for name in each):
             yield {key: each[name].choice for key, each in fastest.items() if name in each}
 
     def _pairs(self) -> Iterator[dict[StageKey, StageChoice]]:
         """The fastest choices of two large units, of each kind of algorithm, and of each size."""
-        for kind in (_kind, _size):
+        for kind in (kind_of, size_of):
             fastest = [
-                [(unit.key, each.choice) for each in _fastest(self.tried.get(unit.key, {}), kind).values()]
+                [(unit.key, each.choice) for each in fastest_by(self.tried.get(unit.key, {}), kind).values()]
                 for unit in self.units[:PAIRED]
             ]
             for first, second in itertools.combinations(fastest, 2):
                 yield from map(dict, itertools.product(first[:KINDS], second[:KINDS]))
 
-    def _unit(self, unit: Unit) -> None:
-        """Search one unit, the choices of the others as they are."""
-        ways, sizes = algorithms(unit, self.chooser), bucket_sizes(unit)
-        tried: dict[StageChoice, Searched] = {}
-        current = self.table.get(unit.key, OPEN)
-
-        def attempt(choice: StageChoice) -> Searched | None:
-            prediction = None if choice in tried else self.trials.predicted({**self.table, unit.key: choice})
-            if prediction is not None:
-                order = ways.index(choice.algorithm) if choice.algorithm in ways else len(ways)
-                tried[choice] = prediction._replace(order=order, choice=choice)
-            return tried.get(choice)
-
-        def best() -> StageChoice:
-            return min(tried.values(), key=lambda each: (each.seconds, each.order)).choice
-
-        def leaders(limit: float) -> list[Searched]:
-            """The fastest of each kind of algorithm, without those slower than `limit` times the best."""
-            slowest = limit * tried[best()].seconds
-            return [each for each in _fastest(tried, _kind).values() if each.seconds <= slowest]
-
-        def orders() -> list[Algorithm]:
-            """The hierarchies, by order of levels, the fastest first."""
-            ranked = sorted(tried.values(), key=lambda each: each.seconds)
-            algorithms = [each.choice.algorithm for each in ranked if _name(each.choice) == "hierarchical"]
-            return list(dict.fromkeys(each for each in algorithms if each is not None))
-
-        def attempt_sizes(choice: StageChoice) -> None:
-            fastest = math.inf
-            for similar in by_whether_they_split(unit, sizes):
-                larger = math.inf
-                for size in similar:
-                    result = attempt(replace(choice, bucket=size))
-                    if result is None or result.seconds > max(larger, HOPELESS * fastest):
-                        break
-                    larger, fastest = result.seconds, min(fastest, result.seconds)
-
-        def refine(choice: StageChoice) -> None:
-            """Try sizes of buckets near the best with the algorithm of `choice`, until none is better."""
-            last = None
-            while choice != last and not self.trials.is_spent:
-                last = choice
-                for size in around(unit, last):
-                    attempt(replace(best_of(last.algorithm), bucket=size))
-                choice = best_of(last.algorithm)
-
-        def best_of(algorithm: Algorithm | None) -> StageChoice:
-            alike = [each for each in tried.values() if each.choice.algorithm == algorithm]
-            return min(alike, key=lambda each: each.seconds).choice
-
-        attempt(current)
-        before = self.tried.get(unit.key, {}).values()
-        if before:  # of the alternatives, only those that were close with the other units as they were
-            limit = REVISITED * min(each.seconds for each in before)
-            for each in before:
-                if each.seconds <= limit:
-                    attempt(each.choice)
-        else:
-            attempt_sizes(current)
-            for algorithm in ways if tried else ():
-                attempt(with_algorithm(best(), algorithm))
-            for order in orders()[:ORDERS] if tried else ():
-                for algorithm in with_one_level_changed(unit, order, self.chooser):
-                    attempt(replace(best_of(order), algorithm=algorithm))
-            for leader in leaders(DISTANT) if tried else ():
-                attempt_sizes(replace(current, algorithm=leader.choice.algorithm))
-        if not tried:
-            return
-        for leader in leaders(CLOSE):
-            refine(leader.choice)
-        for leader in leaders(CLOSE):
-            for chunk in message_sizes(unit, leader.choice, self.chooser):
-                attempt(replace(leader.choice, chunk=chunk))
-        last = None
-        while best() != last and not self.trials.is_spent:
-            last = best()
-            refine(last)
-            for algorithm in dict.fromkeys((*ways, *programs(unit, self.chooser))):
-                attempt(with_algorithm(best(), algorithm))
-            for chunk in message_sizes(unit, best(), self.chooser):
-                attempt(replace(best(), chunk=chunk))
-        self.table[unit.key] = best()
-        self.tried[unit.key] = tried
+    def _search_unit(self, unit: Unit) -> None:
+        """Search one unit, with the choices of the others unchanged."""
+        search = UnitSearch(unit, self.trials, self.chooser, self.table)
+        choice = search.run(self.tried.get(unit.key, {}).values())
+        if choice is not None:
+            self.table[unit.key] = choice
+            self.tried[unit.key] = search.tried
 
     def _simplify(self) -> None:
         """Take the simplest of the choices that are as good."""
@@ -293,32 +202,3 @@ class _Search:
             for unit in self.units
             if self.tried.get(unit.key)
         ]
-
-
-def _fastest(
-    tried: Mapping[StageChoice, Searched], kind: Callable[[StageChoice], str]
-) -> dict[str, Searched]:
-    """The fastest of each kind, the fastest kind first."""
-    result: dict[str, Searched] = {}
-    for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
-        result.setdefault(kind(each.choice), each)
-    return result
-
-
-def _name(choice: StageChoice) -> str:
-    """The name of its algorithm: `hierarchical` for any order of levels, "" for the fastest of each."""
-    return choice.algorithm.name if choice.algorithm is not None else ""
-
-
-def _size(choice: StageChoice) -> str:
-    """The size of its buckets."""
-    return str(choice.bucket)
-
-
-def _kind(choice: StageChoice) -> str:
-    """The kind of its algorithm: the backend's own, each its own, a chunk program, an order of levels, or one
-    in which one level is changed."""
-    algorithm = choice.algorithm
-    if algorithm is not None and any(arg.key is not None for arg in algorithm.args):
-        return "one level changed"
-    return str(algorithm or "") if _name(choice) in ("", "native", "hierarchical") else "program"

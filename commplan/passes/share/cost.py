@@ -107,8 +107,8 @@ class SharingCostModel:
             lower_bound = limit(setting, cuts)
             requested_cuts = [predict(setting, cut, *requested, links, lower_bound) for cut in cuts]
             best_design = best(requested_cuts, "cpu")
-            others = [other for other in predictions if (other.design, other.readers) != requested]
-            predictions = [*others, *requested_cuts]
+            alternatives = [other for other in predictions if (other.design, other.readers) != requested]
+            predictions = [*alternatives, *requested_cuts]
             reason = _reason(predictions, best_design)
         shown = of_each_design(predictions, best_design, prefer if requested is None else "cpu")
         table = tuple(_table_row(row, is_taken=row is best_design) for row in shown)

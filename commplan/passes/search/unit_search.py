@@ -1,0 +1,178 @@
+"""The search for the choice of one unit, with the choices of the other units unchanged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+
+from msgspec.structs import replace
+
+from commplan.ir.hints import Algorithm
+from commplan.passes.base import OPEN, Choices, StageChoice
+from commplan.passes.search.candidates import (
+    algorithms,
+    around,
+    bucket_sizes,
+    by_whether_they_split,
+    message_sizes,
+    programs,
+    with_algorithm,
+    with_one_level_changed,
+)
+from commplan.passes.search.remarks import Searched
+from commplan.passes.search.trials import Trials
+from commplan.passes.search.units import Unit
+from commplan.select.algorithm_search import Chooser
+
+HOPELESS = 1.5  # times the algorithm's best: a size slower than this and than the size before ends its sizes
+DISTANT = 2.0  # times the best: all sizes are tried with the fastest algorithm of a kind that is no slower
+CLOSE = 1.25  # times the best: sizes are refined with the fastest algorithm of a kind that is no slower
+REVISITED = (
+    1.5  # times the best: slower choices are not tried again after choices of other units have changed
+)
+ORDERS = 2  # of levels, the fastest: in each of them single levels are changed
+
+
+class UnitSearch:
+    """The search of one unit.
+
+    Args:
+        unit: the unit.
+        trials: predicts tables.
+        chooser: predicts the time of one collective alone.
+        table: the choices of all units.
+
+    Attributes:
+        tried: the predicted choices of the unit.
+    """
+
+    def __init__(self, unit: Unit, trials: Trials, chooser: Chooser, table: Choices) -> None:
+        self.unit, self.trials, self.chooser, self.table = unit, trials, chooser, table
+        self.algorithms = algorithms(unit, chooser)
+        self.tried: dict[StageChoice, Searched] = {}
+
+    def run(self, earlier: Collection[Searched]) -> StageChoice | None:
+        """Search, and return the best choice; None if the budget was spent before.
+
+        Args:
+            earlier: the choices that were tried when other units had other choices. If there are any, only
+                those that were close to the best are tried again.
+        """
+        start = self.table.get(self.unit.key, OPEN)
+        self._try(start)
+        if earlier:
+            limit = REVISITED * min(each.seconds for each in earlier)
+            for each in earlier:
+                if each.seconds <= limit:
+                    self._try(each.choice)
+        else:
+            self._try_all(start)
+        if not self.tried:
+            return None
+        for leader in self._leaders(CLOSE):
+            self._refine_size(leader.choice)
+        for leader in self._leaders(CLOSE):
+            for chunk in message_sizes(self.unit, leader.choice, self.chooser):
+                self._try(replace(leader.choice, chunk=chunk))
+        last = None
+        while self._best() != last and not self.trials.is_spent:
+            last = self._best()
+            self._refine_size(last)
+            for algorithm in dict.fromkeys((*self.algorithms, *programs(self.unit, self.chooser))):
+                self._try(with_algorithm(self._best(), algorithm))
+            for chunk in message_sizes(self.unit, self._best(), self.chooser):
+                self._try(replace(self._best(), chunk=chunk))
+        return self._best()
+
+    def _try(self, choice: StageChoice) -> Searched | None:
+        """Predict a choice; returns None if the budget is spent."""
+        if choice not in self.tried:
+            prediction = self.trials.predicted({**self.table, self.unit.key: choice})
+            if prediction is not None:
+                is_listed = choice.algorithm in self.algorithms
+                order = self.algorithms.index(choice.algorithm) if is_listed else len(self.algorithms)
+                self.tried[choice] = prediction._replace(order=order, choice=choice)
+        return self.tried.get(choice)
+
+    def _try_all(self, start: StageChoice) -> None:
+        """Try all algorithms with the best size, and all sizes with the fastest algorithm of each kind."""
+        self._try_sizes(start)
+        if not self.tried:
+            return
+        for algorithm in self.algorithms:
+            self._try(with_algorithm(self._best(), algorithm))
+        for hierarchy in self._hierarchies()[:ORDERS]:
+            for algorithm in with_one_level_changed(self.unit, hierarchy, self.chooser):
+                self._try(replace(self._best_of(hierarchy), algorithm=algorithm))
+        for leader in self._leaders(DISTANT):
+            self._try_sizes(replace(start, algorithm=leader.choice.algorithm))
+
+    def _try_sizes(self, choice: StageChoice) -> None:
+        """Try bucket sizes, from large to small, until they are hopeless."""
+        fastest = math.inf
+        for sizes in by_whether_they_split(self.unit, bucket_sizes(self.unit)):
+            previous = math.inf
+            for size in sizes:
+                result = self._try(replace(choice, bucket=size))
+                if result is None or result.seconds > max(previous, HOPELESS * fastest):
+                    break
+                previous, fastest = result.seconds, min(fastest, result.seconds)
+
+    def _refine_size(self, choice: StageChoice) -> None:
+        """Try bucket sizes near the best with the algorithm of `choice`, until none is better."""
+        last = None
+        while choice != last and not self.trials.is_spent:
+            last = choice
+            for size in around(self.unit, last):
+                self._try(replace(self._best_of(last.algorithm), bucket=size))
+            choice = self._best_of(last.algorithm)
+
+    def _best(self) -> StageChoice:
+        return min(self.tried.values(), key=lambda each: (each.seconds, each.order)).choice
+
+    def _best_of(self, algorithm: Algorithm | None) -> StageChoice:
+        """The best choice with `algorithm`."""
+        candidates = [each for each in self.tried.values() if each.choice.algorithm == algorithm]
+        return min(candidates, key=lambda each: each.seconds).choice
+
+    def _leaders(self, limit: float) -> list[Searched]:
+        """The fastest of each kind of algorithm, without those slower than `limit` times the best."""
+        slowest = limit * self.tried[self._best()].seconds
+        return [each for each in fastest_by(self.tried, kind_of).values() if each.seconds <= slowest]
+
+    def _hierarchies(self) -> list[Algorithm]:
+        """The hierarchies that were tried, one for each order of levels, the fastest first."""
+        ranked = sorted(self.tried.values(), key=lambda each: each.seconds)
+        hierarchies = [each.choice.algorithm for each in ranked if name_of(each.choice) == "hierarchical"]
+        return list(dict.fromkeys(each for each in hierarchies if each is not None))
+
+
+def fastest_by(
+    tried: Mapping[StageChoice, Searched], kind: Callable[[StageChoice], str]
+) -> dict[str, Searched]:
+    """The fastest choice of each kind, the fastest kind first."""
+    result: dict[str, Searched] = {}
+    for each in sorted(tried.values(), key=lambda each: (each.seconds, each.order)):
+        result.setdefault(kind(each.choice), each)
+    return result
+
+
+def name_of(choice: StageChoice) -> str:
+    """The name of the algorithm: `hierarchical` for any order of levels, "" for the fastest of each."""
+    return choice.algorithm.name if choice.algorithm is not None else ""
+
+
+def size_of(choice: StageChoice) -> str:
+    return str(choice.bucket)
+
+
+def kind_of(choice: StageChoice) -> str:
+    """The kind of the algorithm.
+
+    The backend's own algorithm is a kind, as is each order of levels. All chunk programs are one kind, and
+    all hierarchies in which one level is changed.
+    """
+    algorithm = choice.algorithm
+    if algorithm is not None and any(arg.key is not None for arg in algorithm.args):
+        return "one level changed"
+    return str(algorithm or "") if name_of(choice) in ("", "native", "hierarchical") else "program"
