@@ -145,7 +145,8 @@ def near_names(name: str, candidates: Iterable[str]) -> list[tuple[str, float]]:
 
     if len(name) > LONGEST_GUESS:
         return []
-    lower, matcher = name.lower(), SequenceMatcher()
+    lower = name.lower()
+    matcher = SequenceMatcher()
     near: dict[str, float] = {}
     matcher.set_seq2(lower)
     for other in islice((other for other in candidates if len(other) <= LONGEST_GUESS), MOST_COMPARED):

@@ -188,7 +188,8 @@ def _walk(
 def _container(node: Any, path: str | None) -> tuple[Iterable[tuple[Any, Any]], _Make] | None:
     """The keys and children of a container, and a function that rebuilds it; None for other nodes."""
     if isinstance(node, dict):
-        items, ordered = cast("dict[Any, Any]", node), isinstance(node, OrderedDict)
+        items = cast("dict[Any, Any]", node)
+        ordered = isinstance(node, OrderedDict)
         keys = list(items) if ordered else _ordered(items, path)
         kind = cast("_Make", OrderedDict if ordered else dict)
         return [(key, items[key]) for key in keys], lambda new: kind(zip(keys, new, strict=True))

@@ -67,7 +67,8 @@ class _PlanParser:
                 self._read()
                 self._check_header()
         end = end_of(self.text)
-        span, items = Span(1, 1, *end), tuple(self.items)
+        span = Span(1, 1, *end)
+        items = tuple(self.items)
         tree = ast.File(span=span, file=self.file, text=self.text, name=self.name, items=items)
         return tree, tuple(sorted(self.diagnostics, key=_place))
 

@@ -224,7 +224,8 @@ class _Splitter:
         if token.type in DECLARES or token.type in HEADS or token.type == "OUTPUT":
             return True
         for distance in range(0, 2 * _TARGETS, 2):
-            name, mark = self.ahead.peek(distance), self.ahead.peek(distance + 1)
+            name = self.ahead.peek(distance)
+            mark = self.ahead.peek(distance + 1)
             if name is None or mark is None or not name.is_word or mark.leads:
                 return False
             if mark.type == "EQUAL":

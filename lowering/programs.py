@@ -66,7 +66,8 @@ def levels(
     """
     if not algorithm.levels:
         return ()
-    names, ways = [name for name, _ in algorithm.levels], math.prod(sizes[axis] for axis in axes)
+    names = [name for name, _ in algorithm.levels]
+    ways = math.prod(sizes[axis] for axis in axes)
     ranks = {axis: sizes[axis] for axis in axes}
     if len(axes) == 1 and axes[0] not in names:
         ranks = {each.level: each.count for each in reversed(spread.get(axes[0], ()))}

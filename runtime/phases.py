@@ -261,7 +261,8 @@ class PhaseCall:
     ) -> tuple[dict[str, Tree], dict[str, Tree]]:
         """The inputs and states after their checks in a layout."""
         checker = check.Check(layout, self.context.sizes, self._phase.span, self.context.schedule.file)
-        arguments, states = self.lowered.arguments.items(), self._reads.items()
+        arguments = self.lowered.arguments.items()
+        states = self._reads.items()
         trees = {name: checker.value(f"input `{name}`", value, inputs[name]) for name, value in arguments}
         return trees, {name: checker.value(f"state `{name}`", value, state[name]) for name, value in states}
 

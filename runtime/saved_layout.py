@@ -183,7 +183,8 @@ def _shape(whole: Shape, shape: Shape, layout: SavedLayout) -> Shape:
 
 def _overlap(*rows: tuple[int, int]) -> bool:
     """Whether one number of rows can be padded to each of `rows`: pairs of rows and numbers of parts."""
-    least, most = max(n - ways for n, ways in rows) + 1, min(n for n, _ in rows)
+    least = max(n - ways for n, ways in rows) + 1
+    most = min(n for n, _ in rows)
     return least <= most and all(n % ways == 0 for n, ways in rows)
 
 

@@ -335,7 +335,8 @@ class _Step:
             odd = [axis for axis in sizes if axis in _compat.varying_axes(leaf) and axis not in may]
             if not odd:
                 continue
-            over, where = ", ".join(odd), f" at `{path}`" if path else ""
+            over = ", ".join(odd)
+            where = f" at `{path}`" if path else ""
             which = f"{subject} of `{self.name}`{where}"
             message = f"{which} should be the same over {over}, but JAX types it as varying"
             note = f"its placement is `{placement}`"

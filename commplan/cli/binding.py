@@ -66,7 +66,8 @@ def compiled(
     """
     plan = checked(path, console)
     plan = adapt(plan) if adapt else plan
-    sizes, mapping = once(args.axis, "--axis"), once(args.map, "--map") or None
+    sizes = once(args.axis, "--axis")
+    mapping = once(args.map, "--map") or None
     device = getattr(args, "device", "cpu")
     shapes = read_shapes(args.shapes, console, plan, device, **sizes) if args.shapes else {}
     leaves = {name: shapes_of(tree) for name, tree in shapes.items()}

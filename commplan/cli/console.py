@@ -145,7 +145,8 @@ class Console:
             self.put(data.decode("utf-8"))
             return
         try:
-            target, inputs = Path(path), filter(Path.exists, map(Path, self.inputs))
+            target = Path(path)
+            inputs = filter(Path.exists, map(Path, self.inputs))
             if not target.is_file():
                 _write_new(target, data)
                 return

@@ -237,7 +237,8 @@ class _LevelLayout(NamedTuple):
         Blocks are in rank order: the innermost level varies fastest. Otherwise it varies slowest, so that the
         chunks of an inner rank are contiguous.
         """
-        owned, radix = [kind in BLOCKED] * len(sizes), list(sizes) if kind in IN_BLOCKS else [1] * len(sizes)
+        owned = [kind in BLOCKED] * len(sizes)
+        radix = list(sizes) if kind in IN_BLOCKS else [1] * len(sizes)
         for stage, body in zip(plan, bodies, strict=True):
             owned[stage.level] |= stage.kind in BLOCKED
             radix[stage.level] = math.lcm(radix[stage.level], body.chunks)
@@ -263,7 +264,8 @@ class _LevelLayout(NamedTuple):
         groups = np.flatnonzero(np.all([place[level] == 0, *fixed], axis=0))
         step = math.prod(self.sizes[:level])
         part = self.digit[level] * body.chunks // self.radix[level]
-        owner, member = np.zeros_like(part), np.zeros(self.ranks, np.int64)
+        owner = np.zeros_like(part)
+        member = np.zeros(self.ranks, np.int64)
         for inner in inside:
             owner = owner * self.sizes[inner] + self.digit[inner]
             member = member * self.sizes[inner] + place[inner]

@@ -167,7 +167,8 @@ def pruned(rounds: Iterable[Round], starts: Bools, ends: Bools) -> tuple[Round, 
         for _, dst, chunk in new:
             present[dst, chunk] = True
         useful_rounds.append(new)
-    needed, backwards = ends & ~starts, list[Round]()
+    needed = ends & ~starts
+    backwards: list[Round] = []
     for moved in reversed(useful_rounds):
         masks = [needed[dst, chunk] for _, dst, chunk in moved]
         pairs = zip(masks, moved, strict=True)

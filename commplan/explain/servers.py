@@ -46,7 +46,8 @@ ServerTexts = dict[tuple[str, Span], ServerText]
 
 def server_lines(schedule: Schedule, predictor: Predictor | None) -> ServerTexts:
     """The texts about servers and elastic averaging, by phase and line of the plan."""
-    all_sites, texts = sites(schedule), dict[tuple[str, Span], ServerText]()
+    all_sites = sites(schedule)
+    texts: dict[tuple[str, Span], ServerText] = {}
     periods = {phase.name: phase.period for phase in schedule.phases}
 
     def add(key: tuple[str, Span], lines: Sequence[str], sent: int = 0) -> None:
@@ -103,11 +104,9 @@ def site_lines(site: Site, sites: Sites) -> list[str]:
 
 def state_line(distribution: Held) -> str:
     """The number of units of a state, the number of servers, and the balance."""
-    largest, smallest, units = (
-        max(distribution.nbytes),
-        min(distribution.nbytes),
-        f"{distribution.units} unit{'s' * (distribution.units != 1)}",
-    )
+    largest = max(distribution.nbytes)
+    smallest = min(distribution.nbytes)
+    units = f"{distribution.units} unit{'s' * (distribution.units != 1)}"
     if len(distribution.nbytes) == 1:
         return f"`{distribution.state}`: {units} on 1 server, {sized(largest)}"
     sizes_text = " to ".join(dict.fromkeys((sized(smallest), sized(largest))))

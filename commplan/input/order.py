@@ -63,7 +63,8 @@ def permuted(
             members.
     """
     half = max(1, ((length - 1).bit_length() + 1) // 2)
-    shift, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    shift = np.uint64(half)
+    mask = np.uint64((1 << half) - 1)
     key = folded(seed, epoch, 0 if member is None else member + 1, length)
     keys = [np.uint64(folded(key, number)) for number in range(_ROUNDS)]
 

@@ -157,7 +157,8 @@ def _shards(
 ) -> RecordSums:
     total = RecordSums()
     for step in steps:
-        ids, counted = order.records(epoch, step, member), order.counted(step)
+        ids = order.records(epoch, step, member)
+        counted = order.counted(step)
         each = len(ids) // ways
         for shard in shards:
             total += sums(ids[shard * each : max(shard * each, min((shard + 1) * each, counted))])
@@ -233,7 +234,8 @@ def _culprit(actual: RecordSums, expected: RecordSums, length: int) -> tuple[str
 
 def _find_replaced(gap: int, mixed: int, length: int) -> int | None:
     """The record replaced by the one `gap` further on, given the difference `mixed` of their mixed ids."""
-    low, high = max(0, -gap), min(length, length - gap)
+    low = max(0, -gap)
+    high = min(length, length - gap)
     if high - low > _SEARCHED:
         return None
     for records in _blocks(low, high):

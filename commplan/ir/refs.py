@@ -33,7 +33,8 @@ def getter(kind: type[msgspec.Struct], fields: tuple[str, ...]) -> Callable[[Any
     if not fields:
         return lambda node: ()
     types = {field.name: field.type for field in roles.fields(kind)}
-    kinds, get = [types[name] for name in fields], attrgetter(*fields)
+    kinds = [types[name] for name in fields]
+    get = attrgetter(*fields)
     values = [_values(kind) for kind in kinds]
     if len(fields) == 1:
         get_single = values[0]

@@ -145,7 +145,8 @@ class ValueTypes:
 
     def part(self, value: Value, result: Ref, axes: Sequence[str], owners: Sequence[int] = ()) -> Value:
         """The shard of `value` on one rank, split along `axes` or among the `owners` of them."""
-        placement, ways = value.placement.without(axes), len(owners) or self.ranks(axes)
+        placement = value.placement.without(axes)
+        ways = len(owners) or self.ranks(axes)
         split = msgspec.structs.replace(placement, split=(*placement.split, *axes))
         leaves = tuple(cut(value.kind, leaf, ways) for leaf in value.leaves)
         if owners:

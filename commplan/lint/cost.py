@@ -105,7 +105,8 @@ def _costly_pin(subject: Subject, pinned: Prediction, phase: str, stage: Stage) 
     """The pins of a stage that increase the exposed time of its phase."""
     for pin, free in _without_pins(stage):
         schedule = subject.compiled(with_stage(subject.plan, stage, free))
-        before, after = _exposed_time(pinned, phase), _exposed_time(_predict(subject, schedule), phase)
+        before = _exposed_time(pinned, phase)
+        after = _exposed_time(_predict(subject, schedule), phase)
         alone = sum(op.alone for op in pinned.phase(phase).ops if op.line == stage.span.line)
         if before - after <= PIN_MARGIN * alone:
             continue

@@ -34,7 +34,8 @@ def ignores(text: str, tree: ast.File) -> tuple[list[Ignore], list[Diagnostic]]:
     tokens = list(tokenize(text.removeprefix("\ufeff")))
     code_lines = {token.line for token in tokens if token.type != "COMMENT"}
     statements = _statements(tree)
-    ignored, wrong = list[Ignore](), list[Diagnostic]()
+    ignored: list[Ignore] = []
+    wrong: list[Diagnostic] = []
     for token in tokens:
         match = _DIRECTIVE.match(token.text) if token.type == "COMMENT" else None
         if match is None:
@@ -68,7 +69,8 @@ def _lines(comment: Token, code_lines: Collection[int], statements: Sequence[ran
 def _codes(
     comment: Token, match: re.Match[str], file: str
 ) -> tuple[list[tuple[str, Span]], list[Diagnostic]]:
-    codes, wrong = list[tuple[str, Span]](), list[Diagnostic]()
+    codes: list[tuple[str, Span]] = []
+    wrong: list[Diagnostic] = []
 
     def mistake(message: str, span: Span, *notes: str) -> None:
         wrong.append(_mistake(message, span, file, *notes))

@@ -99,7 +99,8 @@ def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
         return op.algorithm  # collectives with a narrow wire dtype run axis by axis
     if has_wire_options(op) and op.kind == "all_reduce" and op.op == "sum":
         levels = [(key,) for key, _ in layered.algorithm.levels]
-        flat, stepped = chooser.in_wire(op, [op.axes]), chooser.in_wire(op, levels)
+        flat = chooser.in_wire(op, [op.axes])
+        stepped = chooser.in_wire(op, levels)
         if flat is None or stepped is None:
             return op.algorithm
         single, layered = single._replace(seconds=flat), layered._replace(seconds=stepped)
@@ -212,7 +213,8 @@ def _one_by_one(editor: Editor, op: Collective) -> str:
     divisors = _divisors(editor, op, steps)
     current = op.operand
     for index, (axis, algorithm) in enumerate(steps):
-        last, root = index == len(steps) - 1, roots.get(axis)
+        last = index == len(steps) - 1
+        root = roots.get(axis)
         divisor = divisors[axis]
         current = _step(editor, op, current, axis, algorithm, op.kind, last=last, root=root, divisor=divisor)
     return ", ".join(

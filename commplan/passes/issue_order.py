@@ -84,7 +84,8 @@ def delay_readers(ops: Sequence[Op], values: Mapping[Ref, Value]) -> list[Op]:
         missing[index] = len(sources) + (index in followers)
     start = [0] * len(ops)  # the number of completions before the op may start
     ready = [(0, index) for index, count in enumerate(missing) if not count]
-    completions, issued = 0, list[Op]()
+    completions = 0
+    issued: list[Op] = []
 
     def release(index: int, after: int) -> None:
         start[index] = max(start[index], after)

@@ -130,7 +130,8 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
     )
     with contextlib.suppress(CycleError):
         sorter.prepare()
-    ready, done = sorted(sorter.get_ready()), list[int]()
+    ready = sorted(sorter.get_ready())
+    done: list[int] = []
     while ready:
         done.append(heapq.heappop(ready))
         sorter.done(done[-1])
@@ -142,7 +143,8 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 def laid_out(parts: Iterable[Part]) -> list[Part]:
     """Place `parts` consecutively in a buffer."""
-    laid, at = list[Part](), 0
+    laid: list[Part] = []
+    at = 0
     for part in parts:
         laid.append(Part(part.value, part.leaf, part.start, part.size, at))
         at += part.size

@@ -128,7 +128,8 @@ class _Survey:
                 down = self._whole(layout, op.result, states[0], down=True)
         placement, kind = states[0].placement, cast("Kind", op.__struct_config__.tag)
         assert placement.server is not None
-        names, layouts = tuple(name_of(state.id) for state in states), tuple(map(self._layout, states))
+        names = tuple(name_of(state.id) for state in states)
+        layouts = tuple(map(self._layout, states))
         return Site(
             number, kind, phase.name, results(op)[0], op.span, placement.server,
             self.first[placement.server], self._server_count(states[0]), placement.per, names, layouts,

@@ -132,7 +132,8 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
     """
     count = min(members, _GROUP)
     everyone = range(count)
-    halves, dealt = (2 * process // count for process in everyone), (process % 2 for process in everyone)
+    halves = (2 * process // count for process in everyone)
+    dealt = (process % 2 for process in everyone)
     layouts = dict.fromkeys(map(tuple, ([0] * count, everyone, halves, dealt)))
     divisions = (division(design, hosts, readers) for hosts in layouts)
     proofs = (wrong for work in divisions for wrong in _proofs(work, rows))

@@ -150,7 +150,8 @@ class Causes:
     def _describe_merge(self, difference: StepDifference) -> StepDifference:
         expected, actual = difference.expected, difference.found[0]
         lines = sorted({item.span.line for item in expected})
-        count, places = plural(len(expected), "collective"), ", ".join(map(str, lines))
+        count = plural(len(expected), "collective")
+        places = ", ".join(map(str, lines))
         reason = f"XLA combined {count} of line{'s' * (len(lines) > 1)} {places}"
         additional = actual.count - sum(item.count for item in expected)
         named_origins = [origin for origin in actual.origins if origin.op_name and not origin.scope]

@@ -163,7 +163,9 @@ class Moved(NamedTuple):
 
     def level(self, kind: Kind, count: int, level: HierarchyLevel) -> list[Expected]:
         """The collectives of one level, to which each rank contributes `count` elements."""
-        op, groups, root = self.op, members(level, self.ways), level.place(self.op.root or 0)
+        op = self.op
+        groups = members(level, self.ways)
+        root = level.place(self.op.root or 0)
         if level.algorithm != NATIVE:
             size = count * level.ranks if kind == "all_gather" else count
             program = program_at(level, kind, op, size * self.leaf.dtype.nbytes)

@@ -146,7 +146,9 @@ def _path(
     Each need except the last takes from an offer that the next need uses. The last offer has a free amount.
     """
     before: dict[int, tuple[int, int]] = {}  # for each need, the preceding need and the offer it takes
-    queue, visited, offers = deque([start]), {start}, set(free)
+    queue = deque([start])
+    visited = {start}
+    offers = set(free)
     while queue:
         need = queue.popleft()
         for offer in [offer for offer in offers if offer >> need & 1]:

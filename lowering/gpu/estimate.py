@@ -142,7 +142,8 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
         return machine.links.seconds(collective)[1]
     if collective.kind == "permute":
         pairs = [(_host(a, machine), _host(b, machine)) for a, b in collective.groups if a != b]
-        inside, across = any(a == b for a, b in pairs), any(a != b for a, b in pairs)
+        inside = any(a == b for a, b in pairs)
+        across = any(a != b for a, b in pairs)
         shares = (float(inside), float(across))
     else:
         ranks = len(collective.groups[0])

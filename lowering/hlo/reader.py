@@ -137,7 +137,8 @@ def read_module(text: str) -> Module:
     header = re.search(r"^HloModule\s+([\w.\-$<>]+)(.*)$", text, re.MULTILINE)
     if header is None:
         raise HloError("no line begins with HloModule: this is not the text of a compiled HLO module")
-    entry, computations = "", dict[str, Computation]()
+    entry = ""
+    computations: dict[str, Computation] = {}
     current: str | None = None
     lines: list[HloInstruction] = []
     for line in text[header.end() :].splitlines():
@@ -212,7 +213,8 @@ def _read_instruction(line: str, position: int) -> HloInstruction | None:
     shapes = _ARRAY.findall(body[:end])
     results = tuple(Tensor(dtype, _ints(re.sub(r"[<= ]", "", dims))) for dtype, dims in shapes)
     operands = tuple(_NAME.findall(body[opcode.end() : close - 1]))
-    attributes, root = body[close:].removeprefix(", "), match.group(1) is not None
+    attributes = body[close:].removeprefix(", ")
+    root = match.group(1) is not None
     return HloInstruction(match.group(2), opcode.group(1), results, operands, attributes, position, root)
 
 

@@ -48,7 +48,8 @@ def with_varying(aval: Any, varying: Collection[str]) -> Any:
 
 def with_varying_terms(aval: Any, axes: Collection[str]) -> Any:
     """The type `aval`, varying instead of unreduced over `axes`."""
-    varying, unreduced = aval.mat.varying | set(axes), aval.mat.unreduced - set(axes)
+    varying = aval.mat.varying | set(axes)
+    unreduced = aval.mat.unreduced - set(axes)
     # `update` of JAX 0.11 and newer keeps `unreduced_kind`, which requires unreduced axes.
     manual = type(aval.mat)(varying=varying, unreduced=unreduced, reduced=aval.mat.reduced)
     return aval.update(manual_axis_type=manual)

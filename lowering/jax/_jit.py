@@ -22,8 +22,11 @@ from jax._src.interpreters import pxla as _src_pxla
 from commplan.lowering.jax import variadic
 from commplan.lowering.jax._compat import tracing
 
-_cpp, _pxla, _tree_util = cast("Any", _src_lib)._jax, cast("Any", _src_pxla), cast("Any", _src_tree_util)
-_bridge, _client = cast("Any", _src_xla_bridge), cast("Any", _src_lib).xla_client
+_cpp = cast("Any", _src_lib)._jax
+_pxla = cast("Any", _src_pxla)
+_tree_util = cast("Any", _src_tree_util)
+_bridge = cast("Any", _src_xla_bridge)
+_client = cast("Any", _src_lib).xla_client
 _EMPTY_MODULE = """module @nothing {
   func.func public @main() -> tensor<i32> {
     %0 = stablehlo.constant dense<0> : tensor<i32>
@@ -62,7 +65,8 @@ def _is_known(name: str, value: Any, is_started: bool) -> bool:
         if is_started:
             jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
             return True
-        client, options = _local_client(), _client.CompileOptions()
+        client = _local_client()
+        options = _client.CompileOptions()
         options.env_option_overrides = [(name, value)]
         client.compile_and_load(_EMPTY_MODULE, _client.DeviceList(tuple(client.local_devices()[:1])), options)
     except jax.errors.JaxRuntimeError:
@@ -90,7 +94,9 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
     lowering = lowered._lowering
     if "compile" in vars(lowering):
         return lowered
-    plain, cached, compiling = lowering.compile, list[Any](), threading.Lock()
+    plain = lowering.compile
+    cached: list[Any] = []
+    compiling = threading.Lock()
 
     def compile_with_profile(compiler_options: Mapping[str, Any] | None = None, **options: Any) -> Any:
         base_options = dict(compiler_options or {})

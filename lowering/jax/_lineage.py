@@ -63,7 +63,9 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
         is_marked: The search stops at values for which this is true. If it is given, the search ends at the
             first argument or constant, because a gradient may depend on a whole model.
     """
-    result, pending, visited = Lineage(), [x], set[int]()
+    result = Lineage()
+    pending = [x]
+    visited: set[int] = set()
     while pending and not (is_marked and (result.has_inputs or result.has_constants)):
         value = pending.pop()
         if is_marked and is_marked(value):

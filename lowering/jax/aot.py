@@ -63,7 +63,8 @@ def mesh_on(target: Target, sizes: Mapping[str, int]) -> Mesh:
             f"target {target} has {plural(count, 'device')}, the plan has {plural(ranks, 'rank')} ({axes})"
         )
         fail("CP1152", message, f"hosts x devices per host are the ranks: `{target.name}:1x{ranks}`")
-    shape, names = tuple(sizes.values()) or (1,), tuple(sizes) or ("alone",)
+    shape = tuple(sizes.values()) or (1,)
+    names = tuple(sizes) or ("alone",)
     return Mesh(devices(target).reshape(shape), names, axis_types=(AxisType.Auto,) * len(names))
 
 

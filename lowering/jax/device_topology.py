@@ -68,7 +68,8 @@ def is_first_process(mesh: Any) -> bool:
 
 def _devices(mesh: Any, axes: Sequence[str]) -> list[Any]:
     """The device of each rank along `axes`; none if the mesh has no devices or lacks an axis."""
-    grid, names = getattr(mesh, "devices", None), tuple(getattr(mesh, "axis_names", ()))
+    grid = getattr(mesh, "devices", None)
+    names = tuple(getattr(mesh, "axis_names", ()))
     if grid is None or not axes or not set(axes) <= set(names):
         return []
     order = [names.index(axis) for axis in axes]

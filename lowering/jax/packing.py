@@ -70,7 +70,8 @@ class PackElision:
         if pack is None:
             xs, operand_layout = env[op.operand].leaves, _flat(self.values[op.operand])
         else:
-            xs, operand_layout = _leaves(pack, env), _operand_layout(pack, self.values)
+            xs = _leaves(pack, env)
+            operand_layout = _operand_layout(pack, self.values)
         result_layout = (
             _flat(self.values[op.result]) if parts is None else _result_layout(op, parts, self.values)
         )
@@ -101,7 +102,8 @@ def pack_elision(sequence: Sequence[ir.Op], values: Mapping[str, ir.Value], back
     for op in sequence:
         if not isinstance(op, ir.Collective) or op.form == "rounds" or op.kind not in NATIVE_KINDS:
             continue
-        pack, is_only_reader = uses.maker(op.operand), len(uses.readers(op.operand)) == 1
+        pack = uses.maker(op.operand)
+        is_only_reader = len(uses.readers(op.operand)) == 1
         if isinstance(pack, ir.Pack) and is_only_reader and any(part.size for part in pack.parts):
             packs[op.operand] = pack
         unpacked = _unpacked_parts(op.result, uses.readers(op.result))
@@ -142,7 +144,8 @@ def _flat(value: ir.Value) -> BufferLayout:
 def _operand_layout(pack: ir.Pack, values: Mapping[str, ir.Value]) -> BufferLayout:
     """The layout of the buffer of `pack`: row by row, as in `ops.pack`."""
     size, sources = values[pack.result].leaves[0].size, _sources(pack)
-    width, runs = size // pack.ways, list[BufferRun]()
+    width = size // pack.ways
+    runs: list[BufferRun] = []
     for part in pack.parts:
         value = values[part.value]
         leaf = value.leaves[part.leaf]
@@ -163,7 +166,9 @@ def _result_layout(
 ) -> BufferLayout:
     """One array for each part: the whole leaf if it is in one part, otherwise the rows of the part."""
     size, ways = values[op.result].leaves[0].size, parts[0].op.ways
-    width, runs, shapes = size // ways, list[BufferRun](), list[tuple[int, ...]]()
+    width = size // ways
+    runs: list[BufferRun] = []
+    shapes: list[tuple[int, ...]] = []
     for array, (unpack, part) in enumerate(parts):
         leaf = values[unpack.result].leaves[part.leaf]
         is_whole_leaf = sum(sibling.leaf == part.leaf and sibling.size > 0 for sibling in unpack.parts) == 1

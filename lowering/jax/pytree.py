@@ -81,7 +81,8 @@ class _Words:
     def tree_unflatten(cls, kind: str, words: tuple[Any]) -> Any:
         """The key; or the leaf itself if it is not the words of a key, such as a shard of several keys."""
         (leaf,) = words
-        dtype, shape = str(getattr(leaf, "dtype", "")), getattr(leaf, "shape", ())
+        dtype = str(getattr(leaf, "dtype", ""))
+        shape = getattr(leaf, "shape", ())
         if not isinstance(leaf, jax.Array) or dtype != "uint32" or not shape:
             return leaf
         key = jax.random.wrap_key_data

@@ -62,7 +62,8 @@ def _load(path: Path) -> ctypes.CDLL:
     except OSError as error:
         fail("CP0830", f"the MPI engine cannot be loaded: {error}", f"remove {path} to compile it again")
     engine.commplan_library.restype = _TEXT
-    linked, expected = Path(os.fsdecode(engine.commplan_library())), mpi_library()
+    linked = Path(os.fsdecode(engine.commplan_library()))
+    expected = mpi_library()
     if linked.resolve() != expected.resolve():
         message = f"the MPI compiler wrapper on the path belongs to another MPI library: {linked}"
         note = "put the `mpicxx` of the MPI library that mpi4py uses first in PATH, or name it in MPICXX"

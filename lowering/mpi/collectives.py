@@ -285,7 +285,8 @@ class Channel:
     def _result(self, x: Array, spec: Spec) -> tuple[int, ...]:
         if spec.kind not in KINDS:
             fail("CP0831", f"there is no collective `{spec.kind}`", f"expected one of: {', '.join(KINDS)}")
-        ranks, shape = len(self.groups.along(self._axes(spec))), tuple(x.shape)
+        ranks = len(self.groups.along(self._axes(spec)))
+        shape = tuple(x.shape)
         if spec.kind in GATHERING:
             return (ranks * shape[0], *shape[1:]) if shape else (ranks,)
         if spec.kind not in TAKES_BLOCKS:
@@ -361,7 +362,8 @@ class Channel:
         if code not in DTYPES:
             code, count = "uint8", count * dtype.itemsize
         kind = KINDS.index("all_to_all" if spec.kind == "swap" else spec.kind)
-        dtype_code, op = DTYPES.index(code), _OPS.index(spec.op)
+        dtype_code = DTYPES.index(code)
+        op = _OPS.index(spec.op)
         table = _numbers((kind, group.py2f(), count, spec.root, dtype_code, op), np.int64)
         return self._library.commplan_native(self._channel, table.ctypes.data, _waiting(spec).encode())
 
@@ -369,7 +371,8 @@ class Channel:
         self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], label: int
     ) -> int:
         messages = max((row.message + 1 for row in program.code), default=0)
-        code, op = DTYPES.index(dtype.name) if reduces(program) else 0, _OPS.index(spec.op)
+        code = DTYPES.index(dtype.name) if reduces(program) else 0
+        op = _OPS.index(spec.op)
         settings = Settings(WINDOW, label, messages > WINDOW, code, op)
         peers = [ranks[peer] for peer in program.peers]
         number = make_list(self._library, self._channel or 0, program, peers, settings, _waiting(spec))

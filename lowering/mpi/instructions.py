@@ -114,7 +114,8 @@ def transfers_of_rank(send: Family, rank: int, bounds: Ints) -> Iterator[tuple[b
     mine = np.flatnonzero((send.src == rank) | (send.dst == rank))
     for i in mine.tolist():
         src, dst, chunk = int(send.src[i]), int(send.dst[i]), int(send.chunk[i])
-        lo, hi = int(bounds[chunk]), int(bounds[chunk + int(send.count[i])])
+        lo = int(bounds[chunk])
+        hi = int(bounds[chunk + int(send.count[i])])
         if lo < hi:
             yield (True, dst, lo, hi) if src == rank else (False, src, lo, hi)
 
@@ -195,7 +196,8 @@ class _Builder:
                 if not t.outgoing:
                     self._receive(t, final)
         self._finish()
-        code, last = tuple(self.code), self._last()
+        code = tuple(self.code)
+        last = self._last()
         late = tuple(self._late(set(last)))
         waits, peers = tuple(self.waits), tuple(self.peers)
         return Instructions(code, waits, peers, self.scratch, last, late, tuple(starts))
@@ -287,7 +289,8 @@ class _Builder:
         dst: int = -1,
     ) -> int:
         """Append an instruction on elements lo to hi that waits for the producers of its operands."""
-        i, units = len(self.code), self._units(lo, hi)
+        i = len(self.code)
+        units = self._units(lo, hi)
         before: set[int] = set()
         if src is not None and src != INPUT:
             before.update(self.writer[u] for u in units)

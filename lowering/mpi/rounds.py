@@ -105,7 +105,8 @@ def native(x: Array, spec: Spec, rank: int, comm: Any) -> Array:
     mpi4jax cannot reduce 16-bit floats. Its maximum of a number and a NaN is unspecified, and Open MPI's sums
     of bytes saturate. Such operands are gathered and reduced here, in rank order.
     """
-    flat, ranks = x.reshape(-1), comm.Get_size()
+    flat = x.reshape(-1)
+    ranks = comm.Get_size()
     match spec.kind:
         case "all_reduce" | "reduce":
             if x.dtype.itemsize >= 4 and (spec.op == "sum" or not jnp.issubdtype(x.dtype, jnp.floating)):

@@ -71,7 +71,8 @@ def unpack(ways: int, leaf: ir.Leaf, parts: Sequence[tuple[ir.Part, Array]]) -> 
 
 def scale(x: Array, how: str, by: Any, over: Any = None) -> Array:
     """A leaf times or divided by a number, times a scalar, or times the ratio of two; see `ir.Scale`."""
-    is_float, is_number = np.dtype(x.dtype).kind not in "iub", isinstance(by, int | float)
+    is_float = np.dtype(x.dtype).kind not in "iub"
+    is_number = isinstance(by, int | float)
     if not is_float and (over is not None or by == 1):
         return x
     if not is_number and (by == 0 or (over is not None and over == 0)):

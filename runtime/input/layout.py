@@ -33,7 +33,8 @@ def blocks(
 
     fresh: allocates memory, as `aligned` does.
     """
-    nbytes, count = math.prod(inner) * dtype.itemsize, math.prod(leading)
+    nbytes = math.prod(inner) * dtype.itemsize
+    count = math.prod(leading)
     apart = rounded(nbytes)
     if count <= 1 or apart == nbytes:
         return fresh((*leading, *inner), dtype)

@@ -127,7 +127,8 @@ class BatchWindow:
             self._depart()
 
     def _take(self, number: int, ahead: int) -> tuple[HostBatch, int, float]:
-        begun, ready, exchange, units = time.perf_counter(), 0, self.exchange, self.unit_batches
+        begun, ready = time.perf_counter(), 0
+        exchange, units = self.exchange, self.unit_batches
         if exchange is not None:
             ready = exchange.ring.made_from(number)
             if exchange.carrier is not None:

@@ -119,7 +119,8 @@ class Mailbox:
 
     def _begin_sends(self, worker: int) -> None:
         """Begin waiting sends to a worker, at most `IN_FLIGHT` at a time."""
-        waiting, sending = self._waiting.get(worker), self._sending.setdefault(worker, deque())
+        waiting = self._waiting.get(worker)
+        sending = self._sending.setdefault(worker, deque())
         while waiting and len(sending) < IN_FLIGHT:
             tag, array = waiting.popleft()
             try:

@@ -86,9 +86,11 @@ class Served:
     shared: int = 0
 
     def __str__(self) -> str:
-        requests, workers = sum(self.requests.values()), len(self.requests)
+        requests = sum(self.requests.values())
+        workers = len(self.requests)
         seconds = f"busy {timed(self.busy_s)} of {timed(self.busy_s + self.waiting_s)}"
-        received, sent = sized(sum(self.nbytes.values())), sized(self.answered)
+        received = sized(sum(self.nbytes.values()))
+        sent = sized(self.answered)
         lost = f", {plural(len(self.lost), 'worker')} died" if self.lost else ""
         return (
             f"{self.name}: {plural(requests, 'request')} of {plural(workers, 'worker')}, "

@@ -99,7 +99,8 @@ class ChunkUpdate:
         is_weak = isinstance(value, bool | int | float) or bool(getattr(value, "weak_type", False))
         x = jnp.asarray(value, dtype) if is_weak else jnp.asarray(value)
         if x.shape != shape or x.dtype != dtype:
-            actual, expected = f"{x.dtype}{list(x.shape)}", f"{np.dtype(dtype)}{list(shape)}"
+            actual = f"{x.dtype}{list(x.shape)}"
+            expected = f"{np.dtype(dtype)}{list(shape)}"
             self._fail_results(f"returned {actual} for {subject}, expected {expected}")
         return x
 
@@ -127,7 +128,8 @@ class ChunkUpdate:
         if self.auxiliary is not None:
             slots = tuple(spec(parts[part].dtype, size) for parts in self.auxiliary.layout.slots)
             scalars = tuple(spec(dtype) for dtype in self.auxiliary.scalars)
-        w, g = spec(self.weights.parts[part].dtype, size), spec(self.gradients[part], size)
+        w = spec(self.weights.parts[part].dtype, size)
+        g = spec(self.gradients[part], size)
         try:
             return jax.make_jaxpr(self._call)(w, slots, scalars, g)
         except Exception as error:

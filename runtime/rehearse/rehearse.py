@@ -106,7 +106,8 @@ def mesh_for(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
         if device == "gpu":
             kind, fix = "GPU", "give `?` axes smaller sizes with --axis NAME=N, or --device cpu"
         fail("CP1107", f"the plan has {ranks} ranks, but this process has {len(devices)} {kind} devices", fix)
-    shape, names = tuple(sizes.values()) or (1,), tuple(sizes) or ("alone",)
+    shape = tuple(sizes.values()) or (1,)
+    names = tuple(sizes) or ("alone",)
     array = np.array(devices[:ranks]).reshape(shape)
     return Mesh(array, names, axis_types=(AxisType.Auto,) * len(names))
 

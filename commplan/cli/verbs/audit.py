@@ -76,7 +76,8 @@ def _load_or_compile(
     Raises:
         CommplanError: CP0841 for a schedule of the MPI backend.
     """
-    text, shapes = console.read(args.file), dict[str, Any]()
+    text = console.read(args.file)
+    shapes: dict[str, Any] = {}
     if is_saved(args.file, text):
         from commplan.cli.simulated import placed
 

@@ -28,7 +28,8 @@ from commplan.collectives.program import Kind, Programs, Round, RoundSequence, l
 def _all_reduce(n: int) -> Iterator[Round]:
     """The groups of all rounds result from recursive halving of all ranks."""
     r = ranks(n)
-    low, size = np.zeros_like(r), np.full_like(r, n)
+    low = np.zeros_like(r)
+    size = np.full_like(r, n)
     rounds: list[Round] = []
     for _ in range(log2_up(n)):
         lower, upper = size - size // 2, size // 2

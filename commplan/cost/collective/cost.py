@@ -331,7 +331,8 @@ def _shift_load(layout: Layout, network: Network, distance: int) -> tuple[Floats
     load = np.zeros(len(network.levels))
     latency = np.zeros(layout.groups.shape)
     for index, level in enumerate(network.levels):
-        source, sink = network.units(layout.groups, index), network.units(to, index)
+        source = network.units(layout.groups, index)
+        sink = network.units(to, index)
         crossing = source != sink
         if crossing.any():
             load[index] = np.bincount(source[crossing]).max()

@@ -50,10 +50,8 @@ def seconds(pattern: Pattern, network: Network, chunk: float, slices: int, *, bl
         simulated = min(simulated, max(4, WORK // sum(len(step.src) for step in pattern.steps)))
     if slices <= simulated:
         return _simulate(pattern, network, piece, slices)
-    whole, half = (
-        _simulate(pattern, network, piece, simulated),
-        _simulate(pattern, network, piece, simulated // 2),
-    )
+    whole = _simulate(pattern, network, piece, simulated)
+    half = _simulate(pattern, network, piece, simulated // 2)
     return whole + (slices - simulated) * (whole - half) / (simulated - simulated // 2)
 
 
@@ -184,7 +182,8 @@ def _unlike(pattern: Pattern, network: Network, piece: float, slices: int) -> fl
     times = [_StepTimes(step, pattern, network, piece) for step in pattern.steps]
     last = len(times)
     ready = [np.zeros(pattern.ranks * pattern.chunks) for _ in range(slices)]
-    free, cpu = np.zeros(len(pattern.level_of)), np.zeros(pattern.ranks)
+    free = np.zeros(len(pattern.level_of))
+    cpu = np.zeros(pattern.ranks)
     for step in range(last + slices - 1):
         for index in range(max(0, step - last + 1), min(step + 1, slices)):
             step_times = times[step - index]
@@ -254,7 +253,8 @@ def _blocking(pattern: Pattern, network: Network, piece: float, slices: int) -> 
         copies = sum(float(step.size.max()) for step in pattern.steps) * COPIES * piece * network.gamma
         return slices * (len(rounds) * call_seconds + sum(per_round) + copies)
     times = [_StepTimes(step, pattern, network, piece) for step in pattern.steps]
-    now, free = np.zeros(pattern.ranks), np.zeros(len(pattern.level_of))
+    now = np.zeros(pattern.ranks)
+    free = np.zeros(len(pattern.level_of))
     for step_times in times:
         step = step_times.step
         issue = step_times.issue(now[step.src] + network.round, now + network.round)

@@ -145,7 +145,8 @@ def lay_out(program: ChunkProgram, layout: Layout, network: Network) -> Pattern:
         lanes_by_key[key] = replace(lanes, used=np.searchsorted(used, lanes.used))
     steps = tuple(replace(step, lanes=lanes_by_key[_key(step.src, step.dst, step.size)]) for step in mapped)
     level_of = np.searchsorted(first, used, "right") - 1
-    total, load = np.zeros(len(used)), np.zeros(len(network.levels))
+    total = np.zeros(len(used))
+    load = np.zeros(len(network.levels))
     for step in steps:
         total[step.lanes.used] += step.lanes.load
     np.maximum.at(load, level_of, total)

@@ -179,7 +179,8 @@ def _offsets(network: Network, axes: Sequence[Axis]) -> list[Ints]:
     stride_of = {level.name: stride for level, stride in zip(network.levels, network.strides, strict=True)}
     offsets: list[Ints] = []
     for axis in reversed(axes):
-        position, offset = np.arange(axis.size, dtype=np.int64), np.zeros(axis.size, np.int64)
+        position = np.arange(axis.size, dtype=np.int64)
+        offset = np.zeros(axis.size, np.int64)
         for index, spread in enumerate(axis.levels):
             if spread.level not in stride_of:
                 _fail_unplaced(axis, network)

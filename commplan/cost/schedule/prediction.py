@@ -268,7 +268,8 @@ def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
         alone = max((when.end for when in unreleased), default=0.0)
     spans = [(when.start, when.end) for when in timings]
     communicates = [prediction is not None for _, prediction in costs]
-    network_spans, compute_spans = compress(spans, communicates), compress(spans, map(not_, communicates))
+    network_spans = compress(spans, communicates)
+    compute_spans = compress(spans, map(not_, communicates))
     bound = min(alone, _bound(phase.ops, costs, charge))
     return PhaseTime(
         phase.name, alone, ready.seconds, simulated.exposed(ready), bound, _union_length(network_spans),

@@ -119,7 +119,8 @@ class Predictor:
         """The prediction for the collective of an op. Results are cached."""
         work = work._replace(label="", name="")
         if work not in self._predictions:
-            kind, form = cast("CostKind", work.kind), cast("Form | None", work.form)
+            kind = cast("CostKind", work.kind)
+            form = cast("Form | None", work.form)
             self._predictions[work] = self.predict(
                 kind, work.algorithm, work.axes, work.nbytes, chunk=work.chunk, root=work.root, form=form
             )

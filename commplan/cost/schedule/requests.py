@@ -114,7 +114,8 @@ def request_traffic(site: Site, sites: Sites) -> RequestTraffic:
 
 def elastic_load(nbytes: float, servers: int, units: int) -> RequestTraffic:
     """The traffic of an elastic exchange of `nbytes` with an evenly divided center, which has no site."""
-    share, messages = np.full(servers, nbytes / servers), np.full(servers, float(units))
+    share = np.full(servers, nbytes / servers)
+    messages = np.full(servers, float(units))
     return RequestTraffic(share, share, messages, messages, units, None, PASSES["elastic"], np.zeros(servers))
 
 
@@ -155,17 +156,16 @@ def request_cost(traffic: RequestTraffic, workers: Ints, servers: Ints, network:
     members = _members(network, workers, servers)
     push, pull = _traffic(network, members, senders, workers, servers, traffic.up, traffic.down)
     joint = np.array([_busiest(*loads) for loads in zip(push, pull, strict=True)])
-    a, c, j = (
-        float((np.array([_busiest(pair) for pair in push]) / network.bandwidths).max()),
-        float((np.array([_busiest(pair) for pair in pull]) / network.bandwidths).max()),
-        float((joint / network.bandwidths).max()),
-    )
+    a = float((np.array([_busiest(pair) for pair in push]) / network.bandwidths).max())
+    c = float((np.array([_busiest(pair) for pair in pull]) / network.bandwidths).max())
+    j = float((joint / network.bandwidths).max())
     messages = len(senders) * traffic.sent + len(workers) * traffic.got
     work = (len(senders) * traffic.up * traffic.passes + traffic.updated) * network.gamma
     b = float((messages * network.call + work).max(initial=0.0))
     worker_messages = float(traffic.sent.sum() + traffic.got.sum()) * network.overhead
     latency = _latency(network, workers, servers) * (2 if traffic.answered else 1)
-    units, longest = max(1, traffic.units), max(a, b, c, j, worker_messages)
+    units = max(1, traffic.units)
+    longest = max(a, b, c, j, worker_messages)
     fill = 0.0 if traffic.stale else (a + b + c - longest) / units if units > 1 else a + b + c - longest
     bound = _bound(traffic, senders, workers, servers, network) + latency
     limit = f"links of level {network.levels[int((joint / network.bandwidths).argmax())].name}"
@@ -179,7 +179,8 @@ def cost_alone(traffic: RequestTraffic, workers: Ints, servers: Ints, network: N
     """The cost of a request of the most distant worker, while no other worker sends."""
     distance = np.zeros(len(workers))
     for index, level in enumerate(network.levels):
-        worker_units, server_units = network.units(workers, index), np.unique(network.units(servers, index))
+        worker_units = network.units(workers, index)
+        server_units = np.unique(network.units(servers, index))
         is_remote = (worker_units[:, None] != server_units[None, :]).any(axis=1)
         distance[is_remote] = np.maximum(distance[is_remote], level.latency)
     farthest = int(distance.argmax())

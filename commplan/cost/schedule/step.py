@@ -113,7 +113,8 @@ def _assumed_readiness(schedule: Schedule, phase: Phase, predictor: Predictor, o
         layout = predictor.layout(stage.axes)
         busy += busiest_bytes(str(stage.COLLECTIVE), value.nbytes, layout, network) / network.bandwidths
         ordered += [(value, leaf) for leaf in _in_backward_order(value, order)]
-    seconds, total = float(busy.max(initial=0.0)), sum(value.leaves[leaf].nbytes for value, leaf in ordered)
+    seconds = float(busy.max(initial=0.0))
+    total = sum(value.leaves[leaf].nbytes for value, leaf in ordered)
     if not seconds or not total:
         return Readiness()
     times = {value.id: [0.0] * len(value.leaves) for value, _ in ordered}

@@ -86,7 +86,9 @@ def _put(
     """
     uses = DefUse(builder.ops)
     read = read.union(*(sched.operands(op) for op in builder.ops))
-    bound, puts, unread = list[sched.Binding](), list[sched.Op](), set[Ref]()
+    bound: list[sched.Binding] = []
+    puts: list[sched.Op] = []
+    unread: set[Ref] = set()
     for binding, state in updates:
         ref, maker = binding.value, uses.maker(binding.value)
         if state is None or maker is None or isinstance(maker, sched.Exchange | sched.Elastic):

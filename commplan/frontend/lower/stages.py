@@ -104,7 +104,8 @@ class Lowering(PhaseBuilder):
 
     def over_axes(self, stage: Any) -> None:
         """Lower a stage with one operand to one collective."""
-        kind, root = cast("sched.CollectiveKind", stage.COLLECTIVE), stage.rank(self.types.ranks)
+        kind = cast("sched.CollectiveKind", stage.COLLECTIVE)
+        root = stage.rank(self.types.ranks)
         action = CollectiveAction(kind, root=root)
         self.collective(action, stage.result, stage.operand, stage.axes, stage)
 

@@ -52,7 +52,8 @@ class DefUse(Generic[AnyOp]):
     def sources(self, refs: Iterable[Ref], ends: Container[Ref]) -> list[Ref]:
         """The nearest values in `ends` on all paths back from `refs`, in traversal order."""
         sources: dict[Ref, None] = {}
-        pending, visited = list(refs)[::-1], set[Ref]()
+        pending = list(refs)[::-1]
+        visited: set[Ref] = set()
         while pending:
             ref = pending.pop()
             if ref in ends:

@@ -38,7 +38,8 @@ def connected(ops: Sequence[AnyOp]) -> list[list[AnyOp]]:
     first_use: dict[Ref, int] = {}
     for index, op in enumerate(ops):
         for ref in (*operands(op), *results(op)):
-            op_root, ref_root = find_root(index), find_root(first_use.setdefault(ref, index))
+            op_root = find_root(index)
+            ref_root = find_root(first_use.setdefault(ref, index))
             parents[max(op_root, ref_root)] = min(op_root, ref_root)
     groups: dict[int, list[AnyOp]] = {}
     for index, op in enumerate(ops):

@@ -67,7 +67,8 @@ def _is_block(item: Any) -> bool:
 
 def write_struct(value: msgspec.Struct, depth: int) -> list[str]:
     """The lines of a struct, one field per line; a tuple of structs becomes a block, one struct per line."""
-    pad, lines = "  " * depth, list[str]()
+    pad = "  " * depth
+    lines: list[str] = []
     for name, item in _changed(value):
         if isinstance(item, Span):
             lines.append(f"{pad}{write(item)}")
@@ -189,7 +190,8 @@ class Reader:
 
     def _left(self) -> list[str]:
         """The names of `a, b =` at the start of a line, or an empty list."""
-        start, names = self.position, list[str]()
+        start = self.position
+        names: list[str] = []
         while self.tokens[self.position][0] in ("word", "string"):
             names.append(cast("str", self._value()))
             if self._accepts("="):

@@ -152,7 +152,8 @@ class BlockBuilder:
         """Append columns `start` to `start + size` of `source`, at `offset`."""
         slot_of: dict[int, int] = {}
         for run in _within(source.runs, start, start + size):
-            low, high = max(run.at, start), min(run.at + run.size, start + size)
+            low = max(run.at, start)
+            high = min(run.at + run.size, start + size)
             if low >= high:
                 continue
             if run.slot not in slot_of:
@@ -182,7 +183,8 @@ def in_rows(block: Block, ways: int, width: int, leaf: LeafShape | None = None) 
             return block
         raise UnsayableError(f"{_count(block.rows)} rows are seen as {ways}")
     builder = BlockBuilder()
-    run, digits = _only_run(block, leaf=leaf is not None), ((ways, row(0)),)
+    run = _only_run(block, leaf=leaf is not None)
+    digits = ((ways, row(0)),)
     if run is not None:
         chain, term = block.slots[run.slot]
         parts, source = cut(chain, ways, digits), run.leaf

@@ -356,7 +356,8 @@ class Algebra:
 
         A term has a higher number than its parts.
         """
-        pending, stack = dict[int, Term](), [term]
+        pending: dict[int, Term] = {}
+        stack = [term]
         while stack:
             for part in stack.pop().parts:
                 content = part.atom.content

@@ -217,7 +217,8 @@ class StateSharding:
             slice_span = maker.span if maker is not None else span
             return replace(binding, value=self._slice_shard(binding.value, ownership, slice_span))
         self.editor.add(ownership.part_of(self.editor.values[binding.value], self.editor.schedule.axes))
-        index, end = ops.index(maker), len(ops)
+        index = ops.index(maker)
+        end = len(ops)
         for ref in dict.fromkeys(maker.operands):
             if any(leaf.shape for leaf in self.editor.values[ref].leaves):  # a scalar is not sliced
                 maker = substitute(maker, {ref: self._slice_shard(ref, ownership, maker.span)})

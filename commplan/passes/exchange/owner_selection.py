@@ -166,7 +166,8 @@ def describe_choice(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
         text, seconds = REPLICATED, times.replicated
         why = f"owners cannot keep {why_not}" if why_not else "it takes clearly less time"
     elif few:
-        text, seconds = _describe_owners(chooser, op, owners), times.central if few == 1 else None
+        text = _describe_owners(chooser, op, owners)
+        seconds = times.central if few == 1 else None
         why = "the plan says so"
     else:
         text, seconds = f"{SHARDED}: {workers} owners along {', '.join(owners.axes)}", times.sharded
@@ -199,7 +200,8 @@ def _describe_owners(chooser: Chooser, op: Exchange, owners: Owners) -> str:
         for owner in range(count)
     ]
     rank_list = ", ".join(map(str, owners.ranks))
-    most, mean = max(loads), sum(loads) / count
+    most = max(loads)
+    mean = sum(loads) / count
     counted = f"rank {rank_list}" if count == 1 else f"ranks {rank_list}"
     text = f"{count} owner{'s' * (count != 1)} ({counted} along {', '.join(owners.axes)})"
     return f"{text}, the fullest with {sized(most)}, {most / max(mean, 1):.3f} of the mean"

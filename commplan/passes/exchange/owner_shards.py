@@ -69,7 +69,8 @@ def _pieces(
     pieces: list[list[Part]] = [[] for _ in ends]
     for run in _run(ref, leaves, sizes):
         for piece, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
-            low, high = max(run.offset, begin), min(run.offset + run.size, end)
+            low = max(run.offset, begin)
+            high = min(run.offset + run.size, end)
             if low < high:
                 pieces[piece].append(Part(ref, run.leaf, low - run.offset, high - low, low - begin))
     return pieces
@@ -79,7 +80,8 @@ def _reduce_piece(
     editor: Editor, name: str, parts: list[Part], owners: tuple[int, ...], like: Collective
 ) -> list[Ref]:
     """Emit the reduction of a piece to each owner."""
-    ways, columns = len(owners), sum(part.size for part in parts)
+    ways = len(owners)
+    columns = sum(part.size for part in parts)
     buffer = editor.pack(parts, like.span, f"{name}/rows", ways)
     reduced: list[Ref] = []
     for number, owner in enumerate(owners):

@@ -65,7 +65,8 @@ class PlacePass(Pass, frozen=True):
             fail("CP0728", message, note, remedy, span=op.span, file=schedule.file)
         within_option = op.algorithm.get("within") if op.algorithm is not None else None
         within = str(within_option) if within_option is not None else None
-        axes, why = inner_first(op.axes, within), unshardable_reason(schedule, op)
+        axes = inner_first(op.axes, within)
+        why = unshardable_reason(schedule, op)
         if op.algorithm is not None and why is not None:
             note = (
                 "they divide leaves that have the shape of a weight and a path that ends with that"

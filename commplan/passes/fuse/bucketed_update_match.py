@@ -144,7 +144,8 @@ def gathered(uses: DefUse[Op], ref: Ref) -> Gathered | None:
     after = [op for pack in packs for op in uses.readers(pack.result)]
     moves = [op for op in after if isinstance(op, Collective) and op.kind in ("all_gather", "broadcast")]
     moves.sort(key=lambda op: uses.indices[op.result])
-    buffers, inside = {op.result for op in (*packs, *moves)}, set(map(id, moves))
+    buffers = {op.result for op in (*packs, *moves)}
+    inside = set(map(id, moves))
     ends = {id(op): op for buffer in buffers for op in uses.readers(buffer) if id(op) not in inside}
     end = next(iter(ends.values()), None)
     if not moves or len(ends) > 1 or not isinstance(end, Unpack) or not set(operands_of(end)) <= buffers:

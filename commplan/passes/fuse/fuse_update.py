@@ -30,7 +30,8 @@ class FuseUpdatePass(Pass, frozen=True):
 
 
 def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
-    editor, ops = Editor(schedule, phase), list(phase.ops)
+    editor = Editor(schedule, phase)
+    ops = list(phase.ops)
     uses, fused = DefUse(ops), False
     for op in phase.ops:
         # Under JAX only exchanges are split: XLA packs and overlaps the ops of a `map`, and additional ops

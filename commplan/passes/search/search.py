@@ -39,7 +39,8 @@ KINDS = 6  # of algorithms, and of sizes, that are tried for each of the two
 
 def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> tuple[Choices, list[Choice]]:
     """The choices with the least exposed time for the collectives of `schedule`, and the remarks on them."""
-    table, remarks = dict[StageKey, StageChoice](), list[Choice]()
+    table: dict[StageKey, StageChoice] = {}
+    remarks: list[Choice] = []
     if context.costs is None or not any(p.name in ("bucket", "select") for p in passes):
         return {}, []
     for phase in schedule.phases:

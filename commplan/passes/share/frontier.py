@@ -37,7 +37,9 @@ def member_independent(editor: Editor, members: tuple[str, ...]) -> Independent:
 
 def frontier(editor: Editor, independent: Independent) -> list[Ref]:
     """The member-independent values that have other readers or leave the phase."""
-    uses, bound, refs = editor.uses, editor.bound, list[Ref]()
+    uses = editor.uses
+    bound = editor.bound
+    refs: list[Ref] = []
     for ref, axes in independent.items():
         readers = uses.readers(ref)
         if any(isinstance(op, Share) for op in readers):

@@ -63,7 +63,8 @@ def cache_candidates(
     """
     if any(isinstance(op, Map) and op.hints.cache for op in ops):
         return []
-    uses, candidates = DefUse(ops), list[CacheCandidate]()
+    uses = DefUse(ops)
+    candidates: list[CacheCandidate] = []
     for op in ops:
         if not isinstance(op, Map) or cache_violation(schedule, uses, op, Cache(_LARGE)):
             continue

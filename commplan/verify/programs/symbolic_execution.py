@@ -223,7 +223,8 @@ def _race(units: ChunkMessages, chunks: int) -> Counterexample | None:
     if not len(same):
         return None
     first = min(same.tolist(), key=lambda place: int(units.write[order[place]]))
-    first_unit, second_unit = int(order[first]), int(order[first + 1])
+    first_unit = int(order[first])
+    second_unit = int(order[first + 1])
     rank, chunk = divmod(int(units.target[first_unit]), chunks)
     peers = [int(units.source[unit]) // chunks for unit in (first_unit, second_unit)]
     hows = ["reduce" if units.reduce[unit] else "copy" for unit in (first_unit, second_unit)]
@@ -328,7 +329,8 @@ class _Run:
         wrong = np.flatnonzero(~fine & (self.goal != ANY))
         if len(wrong):
             return self._wrong(int(wrong[0]), len(wrong) * self.alike)
-        holds, sums = self.holds.reshape(n, k), (self.goal == SUM).reshape(n, k)
+        holds = self.holds.reshape(n, k)
+        sums = (self.goal == SUM).reshape(n, k)
         firsts = sums.argmax(axis=0)
         unlike = sums & (holds != holds[firsts, np.arange(k)])
         for rank, chunk in np.argwhere(unlike)[:1].tolist():

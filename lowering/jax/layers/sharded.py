@@ -67,7 +67,8 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
     kind_of = [list(consts).index(id(layer.vjp)) for layer in layers]
 
     def forward(consts: Any, shards: Sequence[Arrays], x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
-        window, residuals = GatherWindow(layers, shards), list[Arrays]()
+        window = GatherWindow(layers, shards)
+        residuals: list[Arrays] = []
         weights: Arrays = ()
         for number, layer in enumerate(layers):
             for ahead in range(number, min(number + prefetch, last) + 1):

@@ -103,7 +103,8 @@ def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp
     traced_body = trace(flat_body, *flat_weights, *flat_x)
     consts, plain = traced_body.consts, traced_body.hoisted
     # Operands are consts, then weights, then x.
-    weights_begin, x_begin = len(consts), len(consts) + weight_count
+    weights_begin = len(consts)
+    x_begin = len(consts) + weight_count
     vjp_structures: list[Structure] = []  # set by tracing
 
     def results_and_residuals(*arrays: Array) -> list[Array]:

@@ -38,7 +38,8 @@ def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> 
     match = _ENGINE_ERROR.search(str(error)) if isinstance(error, ValueError | RuntimeError) else None
     if match is None:
         return None
-    message, notes = match["what"].strip(), list[Note]()
+    message = match["what"].strip()
+    notes: list[Note] = []
     where = _WHERE.search(message)
     span = None
     if where is not None:

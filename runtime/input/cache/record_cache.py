@@ -89,7 +89,8 @@ class RecordCache:
             for column, target in zip(self.table.shape.columns, targets, strict=True)
         ]
         hits = valid & self.table.has(keys)
-        missing, spent = np.flatnonzero(valid & ~hits).tolist(), thread_cpu() - begun
+        missing = np.flatnonzero(valid & ~hits).tolist()
+        spent = thread_cpu() - begun
         for row in self._turns(missing, keys, hits):
             part = slice(row, row + 1)
             outputs = [column[part] for column in columns]
@@ -121,7 +122,9 @@ class RecordCache:
         process takes longer than `_PATIENCE_S`, because it is stopped or its function hangs, this thread
         computes its rows, too.
         """
-        pending, deadline, pause = list(missing), time.monotonic() + _PATIENCE_S, _PAUSES_S[0]
+        pending = list(missing)
+        deadline = time.monotonic() + _PATIENCE_S
+        pause = _PAUSES_S[0]
         while pending:
             later: list[int] = []
             for row in pending:
@@ -169,7 +172,8 @@ class Caches:
         rows_of: dict[Ref, Bools] = {}  # the needed rows of each value
         missing: dict[Ref, Bools] = {}
         for op in reversed(ops):
-            first, rows = results(op)[0], np.zeros(high - low, bool)
+            first = results(op)[0]
+            rows = np.zeros(high - low, bool)
             for ref in results(op):
                 rows |= True if ref in targets else rows_of.get(ref, False)
             missing[first] = rows
@@ -281,7 +285,8 @@ def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) 
         data = data.dataset
     why: str = "its records may change between runs, and it has no `key`"
     try:
-        key, words = declared_key(data), pipelines.content(data, _callable_digest)
+        key = declared_key(data)
+        words = pipelines.content(data, _callable_digest)
         if key is not None or words is not None:
             return digest(key, words, column)
         if isinstance(data, Files):

@@ -291,6 +291,7 @@ def carried_group(
 def this_host() -> str:
     """A name for this process's host. Processes find each other's memory in `/proc`, so containers with
     different PID namespaces count as different hosts."""
-    boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    processes = Path("/proc/self/ns/pid")
     parts = [platform.node(), boot.read_text() if boot.exists() else ""]
     return "".join([*parts, str(processes.readlink()) if processes.is_symlink() else ""])

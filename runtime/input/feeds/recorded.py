@@ -29,7 +29,8 @@ def _record_of(attachment: Attachment, lane: Lane) -> BatchRecord:
     from commplan.runtime.input.observe.batch_record import BatchRecord  # noqa: PLC0415
     from commplan.runtime.input.observe.overdue_calls import OverdueCalls  # noqa: PLC0415
 
-    cursor, calls = EpochCursor(0, 0, attachment.content.epoch), OverdueCalls(float("inf"), "")
+    cursor = EpochCursor(0, 0, attachment.content.epoch)
+    calls = OverdueCalls(float("inf"), "")
     record = BatchRecord(lane, attachment.ring.memory.title, cursor, None)
     record.watch(lambda: calls.oldest(attachment.producers.running) or _wait(attachment), lambda: -1)
     return record

@@ -77,7 +77,9 @@ def feeds() -> list[FeedStatus]:
 
 
 def _status(name: str, ring: Ring) -> FeedStatus:
-    shape, unit, facts = ring.memory.shape, ring.header.get("unit"), ring.memory.facts()
+    shape = ring.memory.shape
+    unit = ring.header.get("unit")
+    facts = ring.memory.facts()
     owners = {member: record.get("process") - 1 for member, record in enumerate(ring.cursors)}
     alive = [
         m for m, process in owners.items() if ring.cursors[m].get("state") and ring.memory.lives(process)
@@ -91,7 +93,8 @@ def _status(name: str, ring: Ring) -> FeedStatus:
 
 def _member(ring: Ring, member: int) -> MemberStatus:
     record, unit = ring.cursors[member], ring.header.get("unit")
-    lasted, awaited = max(1e-9, _seconds_since(record.get("since"))), record.get("wanted")
+    lasted = max(1e-9, _seconds_since(record.get("since")))
+    awaited = record.get("wanted")
     waited = record.get("waited_ns") / 1e9 + (_seconds_since(record.get("waits_since")) if awaited else 0.0)
     position = record.get("position")
     return MemberStatus(

@@ -148,7 +148,8 @@ class ClockedPhase:
         plan = self.plan
         program = host_program(units, plan.phase, None, apart=True)
         content = UnitProgram(program, self.epoch, self.sources, self.functions)
-        cores, calls = hints(program)[1], OverdueCalls(options.timeout, plan.schedule.file)
+        cores = hints(program)[1]
+        calls = OverdueCalls(options.timeout, plan.schedule.file)
         workers = workers_of(
             options.workers, cores, program, self.sources, content.called, block_of(program, cores),
             content.meter,
@@ -184,7 +185,8 @@ class ClockedPhase:
     def _own_ring(self, content: UnitProgram, first: int) -> Ring:
         """Create a ring for this process only."""
         program, cores = content.program, hints(content.program)[1]
-        parts, cursors = parts_of(program, cores), self.plan.schedule.axis(self.plan.clock).size
+        parts = parts_of(program, cores)
+        cursors = self.plan.schedule.axis(self.plan.clock).size
         nbytes = layout_of(program, parts).nbytes
         memory = meeting.created(
             "alone", f"`{self.plan.clock}`", Shape(self.slots, nbytes, parts, 1, cursors), {}, kind="own",

@@ -82,7 +82,8 @@ class BatchRecord:
         """Record that batch `number` is begun, or awaited. Returns the number of the operation, which is not
         0."""
         epoch, step = self.cursor.at(number)
-        name, runs = self._make if kind == "make" else self._wait, self.cursor.count(number)
+        name = self._make if kind == "make" else self._wait
+        runs = self.cursor.count(number)
         operation = self.lane.begin(name, runs, epoch << 32 | step)
         self._open[operation] = Open(name, number, runs, time.monotonic())
         return operation

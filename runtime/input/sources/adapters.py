@@ -245,7 +245,8 @@ def narrowed(source: ColumnSource) -> ColumnSource:
     `select_columns`): other columns are then neither read nor decoded. A data set with a custom transform,
     which may need all columns, stays as it is."""
     select = getattr(source.dataset, "select_columns", None)
-    names, key = column_names(source.dataset), source.keys[0] if source.keys else None
+    names = column_names(source.dataset)
+    key = source.keys[0] if source.keys else None
     form = getattr(source.dataset, "format", None)
     kind = cast("Mapping[str, object]", form).get("type") if isinstance(form, Mapping) else None
     if not callable(select) or not isinstance(key, str) or names is None or kind == "custom":

@@ -47,7 +47,8 @@ def source_digest(function: object) -> str:
         fixed = repr((function.args, sorted(function.keywords.items())))
         return _digest(source_digest(function.func), fixed)
     unwrapped = inspect.unwrap(function) if callable(function) else function
-    code, captured = getattr(unwrapped, "__code__", None), list(_captured_constants(unwrapped))
+    code = getattr(unwrapped, "__code__", None)
+    captured = list(_captured_constants(unwrapped))
     subject: Any = function if code is not None or inspect.isbuiltin(function) else type(function)
     try:
         return _digest(inspect.getsource(subject), *captured)

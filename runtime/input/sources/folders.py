@@ -134,7 +134,8 @@ def folder(
     root = os.fspath(path)
     fixed = None if classes is None else _check_classes(classes, recursive)
     try:
-        names, tops = list(_names(root, recursive)), _sub_folders(root) if recursive else []
+        names = list(_names(root, recursive))
+        tops = _sub_folders(root) if recursive else []
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else root
         fail("CP0901", f"cannot read the folder {where!r}: {error.strerror}", "give a folder that exists")
@@ -214,7 +215,8 @@ def _differences(first: str, classes: Sequence[str], second: str, second_classes
 def _names(root: str, recursive: bool) -> Iterator[str]:
     """The files below `root`, by their paths inside of it. A folder that a link leads back to is not entered
     again."""
-    stack, visited = [""], set[str]()
+    stack = [""]
+    visited: set[str] = set()
     while stack:
         inside = stack.pop()
         folder = os.path.join(root, inside)  # noqa: PTH118

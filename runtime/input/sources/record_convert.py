@@ -143,7 +143,9 @@ def _number_hints(array: np.ndarray[Any, Any], element: ArrayType) -> list[str]:
     """Hints to convert numbers of another type to that of `element`."""
     kind, dtype, name = array.dtype.kind, element.dtype, element.dtype.numpy_name
     if kind in "iu" and not dtype.is_float and name != "bool" and array.size:
-        info, low, high = np.iinfo(name), int(array.min()), int(array.max())
+        info = np.iinfo(name)
+        low = int(array.min())
+        high = int(array.max())
         if not info.min <= low <= high <= info.max:
             return [f"{dtype} holds {info.min} to {info.max}: write a larger type in the plan, such as i64"]
     if kind == "f" and not dtype.is_float:

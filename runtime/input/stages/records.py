@@ -105,7 +105,10 @@ class Stage:
             _column(len(records), element, dtype, target)
             for element, dtype, target in zip(self.elements, self.dtypes, targets, strict=True)
         ]
-        start, done, skipped, is_single = thread_cpu(), 0, 0, len(columns) == 1
+        start = thread_cpu()
+        done = 0
+        skipped = 0
+        is_single = len(columns) == 1
         fetched, failure = self._fetch(records, valid)
         for row in np.flatnonzero(valid).tolist():
             record = records[row]
