@@ -379,15 +379,15 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
         if host not in index_of:
             message = f"a rank runs on host `{host}`, which topology `{topology.name}` does not list"
             fail("CP0755", message, did_you_mean(host, names, "it lists"))
-        at = index_of[host] * each + occupied[host]
-        if occupied[host] >= each or at >= topology.places:
+        position = index_of[host] * each + occupied[host]
+        if occupied[host] >= each or position >= topology.places:
             fail(
                 "CP0755",
                 f"host `{host}` runs more ranks than topology `{topology.name}` has places for it, {each}",
                 "start fewer ranks on each host, or take a topology with more places",
             )
         occupied[host] += 1
-        places.append(at)
+        places.append(position)
     return tuple(places)
 
 

@@ -220,9 +220,9 @@ class _PlanParser:
         except Unexpected as error:
             mistake = unexpected(start, tokens, error)
             # A keyword used as a name is reported once, however often the name occurs.
-            again = mistake.code == "CP0010" and mistake.message in self.names_taken
+            is_repeated = mistake.code == "CP0010" and mistake.message in self.names_taken
             self.names_taken.add(mistake.message)
-            if not again:
+            if not is_repeated:
                 self._report(mistake)
             return None
 

@@ -192,9 +192,9 @@ def stretches(rounds: Sequence[PermuteRound]) -> Iterator[Sequence[PermuteRound]
             yield from ([step] for step in sequence)
 
 
-def is_forwarded(before: Sequence[Permute], now: Sequence[Permute]) -> bool:
-    """Whether all data that is sent `now` was received in the round `before`, at the same place."""
-    first, second = _single_part(before), _single_part(now)
+def is_forwarded(before: Sequence[Permute], after: Sequence[Permute]) -> bool:
+    """Whether all data sent in the round `after` was received in the round `before`, at the same place."""
+    first, second = _single_part(before), _single_part(after)
     if first is None or second is None or first.length != second.length:
         return False
     receivers = {dst for _, dst in before[0].pairs}
@@ -203,7 +203,7 @@ def is_forwarded(before: Sequence[Permute], now: Sequence[Permute]) -> bool:
         and first.start[1, src] == second.start[0, src]
         and first.low[src] <= second.low[dst]
         and second.high[dst] <= first.high[src]
-        for src, dst in now[0].pairs
+        for src, dst in after[0].pairs
     )
 
 

@@ -88,8 +88,8 @@ def _unlike(before: Tree, whole: Tree, parts: list[Tree], size: float | None) ->
             | (difference == other)
         )
         if not close.all():
-            at = int(np.flatnonzero(~close)[0])
-            return Difference(key, float(difference[at]), float(other[at]), size)
+            index = int(np.flatnonzero(~close)[0])
+            return Difference(key, float(difference[index]), float(other[index]), size)
     return None
 
 

@@ -78,33 +78,37 @@ class SavedValue(msgspec.Struct, frozen=True):
 
 def check(name: str, saved: SavedValue, expected: SavedValue, file: str) -> None:
     """Raise CP0870 for a value with other leaves, and CP0871 for one that cannot be redistributed."""
-    before, now = ({leaf.path: leaf for leaf in value.leaves} for value in (saved, expected))
-    missing, extra = ([path for path in a if path not in b] for a, b in ((now, before), (before, now)))
+    before, current = ({leaf.path: leaf for leaf in value.leaves} for value in (saved, expected))
+    missing, extra = (
+        [path for path in a if path not in b] for a, b in ((current, before), (before, current))
+    )
     if missing or extra:
         notes = [f"it lacks {_paths(missing)}"] if missing else []
         notes += [f"it has {_paths(extra)}, which this run does not have"] if extra else []
         fail(
             "CP0870", f"`{name}` of the checkpoint has other leaves than that of this run", *notes, file=file
         )
-    for path, leaf in now.items():
+    for path, leaf in current.items():
         _check_leaf(_at(name, path), before[path], leaf, saved.layout, expected.layout, file)
 
 
-def is_as_saved(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout) -> bool:
+def is_as_saved(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, current: SavedLayout) -> bool:
     """Whether a leaf has its layout of the checkpoint: every element at its place, padding included."""
-    is_scalar = len(saved.shape) == len(before.per) and before.per == now.per and not before.owners
-    return saved.shape == leaf.shape and (before == now or (is_scalar and not now.owners))
+    is_scalar = len(saved.shape) == len(before.per) and before.per == current.per and not before.owners
+    return saved.shape == leaf.shape and (before == current or (is_scalar and not current.owners))
 
 
-def is_resized(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout) -> bool:
+def is_resized(saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, current: SavedLayout) -> bool:
     """Whether a leaf differs only in its padding at the end: both are cut along one axis."""
-    alike = before.per == now.per and not (before.owners or now.owners)
-    cut_once = len(before.split) == len(now.split) == 1
-    return alike and cut_once and len(saved.shape) == len(leaf.shape) > len(now.per)
+    alike = before.per == current.per and not (before.owners or current.owners)
+    cut_once = len(before.split) == len(current.split) == 1
+    return alike and cut_once and len(saved.shape) == len(leaf.shape) > len(current.per)
 
 
-def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout) -> Host:
-    """Redistribute a global array from layout `before` to layout `now`, after `check`."""
+def cut_again(
+    array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, current: SavedLayout
+) -> Host:
+    """Redistribute a global array from layout `before` to layout `current`, after `check`."""
     whole = saved.whole if saved.whole is not None else leaf.whole
     assert whole is not None
     lead = () if before.owners else tuple(before.per.values())
@@ -117,18 +121,18 @@ def cut_again(array: Host, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayou
         rows = math.prod(whole) if flat else whole[0]
         pieces = np.stack([_join_shards(piece, rows, ways) for piece in pieces])
     pieces = pieces.reshape((math.prod(lead), *whole))
-    ways = [len(now.owners)] if now.owners else list(now.split.values())
+    ways = [len(current.owners)] if current.owners else list(current.split.values())
     if whole and ways:
-        flat = len(leaf.shape) - len(now.per) == 1
+        flat = len(leaf.shape) - len(current.per) == 1
         pieces = pieces.reshape(len(pieces), -1) if flat else pieces
         pieces = np.stack([_cut_shards(piece, ways) for piece in pieces])
-    if now.owners:
-        return _among_owners(pieces[0], leaf.shape, now)
-    return pieces.reshape((*now.per.values(), *pieces.shape[1:]))
+    if current.owners:
+        return _among_owners(pieces[0], leaf.shape, current)
+    return pieces.reshape((*current.per.values(), *pieces.shape[1:]))
 
 
 def _check_leaf(
-    subject: str, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, now: SavedLayout, file: str
+    subject: str, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, current: SavedLayout, file: str
 ) -> None:
     if saved.dtype != leaf.dtype:
         message = f"{subject} is {saved.dtype} in the checkpoint, and {leaf.dtype} in this run"
@@ -138,10 +142,10 @@ def _check_leaf(
             f"{subject} has the shape {list(saved.whole)} in the checkpoint, and {list(leaf.whole)} here"
         )
         fail("CP0870", message, "the shapes that the plan was compiled for differ", file=file)
-    if is_as_saved(saved, leaf, before, now):
+    if is_as_saved(saved, leaf, before, current):
         return
-    lay = f"its layout was `{before}`, and is `{now}` now"
-    lead, lead_now = ([] if layout.owners else list(layout.per.items()) for layout in (before, now))
+    lay = f"its layout was `{before}`, and is `{current}` now"
+    lead, lead_now = ([] if layout.owners else list(layout.per.items()) for layout in (before, current))
     if lead != lead_now:
         remedy = "make it the same in a phase of the plan before it is saved (reduce, broadcast), or restore"
         remedy += " onto as many ranks and members"
@@ -149,19 +153,22 @@ def _check_leaf(
         fail("CP0871", message, lay, remedy, file=file)
     whole = saved.whole if saved.whole is not None else leaf.whole
     if whole is not None:
-        if _shape(whole, saved.shape, before) != saved.shape or _shape(whole, leaf.shape, now) != leaf.shape:
+        if (
+            _shape(whole, saved.shape, before) != saved.shape
+            or _shape(whole, leaf.shape, current) != leaf.shape
+        ):
             message = (
                 f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
             )
             fail("CP0870", message, f"{lay}: they do not both fit the whole shape {list(whole)}", file=file)
         return
-    if not is_resized(saved, leaf, before, now):
+    if not is_resized(saved, leaf, before, current):
         remedy = "compile the plan with its shapes, or name a value of the plan with the same placement"
         fail("CP0871", f"the shape of {subject} before sharding is unknown", lay, remedy, file=file)
-    at = len(now.per)
-    ways, ways_now = (math.prod(layout.split.values()) for layout in (before, now))
-    fits = _overlap((saved.shape[at], ways), (leaf.shape[at], ways_now))
-    if not fits or saved.shape[at + 1 :] != leaf.shape[at + 1 :]:
+    dimension = len(current.per)  # the one that is cut
+    ways, ways_now = (math.prod(layout.split.values()) for layout in (before, current))
+    fits = _overlap((saved.shape[dimension], ways), (leaf.shape[dimension], ways_now))
+    if not fits or saved.shape[dimension + 1 :] != leaf.shape[dimension + 1 :]:
         message = (
             f"{subject} has the shape {list(saved.shape)} in the checkpoint, and {list(leaf.shape)} here"
         )

@@ -120,9 +120,9 @@ def places_of(levels: Levels, root: int) -> dict[int, int]:
 def _blocks(levels: Levels, kind: Kind, used: tuple[int, ...]) -> Iterator[LevelStage]:
     """The stages of reduce_scatter and scatter, from the innermost level outwards."""
     share = Fraction(1)
-    for at, index in enumerate(used):
+    for position, index in enumerate(used):
         name, n = levels[index]
-        yield LevelStage(index, name, kind, 0, share, used[at + 1 :] if kind == "scatter" else ())
+        yield LevelStage(index, name, kind, 0, share, used[position + 1 :] if kind == "scatter" else ())
         share /= n
 
 

@@ -38,9 +38,9 @@ def runs(src: Ints, dst: Ints, chunk: Ints, reduce: bool) -> Send:
     src, dst, chunk = src[order], dst[order], chunk[order]
     begins = np.ones(len(src), np.bool_)
     begins[1:] = (src[1:] != src[:-1]) | (dst[1:] != dst[:-1]) | (chunk[1:] != chunk[:-1] + 1)
-    at = np.flatnonzero(begins)
-    count = np.diff(np.append(at, len(src)))
-    return Send(src[at], dst[at], chunk[at], count.astype(np.int64), reduce)
+    starts = np.flatnonzero(begins)
+    count = np.diff(np.append(starts, len(src)))
+    return Send(src[starts], dst[starts], chunk[starts], count.astype(np.int64), reduce)
 
 
 def drop_empty(rounds: Iterable[Round]) -> tuple[Round, ...]:

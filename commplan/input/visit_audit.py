@@ -104,7 +104,8 @@ def _stretch(order: Order, epoch: int, member: int | None, low: int, high: int) 
     """The summary of the records at positions [low, high), less than an epoch."""
     positions = (block % order.length for block in _blocks(low, high))
     return sum(
-        (sums(permuted(at, order.length, order.seed, epoch, member)) for at in positions), RecordSums()
+        (sums(permuted(position, order.length, order.seed, epoch, member)) for position in positions),
+        RecordSums(),
     )
 
 
@@ -240,7 +241,7 @@ def _find_replaced(gap: int, mixed: int, length: int) -> int | None:
         return None
     for records in _blocks(low, high):
         gaps = mixed_array((records + gap).astype(np.uint64)) - mixed_array(records.astype(np.uint64))
-        at = np.flatnonzero(gaps == np.uint64(mixed))
-        if at.size:
-            return int(records[at[0]])
+        matches = np.flatnonzero(gaps == np.uint64(mixed))
+        if matches.size:
+            return int(records[matches[0]])
     return None

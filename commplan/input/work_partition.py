@@ -92,8 +92,8 @@ class Division:
         memory, even if it is not a reader.
         """
         peers = [other for other, host in enumerate(self.hosts) if host == self.hosts[process]]
-        at = peers.index(process)
-        return next((other for other in (*peers[at + 1 :], *peers[:at]) if other in alive), None)
+        index = peers.index(process)
+        return next((other for other in (*peers[index + 1 :], *peers[:index]) if other in alive), None)
 
     def moves(self, alive: Collection[int] | None = None) -> tuple[HostTransfer, ...]:
         """The transfers between hosts after each host has made its parts, in order; none for a single host.
@@ -130,8 +130,8 @@ def _run(parts: Sequence[int]) -> tuple[int, int]:
 
 
 def _from(hosts: tuple[int, ...], first: int) -> tuple[int, ...]:
-    at = hosts.index(first)
-    return (*hosts[at:], *hosts[:at])
+    index = hosts.index(first)
+    return (*hosts[index:], *hosts[:index])
 
 
 def division(design: Design, hosts: Sequence[int], readers: int | None = None) -> Division:

@@ -38,11 +38,13 @@ def group(coords: Mapping[str, int], along: Sequence[str], sizes: Mapping[str, i
     (4, 5, 6, 7)
     """
     points = itertools.product(*(range(sizes[axis]) for axis in along))
-    return tuple(position({**coords, **dict(zip(along, at, strict=True))}, sizes, sizes) for at in points)
+    return tuple(
+        position({**coords, **dict(zip(along, point, strict=True))}, sizes, sizes) for point in points
+    )
 
 
 def groups(along: Sequence[str], sizes: Mapping[str, int]) -> Iterator[tuple[int, ...]]:
     """All groups along `along`, row-major over the other axes."""
     other_axes = [axis for axis in sizes if axis not in along]
-    for at in itertools.product(*(range(sizes[axis]) for axis in other_axes)):
-        yield group(dict(zip(other_axes, at, strict=True)), along, sizes)
+    for point in itertools.product(*(range(sizes[axis]) for axis in other_axes)):
+        yield group(dict(zip(other_axes, point, strict=True)), along, sizes)

@@ -75,8 +75,8 @@ class PlanServer(LanguageServer):
 
 def _place(text: TextDocument, position: types.Position) -> tuple[int, int]:
     """Convert a protocol position to a line and a column, from 1, in characters."""
-    at = text.position_from_client_units(position)
-    return at.line + 1, at.character + 1
+    server_position = text.position_from_client_units(position)
+    return server_position.line + 1, server_position.character + 1
 
 
 def _range(text: TextDocument, span: Span) -> types.Range:
@@ -221,8 +221,8 @@ def _reading(plans: PlanServer) -> None:
         first, last = params.range.start.line + 1, params.range.end.line + 1
         result: list[types.InlayHint] = []
         for hint in hints.placements(document, first, last):
-            at = ServerTextPosition(hint.line - 1, hint.column - 1)
-            position = text.position_to_client_units(at)
+            server_position = ServerTextPosition(hint.line - 1, hint.column - 1)
+            position = text.position_to_client_units(server_position)
             result.append(
                 types.InlayHint(position, hint.text, types.InlayHintKind.Type, tooltip=hint.tooltip)
             )

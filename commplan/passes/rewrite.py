@@ -144,10 +144,10 @@ def in_order(ops: Sequence[Op]) -> tuple[Op, ...]:
 def laid_out(parts: Iterable[Part]) -> list[Part]:
     """Place `parts` consecutively in a buffer."""
     laid: list[Part] = []
-    at = 0
+    offset = 0
     for part in parts:
-        laid.append(Part(part.value, part.leaf, part.start, part.size, at))
-        at += part.size
+        laid.append(Part(part.value, part.leaf, part.start, part.size, offset))
+        offset += part.size
     return laid
 
 

@@ -33,8 +33,8 @@ class CollectiveOrigin(msgspec.Struct, frozen=True):
         return self.op_name.rpartition("/")[2].strip("()").removesuffix("_invariant")
 
     def __str__(self) -> str:
-        at = f" at {self.source}" if self.source else ""
-        return f"`{self.primitive}`{at}"
+        location = f" at {self.source}" if self.source else ""
+        return f"`{self.primitive}`{location}"
 
 
 class Memory(msgspec.Struct, frozen=True):

@@ -178,13 +178,13 @@ class DeviceFunctions:
         for leaf, array in zip(value.leaves, tree.leaves, strict=True):
             weak = isinstance(array, bool | int | float) or bool(getattr(array, "weak_type", False))
             x = jnp.asarray(array, leaf.dtype.numpy_name) if weak else jnp.asarray(array)
-            at = f" at `{leaf.path}`" if leaf.path else ""
+            location = f" at `{leaf.path}`" if leaf.path else ""
             expected_shape = leaf.shape if rows is None else (rows, *leaf.shape[1:])
             if tuple(x.shape) != expected_shape:
-                problem = f"returned the shape {list(x.shape)} for `{name}`{at}"
+                problem = f"returned the shape {list(x.shape)} for `{name}`{location}"
                 self._refuse(op, f"{problem}, expected {list(expected_shape)}")
             if str(x.dtype) != leaf.dtype.numpy_name:
-                problem = f"returned the dtype {x.dtype} for `{name}`{at}"
+                problem = f"returned the dtype {x.dtype} for `{name}`{location}"
                 notes = (ENABLE_X64,) if leaf.dtype.nbytes > 4 else ()
                 self._refuse(op, f"{problem}, expected {leaf.dtype.numpy_name}", *notes)
             leaves.append(x)

@@ -111,8 +111,8 @@ def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Ite
 
 def transfers_of_rank(send: Family, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, int, int]]:
     """Sends (True) and receives (False) of `rank`: the peer, and elements `lo` to `hi` - 1 of the slots."""
-    mine = np.flatnonzero((send.src == rank) | (send.dst == rank))
-    for i in mine.tolist():
+    indices = np.flatnonzero((send.src == rank) | (send.dst == rank))
+    for i in indices.tolist():
         src, dst, chunk = int(send.src[i]), int(send.dst[i]), int(send.chunk[i])
         lo = int(bounds[chunk])
         hi = int(bounds[chunk + int(send.count[i])])

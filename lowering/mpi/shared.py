@@ -122,7 +122,7 @@ def shares(
     ups = {b.part: index for index, b in enumerate(site.up) if b.content == "data"}
     downs = {b.part: index for index, b in enumerate(site.down) if b.content == "data"}
     for state, (server, region) in enumerate(sorted(mapped.items())):
-        counters = [region.address + 8 * at for at in (READY, PUTS + group, REQUESTS, CLOSED)]
+        counters = [region.address + 8 * word for word in (READY, PUTS + group, REQUESTS, CLOSED)]
         headers.append((server, *counters, counter.ctypes.data))
         block = region.address + HEADER + group * begins[-1]
         for unit in site.layout.owned(server):
@@ -144,8 +144,8 @@ def _factors(site: Site) -> tuple[list[int], list[float]]:
     literals: list[float] = []
     for factor in (site.eta, site.rho):
         if isinstance(factor, str):
-            at = next(i for i, b in enumerate(site.up) if b.content == "scalar" and b.value == factor)
-            table += [at, DTYPES.index(DType(site.up[at].dtype).numpy_name)]
+            index = next(i for i, b in enumerate(site.up) if b.content == "scalar" and b.value == factor)
+            table += [index, DTYPES.index(DType(site.up[index].dtype).numpy_name)]
             literals.append(0.0)
         else:
             table += [-1, 0]

@@ -175,7 +175,7 @@ class _Meter:
     def _times(self, pairs: HostPairs) -> list[float]:
         between = [both for a, b in pairs for both in zip(self.ranks[a], self.ranks[b], strict=True)]
         times = self.fabric.timed(between, self.nbytes, RUNS)
-        return [max(times[at : at + self.width]) for at in range(0, len(times), self.width)]
+        return [max(times[begin : begin + self.width]) for begin in range(0, len(times), self.width)]
 
 
 def _note(rates: np.ndarray, pairs: HostPairs, measured: Sequence[float]) -> None:

@@ -36,7 +36,7 @@ def lock_shares_of(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, f
     """
     shares: dict[str, float] = {}
     each = min(0.2, seconds / max(1, len(calls_of) * ROUNDS))
-    usual = sys.getswitchinterval()
+    interval_s = sys.getswitchinterval()
     # A thread that waits for the lock then sleeps until its release and never waits for a CPU.
     sys.setswitchinterval(1.0)
     try:
@@ -46,7 +46,7 @@ def lock_shares_of(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, f
                 speedup = max(1.0, THREADS * (1 - float(np.median(asleep))))
                 shares[name] = round((THREADS / speedup - 1) / (THREADS - 1), 3)
     finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(interval_s)
     return shares
 
 

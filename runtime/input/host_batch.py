@@ -173,10 +173,10 @@ def compacted_state(program: HostProgram, state: FlowState, fresh: Callable[[Ref
         fixed = dict(zip(state.flow.per, variant, strict=True))
         for ref, array in arrays.items():
             per = program.per(ref)
-            for at, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
+            for index, coords in zip(np.ndindex(array.shape[: len(per)]), program.variants(per), strict=True):
                 if agrees(per, coords, fixed):
-                    array[at] = array[at][rows]
-                    array[at][rows < 0] = 0
+                    array[index] = array[index][rows]
+                    array[index][rows < 0] = 0
         for (ref, coords), ids in records.items():
             if coords == variant:
                 records[ref, coords] = np.where(rows < 0, ids, ids[rows])
@@ -226,14 +226,14 @@ def _count(
     shards = program.shards(state.flow.split)
     each = len(state.rows) // len(shards)
     result = aligned([len(program.local[axis]) for axis in per], np.dtype(np.int32))
-    for at, coords in zip(np.ndindex(result.shape), program.variants(per), strict=True):
+    for index, coords in zip(np.ndindex(result.shape), program.variants(per), strict=True):
         named = dict(zip(per, coords, strict=True))
         shard = shards.index(program.member(state.flow.split, named)) if state.flow.split else 0
         rows = slice(shard * each, (shard + 1) * each)
         variants = program.variants(state.flow.per)
         chosen = [p for p, v in enumerate(variants) if agrees(state.flow.per, v, named)]
         valid: Bools = np.asarray(state.valid[chosen, rows].all(0))
-        result[at] = np.count_nonzero(valid & counted[rows])
+        result[index] = np.count_nonzero(valid & counted[rows])
     return result
 
 

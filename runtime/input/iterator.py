@@ -170,10 +170,10 @@ class PhaseBatches(EpochIterator):
     def _arm(self, number: int) -> None:
         """Have batches made from `number` on: to the end of the epoch, if processes share them."""
         end = (self._epoch_begun + 1) * self._steps - self._first
-        upto = end if self._is_shared else min(number + self._prefetch, end)
-        if upto > self._until and self._window.exchange is not None and self._closing.alive:
-            self._window.arm(upto)
-            self._until = upto
+        limit = end if self._is_shared else min(number + self._prefetch, end)
+        if limit > self._until and self._window.exchange is not None and self._closing.alive:
+            self._window.arm(limit)
+            self._until = limit
 
     def _release_before(self, position: int) -> None:
         number, end = position - self._first, (self._epoch_begun + 1) * self._steps - self._first

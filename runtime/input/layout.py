@@ -35,12 +35,12 @@ def blocks(
     """
     nbytes = math.prod(inner) * dtype.itemsize
     count = math.prod(leading)
-    apart = rounded(nbytes)
-    if count <= 1 or apart == nbytes:
+    stride = rounded(nbytes)
+    if count <= 1 or stride == nbytes:
         return fresh((*leading, *inner), dtype)
-    memory = fresh((count * apart,), np.dtype(np.uint8))
+    memory = fresh((count * stride,), np.dtype(np.uint8))
     strides: list[int] = []
-    for sizes, unit in ((inner, dtype.itemsize), (leading, apart)):
+    for sizes, unit in ((inner, dtype.itemsize), (leading, stride)):
         strides = [*(unit * math.prod(sizes[index + 1 :]) for index in range(len(sizes))), *strides]
     return np.ndarray((*leading, *inner), dtype, memory, 0, strides)
 
@@ -52,9 +52,9 @@ def read_only(array: Array) -> Array:
     return view
 
 
-def rounded(nbytes: int, to: int = ALIGNMENT) -> int:
-    """`nbytes` rounded up to a multiple of `to`."""
-    return -(-nbytes // to) * to
+def rounded(nbytes: int, alignment: int = ALIGNMENT) -> int:
+    """`nbytes` rounded up to a multiple of `alignment`."""
+    return -(-nbytes // alignment) * alignment
 
 
 def agrees(axes: Sequence[str], coords: Sequence[int], fixed: Mapping[str, int]) -> bool:

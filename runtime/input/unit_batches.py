@@ -47,7 +47,7 @@ class _Load(NamedTuple):
         coords: the members with separate orders.
         shape: [copies, rows of a full batch].
         leading: the sizes of the leading dimensions in a batch.
-        at: the offset after the first record number in the slot.
+        offset: the offset after the first record number in the slot.
         rows: the rows of a batch.
         counted: [rows], those that count by the visit's contract; all for a slice.
     """
@@ -56,13 +56,13 @@ class _Load(NamedTuple):
     coords: Sequence[Coords]
     shape: tuple[int, int]
     leading: tuple[int, ...]
-    at: int
+    offset: int
     rows: int
     counted: Bools | slice
 
     def records(self, data: bytes) -> npt.NDArray[np.int64]:
         """The numbers in the result of `UnitBatches.identities`: [copies, rows]."""
-        return np.ndarray(self.shape, np.int64, data, self.at)[:, : self.rows]
+        return np.ndarray(self.shape, np.int64, data, self.offset)[:, : self.rows]
 
     def visits(self, records: npt.NDArray[np.int64]) -> list[Visit]:
         return [Visit(self.ref, each, records[i][self.counted], 0) for i, each in enumerate(self.coords)]
@@ -188,12 +188,12 @@ class UnitBatches:
             rows, cut = len(state.rows), self._layout.divisions[index]
             for read in state.flow.reads:
                 room, per = arrays[identity(read)], read.per
-                mine = state.counts[read.result]
+                counted = state.counts[read.result]
                 loads.append(
                     _Load(
                         read.result, program.variants(per), (room.shape[0], room.shape[1]),
                         tuple(len(program.local[axis]) for axis in per), room.offset - self._from, rows,
-                        slice(None) if mine.all() else mine,
+                        slice(None) if counted.all() else counted,
                     )
                 )  # fmt: skip
                 if read.count in program.roots:

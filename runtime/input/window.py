@@ -181,13 +181,13 @@ class BatchWindow:
             entry.begun.append(self._stage_threads.submit(entry.tasks[len(entry.begun)]))
         return entry
 
-    def arm(self, upto: int) -> None:
-        """Request all batches before `upto`."""
+    def arm(self, end: int) -> None:
+        """Request all batches before `end`."""
         with contextlib.suppress(ClosedError):  # `take` raises it
             caller = self._enter()
             try:
                 if self.exchange is not None:
-                    self.exchange.arm(upto)
+                    self.exchange.arm(end)
             finally:
                 self._exit(caller)
 

@@ -142,11 +142,11 @@ def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None =
     stages = {name: _Stage(run, name, seed) for name in run.phases}
     state = run.init()
 
-    def call(name: str, done: int, of: int) -> None:
+    def call(name: str, done: int, total: int) -> None:
         nonlocal state
         state = stages[name].call(state)
         if progress is not None:
-            progress(name, done, of)
+            progress(name, done, total)
 
     try:
         for stage in stages.values():

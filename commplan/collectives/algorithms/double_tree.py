@@ -44,10 +44,10 @@ def _tree(m: int) -> tuple[Ints, Ints]:
 
 def _turns(parent: Ints, wait: Ints) -> Ints:
     """The round [m] in which each place receives from its parent: `wait` rounds after the earliest one."""
-    at = np.zeros_like(parent)
+    turn = np.zeros_like(parent)
     for _ in range(len(parent).bit_length()):
-        at = np.where(parent > 0, at[parent - 1] + 1 + wait, 0)
-    return at
+        turn = np.where(parent > 0, turn[parent - 1] + 1 + wait, 0)
+    return turn
 
 
 def _rounds_down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
@@ -56,12 +56,12 @@ def _rounds_down(m: int, first: int, *, staggered: bool) -> Iterator[Round]:
     A tree's root receives its half from rank 0 in round 0, unless the trees contain all ranks.
     """
     parent, right = _tree(m)
-    at = _turns(parent, right if staggered else 0 * right)
+    turn = _turns(parent, right if staggered else 0 * right)
     position = ranks(m)
     # The rank at each position of the second tree.
     second = m - 1 - position if m % 2 == 0 else (position + 1) % m
-    for step in range(int(at.max(initial=-1)) + 1):
-        is_active = (at == step) & ((parent > 0) | (first > 0))
+    for step in range(int(turn.max(initial=-1)) + 1):
+        is_active = (turn == step) & ((parent > 0) | (first > 0))
         trees = enumerate((position + first, second + first))
         sources = ((chunk, rank, np.where(parent > 0, rank[parent - 1], 0)) for chunk, rank in trees)
         yield tuple(send(source, rank, chunk, where=is_active) for chunk, rank, source in sources)

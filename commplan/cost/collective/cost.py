@@ -327,12 +327,12 @@ def _shift_load(layout: Layout, network: Network, distance: int) -> tuple[Floats
 
     Returns the messages on the busiest link of each level, and the mean latency.
     """
-    to = np.roll(layout.groups, -distance, axis=1)
+    destination = np.roll(layout.groups, -distance, axis=1)
     load = np.zeros(len(network.levels))
     latency = np.zeros(layout.groups.shape)
     for index, level in enumerate(network.levels):
         source = network.units(layout.groups, index)
-        sink = network.units(to, index)
+        sink = network.units(destination, index)
         crossing = source != sink
         if crossing.any():
             load[index] = np.bincount(source[crossing]).max()

@@ -178,19 +178,27 @@ def _step(
         np.concatenate([getattr(part, name) for part in parts]) for name in ("src", "dst", "chunk", "count")
     )
     added = np.concatenate([part.count * part.reduce for part in parts])
-    pair, of = np.unique(src * layout.ranks + dst, return_inverse=True)
-    order = np.argsort(of, kind="stable")
-    of, chunk, count = of[order], chunk[order], count[order]
-    size = np.bincount(of, count).astype(np.int64)
-    reduced = np.bincount(of, added[order]).astype(np.int64)
+    pair, pair_index = np.unique(src * layout.ranks + dst, return_inverse=True)
+    order = np.argsort(pair_index, kind="stable")
+    pair_index, chunk, count = pair_index[order], chunk[order], count[order]
+    size = np.bincount(pair_index, count).astype(np.int64)
+    reduced = np.bincount(pair_index, added[order]).astype(np.int64)
     src, dst = pair // layout.ranks, pair % layout.ranks
     key = _key(src, dst, size)
     if key not in lanes_by_key:
         lanes_by_key[key] = _lanes(src, dst, size.astype(np.float64), layout, network, first)
-    takes = _runs(src[of] * program.chunks + chunk, count)
-    gives = _runs(dst[of] * program.chunks + chunk, count)
+    takes = _runs(src[pair_index] * program.chunks + chunk, count)
+    gives = _runs(dst[pair_index] * program.chunks + chunk, count)
     return RoundTraffic(
-        src, dst, size, reduced, takes, gives, np.repeat(of, count), np.cumsum(size) - size, lanes_by_key[key]
+        src,
+        dst,
+        size,
+        reduced,
+        takes,
+        gives,
+        np.repeat(pair_index, count),
+        np.cumsum(size) - size,
+        lanes_by_key[key],
     )
 
 

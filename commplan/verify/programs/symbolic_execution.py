@@ -52,12 +52,13 @@ class TransferColumns(NamedTuple):
     def of_first_chunk(cls, program: ChunkProgram) -> TransferColumns:
         """The transfers of chunk 0 of a program that consists of rotations only."""
         timed = [(time, send) for time, sends in enumerate(program.rounds) for send in sends]
-        of = [send for _, send in timed if isinstance(send, Rotation)]
-        assert len(of) == len(timed), "a family of transfers is no rotation"
+        rotations = [send for _, send in timed if isinstance(send, Rotation)]
+        assert len(rotations) == len(timed), "a family of transfers is no rotation"
         columns = [
-            (each.step, each.first, each.reduce, time) for each, (time, _) in zip(of, timed, strict=True)
+            (each.step, each.first, each.reduce, time)
+            for each, (time, _) in zip(rotations, timed, strict=True)
         ]
-        length = np.array([each.length for each in of], np.int64)
+        length = np.array([each.length for each in rotations], np.int64)
         step, first, reduce, time = np.repeat(np.array(columns, np.int64).reshape(-1, 4), length, axis=0).T
         place = np.arange(len(first)) - np.repeat(np.cumsum(length) - length, length)
         src = -(first + place) % program.ranks  # the rank whose chunk at this position is chunk 0

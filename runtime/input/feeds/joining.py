@@ -209,27 +209,29 @@ def facts_of(
     return facts
 
 
-def _refuse_unlike(name: str, mine: Mapping[str, str], theirs: Mapping[str, str], plan: ClockPlan) -> None:
+def _refuse_unlike(
+    name: str, member_facts: Mapping[str, str], feed_facts: Mapping[str, str], plan: ClockPlan
+) -> None:
     """Check that this process agrees with a feed.
 
     Args:
         name: the name of the feed.
-        mine: the facts of this process.
-        theirs: the facts of the feed.
+        member_facts: the facts of this process.
+        feed_facts: the facts of the feed.
         plan: the schedules of the members.
 
     Raises:
         CommplanError: CP0922 if the facts differ.
     """
-    if mine == theirs:
+    if member_facts == feed_facts:
         return
     fail(
         "CP0922",
         f"feed {name!r} was begun with something else than this process brings",
         *(
-            f"{subject}: {mine[subject]} here, {theirs[subject]} there"
-            for subject in mine
-            if theirs.get(subject, mine[subject]) != mine[subject]
+            f"{subject}: {member_facts[subject]} here, {feed_facts[subject]} there"
+            for subject in member_facts
+            if feed_facts.get(subject, member_facts[subject]) != member_facts[subject]
         ),
         "give it what the others have, or a name of its own",
         span=plan.schedule.phase(plan.phase).span,

@@ -230,8 +230,14 @@ class ClockedBatches(RingMember):
         super().__init__(plan.phase)
         holds = {**(local or {}), plan.clock: (member,)}
         program = host_program(plan.member(member), plan.phase, holds, apart=True)
-        mine = orders(program, sources)
-        start = restored(program, mine, state, epoch_steps(program, mine), fingerprint(program, mine))
+        record_orders = orders(program, sources)
+        start = restored(
+            program,
+            record_orders,
+            state,
+            epoch_steps(program, record_orders),
+            fingerprint(program, record_orders),
+        )
         each = plan.rates.units[member]
         position, keep = start[0] * clocks.epoch + start[1] * each, clocks.slots - max(plan.rates.units)
         with clocks.joined(member, position, units, options or SharingOptions()) as (attachment, timeout):

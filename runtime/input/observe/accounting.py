@@ -157,10 +157,12 @@ class Summary(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         """A table with one row per plan line; `repr` has every field."""
-        of = f" of plan {self.plan}" if self.plan else ""
+        of_plan = f" of plan {self.plan}" if self.plan else ""
         where = f"rank {self.rank}" if self.ranks == 1 else f"{self.ranks} ranks"
         batches = f"{self.batches:,} batch{'es' * (self.batches != 1)}"
-        head = f"input of phase {self.phase}{of}, {where}: {batches}, waited {self.wait_s:.3f} s for them"
+        head = (
+            f"input of phase {self.phase}{of_plan}, {where}: {batches}, waited {self.wait_s:.3f} s for them"
+        )
         return "\n".join([head, *_table(self), *remarks([self])])
 
 

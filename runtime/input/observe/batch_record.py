@@ -184,8 +184,8 @@ def _look() -> None:
 
 def _of_user(frames: list[str]) -> list[str]:
     """The frames of user code called by a stage; empty if there are none."""
-    ours = [index for index, frame in enumerate(frames) if frame.startswith(f"{records.__file__}:")]
-    return frames[: ours[0]] if ours else []
+    indices = [index for index, frame in enumerate(frames) if frame.startswith(f"{records.__file__}:")]
+    return frames[: indices[0]] if indices else []
 
 
 @on_activity

@@ -87,5 +87,5 @@ def write_status(
 ) -> None:
     """Write the note of `part` in a slot (see `slot_layout`)."""
     data = encode_status(position, error, process)
-    at = part * ROOM
-    memoryview(memory).cast("B")[at : at + len(data)] = data
+    offset = part * ROOM
+    memoryview(memory).cast("B")[offset : offset + len(data)] = data

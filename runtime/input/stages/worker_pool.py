@@ -352,30 +352,30 @@ class Workers:
         return worker
 
     def _start(self) -> _Process:
-        ours, theirs = multiprocessing.Pipe()
+        parent_end, child_end = multiprocessing.Pipe()
         descriptors = [self._arena.descriptor, *(slots.descriptor for slots in self._slots[:1])]
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {_worker.__name__} import main; "
-            f"main({theirs.fileno()}, {os.getpid()})"
+            f"main({child_end.fileno()}, {os.getpid()})"
         )
         # The command ends in `-c`, code and an argument: keep the interpreter and its options.
         *interpreter, _, _, _ = spawn.get_command_line()
-        with theirs:
+        with child_end:
             try:
                 process = subprocess.Popen(
                     [*interpreter, "-c", code],
                     stdin=subprocess.DEVNULL,
                     env=environment(),
-                    pass_fds=(theirs.fileno(), *descriptors),
+                    pass_fds=(child_end.fileno(), *descriptors),
                     process_group=0,  # Ctrl-C reaches the program only, which ends its workers
                 )
             except OSError as error:
-                ours.close()
+                parent_end.close()
                 fail("CP0954", f"a worker process cannot be started: {error.strerror}")
         with self._lock:
             numbers = {worker.number for worker in self._living}
             number = next(n for n in range(len(numbers) + 1) if n not in numbers)
-            worker = _Process(number, process, ours)
+            worker = _Process(number, process, parent_end)
             self._living.add(worker)
             stopped = self._stopped
         if stopped:

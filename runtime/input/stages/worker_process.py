@@ -131,8 +131,8 @@ class WorkerLoop:
         self.tally = Tally(self.program.phase.name)
         stage_of = stages(self.program, sources, functions, self.tally)
         header = memoryview(mmap.mmap(setup.arena, 1 << 16))
-        at = setup.number * PROGRESS_NBYTES
-        progress = header[at : at + PROGRESS_NBYTES]
+        offset = setup.number * PROGRESS_NBYTES
+        progress = header[offset : offset + PROGRESS_NBYTES]
         watched = {
             ref: dataclasses.replace(stage, begins=functools.partial(PROGRESS.pack_into, progress, 0, number))
             for number, (ref, stage) in enumerate(stage_of.items())

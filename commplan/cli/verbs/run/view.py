@@ -69,9 +69,9 @@ class View:
     )
     _looked: float = field(default_factory=time.perf_counter)
 
-    def progress(self, phase: str, done: int, of: int) -> None:
+    def progress(self, phase: str, done: int, total: int) -> None:
         """Record the number of completed calls of a phase."""
-        self._at[phase] = (done, of)
+        self._at[phase] = (done, total)
 
     def table(self) -> Any:
         """The current table, as a rich renderable."""
@@ -81,7 +81,7 @@ class View:
 
         time_s = time.perf_counter()
         passed, self._looked = max(time_s - self._looked, 1e-9), time_s
-        head = ", ".join(f"{phase} {done}/{of}" for phase, (done, of) in list(self._at.items()))
+        head = ", ".join(f"{phase} {done}/{total}" for phase, (done, total) in list(self._at.items()))
         parts: list[Any] = [Text(f"{self.title}: {head}" if self.title and head else self.title or head)]
         for summary in self.summaries():
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

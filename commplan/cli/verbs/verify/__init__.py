@@ -189,9 +189,9 @@ class VerifyReport:
             )
         out += input_text(self.visits, self.shares, self.input)
         for memory in self.memory:
-            at = f" (line {memory.span.line})" if memory.span else ""
+            location = f" (line {memory.span.line})" if memory.span else ""
             out.append(
-                f"memory of a rank in phase {memory.phase}: at most {sized(memory.nbytes)}{at},"
+                f"memory of a rank in phase {memory.phase}: at most {sized(memory.nbytes)}{location},"
                 f" of which collectives use {sized(memory.buffers)}"
             )
         return out
