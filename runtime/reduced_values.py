@@ -29,7 +29,11 @@ _marks = ByIdentity[_Mark]()
 
 
 def record(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -> None:
-    """Record that `phase` returned `tree` for `value`. axes: the plan's axes of more than one rank."""
+    """Record that `phase` returned `tree` for `value`.
+
+    Args:
+        axes: The plan's axes of more than one rank.
+    """
     line = next((op.span.line for op in phase.ops if value.id in ir.results(op)), phase.span.line)
     for leaf, x in zip(value.leaves, flatten(tree)[1].leaves, strict=True):
         same = frozenset(axes).difference(varying(value, leaf))

@@ -419,7 +419,9 @@ class TypedRun:
     def serve(self, **options: Any) -> Any:
         """Serve on a server until every worker has left; return None on a worker.
 
-        options: Those of `commplan.runtime.param_server.serve.ServeOptions`; `serve.serve` has the result.
+        Args:
+            options: The fields of `commplan.runtime.param_server.serve.ServeOptions`; `serve.serve` has the
+                result.
         """
         return self.context.machine.serve(self.context, **options)
 

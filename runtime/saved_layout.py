@@ -176,7 +176,12 @@ def _check_leaf(
 
 
 def _shape(whole: Shape, shape: Shape, layout: SavedLayout) -> Shape:
-    """The shape of a leaf's global array. whole: its shape before the cut. shape: the candidate."""
+    """The shape of a leaf's global array.
+
+    Args:
+        whole: Its shape before the cut.
+        shape: The shape to compare with.
+    """
     lead = tuple(layout.per.values())
     ways = [len(layout.owners)] if layout.owners else list(layout.split.values())
     if not whole or not ways:

@@ -327,7 +327,8 @@ class _Step:
     def _check_same(self, subject: str, tree: Any, placement: Placement, origin: str = "") -> None:
         """Raise CP0813 for leaves that vary over an axis along which the placement is the same.
 
-        origin: a note about the source of the placement.
+        Args:
+            origin: A note about the source of the placement.
         """
         sizes = self.context.sizes
         for path, leaf in zip(*_leaves(tree), strict=True):
@@ -395,7 +396,8 @@ class _Step:
     ) -> tuple[dict[str, Any], list[Any]]:
         """Split the result of the user's function into the state and the other results.
 
-        names: the states of the call. Raises CP0811 or CP0812.
+        Args:
+            names: The names of the states that the caller passed.
         """
         state: Any = answer
         values: list[Any] = []

@@ -150,7 +150,7 @@ def _fmt(verb: Any) -> None:
 
 
 def _binding(verb: Any, topologies: str = "") -> None:
-    """Add the flags that describe the machine. `topologies`: help text if several are allowed."""
+    """Add the flags that describe the machine. If several are allowed, `topologies` is their help text."""
     group = verb.add_argument_group("target of the compilation")
     shapes = (
         'shapes of trees: a JSON file, name -> nested objects with leaves {"shape": [..], "dtype": ".."};'
@@ -211,7 +211,7 @@ def _verify(verb: Any) -> None:
 
 
 def _add_simulation_flags(verb: Any, topologies: str = "") -> None:
-    """Add the flags for the schedule and its costs. `topologies`: see `_binding`."""
+    """Add the flags for the schedule and its costs, with `topologies` for `_binding`."""
     verb.add_argument("file", metavar="FILE", help="a .plan file or a saved schedule, or - for stdin")
     ranks = "resize the first axis of the plan to N ranks, and the outermost level if they do not fit"
     _flag(verb, "--ranks", "N", ranks, argument_types.count)

@@ -130,7 +130,11 @@ def _stays(op: Collective, schedule: Schedule) -> bool:
 
 
 def _expand(editor: Editor, op: Collective, padding_allowed: bool, choices: list[Choice]) -> None:
-    """Emit the replacement of `op`. `padding_allowed`: whether readers tolerate padding after the result."""
+    """Emit the replacement of `op`.
+
+    Args:
+        padding_allowed: Whether readers tolerate padding after the result.
+    """
     steps = op.algorithm.levels
     if len(steps) == 1:
         is_named = op.algorithm.args[0].key is not None

@@ -36,10 +36,13 @@ def _asked(op: Collective) -> bool:
 
 
 def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: list[Choice]) -> None:
-    """Emit the replacement of `op`. `padding_allowed`: whether readers tolerate padding after the result.
+    """Emit the replacement of `op`.
 
     A mean is divided before its sum is sent on, in the accumulation dtype, which can represent the sum; in
     f16 the terms are divided before they are sent.
+
+    Args:
+        padding_allowed: Whether readers tolerate padding after the result.
     """
     dtype = editor.leaf(op.operand).dtype
     adds = op.op == "sum" and editor.size(op.axes) > 1

@@ -29,7 +29,8 @@ Kind = Literal["put", "get", "exchange", "elastic"]
 class Chunk(msgspec.Struct, frozen=True):
     """One message: elements `start` to `start + size` - 1 of a buffer, to or from `server`.
 
-    unit: The unit of the state that the elements belong to; -1 if they belong to the whole request.
+    Attributes:
+        unit: the unit of the state that the elements belong to; -1 if they belong to the whole request.
     """
 
     server: int
@@ -42,9 +43,11 @@ class Chunk(msgspec.Struct, frozen=True):
 class Buffer(msgspec.Struct, frozen=True):
     """A flat buffer that a worker sends or gets, and its chunks in the order of their tags.
 
-    content: `data`, the leaves `leaves` of `value` one after another, which are part `part` of slot `slot` of
-    its state; `scalar`, `value` or leaf `leaves[0]` of it, in one message for each server (one element going
-    up; the same element from each server coming down); `token`, i32 whose values are unused.
+    Attributes:
+        content: `data`, the leaves `leaves` of `value` one after another, which are part `part` of slot
+            `slot` of its state; `scalar`, `value` or leaf `leaves[0]` of it, in one message for each server
+            (one element going up; the same element from each server coming down); `token`, i32 whose values
+            are unused.
     """
 
     content: Literal["data", "scalar", "token"]
@@ -130,7 +133,11 @@ class Site(msgspec.Struct, frozen=True):
 
 
 class Sites(msgspec.Struct, frozen=True):
-    """All sites of a schedule, in its order, the same on all ranks. axes: the mesh's, in the plan's order."""
+    """All sites of a schedule, in its order, the same on all ranks.
+
+    Attributes:
+        axes: the axes of the mesh, in the plan's order.
+    """
 
     all: tuple[Site, ...]
     axes: tuple[tuple[str, int], ...]
@@ -170,8 +177,11 @@ class SiteMessage(NamedTuple):
 
 
 def sent(site: Site, *, first: bool) -> tuple[Buffer, ...]:
-    """The buffers that a worker sends. `first`: whether it is the first of its group, which alone sends a
-    put."""
+    """The buffers that a worker sends.
+
+    Args:
+        first: whether it is the first of its group, which alone sends a put.
+    """
     return site.up if first or site.kind != "put" else site.token
 
 

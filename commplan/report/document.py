@@ -112,7 +112,11 @@ class PhasePanel(msgspec.Struct, frozen=True):
 
 
 class LineSummary(msgspec.Struct, frozen=True):
-    """The result of compiling one plan line. `seconds`: sum over its ops, None without a topology."""
+    """The result of compiling one plan line.
+
+    Attributes:
+        seconds: the sum over the ops of the line; None without a topology.
+    """
 
     phase: str
     line: int
@@ -137,7 +141,11 @@ class CollectiveProof(msgspec.Struct, frozen=True):
 
 
 class Proofs(msgspec.Struct, frozen=True):
-    """The output of `commplan verify`. `facts`: sentences on communicators, input, memory and servers."""
+    """The output of `commplan verify`.
+
+    Attributes:
+        facts: sentences on communicators, input, memory and servers.
+    """
 
     proved: str
     believed: tuple[str, ...]
@@ -165,7 +173,11 @@ class MachineMember(msgspec.Struct, frozen=True):
 
 
 class LinkLevel(msgspec.Struct, frozen=True):
-    """A level of links. `nbytes`: bytes on its busiest link in one direction, in each phase."""
+    """A level of links.
+
+    Attributes:
+        nbytes: the bytes on its busiest link in one direction, in each phase.
+    """
 
     name: str
     count: int
@@ -175,7 +187,11 @@ class LinkLevel(msgspec.Struct, frozen=True):
 
 
 class MachineLoad(msgspec.Struct, frozen=True):
-    """The topology with its loads, outermost level first. `phases`: names, in the order of the loads."""
+    """The topology with its loads, outermost level first.
+
+    Attributes:
+        phases: the names of the phases, in the order of the loads.
+    """
 
     name: str
     places: int
@@ -186,7 +202,11 @@ class MachineLoad(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A recorded run, starting at time 0. `phase`: empty for the whole program."""
+    """A recorded run, starting at time 0.
+
+    Attributes:
+        phase: the phase; empty for the whole program.
+    """
 
     name: str
     seconds: float

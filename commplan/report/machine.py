@@ -49,7 +49,11 @@ def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) ->
 
 
 class _Picture:
-    """Draws the members of levels, outermost first. `loads`: empty if links are not counted individually."""
+    """Draws the members of levels, outermost first.
+
+    Args:
+        loads: Empty if links are not counted individually.
+    """
 
     def __init__(self, network: Network, loads: Loads, workers: Ints, servers: Ints) -> None:
         self.network, self.loads, self.workers, self.servers = network, loads, workers, servers

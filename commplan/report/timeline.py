@@ -13,7 +13,11 @@ CRITICAL = 200  # most parts of the critical path
 
 
 def phases(times: tuple[PhaseTime, ...], titles: Mapping[str, str]) -> tuple[PhasePanel, ...]:
-    """Convert the predicted times of phases. `titles`: titles of phases, by name."""
+    """Convert the predicted times of phases.
+
+    Args:
+        titles: Titles of phases, by name.
+    """
     return tuple(_phase(phase, titles.get(phase.name, phase.name)) for phase in times)
 
 

@@ -66,7 +66,15 @@ class Decision(NamedTuple):
 
 
 class Chooser:
-    """Selects algorithms for the collectives of one schedule."""
+    """Selects algorithms for the collectives of one schedule.
+
+    Args:
+        schedule: the schedule.
+        costs: predicts times; None without a topology.
+        topology: the topology, if there is one.
+        cache: the candidates of schedules with the same axes.
+        explains: whether decisions include alternatives.
+    """
 
     def __init__(
         self,
@@ -77,7 +85,6 @@ class Chooser:
         *,
         explains: bool = True,
     ) -> None:
-        """`cache`: of schedules with the same axes. `explains`: whether decisions include alternatives."""
         self.schedule, self.costs, self.topology, self.explains = schedule, costs, topology, explains
         self.cache = cache
         self.is_jax = schedule.backend == "jax"

@@ -119,7 +119,11 @@ def computed(phase: Phase) -> tuple[Op, ...]:
 
 
 class Moved(NamedTuple):
-    """A leaf that a collective moves. `spread`: the topology levels spanned by the axes of the mesh."""
+    """A leaf that a collective moves.
+
+    Attributes:
+        spread: The levels of the topology that each axis of the mesh spans.
+    """
 
     op: Collective
     leaf: Leaf

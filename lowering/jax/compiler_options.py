@@ -141,7 +141,12 @@ def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, .
 
 
 def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[CompilerOption]:
-    """`phases` are the collectives of each phase that has any. `buckets`: whether buckets are all-reduced."""
+    """The options for a program.
+
+    Args:
+        phases: The collectives of each phase that has any.
+        buckets: Whether buckets are all-reduced.
+    """
     if not phases:
         return
     collectives = [item for items in phases for item in items]

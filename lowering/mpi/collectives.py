@@ -347,7 +347,11 @@ class Channel:
         return self._packed_number(number, operand_layout, result_layout, dtype.itemsize)
 
     def _describe(self, number: int, spec: Spec, whole: int, dtype: np.dtype[Any]) -> int:
-        """Attach the details for flight records to `number`, and return it. `whole`: see `_label`."""
+        """Attach the details for flight records to `number`, and return it.
+
+        Args:
+            whole: See `_label`.
+        """
         nbytes, axes = whole * dtype.itemsize, spec.axes or ()
         algorithm = spec.algorithm.name
         details = Details(spec.kind, algorithm, nbytes, dtype.name, spec.root, spec.opens, axes)

@@ -156,7 +156,11 @@ def racks_of(rates: np.ndarray) -> tuple[tuple[int, ...], ...]:
 
 
 class _Meter:
-    """Exchanges between hosts. ranks: the ranks of each host, which all exchange with the other host's."""
+    """Exchanges between hosts.
+
+    Args:
+        ranks: The ranks of two hosts. Each rank exchanges with a rank of the other host.
+    """
 
     def __init__(self, fabric: PairFabric, ranks: Sequence[Sequence[int]]) -> None:
         self.fabric, self.ranks = fabric, ranks

@@ -56,7 +56,10 @@ class _Total:
 class PlanInput:
     """A plan with its sources and host functions by name.
 
-    Phases without any of these sources are not measured. sizes: the sizes of axes that the plan leaves open.
+    Phases without any of these sources are not measured.
+
+    Attributes:
+        sizes: The sizes of axes that the plan leaves open.
     """
 
     plan: Plan

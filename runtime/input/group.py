@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 
 class Blame(NamedTuple):
-    """The place in the plan that errors refer to. line: the statement."""
+    """The place in the plan that errors refer to.
+
+    Attributes:
+        line: the line of the statement.
+    """
 
     line: str
     span: Span

@@ -191,7 +191,8 @@ def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.N
 def mask(program: HostProgram, states: Sequence[FlowState], cache: dict[Any, Any]) -> Mask | None:
     """The rows that count in every load, over the states of all flows; None if flows differ in rows.
 
-    cache: a cache of masks of batches without skipped records.
+    Args:
+        cache: masks of batches without skipped records, which later calls reuse.
     """
     key = ("mask", *(id(state.layouts) for state in states)) if all(s.valid.all() for s in states) else None
     if key not in cache:
@@ -222,7 +223,12 @@ def _mask(program: HostProgram, states: Sequence[FlowState]) -> Mask | None:
 def _count(
     program: HostProgram, state: FlowState, counted: Bools, per: Sequence[str]
 ) -> npt.NDArray[np.int32]:
-    """The number of counted records that were not skipped. counted: [rows]. per: member and shard axes."""
+    """The number of counted records that were not skipped.
+
+    Args:
+        counted: whether each row counts, [rows].
+        per: the axes of members and shards.
+    """
     shards = program.shards(state.flow.split)
     each = len(state.rows) // len(shards)
     result = aligned([len(program.local[axis]) for axis in per], np.dtype(np.int32))

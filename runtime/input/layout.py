@@ -31,7 +31,8 @@ def blocks(
 ) -> Array:
     """An uninitialized array [*leading, *inner] in which each [*inner] starts at a multiple of 64 bytes.
 
-    fresh: allocates memory, as `aligned` does.
+    Args:
+        fresh: the function that allocates memory, with the signature of `aligned`.
     """
     nbytes = math.prod(inner) * dtype.itemsize
     count = math.prod(leading)

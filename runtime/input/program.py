@@ -283,7 +283,10 @@ def validity(flow: Flow) -> Ref:
 def host_program(
     schedule: Schedule, phase_name: str, local: Mapping[str, Sequence[int]] | None, *, apart: bool = False
 ) -> HostProgram:
-    """The host part of phase `phase_name`. apart: shared values travel between processes.
+    """The host part of phase `phase_name`.
+
+    Args:
+        apart: whether shared values travel between processes.
 
     Raises:
         CommplanError: CP0817 for an unknown phase, CP0912, CP0913, CP0915, CP0925.

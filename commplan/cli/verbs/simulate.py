@@ -94,7 +94,11 @@ def _data(prediction: Prediction, schedule: Schedule) -> dict[str, Any]:
 
 
 class _Servers:
-    """The report on servers and elastic averaging. `step`: seconds of computation in a step, if known."""
+    """The report on servers and elastic averaging.
+
+    Args:
+        step: the seconds of computation in a step, if known.
+    """
 
     def __init__(self, schedule: Schedule, timed: MachineTimes, step: float | None) -> None:
         predictor, self.prediction = timed

@@ -75,7 +75,11 @@ def bind_sources(phase: Phase) -> Phase:
 
 
 def cache_violation(schedule: Schedule, uses: DefUse[Op], op: Map, cache: Cache) -> Violation | None:
-    """The rule that `cache` on `op` violates, if any. uses: of the ops of its phase, or of its flow."""
+    """The rule that `cache` on `op` violates, if any.
+
+    Args:
+        uses: The definitions and uses in the phase of `op`, or in its flow.
+    """
     if op.lane != "host_compute":
         return Violation(f"`{op.fn}` runs on the device, and a cache keeps results of the host")
     before = uses.ancestors(op.results)

@@ -60,7 +60,11 @@ class ElasticSpec(NamedTuple):
 
 
 def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: ReductionSpec) -> SymbolicValue:
-    """The sum, maximum or minimum of `operand`. value: the result, with its types."""
+    """The sum, maximum or minimum of `operand`.
+
+    Args:
+        value: The result, with its types.
+    """
     op, axes, hints, divisor = how.op, how.axes, how.hints, how.divisor
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
@@ -92,10 +96,13 @@ def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: Redu
 
 
 def averaged(env: Interpretation, operand: SymbolicValue, value: Value, how: ReductionSpec) -> SymbolicValue:
-    """`operand` reduced. value: the result, with its types.
+    """`operand` reduced.
 
     A mean is the sum divided by the number of ranks. A weighted mean is the sum of x n / sum(n), with terms
     in their accumulation type.
+
+    Args:
+        value: The result, with its types.
     """
     if how.op != "mean":
         return reduced(env, operand, value, how)

@@ -89,7 +89,11 @@ def levels(axes: tuple[str, ...], within: str | None, *, few: bool) -> Algorithm
 
 
 def hints_of(op: Exchange, *, streams: bool = False) -> Hints:
-    """The hints of the collectives of an exchange. `streams`: see `streaming`."""
+    """The hints of the collectives of an exchange.
+
+    Args:
+        streams: whether parts overlap without a request of the plan, see `streaming`.
+    """
     overlap = op.hints.overlap or ("backward" if streams else None)
     return replace(op.hints, staleness=None, overlap=overlap)
 

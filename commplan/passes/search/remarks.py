@@ -15,7 +15,12 @@ SHOWN = 6  # runners-up that are kept
 
 
 class Searched(NamedTuple):
-    """A table that was tried for a unit. order: simpler ones first. operations: collectives of the phase."""
+    """A table that was tried for a unit.
+
+    Attributes:
+        order: the rank of the choice among equally fast ones, simple ones first.
+        operations: the number of collectives of the phase.
+    """
 
     seconds: float
     operations: int

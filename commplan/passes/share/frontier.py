@@ -63,8 +63,10 @@ def cuts_back(editor: Editor, independent: Independent, ref: Ref, *, past_wideni
     """`ref` and the earlier values at which sharing could end instead, latest first.
 
     A cut can move back over a deterministic host map with one operand and one result, if the operand has a
-    fixed size and no other reader. Each member then runs this map on the same data. `past_widening`: whether
-    the cut may move over a map that only widens the dtype.
+    fixed size and no other reader. Each member then runs this map on the same data.
+
+    Args:
+        past_widening: Whether the cut may move over a map that only widens the dtype.
     """
     uses, bound = editor.uses, editor.bound
     cuts = [ref]

@@ -56,7 +56,11 @@ def mark() -> Any:
 
 
 def at_exit(library: Any) -> None:
-    """Drain at exit, and announce the end of this process to other ranks. `library`: the engine, if any."""
+    """Drain at exit, and announce the end of this process to other ranks.
+
+    Args:
+        library: The engine, if any.
+    """
     if not _engines:
         at_last(_end_programs)
     _engines[os.getpid()] = library

@@ -355,7 +355,11 @@ class Meter:
             self._slow[member] = Slow(member, behind, wait_s + (before.wait_s if before else 0.0))
 
     def summary(self, queue: Queue | None = None) -> Summary:
-        """The work reported so far. queue: its current state; this method fills in `mean` and `least`."""
+        """The work reported so far.
+
+        Args:
+            queue: the current state of the queue; its `mean` and `least` are set here.
+        """
         with self._lock:
             mean = self.ready / self.batches if self.batches else 0.0
             lines = {key: _more(line, self._costs[key]) for key, line in self._lines.items()}

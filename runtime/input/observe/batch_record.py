@@ -24,7 +24,11 @@ _LASTS_S = 1.0  # a wait, or a call of user code, that lasts longer is recorded
 
 
 class Open(NamedTuple):
-    """An operation that has not ended. since: on `time.monotonic`."""
+    """An operation that has not ended.
+
+    Attributes:
+        since: when it began, of `time.monotonic`.
+    """
 
     name: int
     number: int
@@ -89,7 +93,11 @@ class BatchRecord:
         return operation
 
     def end(self, operation: int, error: BaseException | None = None) -> None:
-        """Record the end of an operation. error: its failure, if that ends the batches."""
+        """Record the end of an operation.
+
+        Args:
+            error: the failure of the operation, if it ends the batches.
+        """
         entry = self._open.pop(operation, None)  # None if `close` has ended it already
         if entry is not None:
             self.lane.end(entry.name, operation, entry.runs, failed=error is not None)

@@ -83,8 +83,11 @@ class OverdueCalls:
         return min(calls.values(), key=lambda entry: entry[1], default=(None, now))
 
     def fail(self, threads: Sequence[threading.Thread], waited: float) -> NoReturn:
-        """Raise CP0926 for the first of `threads` that is in a call. waited: seconds that peers have
-        waited for this process's part of a batch."""
+        """Raise CP0926 for the first of `threads` that is in a call.
+
+        Args:
+            waited: seconds that peers have waited for this process's part of a batch.
+        """
         frames = _frames(threads)
         calls = (self._call(frames.get(thread.ident or 0)) for thread in threads)
         call = next((call for call in calls if call is not None), None)

@@ -23,7 +23,8 @@ _AT_ONCE = 2048  # records that are summed together: NumPy takes as long for a f
 class Checks:
     """Sums the ids of records that are handed out, by load and member, in constant memory.
 
-    start: the first step of the first epoch, which may have been begun by an earlier run.
+    Attributes:
+        start: the first step of the first epoch, which may have been begun by an earlier run.
     """
 
     program: HostProgram

@@ -20,7 +20,11 @@ class ClosedError(Exception):
 
 
 class WaitReporter:
-    """Times the reports of one wait. first: seconds before the first report; TELL_S if None."""
+    """Times the reports of one wait.
+
+    Args:
+        first: Seconds before the first report; TELL_S if None.
+    """
 
     def __init__(self, first: float | None = None) -> None:
         self._next = TELL_S if first is None else first

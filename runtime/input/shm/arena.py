@@ -32,7 +32,10 @@ _PAGE = mmap.ALLOCATIONGRANULARITY
 class Cells(NamedTuple):
     """An array in memory that several processes map.
 
-    memory: 0 for the arena, 1 for the slots of a group. offset: bytes to its first cell. strides: bytes.
+    Attributes:
+        memory: 0 for the arena, 1 for the slots of a group.
+        offset: the bytes before its first element.
+        strides: its strides in bytes.
     """
 
     memory: int
@@ -46,8 +49,12 @@ class Cells(NamedTuple):
 
 
 class _Region(NamedTuple):
-    """Memory of the file, mapped in this process. address: its first byte; offset: of that byte in the
-    file."""
+    """Memory of the file, mapped in this process.
+
+    Attributes:
+        address: the address of its first byte.
+        offset: the offset of its first byte in the file.
+    """
 
     address: int
     nbytes: int
@@ -58,7 +65,8 @@ class _Region(NamedTuple):
 class Arena:
     """Regions of one file. Other processes may map `descriptor`; its size only grows.
 
-    pinning: registers regions with devices, until the last array over a region is gone.
+    Args:
+        pinning: registers regions with devices, until no array uses them.
     """
 
     def __init__(self, pinning: Pinning | None = None) -> None:

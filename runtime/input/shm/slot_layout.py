@@ -22,8 +22,12 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Room:
-    """The place of one array in a slot. shape: [copies, rows, ...]. flow: the index of its flow in the
-    program."""
+    """The place of one array in a slot.
+
+    Attributes:
+        shape: the shape, [copies, rows, ...].
+        flow: the index of its flow in the program.
+    """
 
     offset: int
     shape: tuple[int, ...]
@@ -61,8 +65,11 @@ class SlotLayout:
         return {ref: room.view(root, writable=writable) for ref, room in self.arrays.items()}
 
     def parcels(self, root: Any, rows: Mapping[int, int]) -> list[RowSlices]:
-        """The slot for a carrier: notes, then the arrays. rows: the rows of the batch in each flow with
-        shared values."""
+        """The slot for a carrier: notes, then the arrays.
+
+        Args:
+            rows: the rows of the batch, by flow with shared values.
+        """
         cells = np.ndarray((1, self.parts, slot_status.ROOM), np.uint8, root, 0)
         parcels = [RowSlices(cells, tuple(range(self.parts + 1)))]
         for room in self.arrays.values():

@@ -14,7 +14,11 @@ _HEAD = struct.Struct("<IIQQ")  # bytes of text that follow, order, epoch, step
 
 
 class BatchPosition(NamedTuple):
-    """A batch's position, equal in all processes. order: a checksum of the inputs of the order of records."""
+    """A batch's position, equal in all processes.
+
+    Attributes:
+        order: a checksum of the inputs of the order of records.
+    """
 
     epoch: int
     step: int
@@ -36,8 +40,11 @@ HEAD_NBYTES = _HEAD.size
 
 
 def encode_status(position: BatchPosition, error: BaseException | None, process: int = -1) -> bytes:
-    """A note of at most ROOM bytes; long texts are truncated. process: the index in the group of the process
-    that failed."""
+    """A note of at most ROOM bytes; long texts are truncated.
+
+    Args:
+        process: the index in the group of the process that failed.
+    """
     if error is None:
         return head(position)
     text = _fitting(error, ROOM - _HEAD.size, process)

@@ -66,7 +66,11 @@ def paths(files: Iterable[str | os.PathLike[str]]) -> Files:
 
 
 class ClassNumbers(np.ndarray[Any, Any]):
-    """i32 [files]: the class number of each file. classes: the names of the classes, by number."""
+    """The class number of each file, i32 [files].
+
+    Attributes:
+        classes: the names of the classes, by number.
+    """
 
     classes: tuple[str, ...] = ()
 
@@ -77,7 +81,8 @@ class ClassNumbers(np.ndarray[Any, Any]):
 class Folder(Files):
     """The files of a folder and its sub-folders; the first folder in the path of a file is its class.
 
-    classes: the names of the classes, in the order of their numbers.
+    Attributes:
+        classes: the names of the classes, in the order of their numbers.
     """
 
     def __init__(self, root: str, names: Sequence[str], classes: Sequence[str]) -> None:

@@ -33,8 +33,10 @@ def hints(source: object) -> tuple[str, ...]:
 def content(source: object, digest: Callable[[object], str]) -> list[str] | None:
     """A description of all that a MapDataset does, from its source on; None for another object.
 
-    Pipelines that were built in the same way have equal descriptions, in any process. digest: digests a
-    function.
+    Pipelines that were built in the same way have equal descriptions, in any process.
+
+    Args:
+        digest: Digests a function.
     """
     if not is_pipeline(source):
         return None

@@ -275,7 +275,8 @@ class Call(NamedTuple):
 def call_in(frame: FrameType | None) -> Call | None:
     """The call of user code that a thread of this process is in; None if there is none.
 
-    frame: the innermost frame of the thread.
+    Args:
+        frame: The innermost frame of the thread.
     """
     lines: list[str] = []
     single, several = Stage.user_calls()

@@ -207,7 +207,7 @@ class Workers:
                 with self._busy:  # a thread that makes another process's parts has a worker, too
                     done = worker.ask(job)
             except EndedError:
-                error = self._error_of_end(worker, job, state, ended)
+                error = self._end_error(worker, job, state, ended)
                 self._drop(worker)
                 if self._stopped:
                     raise ClosedError from None
@@ -278,9 +278,7 @@ class Workers:
         if done.failure is not None:
             _raise(done.failure)
 
-    def _error_of_end(
-        self, worker: _Process, job: _worker.Job, state: FlowState, times: int
-    ) -> CommplanError:
+    def _end_error(self, worker: _Process, job: _worker.Job, state: FlowState, times: int) -> CommplanError:
         """The error for a worker that ended during `job`."""
         op, record = self._doing(worker, state)
         doing = f"reading source `{op.source}`" if isinstance(op, Read) else f"host function `{op.fn}`"

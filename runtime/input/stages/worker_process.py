@@ -85,8 +85,12 @@ class Job(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """An error of a worker. cause: the pickled exception, empty if it cannot be pickled.
-    traceback: its text."""
+    """An error of a worker.
+
+    Attributes:
+        cause: the pickled exception, empty if it cannot be pickled.
+        traceback: the text of the traceback.
+    """
 
     diagnostics: tuple[Diagnostic, ...]
     cause: bytes
@@ -94,8 +98,12 @@ class Failure(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The result of a job. spent: reports of the stages to their meter. cpu_s, system_s: CPU seconds of the
-    whole process since the last block."""
+    """The result of a job.
+
+    Attributes:
+        spent: the reports of the stages to their meter.
+        cpu_s, system_s: CPU seconds of the whole process since the last block.
+    """
 
     valid: bytes
     spent: list[tuple[str, dict[str, float]]]

@@ -41,8 +41,12 @@ def progress() -> None:
 
 
 class Transfers(NamedTuple):
-    """The work of this host in one batch. number: the list in the engine; None for no work. sent, received:
-    bytes."""
+    """The work of this host in one batch.
+
+    Attributes:
+        number: the number of the list in the engine; None if this host has no work.
+        sent, received: the bytes that this host sends and receives.
+    """
 
     number: int | None
     sent: int

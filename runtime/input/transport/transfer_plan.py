@@ -84,7 +84,11 @@ class Form:
 
 
 class _Transfer(NamedTuple):
-    """A message without a number yet. order: (round, move), equal at both ends."""
+    """A message without a number yet.
+
+    Attributes:
+        order: the round and the number of the move, equal at both ends.
+    """
 
     order: tuple[int, int]
     outgoing: bool
