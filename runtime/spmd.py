@@ -232,15 +232,9 @@ class _Step:
         }
 
     def _trace(self, state: Any, arguments: Mapping[str, Any]) -> Any:
+        """Call the function inside a shard_map, on this rank's parts of the state and the arguments."""
         context = self.context
-        around = [axis for axis in context.sizes if axis in _compat.manual_axes()]
-        if around and self.outside:
-            context.fail(
-                "CP0810",
-                f"`{self.name}` is decorated with run.spmd, but called inside a shard_map over"
-                f" {', '.join(around)}",
-                "call it outside the shard_map; inside your own shard_map call the phases directly",
-            )
+        self._check_outside_shard_map()
         entries = check_state(context, state, f"`{self.name}` was given")
         states = {name: flat(tree) for name, tree in entries.items() if name != CALLS}
         trees = {name: flat(tree) for name, tree in arguments.items()}
@@ -255,16 +249,17 @@ class _Step:
             state_leaves: dict[str, list[Any]], calls: Any, argument_leaves: dict[str, list[Any]]
         ) -> Any:
             local_state = {
-                n: context.strip(states[n].like(x), context.states[n].placement).build()
-                for n, x in state_leaves.items()
+                name: context.strip(states[name].like(leaves), context.states[name].placement).build()
+                for name, leaves in state_leaves.items()
             }
-            local_state |= {CALLS: calls} if CALLS in entries else {}
-            local = {
-                n: context.strip(trees[n].like(x), self.placements[n]).build()
-                for n, x in argument_leaves.items()
+            if CALLS in entries:
+                local_state[CALLS] = calls
+            local_arguments = {
+                name: context.strip(trees[name].like(leaves), self.placements[name]).build()
+                for name, leaves in argument_leaves.items()
             }
             with context.unset.entered(local_state, self._unset, self._used):
-                answer = self._call(local_state, local)
+                answer = self._call(local_state, local_arguments)
             state_out, values = self._answer(answer, len(results), tuple(entries))
             after = {name: flat(tree) for name, tree in state_out.items() if name != CALLS}
             for name in after:
@@ -272,14 +267,7 @@ class _Step:
             structures.extend(
                 (tree.structure, [jnp.ndim(x) == 0 for x in tree.leaves]) for tree in map(flat, values)
             )
-            out: list[Any] = []
-            for i, result in enumerate(results):
-                if i < len(values):
-                    self._check_same(f"result {i + 1}", values[i], result, context.origin(self.named[i]))
-                    tree = context.unstrip(flat(values[i]), result)
-                    out.append(tree.build() if not result.split else _split_leaves(tree.leaves, result))
-                else:  # The function did not return this argument.
-                    out.append(None if not result.split else ([], []))
+            out = self._result_leaves(values, results)
             absent = {name: [None] * len(specs) for name, specs in new.specs.items() if name not in after}
             return new.leave(after) | absent, state_out.get(CALLS, {}), out
 
@@ -289,14 +277,15 @@ class _Step:
             (
                 {name: new.specs[name] for name in states},
                 PartitionSpec(),
-                {n: _leaf_specs(trees[n], p) for n, p in self.placements.items()},
+                {name: _leaf_specs(trees[name], p) for name, p in self.placements.items()},
             ),
             (new.specs, PartitionSpec(), out_specs),
             check_vma=self.check_vma,
         )
-        leaves = {n: list(t.leaves) for n, t in trees.items()}
-        state_leaves, calls, out = call(
-            {n: list(t.leaves) for n, t in states.items()}, entries.get(CALLS, {}), leaves
+        state_leaves, calls, result_leaves = call(
+            {name: list(tree.leaves) for name, tree in states.items()},
+            entries.get(CALLS, {}),
+            {name: list(tree.leaves) for name, tree in trees.items()},
         )
         after = {name: leaves for name, leaves in state_leaves.items() if name in new.structures}
         answer = new.build(after) | ({CALLS: calls} if CALLS in entries else {})
@@ -304,9 +293,33 @@ class _Step:
             return answer
         values = [
             x if not result.split else _together(x, *structure)
-            for x, structure, result in zip(out, structures, results, strict=False)
+            for x, structure, result in zip(result_leaves, structures, results, strict=False)
         ]
         return (answer, *values)
+
+    def _check_outside_shard_map(self) -> None:
+        """Raise CP0810 if the step is called inside a shard_map of the user."""
+        around = [axis for axis in self.context.sizes if axis in _compat.manual_axes()]
+        if around and self.outside:
+            self.context.fail(
+                "CP0810",
+                f"`{self.name}` is decorated with run.spmd, but called inside a shard_map over"
+                f" {', '.join(around)}",
+                "call it outside the shard_map; inside your own shard_map call the phases directly",
+            )
+
+    def _result_leaves(self, values: Sequence[Any], results: Sequence[Placement]) -> list[Any]:
+        """The results of the function as they leave the shard_map, by their declared placements."""
+        out: list[Any] = []
+        for index, result in enumerate(results):
+            if index < len(values):
+                subject = f"result {index + 1}"
+                self._check_same(subject, values[index], result, self.context.origin(self.named[index]))
+                tree = self.context.unstrip(flat(values[index]), result)
+                out.append(_split_leaves(tree.leaves, result) if result.split else tree.build())
+            else:  # the function did not return this argument
+                out.append(([], []) if result.split else None)
+        return out
 
     def _call(self, state: Any, arguments: Mapping[str, Any]) -> Any:
         """Call the function with the state and positional-only parameters by position, the rest by name."""
