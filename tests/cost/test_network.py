@@ -219,7 +219,7 @@ def test_what_is_extrapolated_is_what_is_followed(name: str, monkeypatch: pytest
 @pytest.mark.parametrize("name", ["chain", "binomial_tree", "double_tree", "halving_doubling", "torus"])
 def test_rounds_of_few_messages_take_the_same_in_loops_and_in_arrays(name: str, slices: int) -> None:
     laid = pattern(name, "all_reduce", IN_ORDER)
-    ways = (step_model._sparse, step_model._unlike)  # pyright: ignore[reportPrivateUsage]
+    ways = (step_model._sparse_time, step_model._all_ranks_time)  # pyright: ignore[reportPrivateUsage]
     loops, arrays = (way(laid, NETWORK, 3e5, slices) for way in ways)
     assert loops == arrays
 
@@ -227,7 +227,7 @@ def test_rounds_of_few_messages_take_the_same_in_loops_and_in_arrays(name: str, 
 def test_pieces_of_one_size_are_followed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     laid = pattern("chain", "all_reduce", IN_ORDER)
     first = step_model.seconds(laid, NETWORK, 1e6, 100, blocking=False)
-    for name in ("_sparse", "_unlike", "_alike"):
+    for name in ("_sparse_time", "_all_ranks_time", "_one_rank_time"):
         monkeypatch.delattr(step_model, name)
     assert step_model.seconds(laid, NETWORK, 2e6, 200, blocking=False) > first
 

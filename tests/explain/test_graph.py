@@ -121,7 +121,7 @@ def test_every_example_is_drawn_in_both_languages(path: Path):
 
 def test_text_is_escaped():
     nasty = ('a "quoted" \\ <b>', "x | y & `z` # 1")
-    assert draw._quoted(nasty) == '"a \\"quoted\\" \\\\ <b>\\nx | y & `z` # 1"'
+    assert draw._quote(nasty) == '"a \\"quoted\\" \\\\ <b>\\nx | y & `z` # 1"'
     assert draw._entities(nasty) == ('"a #quot;quoted#quot; \\ #lt;b#gt;<br/>x | y #amp; #96;z#96; #35; 1"')
 
 

@@ -103,15 +103,15 @@ def _unproved(_: Desk) -> None:
 
 
 BROKEN: dict[str, tuple[Model, str, Callable[..., Any], str]] = {
-    "early": (Model(), "_due", lambda *_: True, "too early"),
+    "early": (Model(), "_is_due", lambda *_: True, "too early"),
     "incomplete": (Model(workers=3), "_missing", _two_at_once, "without the term of worker 2"),
     "turnless": (Model("elastic", "round_robin"), "_next", _no_turn, "not its turn"),
     "ticketless": (ASYNC, "_next", _no_turn, "in different orders"),
     "forgetful": (Model(deaths=1), "_leave", _forgotten, "waits for ever"),
-    "impatient": (Model(puts=2), "_at_mark", lambda *_: False, "waits for ever"),
-    "hasty": (Model("elastic", "hogwild"), "_may", lambda *_: True, "meets put 0, not put 1"),
-    "hurried": (Model("elastic", "hogwild", puts=2), "_may_put", lambda *_: True, "meets put 2, not put 1"),
-    "silent": (Model(), "_due", lambda *_: False, "waits for ever"),
+    "impatient": (Model(puts=2), "_has_mark", lambda *_: False, "waits for ever"),
+    "hasty": (Model("elastic", "hogwild"), "_can_process", lambda *_: True, "meets put 0, not put 1"),
+    "hurried": (Model("elastic", "hogwild", puts=2), "_can_put", lambda *_: True, "meets put 2, not put 1"),
+    "silent": (Model(), "_is_due", lambda *_: False, "waits for ever"),
     "dropping": (Model(staleness=1, deaths=1), "_leave", _dropped, "a push"),
     "deaf": (Model(deaths=1), "lost", _deaf, "waits for ever"),
 }
@@ -165,7 +165,7 @@ def test_who_waits_for_ever_is_found_by_servers_together_too(
 
 
 def test_the_way_to_what_is_wrong_is_a_shortest_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Machine, "_due", BROKEN["early"][2])
+    monkeypatch.setattr(Machine, "_is_due", BROKEN["early"][2])
     assert explore(Model(units=2, deaths=2)).path == ("a message of worker 0 reaches server 0",) * 3
 
 

@@ -69,7 +69,7 @@ def _simulate(pattern: Pattern, network: Network, piece: float, slices: int) -> 
     if _is_even(pattern):
         return _one_rank_time(pattern, network, piece, slices)
     uses = sum(len(step.takes) + len(step.gives) + 2 * step.lanes.link.size for step in pattern.steps)
-    run = _sparse if uses < SPARSE * len(pattern.steps) else _unlike
+    run = _sparse_time if uses < SPARSE * len(pattern.steps) else _all_ranks_time
     return run(pattern, network, piece, slices)
 
 
@@ -177,7 +177,7 @@ class _StepTimes:
         return sent
 
 
-def _unlike(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+def _all_ranks_time(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
     """Every rank and link separately."""
     times = [_StepTimes(step, pattern, network, piece) for step in pattern.steps]
     last = len(times)
@@ -196,8 +196,8 @@ _Message = tuple[int, list[int], float, float, float, list[int], list[int]]
 _Links = list[tuple[int, list[int], float]]
 
 
-def _sparse(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
-    """`_unlike` for rounds with few messages."""
+def _sparse_time(pattern: Pattern, network: Network, piece: float, slices: int) -> float:
+    """`_all_ranks_time` for rounds with few messages."""
     rounds = [_messages_and_links(step, _StepTimes(step, pattern, network, piece)) for step in pattern.steps]
     last = len(rounds)
     ready = [[0.0] * (pattern.ranks * pattern.chunks) for _ in range(slices)]

@@ -14,7 +14,7 @@ from commplan.diagnostics import Span, plural
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType, ServedMode
 from commplan.protocol.sites import Buffer, Chunk, Kind, Site, Sites
-from commplan.protocol.units import weights
+from commplan.protocol.units import layout_weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Model:
 def sites_of(model: Model) -> Sites:
     """The sites of a model: a put, the exchange or meeting, and a get."""
     total = model.servers * model.units
-    layout = weights((Leaf("", (total,), DType.F32),), (0,), model.servers, 4)
+    layout = layout_weights((Leaf("", (total,), DType.F32),), (0,), model.servers, 4)
     tags = iter(range(16, 10_000))
 
     def data() -> Buffer:
