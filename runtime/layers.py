@@ -15,7 +15,7 @@ from commplan.lowering.jax import _compat, ops
 from commplan.lowering.jax.jaxprs import trace
 from commplan.lowering.jax.layers import backward_reduce
 from commplan.lowering.jax.layers.exchange import LeafCollectives, ShardedLayer
-from commplan.lowering.jax.layers.sharded import Layer, scanned, unrolled
+from commplan.lowering.jax.layers.sharded import Layer, run_scanned, run_unrolled
 from commplan.lowering.jax.layers.vjp import LayerVjp, layer_vjp
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import Tree, flatten
@@ -67,7 +67,7 @@ class ShardedWeights:
             layers.append(Layer(vjps[key], exchange))
             weights_of_layers.append(flat.leaves)
             types, structure = vjps[key].types, vjps[key].structure
-        result = unrolled(layers, weights_of_layers, flat_x, stages.prefetch)
+        result = run_unrolled(layers, weights_of_layers, flat_x, stages.prefetch)
         return jax.tree_util.tree_unflatten(structure, result)
 
     def scan_layers(self, stages: ShardedStages, body: Body, shards: Any, x: Any, shapes: Any) -> Any:
@@ -93,7 +93,7 @@ class ShardedWeights:
                 self._fail(problem, "layers under a scan keep shapes and types")
             flat_x = varying
         return jax.tree_util.tree_unflatten(
-            structure, scanned(Layer(vjp, exchange), flat.leaves, flat_x, stages.prefetch)
+            structure, run_scanned(Layer(vjp, exchange), flat.leaves, flat_x, stages.prefetch)
         )
 
     def shards(self, phase: str, weights: str | None, tree: Any, *, stacked: bool) -> Any:

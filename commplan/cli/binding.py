@@ -33,7 +33,7 @@ class Compiled(NamedTuple):
         return {axis.name: axis.level for axis in self.schedule.axes}
 
 
-def checked(path: str, console: Console) -> Plan:
+def load_plan(path: str, console: Console) -> Plan:
     """Load and check a plan.
 
     Raises:
@@ -45,7 +45,7 @@ def checked(path: str, console: Console) -> Plan:
     return plan
 
 
-def compiled(
+def compile_with_flags(
     path: str,
     args: Namespace,
     console: Console,
@@ -64,7 +64,7 @@ def compiled(
     Raises:
         CommplanError: an error of the plan or the flags.
     """
-    plan = checked(path, console)
+    plan = load_plan(path, console)
     plan = adapt(plan) if adapt else plan
     sizes = once(args.axis, "--axis")
     mapping = once(args.map, "--map") or None

@@ -60,7 +60,7 @@ class Console:
 
     def show(self, draw: Callable[[Rich], object], width: int) -> None:
         """Render `draw` on a screen of `width` columns, and write it to stdout."""
-        self.put(printed(draw, width, color=self.color(sys.stdout)))
+        self.put(render_text(draw, width, color=self.color(sys.stdout)))
 
     def flush(self) -> None:
         """Flush stdout. Raises CP1101 like `put`."""
@@ -199,7 +199,7 @@ def _stdout() -> Generator[None]:
         fail("CP1101", f"cannot write to standard output: {error.strerror or error}", file="<stdout>")
 
 
-def printed(draw: Callable[[Rich], object], width: int, *, color: bool) -> str:
+def render_text(draw: Callable[[Rich], object], width: int, *, color: bool) -> str:
     """Render `draw` on a screen of `width` columns as text."""
     from rich.console import Console as Screen
 

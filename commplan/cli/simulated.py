@@ -10,7 +10,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from commplan.cli.argument_types import once
-from commplan.cli.binding import checked, compiled, note_levels
+from commplan.cli.binding import compile_with_flags, load_plan, note_levels
 from commplan.cli.console import Console, name_of
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cost import (
@@ -86,10 +86,10 @@ def _declared_topology(args: Namespace, console: Console) -> Topology | None:
     """The topology of the plan in `args.file`; None for a saved schedule."""
     if is_saved(args.file, console.read(args.file)):
         return None
-    return topology_of(checked(args.file, console))
+    return topology_of(load_plan(args.file, console))
 
 
-def simulated(args: Namespace, console: Console, first: MachineTimes | None = None) -> Simulated:
+def simulate(args: Namespace, console: Console, first: MachineTimes | None = None) -> Simulated:
     """Load or compile the schedule of `args.file` and predict its times.
 
     Args:
@@ -154,12 +154,12 @@ def _schedule(args: Namespace, console: Console) -> tuple[Schedule, list[str], T
         if args.ranks:
             fail("CP0754", "--ranks resizes plans, and a saved schedule has its sizes", "give the .plan file")
         topology = load_topology(args.topology) if isinstance(args.topology, str) else args.topology
-        return placed(text, name, args, topology, console), [], topology
+        return place_schedule(text, name, args, topology, console), [], topology
 
     def adapt(plan: Plan) -> Plan:
         return _resize(plan, args.ranks, args.axis) if args.ranks else plan
 
-    done = compiled(args.file, args, console, adapt=adapt)
+    done = compile_with_flags(args.file, args, console, adapt=adapt)
     return done.schedule, text.splitlines(), topology_of(done.plan, args.topology)
 
 
@@ -182,7 +182,9 @@ def _resize(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
     return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
 
 
-def placed(text: str, name: str, args: Namespace, topology: Topology | None, console: Console) -> Schedule:
+def place_schedule(
+    text: str, name: str, args: Namespace, topology: Topology | None, console: Console
+) -> Schedule:
     """Load a saved schedule, and place its axes as in the flags, as compiled, or by name, in this order."""
     from commplan.verify import verify
 

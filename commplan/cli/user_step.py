@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from commplan.cli.argument_types import once
-from commplan.cli.binding import checked
+from commplan.cli.binding import load_plan
 from commplan.cli.console import Console, name_of
 from commplan.cli.jax_side import choose_devices, function_at, raised_at, user_code
 from commplan.cli.saved import is_saved, read_saved
@@ -61,7 +61,7 @@ def mesh_sizes_of(path: str, args: Namespace, console: Console) -> dict[str, int
         from commplan.verify import verify
 
         return read_saved(text, name_of(path), verify).mesh_sizes
-    axes = bind_axes(checked(path, console), once(args.axis, "--axis"))
+    axes = bind_axes(load_plan(path, console), once(args.axis, "--axis"))
     return {axis.name: axis.size for axis in axes if axis.kind is not AxisKind.SERVER}
 
 

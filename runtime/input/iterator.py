@@ -26,7 +26,7 @@ from commplan.runtime.input.phase_order import (
     hints,
     ops_of,
     orders,
-    restored,
+    position_of,
 )
 from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.ring.exchange import GroupExchange
@@ -103,7 +103,7 @@ class PhaseBatches(EpochIterator):
         self._orders = orders(program, bound_sources)
         self._program = program
         steps, order = epoch_steps(program, self._orders), fingerprint(program, self._orders)
-        epoch_cursor = EpochCursor(*restored(program, self._orders, state, steps, order), steps)
+        epoch_cursor = EpochCursor(*position_of(program, self._orders, state, steps, order), steps)
         self._start(epoch_cursor.epoch, epoch_cursor.step, steps, order)
         self._meter = Meter(phase, schedule.plan)
         stage_of = stages(program, bound_sources, chosen, self._meter)

@@ -92,7 +92,7 @@ def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
     return zlib.crc32(repr(facts).encode())
 
 
-def restored(
+def position_of(
     program: HostProgram, orders: Mapping[Ref, Order], state: Mapping[str, int] | None, steps: int, order: int
 ) -> tuple[int, int]:
     """Epoch and step of `state`; (0, 0) for None. Raises CP0910 for a state of other batches."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from commplan.cli.binding import checked, compiled
+from commplan.cli.binding import compile_with_flags, load_plan
 from commplan.cli.console import Console, name_of
 from commplan.cli.jax_side import bind, choose_devices, device_mesh, user_code
 from commplan.cli.saved import is_saved
@@ -79,17 +79,17 @@ def _load_or_compile(
     text = console.read(args.file)
     shapes: dict[str, Any] = {}
     if is_saved(args.file, text):
-        from commplan.cli.simulated import placed
+        from commplan.cli.simulated import place_schedule
 
         topology = load_topology(args.topology) if args.topology else None
-        schedule = placed(text, name_of(args.file), args, topology, console)
+        schedule = place_schedule(text, name_of(args.file), args, topology, console)
     else:
-        topology = topology_of(checked(args.file, console), args.topology)
+        topology = topology_of(load_plan(args.file, console), args.topology)
         if topology is None and machine is not None and machine.hosts * machine.per_host > 1:
             assumed = machine_topology(machine.name, machine.hosts, machine.per_host)
             console.note(f"no topology; assumed: {machine} with the links of data sheets")
             args = Namespace(**{**vars(args), "topology": assumed, "oversubscribe": True})
-        _, schedule, shapes = compiled(args.file, args, console)
+        _, schedule, shapes = compile_with_flags(args.file, args, console)
     if schedule.backend != "jax":
         message = "the plan is compiled for the backend `mpi`, whose collectives XLA does not compile"
         fail("CP0841", message, "omit --backend", file=schedule.file)

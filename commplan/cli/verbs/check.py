@@ -115,12 +115,12 @@ def unknown_sources(plan: Plan, records: Mapping[str, int]) -> list[Diagnostic]:
 
 def _change(path: str, text: str, inputs: LintInputs, console: Console) -> str:
     """A diff of the repairs."""
-    from commplan.cli.verbs.fmt import unified
+    from commplan.cli.verbs.fmt import unified_diff
     from commplan.lint.repairs import repair
 
     name = name_of(path)
     better, _ = repair(text, lambda candidate: _diagnostics(candidate, name, inputs))
-    return unified(text, better, name, "repaired", console.color(sys.stdout))
+    return unified_diff(text, better, name, "repaired", console.color(sys.stdout))
 
 
 def _repair(path: str, text: str, inputs: LintInputs, console: Console) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from commplan.cli.binding import Compiled, checked, compiled
+from commplan.cli.binding import Compiled, compile_with_flags, load_plan
 from commplan.cli.console import STDIN, Console
 from commplan.diagnostics import fail
 from commplan.passes.pipeline.manager import Observer, PassRecord, both, dump_to
@@ -20,7 +20,7 @@ def run(args: Namespace, console: Console) -> int:
         return _without_sizes(args, console)
     records: list[PassRecord] = []
     observer = both(records.append, _dump(args.dump_passes))
-    result = compiled(args.file, args, console, observer)
+    result = compile_with_flags(args.file, args, console, observer)
     text = _artefact(result, args, console)
     _print_pass_notes(records, args, console)
     _deliver(text, args, console, **_facts(result, records))
@@ -29,7 +29,7 @@ def run(args: Namespace, console: Console) -> int:
 
 def _without_sizes(args: Namespace, console: Console) -> int:
     """Write an artefact of the plan graph, which requires neither sizes nor shapes."""
-    plan = checked(args.file, console)
+    plan = load_plan(args.file, console)
     match args.emit:
         case "dot":
             from commplan.explain.graph import dot

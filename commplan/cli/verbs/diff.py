@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from commplan.cli.console import Console, fold_table, name_of
-from commplan.cli.simulated import simulated
+from commplan.cli.simulated import simulate
 from commplan.cli.user_step import with_step
 from commplan.diagnostics import fail
 from commplan.explain.diff import TIMES, Change, Limit, computations_text, diff
@@ -35,8 +35,8 @@ def run(args: Namespace, console: Console) -> int:
         Namespace(**{**vars(args), "file": file, "ranks": None, "topology": path})
         for file, path in zip(files, paths, strict=False)
     ]
-    a, _, first = simulated(on[0], console)
-    b, _, second = simulated(on[1], console, first if len(args.topology) > 1 else None)
+    a, _, first = simulate(on[0], console)
+    b, _, second = simulate(on[1], console, first if len(args.topology) > 1 else None)
     times = (first.prediction, second.prediction) if first and second else None
     if times is None and any(limit.measure in TIMES for limit in limits):
         fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")

@@ -94,18 +94,18 @@ def _plan(args: Namespace, console: Console) -> int:
 
 def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule, Topology | None]:
     """The plan and its schedule, compiled or loaded, and the topology for its times."""
-    from commplan.cli.binding import compiled
+    from commplan.cli.binding import compile_with_flags
     from commplan.cli.saved import is_saved
     from commplan.topology import load_topology, topology_of
 
     text = console.read(args.what)
     if not is_saved(args.what, text):
-        done = compiled(args.what, args, console)
+        done = compile_with_flags(args.what, args, console)
         return done.plan, done.schedule, topology_of(done.plan, args.topology)
-    from commplan.cli.simulated import placed
+    from commplan.cli.simulated import place_schedule
 
     topology = load_topology(args.topology) if args.topology else None
-    schedule = placed(text, name_of(args.what), args, topology, console)
+    schedule = place_schedule(text, name_of(args.what), args, topology, console)
     assert schedule.origin is not None  # decoding rejects files without it
     return schedule.origin.plan, schedule, topology
 

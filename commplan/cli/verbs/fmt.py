@@ -61,7 +61,9 @@ def _print_results(
     for result in results:
         if args.diff:
             name = name_of(result.path)
-            console.put(unified(result.before, result.after, name, "formatted", console.color(sys.stdout)))
+            console.put(
+                unified_diff(result.before, result.after, name, "formatted", console.color(sys.stdout))
+            )
         if result.changed and result.path != STDIN:
             console.say(f"{'would reformat' if is_dry_run else 'reformatted'} {name_of(result.path)}")
     console.report(diagnostics)
@@ -75,7 +77,7 @@ def _document(results: list[_Result], diagnostics: list[Diagnostic], console: Co
     console.document(diagnostics, files=files)
 
 
-def unified(before: str, after: str, name: str, change: str, color: bool) -> str:
+def unified_diff(before: str, after: str, name: str, change: str, color: bool) -> str:
     """The difference of two texts of the file `name`; empty if equal. `change` labels the new text."""
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     text = ""

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 from commplan.cli.console import STDIN, Console, name_of
 from commplan.cli.records import run_in, totals
-from commplan.cli.simulated import machines, simulated
+from commplan.cli.simulated import machines, simulate
 from commplan.cli.user_step import need_machine, with_step
 from commplan.cli.verbs.verify import VerifyReport, show_lines
 from commplan.cli.verbs.verify.servers import ServerReport
@@ -26,7 +26,7 @@ def run(args: Namespace, console: Console) -> int:
     """
     trace = read_trace(console.read(args.recorded), name_of(args.recorded)) if args.recorded else None
     args = with_step(args, args.file, console)
-    schedule, lines, times = simulated(machines(args, console)[-1], console)
+    schedule, lines, times = simulate(machines(args, console)[-1], console)
     if times is None:
         need_machine(args)
     if not lines:

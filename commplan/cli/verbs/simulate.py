@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from commplan.cli.console import STDIN, Console, fold_table
-from commplan.cli.simulated import NAME_ONE, MachineTimes, Simulated, machines, simulated
+from commplan.cli.simulated import NAME_ONE, MachineTimes, Simulated, machines, simulate
 from commplan.cli.user_step import with_step
 from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
@@ -29,11 +29,11 @@ def run(args: Namespace, console: Console) -> int:
     """Simulate, print, and write the trace. Raises CP0752 without a topology, or an error of compiling."""
     args = with_step(args, args.file, console)
     machine, *variants = machines(args, console)
-    schedule, lines, timed = simulated(machine, console)
+    schedule, lines, timed = simulate(machine, console)
     if timed is None:
         fail("CP0752", "there is no topology to simulate on", NAME_ONE)
     if variants:
-        more = [simulated(other, console, timed) for other in variants]
+        more = [simulate(other, console, timed) for other in variants]
         return _side_by_side([Simulated(schedule, lines, timed), *more], args, console)
     prediction = timed.prediction
     if args.trace:

@@ -10,7 +10,7 @@ import msgspec
 
 from commplan.cli.console import STDIN, Console, fold_table
 from commplan.cli.records import run_in, totals
-from commplan.cli.simulated import simulated
+from commplan.cli.simulated import simulate
 from commplan.cost import Prediction
 from commplan.diagnostics import plural
 from commplan.ir.schedule import Schedule
@@ -49,7 +49,7 @@ def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Predictio
     if not args.plan:
         return None, None
     args.file, args.ranks = args.plan, None
-    schedule, _, timed = simulated(args, console)
+    schedule, _, timed = simulate(args, console)
     return schedule, timed and timed.prediction
 
 

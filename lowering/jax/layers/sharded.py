@@ -59,7 +59,7 @@ class GatherWindow:
         return values
 
 
-def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefetch: int) -> list[Array]:
+def run_unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefetch: int) -> list[Array]:
     """Apply `layers` one after the other to `x`."""
     last = len(layers) - 1
     needs = [layer.vjp.needs_weights for layer in layers]
@@ -111,8 +111,8 @@ def unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefe
     return _differentiable(forward, backward)(*operands, list(x))
 
 
-def scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Array]:
-    """`unrolled` for layers of one kind, under `lax.scan`; `shards` have a leading dimension for the layers.
+def run_scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Array]:
+    """As `run_unrolled`, for layers of one kind under `lax.scan`. `shards` have a leading layer dimension.
 
     The first weights are gathered before the loop, and the last `prefetch` layers run after it, so that the
     loop gathers no unused weights. The weights of the last layer are reused by the backward pass.

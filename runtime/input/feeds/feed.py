@@ -19,7 +19,7 @@ from commplan.runtime.input.feeds.recorded import start_record
 from commplan.runtime.input.multirate.member import RingMember
 from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.observe.wait_log import LOG, ClosedError
-from commplan.runtime.input.phase_order import epoch_steps, fingerprint, hints, orders, restored
+from commplan.runtime.input.phase_order import epoch_steps, fingerprint, hints, orders, position_of
 from commplan.runtime.input.program import host_program
 from commplan.runtime.input.ring.units import UnitProgram
 from commplan.runtime.input.ring.words import ABSENT, CURSOR
@@ -131,7 +131,7 @@ class Feed(RingMember):
         program = host_program(schedule, plan.phase, {plan.clock: (member,)}, apart=True)
         record_orders = orders(program, bound)
         steps = epoch_steps(program, record_orders)
-        epoch, step = restored(program, record_orders, state, steps, fingerprint(program, record_orders))
+        epoch, step = position_of(program, record_orders, state, steps, fingerprint(program, record_orders))
         return epoch * content.epoch + step * units_per_batch
 
     def _join_ring(
@@ -143,7 +143,7 @@ class Feed(RingMember):
         self._outputs = handed_out(program)
         record_orders = orders(program, bound)
         steps = epoch_steps(program, record_orders)
-        start = restored(program, record_orders, state, steps, fingerprint(program, record_orders))
+        start = position_of(program, record_orders, state, steps, fingerprint(program, record_orders))
         if state is None and not is_new and not self._has_own_epochs:
             start = self._start_in_running_feed(record_orders, steps)
         self._enter_ring(bound, functions, start, self._timeout, KEEP * units_per_batch)

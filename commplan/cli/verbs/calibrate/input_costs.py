@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from commplan.cli.argument_types import once
-from commplan.cli.binding import checked
+from commplan.cli.binding import load_plan
 from commplan.cli.console import RANKS, STDIN, Console
 from commplan.cli.jax_side import differences, function_at, functions_of, need, sources_of, user_code
 from commplan.cost.calibration import Calibration, load_calibration, only_input
@@ -41,7 +41,7 @@ def measure(args: Namespace, console: Console) -> tuple[Calibration, list[str]] 
     exists = args.output != STDIN and Path(args.output).exists()
     # An unreadable file is an error (CP0751), since its links would be lost.
     old = load_calibration(args.output) if exists else None
-    plan = checked(args.file, console)
+    plan = load_plan(args.file, console)
     measured = _measure(plan, args, console)
     calibration = only_input(measured.date, measured)
     if old is not None:

@@ -13,7 +13,7 @@ import msgspec
 
 from commplan.cli import INTERRUPTED
 from commplan.cli.argument_types import once
-from commplan.cli.binding import Compiled, compiled
+from commplan.cli.binding import Compiled, compile_with_flags
 from commplan.cli.console import Console
 from commplan.cli.jax_side import need, under_mpi
 from commplan.cli.verbs.run.tables import costs_of, print_tables
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def run(args: Namespace, console: Console) -> int:
     """Compile, bind and run a plan, and print the cost of every plan line."""
     if not under_mpi(os.environ):
-        done = compiled(args.file, args, console)
+        done = compile_with_flags(args.file, args, console)
         return _report(done, args, console, [_rehearse(done, args, console, None)], 1)
     return _on_ranks(args, console)
 
@@ -91,7 +91,9 @@ def _on_ranks(args: Namespace, console: Console) -> int:
     world = World()
     rank_console = console if world.rank == 0 else Console("never", "json")
     try:
-        done = compiled(args.file, args, rank_console, adapt=lambda plan: _set_sizes(plan, args, world))
+        done = compile_with_flags(
+            args.file, args, rank_console, adapt=lambda plan: _set_sizes(plan, args, world)
+        )
         part = _rehearse(done, args, rank_console, world)
         if part.broken_off:  # workers have already reported the error
             return _report_failures(CommplanError(), console, world)

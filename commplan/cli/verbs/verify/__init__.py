@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from commplan.cli.console import Console, fold_table, name_of, printed
+from commplan.cli.console import Console, fold_table, name_of, render_text
 from commplan.cli.saved import is_saved, read_saved
 from commplan.cli.verbs.verify.input import input_data, input_text
 from commplan.cli.verbs.verify.servers import ServerReport
@@ -37,10 +37,10 @@ def run(args: Namespace, console: Console) -> int:
     if is_saved(args.file, text):
         schedule, diagnostics = _load_saved(text, name_of(args.file), console)
     else:
-        from commplan.cli.binding import compiled
+        from commplan.cli.binding import compile_with_flags
 
         # The compiler proves the schedule after every pass, and raises counterexamples.
-        schedule, diagnostics = compiled(args.file, args, console).schedule, []
+        schedule, diagnostics = compile_with_flags(args.file, args, console).schedule, []
     served = ServerReport(schedule) if not diagnostics else None
     facts = VerifyReport(schedule, diagnostics)
     data = facts.data() | {"servers": served.data() if served else {}, "proved": not diagnostics}
@@ -254,7 +254,7 @@ def _table(lines: list[LineProof], color: bool) -> str:
         rounds = str(line.proof.cost.rounds) if line.proof else ""
         moved = ("" if nbytes is None else sized(nbytes) for nbytes in (line.busiest, line.least))
         table.add_row(str(line.line), kind, over, line.via, rounds, *moved, line.proved)
-    return printed(lambda screen: screen.print(table), 130, color=color)
+    return render_text(lambda screen: screen.print(table), 130, color=color)
 
 
 def _algorithm(args: Namespace, console: Console) -> int:
