@@ -110,7 +110,7 @@ class Channel:
         meet: Rendezvous | None = None,
     ) -> None:
         self.groups = Groups(comm, sizes, meet)
-        self._library, watched = self._engine(limits, plan, job)
+        self._library, watched = self._load_engine(limits, plan, job)
         self._channel: int | None = None
         self._numbers: dict[Any, int] = {}
         self.resources: Resources | None = None
@@ -137,7 +137,7 @@ class Channel:
         """The engine, or None if it is not available on every rank."""
         return self._library
 
-    def _engine(self, limits: HangLimits, plan: str, job: str) -> tuple[Any, watchdog.Watched | None]:
+    def _load_engine(self, limits: HangLimits, plan: str, job: str) -> tuple[Any, watchdog.Watched | None]:
         """The engine and the watchdog settings, if all ranks have the engine: forms cannot be mixed."""
         library, problem = None, ""
         try:
@@ -195,7 +195,7 @@ class Channel:
         Raises:
             CommplanError: CP0831 if the axes, the shape or the dtype do not fit.
         """
-        shape = self._result(x, spec)
+        shape = self._result_shape(x, spec)
         if self._is_trivial(x, spec):
             return x.reshape(shape), token
         if spec.form == "split" and self._library is not None:
@@ -205,7 +205,7 @@ class Channel:
             y = self._rounds(rounds.tied(x, token), spec).reshape(shape)
             return y, rounds.after(token, y)
         result = jax.ShapeDtypeStruct(shape, x.dtype)
-        (y,), after = primitives.call((x,), token, (result,), self._number(x, spec))
+        (y,), after = primitives.call((x,), token, (result,), self._number_of(x, spec))
         return y, after
 
     def can_start_packed(self, spec: Spec, size: int) -> bool:
@@ -233,7 +233,7 @@ class Channel:
         """
         dtype = xs[0].dtype
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape in result_layout.shapes]
-        whole = self._number(jax.ShapeDtypeStruct((operand_layout.size,), dtype), spec)
+        whole = self._number_of(jax.ShapeDtypeStruct((operand_layout.size,), dtype), spec)
         number = self._packed_number(whole, operand_layout, result_layout, np.dtype(dtype).itemsize)
         if spec.form == "split":
             return _start(xs, results, number, token)
@@ -248,8 +248,8 @@ class Channel:
         if not self.groups.concurrent:
             note = "initialize MPI with MPI_THREAD_MULTIPLE, or use another form than `split`"
             fail("CP0833", "form `split` needs two threads in MPI, and this MPI allows one", note)
-        shaped = jax.ShapeDtypeStruct(self._result(x, spec), x.dtype)
-        return _start((x,), [shaped], self._number(x, spec), token)
+        result = jax.ShapeDtypeStruct(self._result_shape(x, spec), x.dtype)
+        return _start((x,), [result], self._number_of(x, spec), token)
 
     def end(self, pending: Pending, token: Array) -> tuple[Sequence[Array], Array]:
         """Wait for a pending collective. Returns its results and the token for the next operation."""
@@ -261,6 +261,7 @@ class Channel:
         return y, after
 
     def _rounds(self, x: Array, spec: Spec) -> Array:
+        """Run the collective message by message, without the engine."""
         if spec.op != "sum" and jnp.issubdtype(x.dtype, jnp.floating):  # XLA:CPU reads denormals as zero
             ordered = self._rounds(to_ordered(x, is_maximum=spec.op == "max"), spec)
             return from_ordered(ordered, dtype=x.dtype)
@@ -282,7 +283,8 @@ class Channel:
     def _is_trivial(self, x: Array, spec: Spec) -> bool:
         return x.size == 0 or self.groups.ways(self._axes(spec)) == 1
 
-    def _result(self, x: Array, spec: Spec) -> tuple[int, ...]:
+    def _result_shape(self, x: Array, spec: Spec) -> tuple[int, ...]:
+        """The shape of the result. Raises CP0831 if the kind or the shape of `x` does not fit."""
         if spec.kind not in KINDS:
             fail("CP0831", f"there is no collective `{spec.kind}`", f"expected one of: {', '.join(KINDS)}")
         ranks = len(self.groups.along(self._axes(spec)))
@@ -297,13 +299,13 @@ class Channel:
             fail("CP0831", message, f"pad the leading dimension to a multiple of {ranks}")
         return shape if spec.kind in EXCHANGING else (shape[0] // ranks, *shape[1:])
 
-    def _number(self, x: Array | jax.ShapeDtypeStruct, spec: Spec) -> int:
+    def _number_of(self, x: Array | jax.ShapeDtypeStruct, spec: Spec) -> int:
         """The engine's number for this collective of an array like `x`; created on first use."""
         if self._channel is None:
             fail("CP0832", "this channel is closed")
         key = (replace(spec, axes=self._axes(spec), form="call"), x.size, str(x.dtype))
         if key not in self._numbers:
-            number = self._make(key[0], x.size, np.dtype(x.dtype))
+            number = self._create(key[0], x.size, np.dtype(x.dtype))
             self._numbers[key] = number
             primitives.owners[number] = self
             _issued[number] = Issued(*key, self.groups)
@@ -326,17 +328,18 @@ class Channel:
                 _issued[self._numbers[key]] = _issued[number]
         return self._numbers[key]
 
-    def _make(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
+    def _create(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
+        """Create the collective of `size` elements in the engine; returns its number."""
         if spec.kind in REDUCING and dtype.name not in DTYPES:
             supported = ", ".join(DTYPES)
             fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"supported dtypes: {supported}")
         whole, axes = self._whole(size, spec), spec.axes or ()
         chosen = choose_program(spec, self.groups, whole, dtype.itemsize)
         if chosen is None:
-            return self._describe(self._make_native(spec, size, dtype), spec, whole, dtype)
+            return self._describe(self._create_native(spec, size, dtype), spec, whole, dtype)
         program = instructions(chosen.program, self.groups.index(axes), whole, dtype.itemsize, chosen.piece)
         label = _label(spec, whole, dtype)
-        number = self._make_list(program, self.groups.along(axes), spec, dtype, label)
+        number = self._create_list(program, self.groups.along(axes), spec, dtype, label)
         self._describe(number, spec, whole, dtype)
         if spec.kind != "swap":
             return number
@@ -358,10 +361,10 @@ class Channel:
         self._library.commplan_describe(number, details.text().encode())
         return number
 
-    def _make_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
+    def _create_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
+        """Create a collective that MPI's own function carries out."""
         group = self.groups.native(spec.axes or ())
-        in_parts = spec.kind in TAKES_BLOCKS
-        parts = group.Get_size() if in_parts else 1
+        parts = group.Get_size() if spec.kind in TAKES_BLOCKS else 1
         code, count = dtype.name, size // parts
         if code not in DTYPES:
             code, count = "uint8", count * dtype.itemsize
@@ -371,7 +374,7 @@ class Channel:
         table = _numbers((kind, group.py2f(), count, spec.root, dtype_code, op), np.int64)
         return self._library.commplan_native(self._channel, table.ctypes.data, _waiting(spec).encode())
 
-    def _make_list(
+    def _create_list(
         self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], label: int
     ) -> int:
         messages = max((row.message + 1 for row in program.code), default=0)

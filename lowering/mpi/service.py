@@ -32,7 +32,7 @@ from commplan.lowering.mpi.job.engine_errors import waiting_line
 from commplan.lowering.mpi.job.release import drop, free_dropped
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.job.watchdog import RequestWatch, Watched, forget, job
-from commplan.lowering.mpi.shared import Region, regions, shares
+from commplan.lowering.mpi.shared import Region, regions, set_shared_units
 from commplan.protocol.sites import LEAVE, LEFT, Buffer, Site, Sites, nbytes_of, receives, sends, sent
 from commplan.recorder.file import Details
 
@@ -201,7 +201,7 @@ class MpiService:
         self._library.commplan_describe(number, _details(site))
         if mapped:
             count = self._counter(site.states)
-            shares(self._library, number, site, mapped, self.sites.group(site, self.rank), count)
+            set_shared_units(self._library, number, site, mapped, self.sites.group(site, self.rank), count)
         return number
 
     def _counter(self, states: tuple[str, ...]) -> Any:

@@ -78,8 +78,8 @@ def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
 
 
 def _receive_offer(comm: Any, rank: int, name: str) -> bytes:
-    def refuse(why: object) -> NoReturn:
-        fail("CP0852", f"{name} (rank {rank}) does not serve: {why}", "did it call run.serve()?")
+    def refuse(reason: object) -> NoReturn:
+        fail("CP0852", f"{name} (rank {rank}) does not serve: {reason}", "did it call run.serve()?")
 
     def receive(seconds: float) -> bytes:
         message = comm.Improbe(source=rank, tag=HELLO, status=(status := MPI.Status()))
@@ -112,10 +112,19 @@ def _map(path: Path, token: int) -> Region | None:
     return Region(whole, mapping)
 
 
-def shares(
+def set_shared_units(
     library: Any, number: int, site: Site, mapped: Mapping[int, Region], group: int, counter: Any
 ) -> None:
-    """Tell the engine where request `number` finds the units of the servers in `mapped`."""
+    """Pass the engine the addresses of the units that request `number` updates in the memory of servers.
+
+    Args:
+        library: The engine.
+        number: The request.
+        site: The site of the request.
+        mapped: The memory of each server that shares the state with this process.
+        group: The group of this worker.
+        counter: The number of times that this worker has put the state, one element.
+    """
     begins = offsets(site.layout)
     headers: list[tuple[int, ...]] = []
     updates: list[tuple[int, ...]] = []
