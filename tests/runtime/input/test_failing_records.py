@@ -61,7 +61,7 @@ PIXELS = np.zeros((SIDE, SIDE), np.uint8)
         ((PIXELS, True), "result 2: i32", "True of type bool"),
         ((PIXELS, 2**40), "result 2: i32", "1099511627776 of type int"),
         ((PIXELS, np.int64(1)), "result 2: i32", "i64"),
-        ((None, 1), "result 1: u8[6, 6]", "a NoneType"),
+        ((None, 1), "result 1: u8[6, 6]", "None"),
         ((b"abc", 1), "result 1: u8[6, 6]", "a bytes"),
     ],
 )
