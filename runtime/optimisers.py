@@ -54,6 +54,10 @@ def difference(init: Callable[[Tree], Tree], update: Callable[[Tree, Tree, Tree]
 def _compare_trial(
     init: Callable[[Tree], Tree], step: Callable[..., Any], size: float | None
 ) -> Difference | None:
+    """Update a random tree and its parts with gradients of magnitude `size`, or with a NaN for None.
+
+    Return the first difference.
+    """
     rng = np.random.default_rng(7)
     whole = {key: rng.normal(size=shape).astype(np.float32) for key, shape in SHAPES.items()}
     parts = [_part(whole, number) for number in range(PARTS)]
@@ -76,6 +80,10 @@ def _compare_trial(
 
 
 def _unlike(before: Tree, whole: Tree, parts: list[Tree], size: float | None) -> Difference | None:
+    """The first element whose update differs between the whole tree and its parts, beyond rounding.
+
+    None if there is none.
+    """
     for key, shape in SHAPES.items():
         count = int(np.prod(shape))
         start = before[key].reshape(-1).astype(np.float64)

@@ -134,6 +134,7 @@ def cut_again(
 def _check_leaf(
     subject: str, saved: SavedLeaf, leaf: SavedLeaf, before: SavedLayout, current: SavedLayout, file: str
 ) -> None:
+    """Raise CP0870 for another dtype or shape, and CP0871 for a layout that cannot be converted."""
     if saved.dtype != leaf.dtype:
         message = f"{subject} is {saved.dtype} in the checkpoint, and {leaf.dtype} in this run"
         fail("CP0870", message, "restore it with the saved dtype, then cast it", file=file)

@@ -73,6 +73,7 @@ class Check:
         self._fail(f"the structure of {role} differs from the compiled one", *notes, note)
 
     def _leaf(self, role: str, value: Value, leaf: Leaf, array: Any) -> Any:
+        """Check the shape and the dtype of one leaf; returns it as an array."""
         role += f" at `{leaf.path}`" if leaf.path else ""
         expected = leaf.shape if self.layout == "local" else global_shape(value, leaf, self.sizes)
         if isinstance(array, _NUMBERS):
@@ -95,6 +96,7 @@ class Check:
         return array
 
     def _why(self, value: Value, leaf: Leaf, shape: tuple[int, ...]) -> list[str]:
+        """Notes on the likely cause of a wrong shape."""
         placement = value.placement
         notes = [f"its placement is `{placement}`"]
         count = len(placement.per)

@@ -145,6 +145,7 @@ class DeviceFunctions:
             self._refuse(op, f"is called with {arguments}, but is `{op.fn}{signature}`", str(error))
 
     def _results(self, op: ir.Map, returned: Any, rows: int | None) -> dict[str, Tree]:
+        """The results of a function by name. Raises if their number is wrong."""
         count = len(op.results)
         if count == 1:
             return {op.results[0]: self._check_result(op, op.results[0], returned, rows)}

@@ -97,6 +97,7 @@ def evaluate_alone(jaxpr: Jaxpr, consts: Sequence[Array], arguments: Sequence[Ar
 
 
 def _alone(equation: Any, operands: list[Array]) -> Sequence[Array]:
+    """Evaluate an equation on one rank. Collectives return their operands."""
     name, params = equation.primitive.name, equation.params
     called = inlinable_call(equation)
     if called is not None:

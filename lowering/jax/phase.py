@@ -250,6 +250,7 @@ class Lowered:
     def _run(
         self, op: ir.Op, env: Env, chained: set[str], rng: RngContext | None, elision: packing.PackElision
     ) -> None:
+        """Run one op on this rank's values."""
         values = self.values
         match op:
             case ir.Collective():

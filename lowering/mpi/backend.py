@@ -163,6 +163,7 @@ class MpiBackend:
         return result
 
     def _spec(self, op: Collective) -> Spec:
+        """The parameters of a collective of the schedule."""
         levels = self.spread.get(op.axes[0], ()) if len(op.axes) == 1 else ()
         return Spec(
             op.kind,

@@ -334,6 +334,7 @@ def _hopeless(way: _Candidate, ways: Sequence[_Candidate]) -> bool:
 
 
 def _op(kind: CollectiveKind, algorithm: Algorithm, form: Form, nbytes: int) -> Collective:
+    """The collective to measure, on f32."""
     reducing = kind in REDUCING
     return Collective(
         kind=kind,

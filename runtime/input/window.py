@@ -127,6 +127,10 @@ class BatchWindow:
             self._depart()
 
     def _take(self, number: int, ahead: int) -> tuple[HostBatch, int, float]:
+        """Wait for a batch.
+
+        Returns it, the number of batches that were ready before, and the seconds waited.
+        """
         begun, ready = time.perf_counter(), 0
         exchange, units = self.exchange, self.unit_batches
         if exchange is not None:

@@ -206,6 +206,7 @@ class ServerCheckpoint:
         self._locked = lock
 
     def _check(self) -> None:
+        """Compare the header and the size of the file with those of this server. Raises CP0973 or CP0974."""
         head = os.pread(self._file, io.MIB + len(self._head), 0)
         if not head.startswith(_MAGIC):
             if head.startswith(_FORMAT):

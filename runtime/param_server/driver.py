@@ -129,6 +129,7 @@ class ServerDriver:
             self._do(effect)
 
     def _store_message(self, worker: int, tag: int, buffer: Array) -> None:
+        """Store the payload of a message until an effect uses it. Raises CP0975 or CP0979."""
         if self.record is not None:
             self.record.message(worker, tag)
         routes = self.routing.by_tag.get(tag)
@@ -185,6 +186,7 @@ class ServerDriver:
         return self.terms[worker, tag].popleft()
 
     def _set(self, effect: Effect) -> None:
+        """Store the payload of a put as a part of the state."""
         buffer, chunk = self.routing.sites[effect.site].up[effect.tag]
         cell = self._cell(effect)
         if buffer.content == "token":  # of a state without leaves
@@ -204,6 +206,7 @@ class ServerDriver:
             self._mark_changed(cell, shard)
 
     def _add(self, effect: Effect) -> None:
+        """Add the term of a worker to the sum of a unit."""
         routes = self.routing.sites[effect.site]
         cell = self._cell(effect)
         part = cell.units[effect.unit].unit.part
@@ -222,6 +225,7 @@ class ServerDriver:
         self._drop_scalars(routes, effect)
 
     def _apply(self, effect: Effect) -> None:
+        """Apply the update function to a unit: all terms have been added."""
         routes = self.routing.sites[effect.site]
         cell = self._cell(effect)
         total, buffers = self.sums.pop((cell.name, cell.group, effect.unit))
@@ -245,6 +249,7 @@ class ServerDriver:
         self._mark_changed(cell, shard)
 
     def _pull(self, effect: Effect) -> None:
+        """Update a unit of a center by elastic averaging with one worker, and send the pull."""
         routes = self.routing.sites[effect.site]
         cell = self._cell(effect)
         shard = cell.units[effect.unit]

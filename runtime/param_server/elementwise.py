@@ -55,6 +55,7 @@ def _search(jaxpr: Any) -> str:
 
 
 def _equation(equation: Any) -> str:
+    """The reason why an equation of a jaxpr may not be elementwise; empty if it is."""
     name = str(equation.primitive.name)
     reason = _constants(operand.val for operand in equation.invars if hasattr(operand, "val"))
     for inner, consts in called_by(equation):

@@ -102,6 +102,7 @@ def read_events(path: Path, expected: LogHeader) -> Iterator[tuple[int, int]]:
 
 
 def _events(path: Path, data: bytes, offset: int, workers: int) -> Iterator[tuple[int, int]]:
+    """Decode the blocks of a recording: pairs of worker and tag, in order of arrival."""
     while offset + _HEAD.size <= len(data):
         count, nbytes, crc = _HEAD.unpack_from(data, offset)
         packed = data[offset + _HEAD.size : offset + _HEAD.size + nbytes]
@@ -164,6 +165,7 @@ class Replay:
         self.arrive(worker, LOST, np.zeros(0, np.uint8))
 
     def _advance(self) -> None:
+        """Pass on the messages that have arrived in the recorded order. Raises CP0977 if the run differs."""
         while self._next is not None:
             worker, tag = self._next
             early = self._early.get(worker)

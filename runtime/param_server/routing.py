@@ -118,6 +118,7 @@ class RoutingTable:
         return Factor()  # a server without a unit of a small state receives no request
 
     def _exchange(self, routes: SiteRoutes) -> None:
+        """Set the dtypes and the update function of an exchange."""
         site = routes.site
         phase = next(phase for phase in self.schedule.phases if phase.name == site.phase)
         values = _entry(self.schedule) | {value.id: value for value in phase.values}

@@ -34,6 +34,7 @@ class SharedStates:
                 self._share(site.states[0], cells)
 
     def _share(self, name: str, cells: Sequence[StateCell]) -> None:
+        """Move a state into shared memory. If there is no memory, workers use messages."""
         layout = cells[0].layout
         begins = offsets(layout)
         try:

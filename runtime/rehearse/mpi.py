@@ -112,6 +112,7 @@ class World:
         self._comm.Abort(code)
 
     def _receive(self, errors: Errors, living: Sequence[int]) -> tuple[Errors, bool]:
+        """Collect the errors of all ranks on this one; returns them, and whether all ranks have failed."""
         answers: dict[int, Errors] = {self.rank: errors}
         deadline = time.monotonic() + PATIENCE_S
         while len(answers) < len(living) and time.monotonic() < deadline:

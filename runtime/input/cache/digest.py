@@ -131,6 +131,7 @@ class _Digest:
             self._add_instance(value, where)
 
     def _add_callable(self, value: Any, where: str) -> bool:
+        """Hash a function or another callable; returns whether `value` is one."""
         wrapped = getattr(value, "__wrapped__", None)
         if isinstance(value, types.FunctionType):
             self._add_function(value, where)
@@ -165,6 +166,7 @@ class _Digest:
         return True
 
     def _add_function(self, function: types.FunctionType, where: str) -> None:
+        """Hash the code of a function and the values that it uses; of an installed package, its version."""
         module = function.__module__ or ""
         if _is_installed(module):
             self._words("installed", module, function.__qualname__, _stamp(module))
@@ -223,6 +225,7 @@ class _Digest:
                 self._add(value, f"`{name}` of {where}")
 
     def _add_data(self, value: Any, where: str) -> bool:
+        """Hash a container or an array; returns whether `value` is one."""
         kind = cast("type[object]", type(value))
         if kind in (tuple, list):
             self._words(kind.__name__, len(value))

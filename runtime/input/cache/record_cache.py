@@ -237,6 +237,7 @@ def _open_cache(
     program: HostProgram, flow: Flow, op: Map, cache: Cache, stage: Stage, sources: Mapping[str, Source],
     functions: Mapping[str, Callable[..., Any]],
 ) -> RecordCache:  # fmt: skip
+    """Open the cache of a host map. Caches with the same key share a table in this process."""
     before = DefUse(flow.ops).ancestors(results(op))
     (read,) = [each for each in before if isinstance(each, Read)]
     source = sources[read.source]

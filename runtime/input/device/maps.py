@@ -74,6 +74,7 @@ class DeviceMaps:
     def _on_device(
         self, values: dict[Ref, Array], records: dict[Ref, Array], numbers: Array
     ) -> dict[Ref, Array]:
+        """Run the device maps of a batch inside a shard_map."""
         context = self._context
         lowered = context.lower(self._phase)
         carried = Carried.for_values(context, {ref: self._values[ref] for ref in self._outputs})

@@ -145,6 +145,7 @@ class ClockedPhase:
     def _open_attachment(
         self, member: int, position: int, units: Schedule, options: SharingOptions
     ) -> Attachment:
+        """Create this process's attachment: a ring of its own, or the ring of a group of processes."""
         plan = self.plan
         program = host_program(units, plan.phase, None, apart=True)
         content = UnitProgram(program, self.epoch, self.sources, self.functions)

@@ -240,6 +240,7 @@ def merged(summaries: Iterable[Summary]) -> Summary:
 
 
 def _both(first: Summary, second: Summary) -> Summary:
+    """The sum of two summaries, line by line."""
     lines = {(line.what, line.span): line for line in first.lines}
     for line in second.lines:
         before = lines.get((line.what, line.span))

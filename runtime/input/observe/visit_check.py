@@ -71,6 +71,7 @@ class Checks:
         self._tallies, self._upto, self._waiting = tallies, upto, {}
 
     def _finish(self, epoch: int) -> None:
+        """Compare the sums of an epoch with the promise of each load."""
         self._settle()
         program = self.program
         for flow in program.flows:

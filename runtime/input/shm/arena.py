@@ -105,6 +105,7 @@ class Arena:
         return region.offset + address - region.address
 
     def _region(self, nbytes: int) -> _Region:
+        """Take a free region of a similar size, or extend the file. Raises CP0923."""
         with self._lock:
             fitting = [r for r in list(self._free) if nbytes <= r.nbytes <= 2 * nbytes]
             if fitting:

@@ -59,6 +59,7 @@ def _call(fn: FnType) -> str:
 
 
 def _function_problem(fn: FnType, function: object) -> str | None:
+    """The reason why the plan cannot call `function`; None if it can."""
     if function is None:
         return f"host function `{fn.name}` is not bound"
     if not callable(function):
