@@ -168,6 +168,7 @@ def parse_calibration(text: str, file: str = "<calibration>") -> Calibration:
 
 
 def _check(calibration: Calibration, file: str) -> None:
+    """Raise CP0751 for numbers, levels and curves that cannot be used."""
     numbers = [calibration.overhead, calibration.gamma, calibration.call, calibration.round]
     numbers += [n for level in calibration.levels for n in (level.latency, level.bandwidth)]
     numbers += [n for curve in calibration.curve_list for n in (*curve.sizes, *curve.seconds)]

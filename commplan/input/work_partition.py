@@ -166,6 +166,7 @@ def failover(whole: Division, alive: Collection[int]) -> Division:
 
 
 def _maker(whole: Division, part: int, alive: Collection[int]) -> int:
+    """The process that makes a part: its reader, else a successor on its host, else one on another host."""
     reader = whole.readers[part]
     if reader in alive:
         return reader

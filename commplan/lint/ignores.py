@@ -69,6 +69,7 @@ def _lines(comment: Token, code_lines: Collection[int], statements: Sequence[ran
 def _codes(
     comment: Token, match: re.Match[str], file: str
 ) -> tuple[list[tuple[str, Span]], list[Diagnostic]]:
+    """The codes of an ignore comment, and the mistakes in it."""
     codes: list[tuple[str, Span]] = []
     wrong: list[Diagnostic] = []
 

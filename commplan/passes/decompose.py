@@ -87,6 +87,7 @@ def _choose_hierarchies(chooser: Chooser, phase: Phase, choices: list[Choice]) -
 
 
 def _best(chooser: Chooser, op: Collective, choices: list[Choice]) -> Algorithm:
+    """The faster of the algorithms over all axes at once and the hierarchies, with a remark."""
     ways, levels = chooser.flat(op), chooser.hierarchies(op)
     if not ways or not levels:
         return op.algorithm

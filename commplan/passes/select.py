@@ -38,6 +38,7 @@ class SelectPass(Pass, frozen=True):
         return [self._phase(chooser, phase, context.choices or {}, choices) for phase in schedule.phases]
 
     def _phase(self, chooser: Chooser, phase: Phase, searched: Choices, choices: list[Choice]) -> Phase:
+        """Select algorithms and message sizes. Equal collectives share a decision and a remark."""
         searched_stages = {key.stage for key in searched if key.phase == phase.name}
         decided: dict[tuple[object, ...], Decision] = {}
         alike: dict[tuple[object, ...], list[tuple[Collective, Decision]]] = {}

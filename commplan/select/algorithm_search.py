@@ -143,6 +143,7 @@ class Chooser:
         return self._decision(op, pinned, candidates)._replace(why=WRITTEN)
 
     def _decision(self, op: Collective, selected: Candidate, candidates: list[Candidate]) -> Decision:
+        """The decision for `selected`, with the reason and the runners-up."""
         if not self.explains:
             return Decision(selected.algorithm, selected.chunk, "", selected.seconds)
         runners_up = [candidate for candidate in candidates if candidate.algorithm != selected.algorithm]

@@ -44,6 +44,7 @@ def memory(schedule: Schedule) -> tuple[PeakMemory, ...]:
 
 
 def _phase(schedule: Schedule, phase: Phase) -> PeakMemory:
+    """The peak memory of a rank in a phase."""
     size = {value.id: value.nbytes for value in (*schedule.entry, *phase.values)}
     resident = {value.id for value in schedule.entry if value.placement.server is None}
     local = {value.id for value in phase.values}

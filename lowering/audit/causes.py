@@ -80,6 +80,7 @@ class Causes:
         return tuple(self._with_cause(difference) for difference in differences)
 
     def _with_cause(self, difference: StepDifference) -> StepDifference:
+        """The difference with its cause and the reason in words."""
         match difference.kind:
             case "missing":
                 cause, reason = self._missing(difference.expected[0])
@@ -111,6 +112,7 @@ class Causes:
         return any(traced.count == expected.count for traced in self.traced[expected.scope])
 
     def _extra(self, actual: CompiledCollective) -> tuple[str, str]:
+        """The cause of a collective that the plan does not have, and the reason in words."""
         for phase, line in actual.scopes:
             traced = len(self.traced[phase, line])
             if traced <= self.planned_counts[phase, line]:

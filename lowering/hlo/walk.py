@@ -150,6 +150,7 @@ class _HloVisitor:
             self._visit(instruction, frame)
 
     def _visit(self, instruction: HloInstruction, frame: _Frame) -> None:
+        """Collect the loops, collectives and computations of an instruction."""
         opcode = instruction.opcode
         if opcode in _NAMES_ONLY or opcode.endswith("-done"):
             return
@@ -262,6 +263,7 @@ class _HloVisitor:
     def _collective(
         self, instruction: HloInstruction, core: HloInstruction, inputs: tuple[Tensor, ...], frame: _Frame
     ) -> CompiledCollective:
+        """The collective of an instruction, with its groups, arrays and origins."""
         pairs = core.attribute("source_target_pairs")
         groups = read_groups(pairs or core.attribute("replica_groups") or "{}", self.module.partitions)
         channel = core.attribute("channel_id")

@@ -54,6 +54,7 @@ def _spread(layout: Layout, network: Network, level: int) -> bool:
 
 
 def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int) -> float:
+    """The least bytes on the busiest link of a level, for any algorithm, as a multiple of the buffer's."""
     units = network.units(layout.groups, level)
     groups, ranks = units.shape
     # Only members in which a group has ranks: most groups have none in most members.

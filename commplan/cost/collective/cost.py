@@ -188,6 +188,7 @@ def _groups_are_independent(layout: Layout, network: Network) -> bool:
 
 
 def _model(algorithm: Algorithm, query: CollectiveQuery) -> _Modelled | None:
+    """Predict the time of an algorithm by a model; None if it does not implement the collective."""
     if query.kind not in KINDS:
         return _of_library(query)
     kind, layout, network = query.kind, query.layout, query.network

@@ -54,6 +54,10 @@ def link_loads(
 
 @lru_cache(maxsize=1024)
 def _group(layout: Layout, network: Network) -> NcclGroup | None:
+    """The GPUs of a communicator as NCCL sees them.
+
+    None without GPUs, or if nodes have different numbers of ranks.
+    """
     gpu, per_host = GPUS.get(network.topology.devices or ""), network.topology.host_places
     if gpu is None or layout.ranks == 1:
         return None

@@ -162,6 +162,7 @@ def _choice(algorithm: str, protocol: str, latency: float, rate: float, fill: fl
 
 
 def _ring(kind: str, nbytes: float, group: NcclGroup, protocol: str, index: int) -> NcclChoice:
+    """The time of the ring algorithm with one protocol."""
     ranks, nodes, bus = group.ranks, group.nodes, group.ring
     if protocol == "ll":
         bus = min(group.gpu.ll if nodes == 1 else _LL_BETWEEN[group.column], bus / 2)

@@ -171,6 +171,7 @@ def _step(
     first: Ints,
     lanes_by_key: dict[tuple[bytes, ...], Lanes],
 ) -> RoundTraffic | None:
+    """The traffic of one round; None if it has no transfers."""
     parts = [part for part in transfers if len(part.src)]
     if not parts:
         return None
@@ -209,6 +210,7 @@ def _runs(start: Ints, count: Ints) -> Ints:
 
 
 def _lanes(src: Ints, dst: Ints, size: Floats, layout: Layout, network: Network, first: Ints) -> Lanes:
+    """The links that each transfer uses, and their loads."""
     levels = len(network.levels)
     total = np.zeros(int(first[-1]))
     level = np.full(len(src), -1, np.int64)

@@ -124,6 +124,7 @@ class _Flight:
             heapq.heappush(self.events, (self.cpu[rank], 0, index))
 
     def _advance(self) -> None:
+        """Advance to the next event: the end of a transfer, or an arrival."""
         active = [queue[0] for queue in self.queue.values()]
         rates = self._rates(active)
         ends = [self.now + self.remaining[i] / rate for i, rate in zip(active, rates, strict=True)]

@@ -106,6 +106,7 @@ class _Simulation:
                 candidates.append((other, index))
 
     def _advance(self) -> None:
+        """Advance to the next end of an op."""
         rates = self._rates()
         ends = [(self.now + self.flows[index] / rate, index) for index, rate in rates.items()]
         if self.off_network:

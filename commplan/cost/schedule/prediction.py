@@ -256,6 +256,7 @@ def predict_exposed(
 
 
 def _phase(phase: Phase, ready: Readiness, charge: _Charge) -> PhaseTime:
+    """The times of a phase: of its ops, and of its exposed communication."""
     simulated = _simulate_phase(phase, ready, charge)
     costs, timings = simulated.costs, simulated.timings
     ops = tuple(

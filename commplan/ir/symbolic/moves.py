@@ -118,6 +118,7 @@ def added(algebra: Algebra, blocks: Sequence[Block]) -> Block:
 
 
 def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
+    """The rows of all owners as one block, if each row is on its owner alone; else None."""
     if len(blocks) < 2 or not all(block.runs and len(block.runs) == len(blocks[0].runs) for block in blocks):
         return None
     builder = BlockBuilder()

@@ -189,6 +189,7 @@ class Algebra:
         return atom
 
     def _describe(self, atom: Atom) -> None:
+        """Set the properties of a new atom: its free symbols, and whether it is exact and defined."""
         content = atom.content
         match atom.kind:
             case "value":
@@ -283,6 +284,7 @@ class Algebra:
         return self.term(parts)
 
     def _total(self, part: Contribution, axes: Sequence[str]) -> Iterator[Contribution]:
+        """The contributions of the sum of `part` over `axes`."""
         atom, inside = part.atom, {rank(axis) for axis in axes}
         if atom.kind == "only" and any(symbol in inside for symbol, _ in atom.content[0]):
             # The sum over an axis of a value on a single rank is that value.
@@ -379,6 +381,7 @@ class Algebra:
         return result
 
     def _renamed(self, atom: Atom, symbols: Symbols) -> Term:
+        """The atom with its symbols replaced."""
         content = atom.content
         match atom.kind:
             case "value":

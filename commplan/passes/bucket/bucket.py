@@ -59,6 +59,7 @@ class BucketPass(Pass, frozen=True):
         return [self._phase(schedule, phase, context, choices) for phase in schedule.phases]
 
     def _phase(self, schedule: Schedule, phase: Phase, context: PassContext, choices: list[Choice]) -> Phase:
+        """Pack the groups of collectives of a phase."""
         order = context.order
         editor = Editor(schedule, phase)
         groups = _groups(editor, phase, context, coalesce=self.coalesce)
@@ -149,6 +150,7 @@ def _choice_not_packed(group: Sequence[Collective]) -> Choice:
 
 
 def _choice(group: Sequence[Collective], buckets: Sequence[LeafBucket], size: Size, order: Order) -> Choice:
+    """The remark on the buckets of a group of collectives."""
     names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
     sent = [bucket for bucket in buckets if bucket.leaf_collective is not None]
     sizes = [bucket.nbytes for bucket in sent]

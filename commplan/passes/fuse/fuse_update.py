@@ -30,6 +30,7 @@ class FuseUpdatePass(Pass, frozen=True):
 
 
 def _phase(schedule: Schedule, phase: Phase, choices: list[Choice]) -> Phase:
+    """Split the maps of a phase whose gradients arrive in several buckets."""
     editor = Editor(schedule, phase)
     ops = list(phase.ops)
     uses, fused = DefUse(ops), False

@@ -142,6 +142,7 @@ def _broken_visits(visit: Visit, tail: Tail, batch: int, orders: Orders) -> Iter
 
 
 def _visited_wrongly(order: Order, visit: Visit) -> Broken | None:
+    """The first record that an epoch does not visit as promised; None if there is none."""
     visits: Counter[int] = Counter()
     last: dict[int, int] = {}
     for step in range(order.steps):
@@ -272,6 +273,7 @@ def _part(work: Division, rows: int, part: int) -> str:
 
 
 def _moved_wrongly(work: Division, rows: int, living: tuple[int, ...], condition: str) -> Broken | None:
+    """The first violation of a batch's moves between hosts; None if every host has every part once."""
     parts_of_host = {work.hosts[process]: Counter[int]() for process in living}
     for process in living:
         parts_of_host[work.hosts[process]].update(work.parts_of(process))

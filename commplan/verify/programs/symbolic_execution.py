@@ -275,6 +275,7 @@ class _Run:
         return None
 
     def _write(self, span: slice, carried: Ints) -> Counterexample | None:
+        """Carry out writes. Returns a counterexample if a term is unset, or is added twice."""
         target, reduce, coming = self.units.target[span], self.units.reduce[span], carried[span]
         current = self.holds[target]
         self.redundant[span] = ~reduce & (current == coming)
