@@ -69,8 +69,8 @@ def test_a_program_is_loaded_and_read_without_the_compiler(tmp_path: Path) -> No
         f"schedule = commplan.Program.load({str(saved)!r}).schedule\n"
         "with PhaseBatches(schedule, 'step', {'numbers': numpy.arange(4, dtype='i4')}, {}) as batches:\n"
         "    print(sum(len(batch.values) for batch in batches))\n"
-        "rooms = ('collectives', 'compiler', 'cost', 'dsl', 'frontend.lower', 'passes', 'recorder.file', 'select',"
-        " 'topology')\n"
+        "rooms = ('collectives', 'compiler', 'cost', 'dsl', 'frontend.lower', 'passes', 'recorder.file',"
+        " 'select', 'topology')\n"
         "print([room for room in rooms if f'commplan.{room}' in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
