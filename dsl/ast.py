@@ -71,13 +71,17 @@ class SourceDecl(SyntaxNode, frozen=True):
 
 
 class FnDecl(SyntaxNode, frozen=True):
-    """`fn NAME(TYPES) -> TYPES on host FLAGS`. `flags` are the words after `host` or `device`."""
+    """`fn NAME(TYPES) -> TYPES on host FLAGS`. `flags` are the words after `host` or `device`.
+
+    `body` is the call of a built-in function after `=`. `results` is empty without types.
+    """
 
     name: Name
     operands: tuple[TypeExpr, ...]
     results: tuple[TypeExpr, ...]
     where: Name | None
     flags: tuple[Name, ...] = ()
+    body: CallExpr | None = None
 
 
 class InputDecl(SyntaxNode, frozen=True):

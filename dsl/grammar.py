@@ -172,10 +172,11 @@ def _node(rule: str, children: _Children) -> ast.SyntaxNode:
 
 def _fn(children: _Children) -> ast.FnDecl:
     name, *words = (name_of(token) for token in _all(Token, children) if token.type == "NAME")
-    *operands, results = (child.items for child in _all(_List, children))
+    *operands, results = [child.items for child in _all(_List, children)] or [()]
     types = {"operands": operands[0] if operands else (), "results": results}
     where, flags = words[0] if words else None, tuple(words[1:])
-    return ast.FnDecl(span=ast.span_of(children), name=name, where=where, flags=flags, **types)
+    body = next(iter(_all(ast.CallExpr, children)), None)
+    return ast.FnDecl(span=ast.span_of(children), name=name, where=where, flags=flags, body=body, **types)
 
 
 def _phase(children: _Children) -> PhaseHeader:

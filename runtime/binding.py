@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, cast
 from commplan.diagnostics import Diagnostic, Note, fail, fail_if, near_note
 from commplan.hang_limits import UNWATCHED, HangLimits
 from commplan.ir import schedule as ir
+from commplan.lowering.jax.builtins import builtin_functions
 from commplan.lowering.jax.pytree import known_structures
 from commplan.runtime.context import Context
 from commplan.runtime.input.sources.files import bind_sources
@@ -37,7 +38,8 @@ def bind(program: Program[Any], mesh: Any, bindings: Bindings) -> Run:
     request = BindRequest(schedule, program.digest, bindings.seed, check, bindings.limits, bindings.timeout)
     machine = machine_for(request, mesh)
     structures = known_structures(program.structures.values())
-    functions, seed = dict(bindings.functions or {}), operator.index(bindings.seed)
+    functions = {**builtin_functions(schedule), **(bindings.functions or {})}
+    seed = operator.index(bindings.seed)
     context = Context(schedule, machine, functions, seed, structures)
     run = Run(program, context, RunInput(dict(bindings.sources or {})))
     context.warn_about_flags()
@@ -83,11 +85,24 @@ class Bindings(NamedTuple):
 
 def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
     """Raise CP0803 with every name that is missing, unknown or not callable."""
+    builtin = {fn.name: str(fn.body) for fn in schedule.fns if fn.body is not None}
     used = {op.fn for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Map | ir.Exchange)}
+    used -= builtin.keys()
     read = {op.source for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Read)}
     wrong = _differences("function", {f.name for f in schedule.fns}, used, functions, schedule.file)
     wrong += _differences("source", {s.name for s in schedule.sources}, read, sources, schedule.file)
     wrong += _missing_sources(schedule, sources)
+    wrong += [
+        Diagnostic(
+            "CP0803",
+            f"the plan defines `{name}` as the built-in function `{builtin[name]}`, which is not bound",
+            None,
+            (Note(f"leave it out, or declare `fn {name}(TYPES) -> TYPES on device` in the plan"),),
+            file=schedule.file,
+        )
+        for name in functions
+        if name in builtin
+    ]
     wrong += [
         Diagnostic(
             "CP0803",

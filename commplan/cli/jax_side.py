@@ -159,10 +159,11 @@ def choose_devices(devices: int, device: str | None = "cpu") -> None:
 def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[str, Any] | None) -> None:
     """Report all missing and unknown functions and sources together (CP1108)."""
     ops = [op for phase in schedule.phases for op in phase.ops]
-    used = sorted({op.fn for op in ops if isinstance(op, ir.Map | ir.Exchange)})
+    bound = {fn.name for fn in schedule.fns if fn.body is None}
+    used = sorted({op.fn for op in ops if isinstance(op, ir.Map | ir.Exchange) and op.fn in bound})
     read = sorted({op.source for op in ops if isinstance(op, ir.Read)})
     wrong = differences(
-        "function", "--fn {}=MODULE:FUNCTION", used, [f.name for f in schedule.fns], functions
+        "function", "--fn {}=MODULE:FUNCTION", used, [fn.name for fn in schedule.fns if fn.name in bound], functions
     )
     if data is not None:
         wrong += differences("source", "--source {}=DIR", read, [s.name for s in schedule.sources], data)

@@ -121,16 +121,15 @@ class _Shaper:
             if not isinstance(maker, graph.MapStage):
                 return self.whole(ref)
             if self.plan.fn(maker.fn).elementwise and self._tree_operands(maker):
-                return self._first_tree(maker)  # does not depend on the shape of the state
+                return self._like_operand(maker, ref)  # does not depend on the shape of the state
         return self._report.missing(value, "a state")
 
     def _map_leaves(self, value: graph.Value, maker: graph.MapStage) -> Leaves | None:
-        passed = self.shapes.get(value.name)
-        elementwise = self.plan.fn(maker.fn).elementwise
-        if passed is not None and not (elementwise and value.name in self._inputs):
+        passed, fn = self.shapes.get(value.name), self.plan.fn(maker.fn)
+        if passed is not None and fn.body is None and not (fn.elementwise and value.name in self._inputs):
             return passed
-        if elementwise and self._tree_operands(maker):
-            return self._first_tree(maker)
+        if fn.elementwise and self._tree_operands(maker):
+            return self._like_operand(maker, value.id)
         if value.name in self._states:
             return self.whole(self._states[value.name])
         return self._report.missing(value, f"a result of `{maker.fn}`, which is not elementwise,")
@@ -138,5 +137,12 @@ class _Shaper:
     def _tree_operands(self, maker: graph.MapStage) -> list[graph.Ref]:
         return [ref for ref in maker.operands if is_tree(self._values[ref])]
 
-    def _first_tree(self, maker: graph.MapStage) -> Leaves | None:
-        return self.whole(self._tree_operands(maker)[0])
+    def _like_operand(self, maker: graph.MapStage, ref: graph.Ref) -> Leaves | None:
+        """The leaves of the result `ref` of an elementwise function: those of the first tree operand, or as the
+        built-in function defines them."""
+        body = self.plan.fn(maker.fn).body
+        if body is None:
+            return self.whole(self._tree_operands(maker)[0])
+        index = maker.results.index(ref)
+        leaves = self.whole(maker.operands[index])
+        return leaves and (body.results([leaves]) if body.dtype else (leaves,))[0]

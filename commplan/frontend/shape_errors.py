@@ -103,9 +103,8 @@ def _given_for_results(
     plan: graph.Plan, shapes: Shapes, inferred_leaves: Mapping[graph.Ref, Leaves | None], report: ShapeReport
 ) -> None:
     """Report CP0705 for passed shapes that contradict the shapes that the plan implies or declares."""
-    mapped = {
-        ref for ph in plan.phases for s in ph.stages if isinstance(s, graph.MapStage) for ref in s.results
-    }
+    maps = (s for phase in plan.phases for s in phase.stages if isinstance(s, graph.MapStage))
+    mapped = {ref for stage in maps if plan.fn(stage.fn).body is None for ref in stage.results}
     open_ = {*plan.inputs, *plan.states, *mapped}
     free = {value.name for value in plan.values if value.id in open_ and is_tree(value)}
     for value in plan.values:
@@ -125,10 +124,14 @@ def check_leaves(
     Returns:
         Diagnostics of means and elastic pulls of leaves that are no floats (CP0704), sums of bools (CP0721),
         native sums with a wider accumulator (CP0606), scalars drawn separately for each shard (CP0758),
-        violated rules of stages (CP0429), and options without effect (CP0613, CP0614).
+        operands that do not fit a built-in function (CP0218), violated rules of stages (CP0429), and options
+        without effect (CP0613, CP0614).
     """
     problems: list[Diagnostic] = []
     for stage in (stage for phase in plan.phases for stage in phase.stages):
+        violation = builtin_misfit(plan, stage, values)
+        if violation is not None:
+            problems.append(violation.diagnostic("CP0218", stage.span, plan.file))
         if isinstance(stage, StageOverAxes):
             leaves = [(leaf.label(stage.operand), leaf) for leaf in values[stage.operand].leaves]
             violation = stage.leaf_violation(leaves, lambda axes: math.prod(sizes[axis] for axis in axes))
@@ -165,6 +168,25 @@ def check_leaves(
                     break
         problems += wrong.values()
     return problems
+
+
+def builtin_misfit(
+    plan: graph.Plan, stage: graph.Stage, values: Mapping[graph.Ref, Value]
+) -> rules.Violation | None:
+    """The rule of the built-in function of `stage`, if it calls one, that its operands violate."""
+    fn, refs, _ = stage.function_call() or ("", (), ())
+    body = plan.fn(fn).body if refs else None
+    if body is None:
+        return None
+    by_record = isinstance(stage, graph.MapStage) and stage.per_record
+    return body.misfit([(graph.name_of(ref), _elements(values[ref], by_record)) for ref in refs])
+
+
+def _elements(value: Value, by_record: bool) -> Leaves:
+    """The whole leaves of an operand, or those of one record."""
+    if not by_record or value.kind != "records":
+        return value.uncut
+    return tuple(Leaf(leaf.path, leaf.shape[1:], leaf.dtype) for leaf in value.leaves)
 
 
 def _idle_options(stage: Any, values: Mapping[graph.Ref, Value], file: str) -> list[Diagnostic]:

@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from commplan.diagnostics import Span
+from commplan.ir.builtins import Builtin as Builtin
 from commplan.ir.hints import NO_HINTS as NO_HINTS
 from commplan.ir.hints import Algorithm as Algorithm
 from commplan.ir.hints import Arg as Arg
@@ -38,6 +39,7 @@ from commplan.ir.stages import results as results
 from commplan.ir.types import (
     ArrayType,
     BytesType,
+    FnElement,
     Name,
     PhaseKind,
     Placement,
@@ -67,16 +69,20 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Fn(msgspec.Struct, frozen=True):
-    """A function that the user binds by name. Operand and result types are per record on the host."""
+    """A function that the user binds by name, or a built-in one. Types are per record on the host.
+
+    `body` is the built-in function that it names, if any.
+    """
 
     name: Meaning[Name]
-    operands: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
-    results: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
+    operands: Meaning[tuple[FnElement, ...]]
+    results: Meaning[tuple[FnElement, ...]]
     where: Meaning[Processor]
     span: Presentation[Span]
     elementwise: Meaning[bool] = False
     linear: Meaning[bool] = False
     random: Meaning[bool] = False
+    body: Meaning[Builtin | None] = None
 
 
 class Value(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ from commplan.ir.ops import substitute as substitute
 from commplan.ir.ops.collective import CollectiveKind as CollectiveKind
 from commplan.ir.ops.collective import Form as Form
 from commplan.ir.ops.collective import ReduceOp as ReduceOp
-from commplan.ir.plan import Fn, Plan
+from commplan.ir.plan import Builtin, Fn, Plan
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.remark import Choice
 from commplan.ir.roles import Execution, Meaning, Presentation, Structure
@@ -52,6 +52,7 @@ from commplan.ir.types import (
     BytesType,
     Digest,
     EntryRef,
+    FnElement,
     Name,
     Over,
     PhaseKind,
@@ -66,7 +67,7 @@ from commplan.ir.values import widest as widest
 
 # Raised when files of the version before would lack a field or have one of another meaning. Older files are
 # refused (CP1002); plans are compiled again.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 Backend = Literal["jax", "mpi"]
 
@@ -130,20 +131,23 @@ class Axis(msgspec.Struct, frozen=True):
 class FnType(msgspec.Struct, frozen=True):
     """The signature of a declared function, and the kind of processor it runs on.
 
-    `elementwise` functions may be called on shards. `random` ones take a source of random numbers too.
+    `elementwise` functions may be called on shards. `random` ones take a source of random numbers too. A
+    function with a `body` is built in, and not bound.
     """
 
     name: Meaning[Name]
-    operands: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
-    results: Meaning[tuple[ArrayType | BytesType | TreeType, ...]]
+    operands: Meaning[tuple[FnElement, ...]]
+    results: Meaning[tuple[FnElement, ...]]
     where: Meaning[Processor]
     elementwise: Meaning[bool] = False
     random: Meaning[bool] = False
+    body: Meaning[Builtin | None] = None
 
     @classmethod
     def from_fn(cls, fn: Fn) -> FnType:
         """The type of a function of a plan."""
-        return cls(fn.name, fn.operands, fn.results, fn.where, elementwise=fn.elementwise, random=fn.random)
+        kind = {"elementwise": fn.elementwise, "random": fn.random, "body": fn.body}
+        return cls(fn.name, fn.operands, fn.results, fn.where, **kind)
 
 
 class SourceType(msgspec.Struct, frozen=True):

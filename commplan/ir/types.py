@@ -152,6 +152,16 @@ class RecordsType(msgspec.Struct, frozen=True, tag="records"):
 Type = ArrayType | BytesType | TreeType | RecordsType
 
 
+class AnyType(msgspec.Struct, frozen=True, tag="any"):
+    """The type of operands and results of a built-in function without declared types: an array or a tree."""
+
+    def __str__(self) -> str:
+        return "any"
+
+
+FnElement = ArrayType | BytesType | TreeType | AnyType  # the type of an operand or result of a function
+
+
 class Placement(msgspec.Struct, frozen=True, gc=False):
     """The placement of a value over the axes: `same` on each axis that is not named here.
 

@@ -52,14 +52,16 @@ def _assumptions(schedule: Schedule) -> Iterator[str]:
         )
         yield f"the backend's own collectives: {', '.join(lines)}"
     called_names = {op.fn for op in ops if isinstance(op, Map | Exchange)}
-    called_fns = [fn for fn in schedule.fns if fn.name in called_names]
+    called_fns = [fn for fn in schedule.fns if fn.name in called_names and fn.body is None]
     if called_fns:
         names = ", ".join(f"`{fn.name}`" for fn in called_fns)
         yield f"the functions bound are those that the plan names: {names}"
     declared = schedule.origin.plan.fns if schedule.origin is not None else schedule.fns
     for word in ("elementwise", "linear"):
         names = ", ".join(
-            f"`{fn.name}`" for fn in declared if fn.name in called_names and getattr(fn, word, False)
+            f"`{fn.name}`"
+            for fn in declared
+            if fn.name in called_names and fn.body is None and getattr(fn, word, False)
         )
         if names:
             yield f"{word} as declared: {names}"

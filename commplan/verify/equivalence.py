@@ -57,6 +57,7 @@ class Reference:
         self.values = {value.id: value for value in origin.values}
         self.matches = _matches(origin, self.values)
         self._phases: dict[str, Interpretation] = {}
+        self._expanded: dict[Ref, bool] = {}
 
     def phase(self, phase: graph.Phase) -> Interpretation:
         """Return the symbolic values of a phase of the plan."""
@@ -73,9 +74,11 @@ class Reference:
         fns, algebra = self.origin.plan.fns, self.algebra
         elementwise = frozenset(fn.name for fn in fns if fn.elementwise)
         random = {fn.name: fn.where for fn in fns if fn.random}
+        builtins = {fn.name: fn.body for fn in fns if fn.body is not None}
         return Interpretation(
-            algebra, values, self.matches, elementwise, random, self.values, written_out=written_out
-        )
+            algebra, values, self.matches, elementwise, random, self.values,
+            builtins=builtins, expanded=self._expanded, written_out=written_out,
+        )  # fmt: skip
 
     def line(self, ref: Ref) -> Span | None:
         """Return the plan line that defines a value."""

@@ -6,6 +6,7 @@ CP0734 axes, CP0735 invalid options of a stage.
 
 from __future__ import annotations
 
+from commplan.ir.builtins import signature_violation
 from commplan.ir.plan import Load, Plan, Stage, Value, operands, results
 from commplan.ir.refs import Ref, getter
 from commplan.ir.stages import StageOverAxes, rules
@@ -24,6 +25,8 @@ def check_plan(plan: Plan, types: ValueTypes, report: DiagnosticReport) -> None:
         report: receives the diagnostics.
     """
     report.unique("values", (value.id for value in plan.values))
+    for fn in plan.fns:
+        report.refuse("CP0731", signature_violation(fn), fn.span)
     for value in plan.values:
         if not _fits(value, types):
             report.add("CP0731", f"`{value.id}` of the schedule's plan is no {value.type}", value.span)

@@ -17,6 +17,7 @@ import msgspec
 from commplan.diagnostics import Diagnostic, near_name, with_article
 from commplan.ir import roles
 from commplan.ir.analysis.input_slice import bind_sources
+from commplan.ir.builtins import signature_violation
 from commplan.ir.ops import shaped_by
 from commplan.ir.plan import NO_HINTS, AxisKind, Hints, Plan, Ref
 from commplan.ir.roles import Role
@@ -73,6 +74,8 @@ def verify(
     report.unique("phases", (phase.name for phase in schedule.phases))
     report.unique("sources", (source.name for source in schedule.sources))
     report.unique("functions", (fn.name for fn in schedule.fns))
+    for fn in schedule.fns:
+        report.refuse("CP0731", signature_violation(fn))
     for axis in schedule.axes:
         most = MOST_SERVERS if axis.kind is AxisKind.SERVER else LARGEST
         if not 1 <= axis.size <= most:

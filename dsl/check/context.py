@@ -158,9 +158,19 @@ class CheckContext:
         return near_name(name, candidates)
 
     def look_up(
-        self, name: ast.Name, declarations: Mapping[str, T], code: str, noun: str, how: str
+        self,
+        name: ast.Name,
+        declarations: Mapping[str, T],
+        code: str,
+        noun: str,
+        how: str,
+        *,
+        also: Iterable[str] = (),
     ) -> T | None:
-        """The declaration of `name`; None after reporting an error, or if the declaration itself is wrong."""
+        """The declaration of `name`; None after reporting an error, or if the declaration itself is wrong.
+
+        `also` are other names that may have been meant.
+        """
         if name.text in self.unknown or name.text in declarations:
             return declarations.get(name.text)
         kind = self.kind_of(name.text)
@@ -169,7 +179,8 @@ class CheckContext:
         missing = f"there is no {noun} `{name.text}`"
         message = f"`{name.text}` is {kind}, expected {with_article(noun)}" if kind else missing
         note = f"declared: {listed(declarations)}" if declarations else how
-        self.error(code, message, name.span, note, fix=None if kind else self.rename(name, declarations))
+        fix = None if kind else self.rename(name, (*declarations, *also))
+        self.error(code, message, name.span, note, fix=fix)
         return None
 
     def choose(

@@ -6,6 +6,7 @@ from typing import get_args
 
 from commplan.diagnostics import Fix, listed
 from commplan.dsl import ast
+from commplan.dsl.check.builtins import declare_builtin
 from commplan.dsl.check.context import CheckContext, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import Fn
@@ -43,10 +44,13 @@ def element_type(ctx: CheckContext, expr: ast.TypeExpr) -> Element | None:
 
 def declare_fn(ctx: CheckContext, decl: ast.FnDecl) -> Fn | None:
     """The declared function, or None after reporting errors."""
-    where = _where(ctx, decl)
-    flags = _flags(ctx, decl)
     operands = all_known([element_type(ctx, expr) for expr in decl.operands])
     results = all_known([element_type(ctx, expr) for expr in decl.results])
+    if decl.body is not None:
+        known = operands is not None and results is not None
+        return declare_builtin(ctx, decl, decl.body, (operands, results)) if known else None
+    where = _where(ctx, decl)
+    flags = _flags(ctx, decl)
     if where is None or flags is None or operands is None or results is None:
         return None
     fn = Fn(decl.name.text, operands, results, where, decl.name.span, *flags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,9 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.builtins import Builtin
 from commplan.ir.plan import Ref, name_of
+from commplan.lowering.builtins import on_leaves
 from commplan.lowering.numpy import ops
 from commplan.pytree import Rebuild, flatten, nest
 
@@ -39,8 +42,8 @@ class NumpyRun:
 
     Attributes:
         schedule: The schedule.
-        functions: Device functions of the plan by name, on trees of NumPy arrays. One that the plan applies
-            to records gets one record.
+        functions: Device functions of the plan by name, on trees of NumPy arrays, without the built-in ones.
+            One that the plan applies to records gets one record.
     """
 
     schedule: ir.Schedule
@@ -161,7 +164,8 @@ class NumpyRun:
                 return fail("CP0808", message, note, span=op.span, file=self.schedule.file)
 
     def _map(self, op: ir.Map, values: Mapping[Ref, ir.Value], env: Env) -> Env:
-        function = self.functions.get(op.fn)
+        body = self.schedule.fn(op.fn).body
+        function = self.functions.get(op.fn) if body is None else functools.partial(_builtin, body)
         if function is None:
             fail("CP0803", f"no function is bound to `{op.fn}`", span=op.span, file=self.schedule.file)
         if op.random:
@@ -204,3 +208,13 @@ class NumpyRun:
         paths = tuple(leaf.path for leaf in value.leaves)
         rebuild = self._structures.get(paths)
         return rebuild(leaves) if rebuild is not None else nest(paths, leaves)
+
+
+def _builtin(body: Builtin, *trees: Any) -> Any:
+    """The result of a built-in function, or a tuple of results; result i has the structure of operand i."""
+    operands = [flatten(tree) for tree in trees]
+    leaves = [[np.asarray(x) for _, x in pairs] for pairs, _ in operands]
+    with np.errstate(all="ignore"):
+        answers = on_leaves(body, leaves, np)
+    results = tuple(rebuild(ys) for (_, rebuild), ys in zip(operands, answers, strict=False))
+    return results if len(results) > 1 else results[0]

@@ -2,14 +2,15 @@
 
 from collections.abc import Container, Mapping
 
+from commplan.ir.builtins import Builtin
 from commplan.ir.ops.base import BaseOp, Ranks, Work
-from commplan.ir.refs import Ref
+from commplan.ir.refs import Ref, name_of
 from commplan.ir.roles import Execution, Meaning, Structure
 from commplan.ir.stages.map import MapFields
 from commplan.ir.symbolic.deferred import Interpretation
-from commplan.ir.transfer import Results, ValueTypes, Violations, placed, shown
+from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed, shown
 from commplan.ir.types import ArrayType, AxisKind, sized
-from commplan.ir.values import Value
+from commplan.ir.values import Leaf, Value
 
 
 class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
@@ -57,6 +58,25 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
                 yield "CP0731", f"`{ref}` is {shown(value.leaves)}, `{self.fn}` wants {kind}"
             elif by_record and value.leaves[0].shape[1:] != kind.shape:
                 yield "CP0731", f"records of `{ref}` are {shown(value.leaves)}, not {kind}"
+
+        if fn.body is not None:
+            yield from self._check_builtin(fn.body, types)
+
+    def _check_builtin(self, body: Builtin, types: ValueTypes) -> Violations:
+        values = [types.values[ref] for ref in self.operands]
+        leaves = [self._elements(value) if value.kind == "records" else value.leaves for value in values]
+        misfit = body.misfit(list(zip(map(name_of, self.operands), leaves, strict=True)))
+        yield from broken("CP0731", misfit)
+        for ref, expected in zip(self.results, body.results(leaves), strict=True) if not misfit else ():
+            actual = types.values[ref]
+            if (self._elements(actual) if self.per_record else actual.leaves) != expected:
+                yield "CP0731", f"`{ref}` is {shown(actual.leaves)}, `{self.fn}` makes {shown(expected)}"
+
+    def _elements(self, value: Value) -> tuple[Leaf, ...]:
+        """The leaves of one record of `value`, if the op runs record by record."""
+        if not self.per_record:
+            return value.leaves
+        return tuple(Leaf(leaf.path, leaf.shape[1:], leaf.dtype) for leaf in value.leaves)
 
     def random_stream(self, env: Interpretation) -> int:
         return self.stream

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from commplan.ir.analysis.optimizer_leaf_match import LeafMatch
 from commplan.ir.axes import coordinates
+from commplan.ir.builtins import Builtin
 from commplan.ir.refs import Ref, base_name, name_of
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves
@@ -35,11 +36,15 @@ Paths = tuple[tuple[str, ...], ...]
 
 
 class _Call(NamedTuple):
-    """The arguments of `Interpretation.call`."""
+    """The arguments of `Interpretation.call` for one result.
+
+    `coefficients` are those of the operands if the result is their exact linear combination.
+    """
 
     name: str
     operands: Sequence[SymbolicValue]
     random_arguments: Sequence[Argument]
+    coefficients: Sequence[Fraction] | None = None
 
 
 class Interpretation:
@@ -53,6 +58,9 @@ class Interpretation:
         elementwise: The elementwise functions.
         random: For each random function, `host` or `device`.
         declared: The values of the plan.
+        builtins: The built-in functions among the elementwise ones.
+        expanded: For each result of a built-in function, whether it is a linear combination of its operands in
+            the plan; else it is an opaque call. The interpretation of the plan adds them.
         written_out: Whether casts and divisions are explicit ops, so that collectives imply none.
     """
 
@@ -65,10 +73,13 @@ class Interpretation:
         random: Mapping[str, str] = MappingProxyType({}),
         declared: Mapping[Ref, Value] = MappingProxyType({}),
         *,
+        builtins: Mapping[str, Builtin] = MappingProxyType({}),
+        expanded: dict[Ref, bool] | None = None,
         written_out: bool = False,
     ) -> None:
         self.algebra, self.values, self.matches = algebra, values, matches
         self.elementwise, self.random, self.declared = elementwise, random, declared
+        self.builtins, self.expanded = builtins, {} if expanded is None else expanded
         self.written_out = written_out
         self.draws: Counter[str] = Counter()
         self.symbolic: dict[Ref, SymbolicValue] = {}
@@ -173,7 +184,8 @@ class Interpretation:
             self._check_declared(fn, self.values[ref], whole=match is None)
         label = " ".join(map(str, (fn, *marks)))
         for number, ref in enumerate(results):
-            call = _Call(f"{label}#{number}" if number else label, operands, random_arguments)
+            coefficients = None if match is None else self._coefficients(fn, operands, number, ref)
+            call = _Call(f"{label}#{number}" if number else label, operands, random_arguments, coefficients)
             value = self.values[ref]
             result = None if match is None else self._elementwise(call, value, match, number)
             if by_record:
@@ -196,6 +208,30 @@ class Interpretation:
         """One rank's part of a leaf as the plan declares it, and the whole leaf."""
         declared = self.declared[base_name(value.id)]
         return declared.leaves[index], declared.uncut[index]
+
+    def _coefficients(
+        self, fn: str, operands: Sequence[SymbolicValue], number: int, ref: Ref
+    ) -> Sequence[Fraction] | None:
+        """The coefficients of the operands in result `number`, if it is their linear combination.
+
+        It is if all of them are exact in the plan. Rounded terms are not combined, since those of one element
+        would cancel: `x - bf16(x)` is not zero.
+        """
+        body = self.builtins.get(fn)
+        if body is None or not body.linear:
+            return None
+        coefficients = body.coefficients()[number]
+        exact = all(x.is_exact for x, factor in zip(operands, coefficients, strict=True) if factor)
+        expanded = self.expanded.setdefault(base_name(ref), exact)
+        return coefficients if expanded and exact else None
+
+    def _made(self, call: _Call, arguments: Sequence[Argument]) -> Term:
+        """The result of a call for some elements."""
+        if call.coefficients is None:
+            return self.algebra.call(call.name, arguments)
+        return self.algebra.add(
+            [self.algebra.scaled(each.term, call.coefficients[each.operand]) for each in arguments]
+        )
 
     def _opaque(self, call: _Call, value: Value) -> SymbolicValue:
         """Every element of the result depends on all elements of all operands."""
@@ -226,7 +262,7 @@ class Interpretation:
 
     def _elementwise(self, call: _Call, value: Value, match: LeafMatch, number: int) -> SymbolicValue | None:
         """Every element of the result depends on the same element of the matching leaves, and on scalars."""
-        name, operands, groups = call.name, call.operands, match.groups[number]
+        operands, groups = call.operands, match.groups[number]
         for leaf, uncut, group in zip(value.leaves, value.uncut, groups, strict=True):
             for operand, index in group or ():
                 other = operands[operand].value
@@ -249,12 +285,12 @@ class Interpretation:
                 return None
             elif group:
                 partners = [(operand, other, operands[operand].blocks[other]) for operand, other in group]
-                leaves.append(self._zipped(name, value, index, partners, scalars))
+                leaves.append(self._zipped(call, value, index, partners, scalars))
             else:
                 if (leaf, value.uncut[index]) != self._declared_leaf(value, index):
                     raise UnsayableError(f"leaf `{leaf.path}` has another shape than in the plan")
                 shape = leaf_shape(value, index, ())
-                leaves.append(blocks.whole(shape, leaf.size, (), self.algebra.call(name, scalars)))
+                leaves.append(blocks.whole(shape, leaf.size, (), self._made(call, scalars)))
         return uniform_if_whole(value, leaves)
 
     def _straight(
@@ -272,11 +308,11 @@ class Interpretation:
             arguments.append(Argument(operand.uniform[1], number))
             if has_arrays(operand):
                 chain = operand.uniform[0]  # the chain of all operands
-        return SymbolicValue(value, (chain, self.algebra.call(call.name, [*arguments, *scalars])))
+        return SymbolicValue(value, (chain, self._made(call, [*arguments, *scalars])))
 
     def _zipped(
         self,
-        name: str,
+        call: _Call,
         value: Value,
         index: int,
         partners: Sequence[tuple[int, int, Block]],
@@ -303,7 +339,7 @@ class Interpretation:
                 raise UnsayableError(f"leaf `{leaf.path}`: parts from {columns} on are put together")
             if places:
                 chain, column, shape = places.pop()
-                term = self.algebra.call(name, [*arguments, *scalars])
+                term = self._made(call, [*arguments, *scalars])
                 builder.put(begin, end - begin, shape, column, chain, term)
         return builder.block((), leaf.size)
 

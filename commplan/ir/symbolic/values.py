@@ -56,6 +56,14 @@ class SymbolicValue:
                 free |= term.free if term is not None else set[Symbol]()
         return frozenset(free)
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether no term is rounded."""
+        if self.uniform is not None:
+            return self.uniform[1].exact
+        every = (each for block in self.blocks for each in (block, *blocks.inner(block)))
+        return all(term is None or term.exact for block in every for _, term in block.slots)
+
     def like(self, value: Value, function: Callable[[Term, DType], Term]) -> SymbolicValue:
         """A `value` whose elements are `function` of the term and type of the elements of this one."""
         dtypes = {leaf.dtype for leaf in self.value.leaves} or {DType.F32}

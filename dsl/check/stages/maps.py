@@ -9,10 +9,12 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
+from commplan.dsl.check.builtins import BARE, typed_call, undeclared_builtin
 from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.context import CheckContext, is_scalar
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import PhaseScope
+from commplan.ir.builtins import DEFINITIONS
 from commplan.ir.plan import AxisKind, Fn, Load, MapStage, Value
 from commplan.ir.plan import operands as operands_of
 from commplan.ir.plan import results as results_of
@@ -37,7 +39,10 @@ def check_map(
         message = f"`{fn.name}` is not random, so it differs between members only where its operands do"
         note = "leave `per` out, or declare the fn `random` if it draws numbers"
         ctx.fail("CP0213", message, expr.per[0].span, fn, note)
-    if operands is None or per is None or not _types_match(ctx, expr.operands, operands, fn):
+    if operands is None or per is None:
+        return None
+    fn = typed_call(ctx, fn, expr.operands, operands)
+    if not _types_match(ctx, expr.operands, operands, fn):
         return None
     loaded = [value for value in operands if isinstance(value.type, RecordsType)]
     _check_batches(ctx, expr, operands)
@@ -80,9 +85,12 @@ def _made_of(
 
 
 def find_fn(ctx: CheckContext, name: ast.Name) -> Fn | None:
-    """The declaration of a function, or None after reporting an error (none if the declaration is wrong)."""
+    """The function `name`, declared or built in, or None after reporting an error (none if its declaration is
+    wrong)."""
+    if name.text in DEFINITIONS and not (name.text in ctx.declared or ctx.fns.get(name.text)):
+        return None if name.text in ctx.unknown else undeclared_builtin(ctx, name)
     how = "declare it: `fn NAME(TYPES) -> TYPES on host|device`"
-    return ctx.look_up(name, ctx.fns, "CP0106", "fn", how)
+    return ctx.look_up(name, ctx.fns, "CP0106", "fn", how, also=BARE)
 
 
 def check_call(

@@ -9,6 +9,7 @@ import msgspec
 
 from commplan.diagnostics import Note, Span, listed, plural
 from commplan.dsl import ast
+from commplan.dsl.check.builtins import typed_call
 from commplan.dsl.check.clauses.axes import check_on_workers, stage_axes
 from commplan.dsl.check.clauses.ops import check_operand, check_scalar, sum_or_mean, written_call
 from commplan.dsl.check.clauses.options import hints
@@ -151,7 +152,9 @@ def _check_fn(
     check_call(ctx, fn, len(values), len(states), expr.fn.span, expr.fn.span, note)
     update = rules.update_function(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
     ctx.require("CP0214", update, expr.fn.span, fn)
-    for name, value, type_ in zip((*expr.states, expr.gradient), values, fn.operands, strict=True):
+    names = (*expr.states, expr.gradient)
+    fn = typed_call(ctx, fn, names, values)
+    for name, value, type_ in zip(names, values, fn.operands, strict=True):
         if value.type != type_:
             ctx.fail("CP0209", f"`{fn.name}` takes {type_} here, found {value.type}", name.span, value, fn)
 

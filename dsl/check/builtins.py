@@ -1,0 +1,140 @@
+"""Built-in functions: their declarations, their use without one, and the types of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from commplan.diagnostics import listed
+from commplan.dsl import ast
+from commplan.dsl.check.clauses.via import keyed
+from commplan.dsl.check.context import CheckContext
+from commplan.dsl.check.numbers import written
+from commplan.ir.builtins import BUILTIN_NAMES, DEFINITIONS, Builtin
+from commplan.ir.plan import Fn, Value
+from commplan.ir.stages import rules
+from commplan.ir.stages.rules import Violation
+from commplan.ir.types import AnyType, ArrayType, DType, Element, RecordsType, TreeType
+from commplan.ir.values import Leaf
+
+KEYS = {name: definition.keys or ("dtype",) * (name == "cast") for name, definition in DEFINITIONS.items()}
+BARE = tuple(name for name in BUILTIN_NAMES if not KEYS[name])  # usable without a declaration
+
+
+def declare_builtin(
+    ctx: CheckContext, decl: ast.FnDecl, call: ast.CallExpr, types: tuple[tuple[Element, ...], ...]
+) -> Fn | None:
+    """`fn NAME [(TYPES) -> TYPES] = BUILTIN(..)`. `types` are those of operands and results, if declared."""
+    body = _body(ctx, call)
+    if body is None or not decl.results:
+        return body and _fn(decl.name, body)
+    definition, (operands, results) = body.definition, types
+    violation = rules.takes(body.name, len(definition.operands), len(operands))
+    violation = violation or rules.gives(body.name, definition.results, len(results))
+    outcome = violation or _applied(body, tuple(zip(definition.operands, operands, strict=True)))
+    if not isinstance(outcome, Violation) and outcome != results:
+        found, expected = (", ".join(map(str, kinds)) for kinds in (results, outcome))
+        outcome = Violation(f"the results of `{body}` here are {expected}, found {found}")
+    if isinstance(outcome, Violation):
+        ctx.refuse("CP0218", outcome, decl.name.span)
+        return None
+    return replace(_fn(decl.name, body), operands=operands, results=results)
+
+
+def undeclared_builtin(ctx: CheckContext, name: ast.Name) -> Fn | None:
+    """The built-in function `name`, which is used without a declaration; None after reporting an error."""
+    keys = KEYS[name.text]
+    if keys:
+        ctx.unknown.add(name.text)
+        usage = f"declare it: `fn NAME = {name.text}({', '.join(f'{key} = ..' for key in keys)})`"
+        return ctx.error("CP0217", f"`{name.text}` takes {listed(keys)}", name.span, usage)
+    fn = ctx.fns[name.text] = _fn(name, Builtin(name.text))  # type: ignore[arg-type]
+    return fn
+
+
+def typed_call(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Fn:
+    """`fn`, with the types of this call if it is a built-in function without declared types."""
+    if fn.body is None or not isinstance(fn.operands[0], AnyType):
+        return fn
+    types = [x.type.element if isinstance(x.type, RecordsType) else x.type for x in operands]
+    pairs = [(name.text, type_) for name, type_ in zip(names, types, strict=True)]
+    outcome = _applied(fn.body, pairs)
+    if isinstance(outcome, Violation):
+        values = dict.fromkeys((operands[outcome.at], operands[0]))
+        ctx.require("CP0218", outcome, names[outcome.at].span, *values)
+        raise AssertionError
+    return replace(fn, operands=tuple(types), results=outcome)
+
+
+def _fn(name: ast.Name, body: Builtin) -> Fn:
+    definition = body.definition
+    operands, results = (AnyType(),) * len(definition.operands), (AnyType(),) * definition.results
+    return Fn(
+        name.text, operands, results, "device", name.span, elementwise=True, linear=body.linear, body=body
+    )
+
+
+def _body(ctx: CheckContext, call: ast.CallExpr) -> Builtin | None:
+    message = f"there is no built-in function `{call.name.text}`"
+    note = f"the built-in functions are {listed(BUILTIN_NAMES)}"
+    name = ctx.choose(call.name, BUILTIN_NAMES, "CP0216", message, note)
+    args = name and keyed(ctx, call, KEYS[name], "CP0217")
+    if name is None or args is None:
+        return None
+    keys = KEYS[name]
+    missing = [key for key in keys if key not in args]
+    if missing:
+        usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`"
+        return ctx.error("CP0217", f"`{name}` lacks {listed(missing)}", call.span, usage)
+    if name == "cast":
+        return _cast(ctx, args["dtype"])
+    factors = [_factor(ctx, name, key, args[key]) for key in keys]
+    body = Builtin(name, tuple(factor for factor in factors if factor is not None))
+    if len(body.factors) < len(keys):
+        return None
+    violation = body.violation()
+    span = args[keys[violation.at]].value.span if violation else call.span
+    return None if ctx.refuse("CP0217", violation, span) else body
+
+
+def _factor(ctx: CheckContext, name: str, key: str, arg: ast.CallArg) -> float | None:
+    value = arg.value
+    if isinstance(value, ast.Number) and value.unit is None:
+        return float(value.value)
+    message = f"`{key}` of `{name}` is a number without a unit, found `{written(value)}`"
+    note = "a rate that changes is an operand of a fn of your own" if isinstance(value, ast.Name) else None
+    return ctx.error("CP0217", message, value.span, note)
+
+
+def _cast(ctx: CheckContext, arg: ast.CallArg) -> Builtin | None:
+    value, dtypes = arg.value, tuple(str(dtype) for dtype in DType if not dtype.is_only_moved)
+    message = f"`dtype` of `cast` is an element type, found `{written(value)}`"
+    if isinstance(value, ast.Number):
+        return ctx.error("CP0217", message, value.span, f"the element types are {listed(dtypes)}")
+    name = ctx.choose(value, dtypes, "CP0217", message, f"the element types are {listed(dtypes)}")
+    return None if name is None else Builtin("cast", dtype=DType(name))
+
+
+def _applied(body: Builtin, operands: Sequence[tuple[str, Element]]) -> tuple[Element, ...] | Violation:
+    """The types of the results for operands with these names and types."""
+    first, kind = operands[0]
+    for index, (name, type_) in enumerate(operands):
+        if not isinstance(type_, ArrayType | TreeType):
+            return Violation(f"`{name}` is `{type_}`, and `{body.name}` takes arrays and trees", at=index)
+        if type(type_) is not type(kind):
+            message = f"`{name}` is {type_}, and `{first}` {kind}"
+            return Violation(message, ("the operands are all trees, or all arrays of one shape",), index)
+    leaves = [(name, _leaves(type_)) for name, type_ in operands]
+    violation = body.misfit(leaves)
+    if violation is not None:
+        return violation
+    if isinstance(kind, TreeType):
+        return (TreeType(),) * body.definition.results
+    results = body.results([each for _, each in leaves])
+    return tuple(ArrayType(leaf.dtype, leaf.shape) for (leaf,) in results)
+
+
+def _leaves(type_: Element) -> tuple[Leaf, ...]:
+    """The leaf of an array; those of a tree are not known yet."""
+    return (Leaf("", type_.shape, type_.dtype),) if isinstance(type_, ArrayType) else ()
