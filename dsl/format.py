@@ -215,35 +215,38 @@ def _heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
 
 
 def _fn_heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
-    """The aligned `fn NAME(TYPES) -> ` of each entry, with the columns that the source has, if any."""
+    """The aligned `fn NAME(TYPES) -> ` or `fn NAME = ` of each entry, with the columns that the source has, if
+    any."""
     plain = [entry for entry in run if entry.kind == "fn" and not entry.inner]
-    names_wide = any(_gap_before(entry, "LPAR") > 0 for entry in plain)
-    arrows_wide = any(_gap_before(entry, "ARROW") > 1 for entry in plain)
-    name_width = max((len(entry.tokens[1].text) for entry in plain), default=0) if names_wide else 0
+    signed = [entry for entry in plain if entry.tokens[2].type == "LPAR"]
+    names_wide = any(_gap_before(entry, 2) > 0 for entry in signed)
+    marks_wide = any(_gap_before(entry, _mark(entry)) > 1 for entry in plain)
+    name_width = max((len(entry.tokens[1].text) for entry in signed), default=0) if names_wide else 0
     prefixes: list[str] = []
     for entry in run:
         if entry.kind != "fn" or entry.inner:
             prefixes.append("")
             continue
-        arrow = _index(entry, "ARROW")
-        prefixes.append(f"fn {entry.tokens[1].text:<{name_width}}{flat(entry.tokens[2:arrow])}")
-    width = max(len(prefix) for prefix in prefixes) if arrows_wide else 0
+        signature = flat(entry.tokens[2 : _mark(entry)])
+        prefixes.append(f"fn {entry.tokens[1].text:<{name_width}}{signature}".rstrip())
+    width = max(len(prefix) for prefix in prefixes) if marks_wide else 0
     heads: list[tuple[str, tuple[Token, ...]]] = []
     for entry, prefix in zip(run, prefixes, strict=True):
         if not prefix or len(prefix) + 4 > WIDTH:
             heads.append((" " * entry.indent, entry.tokens))
         else:
-            heads.append((f"{prefix:<{width}} -> ", entry.tokens[_index(entry, "ARROW") + 1 :]))
+            mark = _mark(entry)
+            heads.append((f"{prefix:<{width}} {entry.tokens[mark].text} ", entry.tokens[mark + 1 :]))
     return heads
 
 
-def _index(entry: _FormatEntry, kind: str) -> int:
-    return next(i for i, token in enumerate(entry.tokens) if token.type == kind)
+def _mark(entry: _FormatEntry) -> int:
+    """The index of the `->` of a function, or of the `=` of a built-in one without types."""
+    return next(i for i, token in enumerate(entry.tokens) if token.type in ("ARROW", "EQUAL"))
 
 
-def _gap_before(entry: _FormatEntry, kind: str) -> int:
-    """The number of spaces before the first token of a kind in the source."""
-    index = _index(entry, kind)
+def _gap_before(entry: _FormatEntry, index: int) -> int:
+    """The number of spaces before a token in the source."""
     return _gap(entry.tokens[index - 1], entry.tokens[index])
 
 

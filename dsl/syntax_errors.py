@@ -22,7 +22,7 @@ FORMS = {
     "ENSEMBLE": "ensemble NAME = N",
     "SERVER": "server NAME = N",
     "SOURCE": "source NAME : TYPE",
-    "FN": "fn NAME(TYPES) -> TYPES on host|device [elementwise] [linear] [random]",
+    "FN": "fn NAME(TYPES) -> TYPES on host|device [elementwise] [linear] [random], or fn NAME = BUILTIN(..)",
     "INPUT": "input NAME : TYPE [per AXES] [partial AXES] [split AXES]",
     "STATE": "state NAME : TYPE [per AXES] [split AXES] [on SERVER]",
     "TOPOLOGY": 'topology "FILE"',

@@ -10,6 +10,7 @@ import enum
 from collections.abc import Iterator
 from itertools import zip_longest
 
+from commplan.dsl.check.builtins import KEYS as BUILTIN_KEYS
 from commplan.dsl.check.clauses.ops import OPS
 from commplan.dsl.check.clauses.options import FLOATS, OPTIONS
 from commplan.dsl.check.clauses.via import ALGORITHMS, KEYS
@@ -43,7 +44,8 @@ class Category(enum.StrEnum):
     BAD = "bad"
 
 
-ARGUMENTS = tuple(dict.fromkeys(("weight", "eta", "rho", *(key for keys in KEYS.values() for key in keys))))
+_KEYS = (key for keys in (*KEYS.values(), *BUILTIN_KEYS.values()) for key in keys)
+ARGUMENTS = tuple(dict.fromkeys(("weight", "eta", "rho", *_KEYS)))
 OPTION_WORDS = tuple(dict.fromkeys(word for rule in OPTIONS.values() for word in rule.words))
 # Token types with the same category in all positions.
 _PLAIN = {
@@ -109,7 +111,7 @@ class _Statement:
             self.open.pop()
         elif kind in VERBS:
             self.verb = kind
-        elif kind in CLAUSES:
+        elif kind in CLAUSES or (kind == "EQUAL" and self.first == "FN"):
             self.clause = kind
         self.placed = self.placed or self.before == "ON"
         self.before = kind
@@ -132,6 +134,10 @@ class _Statement:
             return _BEHIND[self.before]
         if self.before == "WITH" and self.verb == "EXCHANGE":
             return None, Category.FUNCTION
+        if self.first == "FN" and self.clause == "EQUAL":
+            if self.before == "EQUAL":
+                return _BEHIND["COLON"] if self.open else (frozenset(BUILTIN_KEYS), Category.FUNCTION)
+            return frozenset(ARGUMENTS), Category.OPTION
         if self.first == "FN":
             if self.before == "ON":
                 return frozenset(PLACES), Category.CONSTANT

@@ -112,7 +112,11 @@ def unused_declarations(subject: Subject) -> Iterator[Diagnostic]:
     axes = [axis for axis in plan.axes if axis.kind is AxisKind.SERVER]
     bound = "every program that binds the plan has to pass it"
     unused = [("source", item.name, item.span, bound) for item in plan.sources if item.name not in loaded]
-    unused += [("fn", item.name, item.span, bound) for item in plan.fns if item.name not in called_fns]
+    unused += [
+        ("fn", item.name, item.span, bound if item.body is None else "it has no effect")
+        for item in plan.fns
+        if item.name not in called_fns
+    ]
     idle = "its processes would wait for nothing"
     unused += [("server", item.name, item.span, idle) for item in axes if item.name not in servers]
     for kind, name, span, why in unused:

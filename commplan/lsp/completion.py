@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from commplan.dsl.check.builtins import BARE
+from commplan.dsl.check.builtins import KEYS as BUILTIN_KEYS
 from commplan.dsl.check.clauses.ops import OPS
 from commplan.dsl.check.clauses.options import FLOATS, OPTIONS, options_of
 from commplan.dsl.check.clauses.via import KEYS, carrying, carrying_a_level
@@ -14,6 +16,7 @@ from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.grammar import Start, followers
 from commplan.dsl.lexer import CLAUSES, DECLARES, SOFT, VERBS, Token
 from commplan.dsl.statements import CONTINUES, GiveUp, PhaseClose, PhaseOpen, Statement, split
+from commplan.ir.types import DType
 from commplan.lsp import documentation
 from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Symbol
@@ -173,6 +176,7 @@ def _names(cursor: _CompletionContext) -> Iterator[Completion]:
         yield from _declared_names(cursor, ("source",))
     elif (before == "MAP" and not brackets) or (before == "WITH" and verb == "exchange"):
         yield from _declared_names(cursor, ("fn",))
+        yield from _builtins(BARE)
     elif cursor.inside:
         states = before == "INTO" or (before == "WITH" and verb == "elastic")
         for symbol in cursor.document.symbols.visible(cursor.line, cursor.column).values():
@@ -273,7 +277,9 @@ def _arguments(keys: Iterable[str]) -> Iterator[Completion]:
 def _in_declaration(cursor: _CompletionContext, before: str) -> Iterator[Completion]:
     tokens = cursor.tokens
     first, last = tokens[0].type, tokens[-1].type
-    if before == "ON" and first == "FN":
+    if first == "FN" and any(token.type == "EQUAL" for token in tokens):
+        yield from _in_builtin(tokens)
+    elif before == "ON" and first == "FN":
         yield from _constants(PLACES if last == "ON" else FLAGS, "constant")
     elif before == "ON":
         yield from _declared_names(cursor, ("server",))
@@ -281,6 +287,24 @@ def _in_declaration(cursor: _CompletionContext, before: str) -> Iterator[Complet
         yield from _axes(cursor, ("axis",) if before != "PER" else _EITHER)
     elif last in ("COLON", "LPAR", "ARROW", "COMMA"):
         yield from _constants(TYPES, "type")
+
+
+def _in_builtin(tokens: Sequence[Token]) -> Iterator[Completion]:
+    """After the `=` of a function: a built-in one, its parameters, or the type of a cast."""
+    brackets = _open(tokens)
+    if not brackets:
+        yield from _builtins(BUILTIN_KEYS)
+    elif tokens[-1].type != "EQUAL":
+        name = tokens[tokens.index(brackets[-1]) - 1].text
+        written = {token.text for token in tokens}
+        yield from _arguments(key for key in BUILTIN_KEYS.get(name, ()) if key not in written)
+    elif tokens[-2].text == "dtype":
+        yield from _constants((str(dtype) for dtype in DType if not dtype.is_only_moved), "type")
+
+
+def _builtins(names: Iterable[str]) -> Iterator[Completion]:
+    for name in names:
+        yield Completion(name, "function", "built in", documentation.FUNCTIONS[name])
 
 
 def _constants(words: Iterable[str], kind: ItemKind) -> Iterator[Completion]:

@@ -13,7 +13,7 @@ _TABLES: Mapping[str, Mapping[str, str]] = io.decode_toml(
     files("commplan.lsp").joinpath("words.toml").read_text(encoding="utf-8")
 )
 STAGES, WORDS, VALUES = (_TABLES[name] for name in ("stages", "words", "values"))
-ALGORITHMS, ARGUMENTS = _TABLES["algorithms"], _TABLES["arguments"]
+ALGORITHMS, ARGUMENTS, FUNCTIONS = (_TABLES[name] for name in ("algorithms", "arguments", "functions"))
 KINDS: Mapping[str, str] = {
     "axis": "axis", "ensemble": "ensemble", "server": "server", "source": "source", "fn": "function",
     "input": "input", "state": "state", "value": "value",
@@ -46,4 +46,4 @@ def of_word(word: str) -> str | None:
         return of_verb(word)
     if word in OPTIONS:
         return of_option(word)
-    return next((table[word] for table in (WORDS, ALGORITHMS, VALUES, ARGUMENTS) if word in table), None)
+    return next((table[word] for table in (WORDS, ALGORITHMS, VALUES, ARGUMENTS, FUNCTIONS) if word in table), None)

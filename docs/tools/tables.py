@@ -12,6 +12,7 @@ from typing import Any
 
 from commplan.cli.arguments import parser
 from commplan.collectives import registry
+from commplan.dsl.check.builtins import KEYS as BUILTIN_KEYS
 from commplan.dsl.check.clauses.ops import OPS
 from commplan.dsl.check.clauses.options import OPTIONS, OptionRule
 from commplan.dsl.check.clauses.via import ALGORITHMS, KEYS
@@ -19,7 +20,9 @@ from commplan.dsl.check.stages.loads import TAILS, VISITS
 from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.lexer import KEYWORDS, SOFT, UNITS
+from commplan.ir.builtins import DEFINITIONS
 from commplan.ir.stages import OVER_AXES, VERBS
+from commplan.lsp.documentation import FUNCTIONS
 
 USAGE_WIDTH = 90
 CODE_OR_BAR = re.compile(r"`[^`]*`|\|")
@@ -95,6 +98,15 @@ def _values(rule: OptionRule) -> str:
             return "a float type"
         case "cache":
             return 'a size such as `8 GiB`, or `disk("PATH", 200 GiB)`'
+
+
+def _builtins() -> str:
+    rows = list[tuple[str, ...]]()
+    for name, definition in DEFINITIONS.items():
+        keys = ", ".join(f"{key} = .." for key in BUILTIN_KEYS[name])
+        call, operands = f"`{name}({keys})`" if keys else f"`{name}`", ", ".join(definition.operands)
+        rows.append((call, f"`({operands})`", FUNCTIONS[name].partition(": ")[2] or FUNCTIONS[name], definition.numbers))
+    return _rows(("function", "operands", "results", "elements"), rows)
 
 
 def _algorithms() -> str:
@@ -173,6 +185,6 @@ def _help(flag: argparse.Action) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "verbs": _verbs, "options": _options, "algorithms": _algorithms, "costs": _costs, "words": _words,
+    "verbs": _verbs, "options": _options, "builtins": _builtins, "algorithms": _algorithms, "costs": _costs, "words": _words,
     "command": _command,
 }  # fmt: skip

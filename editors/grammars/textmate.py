@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from commplan.dsl.check.builtins import KEYS as BUILTIN_KEYS
 from commplan.dsl.check.clauses.ops import OPS
 from commplan.dsl.check.clauses.options import FLOATS, OPTIONS
 from commplan.dsl.check.clauses.via import ALGORITHMS
@@ -94,7 +95,7 @@ def _repository() -> dict[str, list[Rule]]:
 
 
 def _fn() -> list[Rule]:
-    """`fn NAME(TYPES) -> TYPES on host FLAGS`."""
+    """`fn NAME(TYPES) -> TYPES on host FLAGS`, `fn NAME = BUILTIN(KEY = VALUE)`."""
     flags = {"patterns": [_match(rf"\b({_words(FLAGS)})\b", Category.CONSTANT), *_included("names")]}
     on = rf"\b(on)\s+(?:({_words(PLACES)})|({_NAME}))\b((?:[ \t]+{_NAME})*)"
     return [
@@ -102,7 +103,11 @@ def _fn() -> list[Rule]:
             "begin": rf"\b(fn)\b(?:\s+({_NAME}))?",
             "beginCaptures": _captures(Category.DECLARATION, Category.FUNCTION),
             "end": r"(?=\bon\b)|(?=[{}])|^(?=\s*(?:" + _BEGINS + r"|output)\b)",
-            "patterns": _included("types"),
+            "patterns": [
+                _match(rf"(=)\s*({_words(BUILTIN_KEYS)})\b", Category.MARK, Category.FUNCTION),
+                _match(rf"\b({_words(ARGUMENTS)})\b(?=\s*=)", Category.OPTION),
+                *_included("types"),
+            ],
         },
         {
             "match": on,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from commplan.dsl.check.builtins import KEYS as BUILTIN_KEYS
 from commplan.dsl.check.clauses.ops import OPS
 from commplan.dsl.check.clauses.options import FLOATS, OPTIONS
 from commplan.dsl.check.clauses.via import ALGORITHMS
@@ -63,6 +64,7 @@ def syntax() -> str:
         rf'syntax match planClause "\v((:\s*)@<={name}(\[[^]]*\])?\s+)@<=same>"',
         rf'syntax match planFunction "\v<{name}>" contained',
         rf'syntax match planFunction "\v(<exchange>.*<with\s+)@<={name}>"',
+        rf'syntax match planFunction "\v(<fn\s.*\=\s*)@<=({_any(BUILTIN_KEYS)})>"',
         rf'syntax match planType "\v((:|,|\(|-\>)\s*)@<=({_any(TYPES)})>"',
         rf'syntax match planConstant "\v<({_any(constants)})>" contained',
         rf'syntax match planPlace "\v<({_any(PLACES)})>(\s+({_any(FLAGS)})>)*" contained',
@@ -71,6 +73,7 @@ def syntax() -> str:
         rf'syntax match planOperator "\v<({_any((*OPS, *MODES))})>" contained',
         rf'syntax match planOption "\v<({_any((*OPTIONS, *ARGUMENTS))})>\ze\s*\="',
         rf'syntax match planConstant "\v(\=\s*)@<=({_any((*OPTION_WORDS, *FLOATS))})>"',
+        rf'syntax match planType "\v(<dtype\s*\=\s*)@<=({_any(TYPES)})>"',
         r"""syntax match planText /"[^"]*"/""",
         'syntax match planComment "#.*$" contains=@Spell',
         "",

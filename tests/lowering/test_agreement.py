@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("block", parameters(range(1), range(1, 5)))
 def test_the_oracle_does_what_random_plans_mean(block: int):
     for seed in range(block * 50, (block + 1) * 50):
-        case = make_case(seed)
+        case = make_case(seed, builtins=True)
         try:
             check(case, jax=False)
         except Exception as error:
@@ -34,7 +34,7 @@ def test_the_oracle_does_what_random_plans_mean(block: int):
 
 @pytest.mark.parametrize("seed", parameters(range(1000, 1012), range(1012, 1060)))
 def test_jax_agrees_with_the_oracle(seed: int):
-    case = make_case(seed)
+    case = make_case(seed, builtins=True)
     try:
         check(case, jax=True)
     except Exception as error:
@@ -43,7 +43,7 @@ def test_jax_agrees_with_the_oracle(seed: int):
 
 def test_schedules_for_machines_mean_the_same():
     for seed in range(5000, 5040):
-        case = make_case(seed)
+        case = make_case(seed, builtins=True)
         try:
             check(case, jax=False, machines=True)
         except Exception as error:

@@ -181,10 +181,12 @@ class Judge:
     def _map(self, stage: graph.MapStage, env: Mapping[str, Meaning]) -> list[Meaning]:
         """The function on every rank's whole values."""
         operands = [env[ref] for ref in stage.operands]
+        body = self.plan.fn(stage.fn).body
+        function = self.functions[stage.fn] if body is None else _builtin(body)
         answers: dict[tuple[int, ...], list[Tree]] = {}
         for rank in itertools.product(*map(range, self.sizes)):
             trees = [operand.rebuild([leaf[rank] for leaf in operand.leaves]) for operand in operands]
-            answer = self.functions[stage.fn](*trees)
+            answer = function(*trees)
             answers[rank] = list(answer) if len(stage.results) > 1 else [answer]
         results: list[Meaning] = []
         for number in range(len(stage.results)):
@@ -196,3 +198,48 @@ class Judge:
                 leaves.append(np.stack(parts).reshape(*self.sizes, *parts[0].shape))
             results.append(Meaning(leaves, rebuild))
         return results
+
+
+def _builtin(body: graph.Builtin) -> Callable[..., Tree]:
+    """A built-in function on trees of float64, by the matrix of its coefficients; a cast rounds nothing."""
+
+    def apply(*trees: Tree) -> list[Tree] | Tree:
+        flat = [flatten(tree) for tree in trees]
+        rows = [[1.0]] if body.name == "cast" else _coefficients(body.name, *body.factors)
+        results = [
+            rebuild([_combined(row, xs) for xs in zip(*([x for _, x in pairs] for pairs, _ in flat), strict=True)])
+            for row, (_, rebuild) in zip(rows, flat, strict=False)
+        ]
+        return results if len(rows) > 1 else results[0]
+
+    return apply
+
+
+def _coefficients(name: str, *factors: float) -> list[list[float]]:
+    match name, factors:
+        case "zeros", _:
+            return [[0]]
+        case "add", _:
+            return [[1, 1]]
+        case "subtract", _:
+            return [[1, -1]]
+        case "scale", (factor,):
+            return [[factor]]
+        case "blend", (alpha,):
+            return [[alpha, 1 - alpha]]
+        case "sgd", (rate,):
+            return [[1, -rate]]
+        case "nesterov", (rate, mu):
+            return [[1, -rate * mu * mu, -rate * (1 + mu)], [0, mu, 1]]
+        case _:
+            raise NotImplementedError(name)
+
+
+def _combined(row: Sequence[float], xs: Sequence[Array]) -> Array:
+    """The sum of `xs` times the numbers of `row`, in their own type if they are whole numbers."""
+    if is_float(np.asarray(xs[0])):
+        return sum((c * np.asarray(x) for c, x in zip(row, xs, strict=True)), np.zeros(np.shape(xs[0])))
+    dtype = np.asarray(xs[0]).dtype
+    with np.errstate(all="ignore"):
+        terms = [np.multiply(x, dtype.type(int(c) & 0xFF if dtype.kind == "u" else int(c)), dtype=dtype) for c, x in zip(row, xs, strict=True)]
+        return np.add.reduce(terms, dtype=dtype)

@@ -47,9 +47,15 @@ class Case:
     pipeline: str | None
 
 
-def make_case(seed: int, dtypes: Sequence[str] = ("f32", "bf16", "f16", "i32", "u8", "bool")) -> Case:
-    """The case of `seed`, with leaves of `dtypes`, over at most eight ranks."""
-    return _Writer(seed, dtypes).case()
+def make_case(
+    seed: int,
+    dtypes: Sequence[str] = ("f32", "bf16", "f16", "i32", "u8", "bool"),
+    *,
+    builtins: bool = False,
+) -> Case:
+    """The case of `seed`, with leaves of `dtypes`, over at most eight ranks; with `builtins` some functions are
+    built in."""
+    return _Writer(seed, dtypes, builtins).case()
 
 
 class _Writer(StageWriter):

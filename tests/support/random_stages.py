@@ -103,8 +103,8 @@ _GRIDS = (
 class StageWriter:
     """The plan so far: its axes, values, functions, and the stages that they allow."""
 
-    def __init__(self, seed: int, dtypes: Sequence[str]) -> None:
-        self.seed = seed
+    def __init__(self, seed: int, dtypes: Sequence[str], builtins: bool = False) -> None:
+        self.seed, self.builtins = seed, builtins
         self.random = random.Random(f"commplan {seed}")
         self.dtypes = tuple(dtypes)
         grid = self.random.choice(_GRIDS)
@@ -324,10 +324,26 @@ class StageWriter:
 
     def fn(self, kind: str, operands: Sequence[Var]) -> str:
         """The name of an elementwise function of `operands`; declared and made when first asked for."""
+        if self.builtins and self.random.random() < 0.6 and (name := self.builtin(kind, operands[0])):
+            return name
         word = operands[0].written
         types = ", ".join(v.written for v in operands)
         name = self.names.setdefault((kind, types), f"{kind}_{len(self.names)}")
         linear = " linear" if kind == "double" else ""
         self.fns[name] = f"fn {name}({types}) -> {word} on device elementwise{linear}"
         self.functions[name] = FUNCTIONS[kind]
+        return name
+
+    def builtin(self, kind: str, operand: Var) -> str | None:
+        """The name of a built-in function in place of one of `kind`, if its leaves allow it."""
+        if any(spec.dtype == "bool" for spec in operand.specs):
+            return None
+        if kind == "double":
+            self.fns["twice"] = "fn twice = scale(factor = 2)"
+            return "twice"
+        if kind != "blend":
+            return None
+        name = self.random.choice(["add", "subtract", "mix"] if operand.floats_only else ["add", "subtract"])
+        if name == "mix":
+            self.fns["mix"] = "fn mix = blend(alpha = 0.25)"
         return name

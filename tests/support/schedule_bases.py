@@ -168,7 +168,7 @@ def _none(error: CommplanError) -> None:
 def random_base(seed: int) -> Base | None:
     """A plan of `random_case`, which has data."""
     rng = random.Random(f"base {seed}")
-    case = make_case(seed, DTYPES)
+    case = make_case(seed, DTYPES, builtins=seed % 2 == 0)
     plan = commplan.loads(case.text, f"random_{seed}.plan")
     sizes = {axis.name: case.sizes[axis.name] for axis in plan.graph.axes}
     machine = make_machine(seed, list(sizes.values())) if rng.random() < 0.5 else None

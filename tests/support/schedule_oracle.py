@@ -20,6 +20,7 @@ from unittest import mock
 import numpy as np
 
 from commplan.ir import schedule as ir
+from commplan.ir.builtins import Builtin
 from commplan.ir.plan import name_of
 from commplan.ir.types import DType
 from commplan.pytree import nest
@@ -218,6 +219,22 @@ def mixed(
     return _shaped(values, leaf.dtype, scale)
 
 
+def _built_in(body: Builtin, operands: Sequence[Sequence[Array]]) -> list[tuple[Array, ...]]:
+    """The leaves of each result of a built-in function; floats are exact."""
+    columns = [_on_arrays(body, column) for column in zip(*operands, strict=True)]
+    count = len(columns[0]) if columns else body.definition.results
+    return [tuple(column[number] for column in columns) for number in range(count)]
+
+
+def _on_arrays(body: Builtin, xs: Sequence[Array]) -> list[Array]:
+    if body.dtype is not None:
+        return [rounded(xs[0], body.dtype)]
+    is_float = xs[0].dtype == np.float64
+    with np.errstate(all="ignore"):
+        results = body.apply(xs, float if is_float else int)
+        return [np.asarray(y * np.ones_like(x), x.dtype) for y, x in zip(results, xs, strict=False)]
+
+
 # the interpreter
 
 
@@ -333,6 +350,12 @@ class Exactly(Oracle):
         fn = self.fns[op.fn]
         linear = op.fn in self.linear
         results: dict[str, Held] = {ref: {} for ref in op.results}
+        if fn.body is not None:
+            for rank in self.grid.ranks:
+                operands = [env[ref][rank] for ref in op.operands]
+                for ref, leaves in zip(op.results, _built_in(fn.body, operands), strict=True):
+                    results[ref][rank] = leaves
+            return results
         for rank in self.grid.ranks:
             operands = [Operand(values[ref], env[ref][rank]) for ref in op.operands]
             drawn = 0.0

@@ -102,7 +102,7 @@ def main(seed: int, cases: int, least: int, forms: list[str]) -> None:
     ran = 0
     while ran < cases:
         seed += 1
-        case = make_case(seed)
+        case = make_case(seed, builtins=True)
         count = math.prod(case.sizes.values())
         if not least <= count <= world.size:
             continue

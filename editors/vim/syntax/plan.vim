@@ -23,14 +23,16 @@ syntax keyword planClause on nextgroup=planPlace skipwhite
 syntax match planClause "\v((:\s*)@<=\h\w*(\[[^]]*\])?\s+)@<=same>"
 syntax match planFunction "\v<\h\w*>" contained
 syntax match planFunction "\v(<exchange>.*<with\s+)@<=\h\w*>"
+syntax match planFunction "\v(<fn\s.*\=\s*)@<=(nesterov|subtract|blend|scale|zeros|cast|add|sgd)>"
 syntax match planType "\v((:|,|\(|-\>)\s*)@<=(bytes|bf16|bool|tree|f16|f32|f64|i16|i32|i64|u16|u32|i8|u8)>"
 syntax match planConstant "\v<(at_least_once|at_most_once|exactly_once|short|drop|pad)>" contained
 syntax match planPlace "\v<(device|host)>(\s+(elementwise|linear|random)>)*" contained
 syntax match planAlgorithm "\v<(recursive_doubling|halving_doubling|parameter_server|single_broadcast|multi_broadcast|scatter_gather|binomial_tree|hierarchical|double_tree|all_shared|duplicate|pairwise|native|bruck|chain|torus|ring)>" contained
 syntax match planAlgorithm "\v(\=\s*)@<=(recursive_doubling|halving_doubling|parameter_server|single_broadcast|multi_broadcast|scatter_gather|binomial_tree|hierarchical|double_tree|all_shared|duplicate|pairwise|native|bruck|chain|torus|ring)>"
 syntax match planOperator "\v<(round_robin|hogwild|async|mean|sync|max|min|sum)>" contained
-syntax match planOption "\v<(device_prefetch|accumulate|on_failure|staleness|integers|on_error|prefetch|overlap|readers|bucket|owners|weight|within|cache|chunk|cores|wire|eta|rho)>\ze\s*\="
+syntax match planOption "\v<(device_prefetch|accumulate|on_failure|staleness|integers|momentum|on_error|prefetch|overlap|readers|bucket|factor|owners|weight|within|alpha|cache|chunk|cores|dtype|rate|wire|eta|rho)>\ze\s*\="
 syntax match planConstant "\v(\=\s*)@<=(backward|continue|first|bf16|disk|skip|stop|f16|f32|f64|max)>"
+syntax match planType "\v(<dtype\s*\=\s*)@<=(bytes|bf16|bool|tree|f16|f32|f64|i16|i32|i64|u16|u32|i8|u8)>"
 syntax match planText /"[^"]*"/
 syntax match planComment "#.*$" contains=@Spell
 

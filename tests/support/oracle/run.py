@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from commplan.ir.plan import name_of
 from commplan.pytree import flatten, nest
 
 from . import ops
+from .builtins import builtin
 from .layout import Grid, Held, Rank, collect, global_shape, spread
 from .numbers import Array, convert, storage
 
@@ -149,7 +151,8 @@ class Oracle:
     def _map(
         self, op: ir.Map, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
     ) -> dict[str, Held]:
-        function = self._functions.get(op.fn)
+        body = {fn.name: fn.body for fn in self.schedule.fns}.get(op.fn)
+        function = functools.partial(builtin, body) if body else self._functions.get(op.fn)
         if function is None:
             fail("CP0803", f"no function is bound to `{op.fn}`", span=op.span, file=self.schedule.file)
         outputs: dict[str, Held] = {result: {} for result in op.results}
