@@ -215,8 +215,7 @@ def _heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
 
 
 def _fn_heads(run: Sequence[_FormatEntry]) -> list[tuple[str, tuple[Token, ...]]]:
-    """The aligned `fn NAME(TYPES) -> ` or `fn NAME = ` of each entry, with the columns that the source has, if
-    any."""
+    """The aligned `fn NAME(TYPES) -> ` or `fn NAME = ` of each entry, with the columns of the source."""
     plain = [entry for entry in run if entry.kind == "fn" and not entry.inner]
     signed = [entry for entry in plain if entry.tokens[2].type == "LPAR"]
     names_wide = any(_gap_before(entry, 2) > 0 for entry in signed)

@@ -12,8 +12,8 @@ from commplan.ir.types import DType
 def on_leaves(body: Builtin, operands: Sequence[Sequence[Any]], xp: Any) -> list[list[Any]]:
     """The leaves of each result of `body`.
 
-    Floats are computed in f32, or in f64 if an operand has it, and rounded once. Integers are computed in their
-    own type and wrap around.
+    Floats are computed in f32, or in f64 if an operand has it, and rounded once. Integers are computed in
+    their own type and wrap around.
 
     Args:
         body: The built-in function.

@@ -163,7 +163,11 @@ def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[st
     used = sorted({op.fn for op in ops if isinstance(op, ir.Map | ir.Exchange) and op.fn in bound})
     read = sorted({op.source for op in ops if isinstance(op, ir.Read)})
     wrong = differences(
-        "function", "--fn {}=MODULE:FUNCTION", used, [fn.name for fn in schedule.fns if fn.name in bound], functions
+        "function",
+        "--fn {}=MODULE:FUNCTION",
+        used,
+        [fn.name for fn in schedule.fns if fn.name in bound],
+        functions,
     )
     if data is not None:
         wrong += differences("source", "--source {}=DIR", read, [s.name for s in schedule.sources], data)

@@ -138,8 +138,10 @@ class _Shaper:
         return [ref for ref in maker.operands if is_tree(self._values[ref])]
 
     def _like_operand(self, maker: graph.MapStage, ref: graph.Ref) -> Leaves | None:
-        """The leaves of the result `ref` of an elementwise function: those of the first tree operand, or as the
-        built-in function defines them."""
+        """The leaves of the result `ref` of an elementwise function.
+
+        They are those of the first tree operand, or follow from the definition of a built-in function.
+        """
         body = self.plan.fn(maker.fn).body
         if body is None:
             return self.whole(self._tree_operands(maker)[0])

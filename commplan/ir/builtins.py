@@ -48,7 +48,7 @@ def _blend(x: Any, y: Any, alpha: Any) -> Any:
     """alpha x + (1 - alpha) y, as streaming DiLoCo mixes local weights x with the center y.
 
     References:
-        Douillard et al., Streaming DiLoCo with overlapping communication, 2025, arXiv 2501.18512, section 2.3.
+        Douillard et al., Streaming DiLoCo with overlapping communication, 2025, arXiv 2501.18512.
     """
     return alpha * x + (1 - alpha) * y
 
@@ -61,8 +61,8 @@ def _sgd(w: Any, g: Any, rate: Any) -> Any:
 def _nesterov(w: Any, m: Any, g: Any, rate: Any, momentum: Any) -> Any:
     """Stochastic gradient descent with Nesterov's momentum, as `optax.sgd(rate, momentum, nesterov=True)`.
 
-    m' = momentum m + g, w' = w - rate (momentum m' + g). The outer optimizer of DiLoCo, whose g is the mean of
-    the center minus the local weights.
+    m' = momentum m + g, w' = w - rate (momentum m' + g). The outer optimizer of DiLoCo, whose g is the mean
+    of the center minus the local weights.
 
     References:
         Sutskever et al., On the importance of initialization and momentum in deep learning, 2013.
@@ -223,7 +223,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
             fix = "operands are floats or have one type: convert one of them by a `cast`"
             return Violation(f"{label} is {dtype}, where another operand is {like.dtype}", (fix,))
         if not dtype.is_float and any(factor != int(factor) for factor in self.factors):
-            fix = "the product of an integer and a fraction is no integer: use a whole number, or convert it first"
+            fix = "its product with a fraction is no integer: use a whole number, or convert it first"
             return Violation(f"{label} is {dtype}, and the factor is {self.factors[0]:g}", (fix,))
         return None
 

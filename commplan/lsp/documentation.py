@@ -46,4 +46,6 @@ def of_word(word: str) -> str | None:
         return of_verb(word)
     if word in OPTIONS:
         return of_option(word)
-    return next((table[word] for table in (WORDS, ALGORITHMS, VALUES, ARGUMENTS, FUNCTIONS) if word in table), None)
+    return next(
+        (table[word] for table in (WORDS, ALGORITHMS, VALUES, ARGUMENTS, FUNCTIONS) if word in table), None
+    )

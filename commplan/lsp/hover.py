@@ -35,7 +35,9 @@ def hover(
     else:
         token = document.token_at(line, column)
         category = next((kind for other, kind in categorise(document.text) if other == token), None)
-        is_builtin = category is Category.FUNCTION and token is not None and token.text in documentation.FUNCTIONS
+        is_builtin = (
+            category is Category.FUNCTION and token is not None and token.text in documentation.FUNCTIONS
+        )
         text = documentation.of_word(token.text) if token and (category not in _NAMES or is_builtin) else None
         if token is None or text is None:
             return None

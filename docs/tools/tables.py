@@ -105,7 +105,14 @@ def _builtins() -> str:
     for name, definition in DEFINITIONS.items():
         keys = ", ".join(f"{key} = .." for key in BUILTIN_KEYS[name])
         call, operands = f"`{name}({keys})`" if keys else f"`{name}`", ", ".join(definition.operands)
-        rows.append((call, f"`({operands})`", FUNCTIONS[name].partition(": ")[2] or FUNCTIONS[name], definition.numbers))
+        rows.append(
+            (
+                call,
+                f"`({operands})`",
+                FUNCTIONS[name].partition(": ")[2] or FUNCTIONS[name],
+                definition.numbers,
+            )
+        )
     return _rows(("function", "operands", "results", "elements"), rows)
 
 
@@ -185,6 +192,6 @@ def _help(flag: argparse.Action) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "verbs": _verbs, "options": _options, "builtins": _builtins, "algorithms": _algorithms, "costs": _costs, "words": _words,
-    "command": _command,
+    "verbs": _verbs, "options": _options, "builtins": _builtins, "algorithms": _algorithms, "costs": _costs,
+    "words": _words, "command": _command,
 }  # fmt: skip

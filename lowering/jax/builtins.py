@@ -16,9 +16,7 @@ from commplan.lowering.builtins import on_leaves
 
 def builtin_functions(schedule: Schedule) -> dict[str, Callable[..., Any]]:
     """The built-in functions of `schedule` by name; they need not be bound."""
-    return {
-        fn.name: functools.partial(_on_trees, fn.body) for fn in schedule.fns if fn.body is not None
-    }
+    return {fn.name: functools.partial(_on_trees, fn.body) for fn in schedule.fns if fn.body is not None}
 
 
 def _on_trees(body: Builtin, *trees: Any) -> Any:

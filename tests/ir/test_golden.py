@@ -14,7 +14,7 @@ from commplan.verify import verify
 
 FOLDER = Path(__file__).parents[2] / "examples" / "plans"
 NAMES = """
-data_parallel easgd_async easgd_hogwild easgd_round_robin easgd_sync ensemble_duplicated ensemble_rates
+data_parallel diloco easgd_async easgd_hogwild easgd_round_robin easgd_sync ensemble_duplicated ensemble_rates
 ensemble_readers ensemble_shared ensemble_training parameter_hub parameter_server_dedicated sharded_update
 two_level weighted_mean
 """

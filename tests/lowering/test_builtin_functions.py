@@ -118,9 +118,9 @@ def test_jax_numpy_and_the_oracle_agree(body: Builtin, count: int, dtype: Any):
             result = np.dtype(body.dtype.numpy_name) if body.dtype else np.dtype(dtype)
             assert ours.dtype == result and ours.shape == like.shape
             rounded = np.asarray(theirs).astype(result)
-            tolerance = 1e-6 if result == np.float32 else 2 * float(ml_dtypes.finfo(result).eps) if is_float else 0
+            epsilon = float(ml_dtypes.finfo(result).eps) if result.kind in "fV" else 0.0
             np.testing.assert_allclose(
-                np.asarray(ours, np.float64), rounded.astype(np.float64), rtol=tolerance, atol=1e-4 * is_float
+                np.asarray(ours, np.float64), rounded.astype(np.float64), rtol=4 * epsilon, atol=200 * epsilon
             )
 
 
@@ -199,7 +199,7 @@ def test_numpy_runs_it_without_functions():
 def test_a_built_in_function_is_not_bound():
     mesh = jax.make_mesh((4,), ("island",), devices=jax.devices()[:4])
     program = commplan.loads(PLAN).compile(mesh, shapes={"params": SHAPES})
-    with pytest.raises(CommplanError, match=r"CP0803.*`outer` as the built-in function `nesterov\(rate = 0.7"):
+    with pytest.raises(CommplanError, match=r"`outer` as the built-in function `nesterov\(rate = 0.7"):
         program.bind(mesh, functions={"outer": lambda *xs: xs})
 
 

@@ -206,8 +206,9 @@ def _builtin(body: graph.Builtin) -> Callable[..., Tree]:
     def apply(*trees: Tree) -> list[Tree] | Tree:
         flat = [flatten(tree) for tree in trees]
         rows = [[1.0]] if body.name == "cast" else _coefficients(body.name, *body.factors)
+        columns = list(zip(*([x for _, x in pairs] for pairs, _ in flat), strict=True))
         results = [
-            rebuild([_combined(row, xs) for xs in zip(*([x for _, x in pairs] for pairs, _ in flat), strict=True)])
+            rebuild([_combined(row, xs) for xs in columns])
             for row, (_, rebuild) in zip(rows, flat, strict=False)
         ]
         return results if len(rows) > 1 else results[0]
@@ -240,6 +241,7 @@ def _combined(row: Sequence[float], xs: Sequence[Array]) -> Array:
     if is_float(np.asarray(xs[0])):
         return sum((c * np.asarray(x) for c, x in zip(row, xs, strict=True)), np.zeros(np.shape(xs[0])))
     dtype = np.asarray(xs[0]).dtype
+    whole = [np.array(int(c), np.int64).astype(dtype) for c in row]
     with np.errstate(all="ignore"):
-        terms = [np.multiply(x, dtype.type(int(c) & 0xFF if dtype.kind == "u" else int(c)), dtype=dtype) for c, x in zip(row, xs, strict=True)]
+        terms = [np.multiply(x, c, dtype=dtype) for c, x in zip(whole, xs, strict=True)]
         return np.add.reduce(terms, dtype=dtype)

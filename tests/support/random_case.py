@@ -48,13 +48,12 @@ class Case:
 
 
 def make_case(
-    seed: int,
-    dtypes: Sequence[str] = ("f32", "bf16", "f16", "i32", "u8", "bool"),
-    *,
-    builtins: bool = False,
+    seed: int, dtypes: Sequence[str] = ("f32", "bf16", "f16", "i32", "u8", "bool"), *, builtins: bool = False
 ) -> Case:
-    """The case of `seed`, with leaves of `dtypes`, over at most eight ranks; with `builtins` some functions are
-    built in."""
+    """The case of `seed`, with leaves of `dtypes`, over at most eight ranks.
+
+    With `builtins` some functions are built in.
+    """
     return _Writer(seed, dtypes, builtins).case()
 
 

@@ -110,6 +110,7 @@ def test_operands_may_not_be_rounded_in_place_of_the_difference():
 def test_a_rounding_error_is_not_zero():
     """p - bf16(p) does not cancel: zeros in its place are refused."""
     schedule = commplan.loads(NARROW, "p.plan").compile(passes="wire").schedule
+
     def change(ops: Ops, values: dict[str, ir.Value]) -> None:
         last = next(op for op in reversed(ops) if isinstance(op, ir.Map))
         ops[ops.index(last)] = replace(last, operands=("p.0", "p.0"))
@@ -119,9 +120,7 @@ def test_a_rounding_error_is_not_zero():
 
 
 @pytest.mark.parametrize(
-    "body",
-    [Builtin("blend", (0.5,)), Builtin("blend", (2.0,)), Builtin("zeros"), Builtin("cast")],
-    ids=str,
+    "body", [Builtin("blend", (0.5,)), Builtin("blend", (2.0,)), Builtin("zeros"), Builtin("cast")], ids=str
 )
 def test_a_file_with_another_function_is_refused(body: Builtin):
     schedule = compiled(LINEAR)

@@ -59,8 +59,8 @@ class Interpretation:
         random: For each random function, `host` or `device`.
         declared: The values of the plan.
         builtins: The built-in functions among the elementwise ones.
-        expanded: For each result of a built-in function, whether it is a linear combination of its operands in
-            the plan; else it is an opaque call. The interpretation of the plan adds them.
+        expanded: For each result of a built-in function, whether it is a linear combination of its operands
+            in the plan; else it is an opaque call. The interpretation of the plan adds them.
         written_out: Whether casts and divisions are explicit ops, so that collectives imply none.
     """
 
