@@ -292,7 +292,7 @@ class Program(Generic[RunT]):
         Args:
             mesh: a `jax.sharding.Mesh`, or an `mpi4py` communicator, on which all ranks must call this.
             sources: data, by the plan's names.
-            functions: functions, by the plan's names.
+            functions: functions, by the plan's names; none for built-in ones.
             seed: seed of random functions and of the order of records.
             watchdog_s: seconds without progress after which a collective, or under `jax.distributed` a step,
                 fails on all waiting ranks with an error that names the blocking ranks. It is extended to five

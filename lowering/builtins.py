@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from commplan.ir.builtins import Builtin
 from commplan.ir.types import DType
 
 
-def on_leaves(body: Builtin, operands: Sequence[Sequence[Any]], xp: Any) -> list[list[Any]]:
+def on_leaves(
+    body: Builtin,
+    operands: Sequence[Sequence[Any]],
+    dtype: Callable[[DType], Any],
+    full: Callable[[tuple[int, ...], Any, Any], Any],
+) -> list[list[Any]]:
     """The leaves of each result of `body`.
 
     Floats are computed in f32, or in f64 if an operand has it, and rounded once. Integers are computed in
@@ -18,23 +23,28 @@ def on_leaves(body: Builtin, operands: Sequence[Sequence[Any]], xp: Any) -> list
     Args:
         body: The built-in function.
         operands: The leaves of each operand.
-        xp: The module of the arrays, `numpy` or `jax.numpy`.
+        dtype: The type of arrays for a type of the language.
+        full: A function of shape, value and type that makes a constant array.
     """
-    columns = [_on_arrays(body, xs, xp) for xs in zip(*operands, strict=True)]
-    return [[column[number] for column in columns] for number in range(body.definition.results)]
+
+    def on_arrays(xs: Sequence[Any]) -> list[Any]:
+        if body.dtype is not None:
+            return [xs[0].astype(dtype(body.dtype))]
+        first, *others = (DType.from_name(str(x.dtype)) or DType.F32 for x in xs)
+        if first.is_float:
+            wide = dtype(DType.F64 if DType.F64 in (first, *others) else DType.F32)
+            results = body.apply([x.astype(wide) for x in xs])
+        else:
+            results = body.apply(xs, lambda factor: _wrapped(int(factor), first))
+        pairs = zip(results, xs, strict=False)
+        return [y.astype(x.dtype) if hasattr(y, "astype") else full(x.shape, y, x.dtype) for y, x in pairs]
+
+    answers = [on_arrays(xs) for xs in zip(*operands, strict=True)]
+    return [[answer[number] for answer in answers] for number in range(body.definition.results)]
 
 
-def _on_arrays(body: Builtin, xs: Sequence[Any], xp: Any) -> list[Any]:
-    if body.dtype is not None:
-        return [xs[0].astype(xp.dtype(body.dtype.numpy_name))]
-    dtypes = [DType(DType.from_name(str(x.dtype))) for x in xs]
-    number: Any = int
-    if dtypes[0].is_float:
-        wide = DType.F64 if DType.F64 in dtypes else DType.F32
-        number, xs = float, [x.astype(wide.numpy_name) for x in xs]
-    results = zip(body.apply(xs, number), dtypes, strict=False)
-    return [_array(y, xs[0].shape, xp.dtype(dtype.numpy_name), xp) for y, dtype in results]
-
-
-def _array(y: Any, shape: tuple[int, ...], dtype: Any, xp: Any) -> Any:
-    return y.astype(dtype) if hasattr(y, "astype") else xp.full(shape, y, dtype)
+def _wrapped(number: int, dtype: DType) -> int:
+    """`number` modulo the size of an integer type."""
+    size = 1 << 8 * dtype.nbytes
+    least = size // 2 if str(dtype).startswith("i") else 0
+    return (number + least) % size - least

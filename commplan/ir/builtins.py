@@ -171,6 +171,8 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
 
     def violation(self) -> Violation | None:
         """The first wrong parameter."""
+        if self.name not in DEFINITIONS:
+            return Violation(f"there is no built-in function `{self.name}`")
         parameters = self.definition.parameters
         if len(self.factors) != len(parameters) or (self.name == "cast") != (self.dtype is not None):
             return Violation(f"`{self}` has not the parameters of `{self.name}`")

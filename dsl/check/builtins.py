@@ -44,12 +44,12 @@ def declare_builtin(
 
 def undeclared_builtin(ctx: CheckContext, name: ast.Name) -> Fn | None:
     """The built-in function `name`, which is used without a declaration; None after reporting an error."""
-    keys = KEYS[name.text]
-    if keys:
+    bare = next((each for each in BARE if each == name.text), None)
+    if bare is None:
         ctx.unknown.add(name.text)
-        usage = f"declare it: `fn NAME = {name.text}({', '.join(f'{key} = ..' for key in keys)})`"
-        return ctx.error("CP0217", f"`{name.text}` takes {listed(keys)}", name.span, usage)
-    fn = ctx.fns[name.text] = _fn(name, Builtin(name.text))  # type: ignore[arg-type]
+        message = f"`{name.text}` takes {listed(KEYS[name.text])}"
+        return ctx.error("CP0217", message, name.span, f"declare it: `fn NAME = {_usage(name.text)}`")
+    fn = ctx.fns[bare] = _fn(name, Builtin(bare))
     return fn
 
 
@@ -62,8 +62,7 @@ def typed_call(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: S
     outcome = _applied(fn.body, pairs)
     if isinstance(outcome, Violation):
         values = dict.fromkeys((operands[outcome.at], operands[0]))
-        ctx.require("CP0218", outcome, names[outcome.at].span, *values)
-        raise AssertionError
+        ctx.fail("CP0218", outcome.message, names[outcome.at].span, *values, *outcome.notes)
     return replace(fn, operands=tuple(types), results=outcome)
 
 
@@ -85,8 +84,7 @@ def _body(ctx: CheckContext, call: ast.CallExpr) -> Builtin | None:
     keys = KEYS[name]
     missing = [key for key in keys if key not in args]
     if missing:
-        usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`"
-        return ctx.error("CP0217", f"`{name}` lacks {listed(missing)}", call.span, usage)
+        return ctx.error("CP0217", f"`{name}` lacks {listed(missing)}", call.span, f"write `{_usage(name)}`")
     if name == "cast":
         return _cast(ctx, args["dtype"])
     factors = [_factor(ctx, name, key, args[key]) for key in keys]
@@ -96,6 +94,10 @@ def _body(ctx: CheckContext, call: ast.CallExpr) -> Builtin | None:
     violation = body.violation()
     span = args[keys[violation.at]].value.span if violation else call.span
     return None if ctx.refuse("CP0217", violation, span) else body
+
+
+def _usage(name: str) -> str:
+    return f"{name}({', '.join(f'{key} = ..' for key in KEYS[name])})"
 
 
 def _factor(ctx: CheckContext, name: str, key: str, arg: ast.CallArg) -> float | None:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from commplan.ir.builtins import Builtin
 from commplan.ir.schedule import Schedule
+from commplan.ir.types import DType
 from commplan.lowering.builtins import on_leaves
 
 
@@ -23,6 +24,11 @@ def _on_trees(body: Builtin, *trees: Any) -> Any:
     """The result of `body`, or a tuple of results; result i has the structure of operand i."""
     operands = [jax.tree_util.tree_flatten(tree) for tree in trees]
     leaves = [[jnp.asarray(x) for x in xs] for xs, _ in operands]
-    pairs = zip(operands, on_leaves(body, leaves, jnp), strict=False)
+    pairs = zip(operands, on_leaves(body, leaves, _dtype, jnp.full), strict=False)
     results = tuple(jax.tree_util.tree_unflatten(structure, ys) for (_, structure), ys in pairs)
     return results if len(results) > 1 else results[0]
+
+
+def _dtype(dtype: DType) -> Any:
+    """The dtype of arrays; one of 32 bits for 64 bits that JAX does not have, which the caller reports."""
+    return jax.dtypes.canonicalize_dtype(dtype.numpy_name)

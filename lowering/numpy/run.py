@@ -215,6 +215,6 @@ def _builtin(body: Builtin, *trees: Any) -> Any:
     operands = [flatten(tree) for tree in trees]
     leaves = [[np.asarray(x) for _, x in pairs] for pairs, _ in operands]
     with np.errstate(all="ignore"):
-        answers = on_leaves(body, leaves, np)
+        answers = on_leaves(body, leaves, ops.numpy_dtype, np.full)
     results = tuple(rebuild(ys) for (_, rebuild), ys in zip(operands, answers, strict=False))
     return results if len(results) > 1 else results[0]

@@ -25,6 +25,11 @@ each step {
     s = reduce d over data by sum
     output s
 }
+phase other {
+    d = map other(y, x)
+    d = reduce d over data by sum
+    output d
+}
 """
 NARROW = """plan narrow
 axis data = 4
@@ -46,12 +51,12 @@ def compiled(text: str) -> ir.Schedule:
 
 
 def edited(schedule: ir.Schedule, change: Callable[[Ops, dict[str, ir.Value]], None]) -> ir.Schedule:
-    """`schedule` with other ops in its only phase. `change` edits ops, and values by name."""
-    (phase,) = schedule.phases
+    """`schedule` with other ops in its first phase. `change` edits ops, and values by name."""
+    phase, *others = schedule.phases
     ops, values = list(phase.ops), {value.id: value for value in (*schedule.entry, *phase.values)}
     change(ops, values)
     made = tuple(values[ref] for op in ops for ref in ir.results(op))
-    return replace(schedule, phases=(replace(phase, ops=tuple(ops), values=made),))
+    return replace(schedule, phases=(replace(phase, ops=tuple(ops), values=made), *others))
 
 
 def summed_first(fn: str, order: tuple[str, str]) -> Callable[[Ops, dict[str, ir.Value]], None]:

@@ -52,6 +52,6 @@ def _on_arrays(body: Builtin, xs: Arrays) -> Arrays:
         wide: Any = np.float64 if any(x.dtype == np.float64 for x in xs) else np.float32
         xs, factors = [x.astype(wide) for x in xs], [wide(factor) for factor in factors]
     else:
-        factors = [xs[0].dtype.type(int(factor)) for factor in factors]
+        factors = [np.array(int(factor), np.int64).astype(xs[0].dtype) for factor in factors]
     with np.errstate(all="ignore"):
         return [np.asarray(y) for y in _RESULTS[body.name](xs, *factors)]
