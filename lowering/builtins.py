@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from commplan.ir.builtins import Builtin
+from commplan.ir.stages.builtins import Builtin
 from commplan.ir.types import DType
 
 
@@ -30,12 +30,12 @@ def on_leaves(
     def on_arrays(xs: Sequence[Any]) -> list[Any]:
         if body.dtype is not None:
             return [xs[0].astype(dtype(body.dtype))]
-        first, *others = (DType.from_name(str(x.dtype)) or DType.F32 for x in xs)
-        if first.is_float:
-            wide = dtype(DType.F64 if DType.F64 in (first, *others) else DType.F32)
+        dtypes = [DType.from_name(str(x.dtype)) or DType.F32 for x in xs]
+        if dtypes[0].is_float:
+            wide = dtype(DType.F64 if DType.F64 in dtypes else DType.F32)
             results = body.apply([x.astype(wide) for x in xs])
         else:
-            results = body.apply(xs, lambda factor: _wrapped(int(factor), first))
+            results = body.apply(xs, lambda factor: _wrapped(int(factor), dtypes[0]))
         pairs = zip(results, xs, strict=False)
         return [y.astype(x.dtype) if hasattr(y, "astype") else full(x.shape, y, x.dtype) for y, x in pairs]
 

@@ -44,8 +44,8 @@ class Category(enum.StrEnum):
     BAD = "bad"
 
 
-_KEYS = (key for keys in (*KEYS.values(), *BUILTIN_KEYS.values()) for key in keys)
-ARGUMENTS = tuple(dict.fromkeys(("weight", "eta", "rho", *_KEYS)))
+ARGUMENTS = tuple(dict.fromkeys(("weight", "eta", "rho", *(key for keys in KEYS.values() for key in keys))))
+PARAMETERS = tuple(dict.fromkeys(key for keys in BUILTIN_KEYS.values() for key in keys))
 OPTION_WORDS = tuple(dict.fromkeys(word for rule in OPTIONS.values() for word in rule.words))
 # Token types with the same category in all positions.
 _PLAIN = {
@@ -137,7 +137,7 @@ class _Statement:
         if self.first == "FN" and self.clause == "EQUAL":
             if self.before == "EQUAL":
                 return _BEHIND["COLON"] if self.open else (frozenset(BUILTIN_KEYS), Category.FUNCTION)
-            return frozenset(ARGUMENTS), Category.OPTION
+            return frozenset(PARAMETERS), Category.OPTION
         if self.first == "FN":
             if self.before == "ON":
                 return frozenset(PLACES), Category.CONSTANT

@@ -12,7 +12,6 @@ from functools import cached_property
 import msgspec
 
 from commplan.diagnostics import Span
-from commplan.ir.builtins import Builtin as Builtin
 from commplan.ir.hints import NO_HINTS as NO_HINTS
 from commplan.ir.hints import Algorithm as Algorithm
 from commplan.ir.hints import Arg as Arg
@@ -36,6 +35,7 @@ from commplan.ir.stages import SliceStage as SliceStage
 from commplan.ir.stages import Stage as Stage
 from commplan.ir.stages import operands as operands
 from commplan.ir.stages import results as results
+from commplan.ir.stages.builtins import Builtin as Builtin
 from commplan.ir.types import (
     ArrayType,
     BytesType,

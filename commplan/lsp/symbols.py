@@ -9,6 +9,7 @@ import msgspec
 
 from commplan.diagnostics import Span
 from commplan.dsl import ast
+from commplan.dsl.check.builtins import BARE
 from commplan.ir.plan import Value
 
 Kind = Literal["axis", "ensemble", "server", "source", "fn", "input", "state", "value"]
@@ -127,7 +128,9 @@ class Symbols:
                 case ast.StageStmt():
                     values, declared = operands(statement.expr)
                     local(values)
-                    self._global(declared)
+                    self._global(
+                        name for name in declared if name.text in self.declared or name.text not in BARE
+                    )
                     self._via(statement.expr, bound)
                     self._bind(statement, phase, bound)
                 case ast.BadStmt():

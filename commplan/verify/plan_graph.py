@@ -6,10 +6,10 @@ CP0734 axes, CP0735 invalid options of a stage.
 
 from __future__ import annotations
 
-from commplan.ir.builtins import signature_violation
 from commplan.ir.plan import Load, Plan, Stage, Value, operands, results
 from commplan.ir.refs import Ref, getter
 from commplan.ir.stages import StageOverAxes, rules
+from commplan.ir.stages.builtins import signature_violation
 from commplan.ir.transfer import ValueTypes, Violations, broken
 from commplan.ir.types import ArrayType, RecordsType
 from commplan.ir.values import Leaf

@@ -17,7 +17,6 @@ import msgspec
 from commplan.diagnostics import Diagnostic, near_name, with_article
 from commplan.ir import roles
 from commplan.ir.analysis.input_slice import bind_sources
-from commplan.ir.builtins import signature_violation
 from commplan.ir.ops import shaped_by
 from commplan.ir.plan import NO_HINTS, AxisKind, Hints, Plan, Ref
 from commplan.ir.roles import Role
@@ -36,6 +35,7 @@ from commplan.ir.schedule import (
     results,
 )
 from commplan.ir.shard_shapes import cut_all
+from commplan.ir.stages.builtins import signature_violation
 from commplan.ir.transfer import Violations, shown
 from commplan.ir.types import LARGEST, MOST_SERVERS
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin

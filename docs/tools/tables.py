@@ -20,8 +20,8 @@ from commplan.dsl.check.stages.loads import TAILS, VISITS
 from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.lexer import KEYWORDS, SOFT, UNITS
-from commplan.ir.builtins import DEFINITIONS
 from commplan.ir.stages import OVER_AXES, VERBS
+from commplan.ir.stages.builtins import DEFINITIONS
 from commplan.lsp.documentation import FUNCTIONS
 
 USAGE_WIDTH = 90

@@ -8,12 +8,11 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import listed
 from commplan.dsl import ast
-from commplan.dsl.check.clauses.via import keyed
 from commplan.dsl.check.context import CheckContext
 from commplan.dsl.check.numbers import written
-from commplan.ir.builtins import BUILTIN_NAMES, DEFINITIONS, Builtin
 from commplan.ir.plan import Fn, Value
 from commplan.ir.stages import rules
+from commplan.ir.stages.builtins import BUILTIN_NAMES, DEFINITIONS, Builtin
 from commplan.ir.stages.rules import Violation
 from commplan.ir.types import AnyType, ArrayType, DType, Element, RecordsType, TreeType
 from commplan.ir.values import Leaf
@@ -34,8 +33,8 @@ def declare_builtin(
     violation = violation or rules.gives(body.name, definition.results, len(results))
     outcome = violation or _applied(body, tuple(zip(definition.operands, operands, strict=True)))
     if not isinstance(outcome, Violation) and outcome != results:
-        found, expected = (", ".join(map(str, kinds)) for kinds in (results, outcome))
-        outcome = Violation(f"the results of `{body}` here are {expected}, found {found}")
+        declared, expected = (", ".join(map(str, kinds)) for kinds in (results, outcome))
+        outcome = Violation(f"the results of `{body}` here are {expected}, found {declared}")
     if isinstance(outcome, Violation):
         ctx.refuse("CP0218", outcome, decl.name.span)
         return None
@@ -78,7 +77,7 @@ def _body(ctx: CheckContext, call: ast.CallExpr) -> Builtin | None:
     message = f"there is no built-in function `{call.name.text}`"
     note = f"the built-in functions are {listed(BUILTIN_NAMES)}"
     name = ctx.choose(call.name, BUILTIN_NAMES, "CP0216", message, note)
-    args = name and keyed(ctx, call, KEYS[name], "CP0217")
+    args = name and ctx.keyed(call, KEYS[name], "CP0217")
     if name is None or args is None:
         return None
     keys = KEYS[name]
@@ -125,7 +124,7 @@ def _applied(body: Builtin, operands: Sequence[tuple[str, Element]]) -> tuple[El
         if not isinstance(type_, ArrayType | TreeType):
             return Violation(f"`{name}` is `{type_}`, and `{body.name}` takes arrays and trees", at=index)
         if type(type_) is not type(kind):
-            message = f"`{name}` is {type_}, and `{first}` {kind}"
+            message = f"`{name}` is {type_}, and `{first}` is {kind}"
             return Violation(message, ("the operands are all trees, or all arrays of one shape",), index)
     leaves = [(name, _leaves(type_)) for name, type_ in operands]
     violation = body.misfit(leaves)

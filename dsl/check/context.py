@@ -192,6 +192,27 @@ class CheckContext:
             self.error(code, message, name.span, *notes, fix=self.rename(name, words))
         return choice
 
+    def keyed(self, call: ast.CallExpr, keys: tuple[str, ...], code: str) -> dict[str, ast.CallArg] | None:
+        """The keyword arguments of a call, or None after reporting an unknown, repeated or positional one."""
+        name = call.name.text
+        usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`" if keys else f"write `{name}`"
+        args: dict[str, ast.CallArg] = {}
+        for arg in call.args or ():
+            if arg.key is not None and arg.key.text in keys and arg.key.text not in args:
+                args[arg.key.text] = arg
+                continue
+            if not keys:
+                message, fix = f"`{name}` takes no arguments", None
+            elif arg.key is None:
+                message, fix = f"the arguments of `{name}` have names: {listed(keys)}", None
+            elif arg.key.text in keys:
+                message, fix = f"`{arg.key.text}` is repeated", None
+            else:
+                near = self.rename(arg.key, [key for key in keys if key not in args])
+                message, fix = f"`{name}` has no argument `{arg.key.text}`", near
+            return self.error(code, message, arg.span, usage, fix=fix)
+        return args
+
     def rename(self, name: ast.Name | ast.Number, candidates: Iterable[str]) -> Fix | None:
         """A fix that replaces a misspelt name by the nearest candidate, if any; numbers have none."""
         near = self.near(name.text, candidates) if isinstance(name, ast.Name) else None
@@ -204,7 +225,7 @@ def _note(remark: Remark) -> Note:
             return Note(f"`{remark.name}` is {remark.type}, {remark.placement}", remark.span)
         case Fn(body=Builtin()):
             operands = listed(remark.body.definition.operands)
-            return Note(f"`{remark.name}` is `{remark.body}` of {operands}", remark.span)
+            return Note(f"`{remark.body}` is built in, and takes {operands}", remark.span)
         case Axis() | Fn():
             return Note(f"`{remark.name}` is declared here", remark.span)
         case str():

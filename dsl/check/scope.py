@@ -134,6 +134,17 @@ class PhaseScope:
         self._note_bound(name.text, name.span)
         return value.id
 
+    def bind_results(
+        self, names: Sequence[ast.Name], types: Sequence[Type], placement: Placement
+    ) -> tuple[Ref, ...]:
+        """Bind the results of a call. If one does not fit its state, the others are not reported."""
+        refs: list[Ref] = []
+        for name, type_ in zip(names, types, strict=True):
+            refs.append(self.bind(name, type_, placement))
+            if name.text in self.ctx.doubtful_states:
+                self.ctx.doubtful_states.update(each.text for each in names if each.text in self.ctx.states)
+        return tuple(refs)
+
     def bind_bad(self, names: Iterable[str], span: Span) -> None:
         """Bind the targets of a statement with errors to BAD, so that their uses are not checked."""
         for name in names:

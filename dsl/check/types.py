@@ -47,8 +47,9 @@ def declare_fn(ctx: CheckContext, decl: ast.FnDecl) -> Fn | None:
     operands = all_known([element_type(ctx, expr) for expr in decl.operands])
     results = all_known([element_type(ctx, expr) for expr in decl.results])
     if decl.body is not None:
-        known = operands is not None and results is not None
-        return declare_builtin(ctx, decl, decl.body, (operands, results)) if known else None
+        if operands is None or results is None:
+            return None
+        return declare_builtin(ctx, decl, decl.body, (operands, results))
     where = _where(ctx, decl)
     flags = _flags(ctx, decl)
     if where is None or flags is None or operands is None or results is None:

@@ -19,7 +19,7 @@ from commplan.dsl.check.stages.loads import TAILS, VISITS
 from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, UNITS, VERBS
-from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS, Category
+from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS, PARAMETERS, Category
 
 Rule = Mapping[str, Any]
 
@@ -105,7 +105,7 @@ def _fn() -> list[Rule]:
             "end": r"(?=\bon\b)|(?=[{}])|^(?=\s*(?:" + _BEGINS + r"|output)\b)",
             "patterns": [
                 _match(rf"(=)\s*({_words(BUILTIN_KEYS)})\b", Category.MARK, Category.FUNCTION),
-                _match(rf"\b({_words(ARGUMENTS)})\b(?=\s*=)", Category.OPTION),
+                _match(rf"\b({_words(PARAMETERS)})\b(?=\s*=)", Category.OPTION),
                 *_included("types"),
             ],
         },

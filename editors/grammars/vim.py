@@ -12,7 +12,7 @@ from commplan.dsl.check.stages.loads import TAILS, VISITS
 from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, UNITS, VERBS
-from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS
+from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS, PARAMETERS
 
 _LINKS = {
     "planComment": "Comment",
@@ -72,6 +72,7 @@ def syntax() -> str:
         rf'syntax match planAlgorithm "\v(\=\s*)@<=({_any(ALGORITHMS)})>"',
         rf'syntax match planOperator "\v<({_any((*OPS, *MODES))})>" contained',
         rf'syntax match planOption "\v<({_any((*OPTIONS, *ARGUMENTS))})>\ze\s*\="',
+        rf'syntax match planOption "\v(<fn\s.*)@<=<({_any(PARAMETERS)})>\ze\s*\="',
         rf'syntax match planConstant "\v(\=\s*)@<=({_any((*OPTION_WORDS, *FLOATS))})>"',
         rf'syntax match planType "\v(<dtype\s*\=\s*)@<=({_any(TYPES)})>"',
         r"""syntax match planText /"[^"]*"/""",

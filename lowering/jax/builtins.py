@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from commplan.ir.builtins import Builtin
 from commplan.ir.schedule import Schedule
+from commplan.ir.stages.builtins import Builtin
 from commplan.ir.types import DType
 from commplan.lowering.builtins import on_leaves
 

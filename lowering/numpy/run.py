@@ -12,8 +12,8 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
-from commplan.ir.builtins import Builtin
 from commplan.ir.plan import Ref, name_of
+from commplan.ir.stages.builtins import Builtin
 from commplan.lowering.builtins import on_leaves
 from commplan.lowering.numpy import ops
 from commplan.pytree import Rebuild, flatten, nest

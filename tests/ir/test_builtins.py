@@ -9,9 +9,9 @@ import pytest
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.ir.builtins import BUILTIN_NAMES, DEFINITIONS, Builtin
 from commplan.ir.serialization.canonical_json import decode, encode, plan_digest
 from commplan.ir.serialization.text import parse_plan, parse_schedule, print_plan, print_schedule
+from commplan.ir.stages.builtins import BUILTIN_NAMES, DEFINITIONS, Builtin
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf
 from commplan.verify import verify

@@ -14,8 +14,8 @@ from support.oracle.builtins import builtin as by_oracle
 
 import commplan
 from commplan.diagnostics import CommplanError
-from commplan.ir.builtins import Builtin
 from commplan.ir.plan import Fn
+from commplan.ir.stages.builtins import Builtin
 from commplan.ir.types import DType
 from commplan.lowering.builtins import on_leaves
 from commplan.lowering.jax.builtins import builtin_functions

@@ -18,7 +18,8 @@ from commplan.dsl.check.stages.loads import TAILS, VISITS
 from commplan.dsl.check.stages.servers import MODES
 from commplan.dsl.check.types import FLAGS, PLACES, TYPES
 from commplan.dsl.lexer import KEYWORDS, SOFT, VERBS, tokenize
-from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS
+from commplan.highlight.categories import ARGUMENTS, OPTION_WORDS, PARAMETERS
+from commplan.ir.stages.builtins import BUILTIN_NAMES
 from commplan.lint.repairs import apply_fixes
 from commplan.lsp import documentation
 from commplan.lsp.completion import complete
@@ -167,7 +168,16 @@ def test_every_word_of_a_plan_is_among_what_completion_offers(plan: Path):
 
 def test_every_word_is_documented():
     constants = (*TYPES, *PLACES, *FLAGS, *VISITS, *TAILS, *OPS, *MODES, *OPTION_WORDS)
-    for word in (*KEYWORDS, *SOFT, *constants, *ALGORITHMS, *OPTIONS, *ARGUMENTS):
+    for word in (
+        *KEYWORDS,
+        *SOFT,
+        *constants,
+        *ALGORITHMS,
+        *OPTIONS,
+        *ARGUMENTS,
+        *PARAMETERS,
+        *BUILTIN_NAMES,
+    ):
         assert documentation.of_word(word), word
     assert set(documentation.STAGES) == {verb.lower() for verb in VERBS}
 

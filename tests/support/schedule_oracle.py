@@ -20,8 +20,8 @@ from unittest import mock
 import numpy as np
 
 from commplan.ir import schedule as ir
-from commplan.ir.builtins import Builtin
 from commplan.ir.plan import name_of
+from commplan.ir.stages.builtins import Builtin
 from commplan.ir.types import DType
 from commplan.pytree import nest
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import commplan
 from commplan.ir import schedule as ir
-from commplan.ir.builtins import Builtin
+from commplan.ir.stages.builtins import Builtin
 from commplan.ir.types import DType
 from commplan.verify import verify
 
@@ -52,11 +52,11 @@ def compiled(text: str) -> ir.Schedule:
 
 def edited(schedule: ir.Schedule, change: Callable[[Ops, dict[str, ir.Value]], None]) -> ir.Schedule:
     """`schedule` with other ops in its first phase. `change` edits ops, and values by name."""
-    phase, *others = schedule.phases
+    phase = schedule.phases[0]
     ops, values = list(phase.ops), {value.id: value for value in (*schedule.entry, *phase.values)}
     change(ops, values)
-    made = tuple(values[ref] for op in ops for ref in ir.results(op))
-    return replace(schedule, phases=(replace(phase, ops=tuple(ops), values=made), *others))
+    results = tuple(values[ref] for op in ops for ref in ir.results(op))
+    return replace(schedule, phases=(replace(phase, ops=tuple(ops), values=results), *schedule.phases[1:]))
 
 
 def summed_first(fn: str, order: tuple[str, str]) -> Callable[[Ops, dict[str, ir.Value]], None]:

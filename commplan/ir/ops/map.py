@@ -2,10 +2,10 @@
 
 from collections.abc import Container, Mapping
 
-from commplan.ir.builtins import Builtin
 from commplan.ir.ops.base import BaseOp, Ranks, Work
 from commplan.ir.refs import Ref, name_of
 from commplan.ir.roles import Execution, Meaning, Structure
+from commplan.ir.stages.builtins import Builtin
 from commplan.ir.stages.map import MapFields
 from commplan.ir.symbolic.deferred import Interpretation
 from commplan.ir.transfer import Results, ValueTypes, Violations, broken, placed, shown

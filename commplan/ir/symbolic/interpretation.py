@@ -8,11 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from commplan.ir.analysis.optimizer_leaf_match import LeafMatch
 from commplan.ir.axes import coordinates
-from commplan.ir.builtins import Builtin
 from commplan.ir.refs import Ref, base_name, name_of
 from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves
@@ -31,6 +30,9 @@ from commplan.ir.symbolic.values import (
 )
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf, Part, Value
+
+if TYPE_CHECKING:
+    from commplan.ir.stages.builtins import Builtin
 
 Paths = tuple[tuple[str, ...], ...]
 

@@ -68,7 +68,7 @@ def algorithm(
         return ctx.error("CP0603", message, call.name.span, f"`{stage}` takes {listed(carrying(stage))}")
     if name == "hierarchical":
         return _hierarchical(ctx, call, stage, over)
-    args = keyed(ctx, call, KEYS.get(name, ()))
+    args = ctx.keyed(call, KEYS.get(name, ()), "CP0604")
     if args is None:
         return None
     match name:
@@ -96,30 +96,6 @@ def carrying_a_level(stage: str) -> tuple[str, ...]:
         for name, stages in COLLECTIVES.items()
         if name != "hierarchical" and (stage in stages or (is_sum and {SCATTER, GATHER} <= set(stages)))
     )
-
-
-def keyed(
-    ctx: CheckContext, call: ast.CallExpr, keys: tuple[str, ...], code: str = "CP0604"
-) -> dict[str, ast.CallArg] | None:
-    """The keyword arguments of a call, or None after reporting an unknown, repeated or positional one."""
-    name = call.name.text
-    usage = f"write `{name}({', '.join(f'{key} = ..' for key in keys)})`" if keys else f"write `{name}`"
-    args: dict[str, ast.CallArg] = {}
-    for arg in call.args or ():
-        if arg.key is not None and arg.key.text in keys and arg.key.text not in args:
-            args[arg.key.text] = arg
-            continue
-        if not keys:
-            message, fix = f"`{name}` takes no arguments", None
-        elif arg.key is None:
-            message, fix = f"the arguments of `{name}` have names: {listed(keys)}", None
-        elif arg.key.text in keys:
-            message, fix = f"`{arg.key.text}` is repeated", None
-        else:
-            near = ctx.rename(arg.key, [key for key in keys if key not in args])
-            message, fix = f"`{name}` has no argument `{arg.key.text}`", near
-        return ctx.error(code, message, arg.span, usage, fix=fix)
-    return args
 
 
 def _count(

@@ -14,11 +14,11 @@ from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.context import CheckContext, is_scalar
 from commplan.dsl.check.placements import resolve_axes, status
 from commplan.dsl.check.scope import PhaseScope
-from commplan.ir.builtins import DEFINITIONS
 from commplan.ir.plan import AxisKind, Fn, Load, MapStage, Value
 from commplan.ir.plan import operands as operands_of
 from commplan.ir.plan import results as results_of
 from commplan.ir.stages import rules
+from commplan.ir.stages.builtins import DEFINITIONS
 from commplan.ir.types import ArrayType, Placement, RecordsType, TreeType, Type
 
 
@@ -50,9 +50,7 @@ def check_map(
     types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
     # This is the placement of one rank's result; all results of a call have the same placement.
     placement = replace(placement, per=ctx.ordered((*placement.per, *per)))
-    results = tuple(
-        scope.bind(name, type_, placement) for name, type_ in zip(statement.targets, types, strict=True)
-    )
+    results = scope.bind_results(statement.targets, types, placement)
     refs, members = tuple(value.id for value in operands), ctx.ordered(per)
     if options.cache is not None:
         random, sources = _made_of(ctx, scope, fn, refs)

@@ -13,7 +13,7 @@ from commplan.dsl.check.builtins import typed_call
 from commplan.dsl.check.clauses.axes import check_on_workers, stage_axes
 from commplan.dsl.check.clauses.ops import check_operand, check_scalar, sum_or_mean, written_call
 from commplan.dsl.check.clauses.options import hints
-from commplan.dsl.check.clauses.via import algorithm, check_accumulation, keyed
+from commplan.dsl.check.clauses.via import algorithm, check_accumulation
 from commplan.dsl.check.context import Axes, CheckContext, is_scalar
 from commplan.dsl.check.numbers import written
 from commplan.dsl.check.placements import Status, status
@@ -232,7 +232,7 @@ def _mode(ctx: CheckContext, expr: ast.ElasticExpr, by: ast.CallExpr | None) -> 
 def _coefficients(
     ctx: CheckContext, scope: PhaseScope, by: ast.CallExpr, mode: ElasticMode
 ) -> tuple[Coefficient, Coefficient] | None:
-    arguments = keyed(ctx, by, ("eta", "rho"), "CP0405")
+    arguments = ctx.keyed(by, ("eta", "rho"), "CP0405")
     if arguments is None:
         return None
     missing = [key for key in ("eta", "rho") if key not in arguments]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from commplan.ir.builtins import Builtin
+from commplan.ir.stages.builtins import Builtin
 from commplan.pytree import flatten
 
 from .numbers import Array, convert

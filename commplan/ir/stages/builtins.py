@@ -194,16 +194,16 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
 
         Operands have the same leaves, which may differ in their float types.
         """
-        first, leaves = operands[0]
-        for index, (name, others) in enumerate(operands):
-            difference = _difference(leaves, others)
+        first, like = operands[0]
+        for index, (name, leaves) in enumerate(operands):
+            difference = _difference(like, leaves)
             if difference is not None:
                 message = f"`{first}` and `{name}` do not fit in `{self.name}`: {difference}"
                 note = "it computes each element from the same element of every operand"
                 return Violation(message, (note,), index)
-        for index, (name, others) in enumerate(operands):
-            for leaf, like in zip(others, leaves, strict=True):
-                violation = self._wrong_type(leaf, like, leaf.label(f"{name}.0"))
+        for index, (name, leaves) in enumerate(operands):
+            for leaf, leaf_like in zip(leaves, like, strict=True):
+                violation = self._wrong_type(leaf, leaf_like, leaf.label(f"{name}.0"))
                 if violation is not None:
                     return violation._replace(at=index)
         return None
