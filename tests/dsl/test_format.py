@@ -144,6 +144,9 @@ def test_names_that_cannot_be_broken_stay_on_one_line() -> None:
         ("fn a (tree) -> tree\nfn longer(tree) -> tree", "fn a     (tree) -> tree\nfn longer(tree) -> tree"),
         ("fn a(tree)  -> tree\nfn longer(tree) -> tree", "fn a(tree)      -> tree\nfn longer(tree) -> tree"),
         ("fn a (tree)  -> tree", "fn a(tree) -> tree"),
+        ("fn a=blend(alpha=0.5)\nfn longer =add", "fn a = blend(alpha = 0.5)\nfn longer = add"),
+        ("fn a      = zeros\nfn longer=add", "fn a      = zeros\nfn longer = add"),
+        ("fn a(tree) -> tree=zeros\nfn longer  = add", "fn a(tree) -> tree = zeros\nfn longer  = add"),
     ],
 )
 def test_columns_of_functions_are_kept_where_they_were_written(written: str, formatted: str) -> None:

@@ -208,6 +208,21 @@ def test_hover_of_words_and_names():
     assert hovered("# thei") == "" == hovered("grads, px\n}")
 
 
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("plan p\ninput x : tree\neach step {\n    y = map subtr|act(x, x)\n    output y\n}", "x - y"),
+        ("plan p\nfn f = ble|nd(alpha = 0.5)\n", "alpha x + (1 - alpha) y"),
+        ("plan p\nfn f = blend(alp|ha = 0.5)\n", "weight of the first operand"),
+        ("plan p\nfn ad|d(tree, tree) -> tree on device\n", "fn add(tree, tree) -> tree on device"),
+    ],
+)
+def test_hover_of_built_in_functions(marked: str, expected: str):
+    text, line, column = place(marked)
+    answer = hover(PlanDocument(text, "p.plan"), line, column)
+    assert answer is not None and expected in answer[0]
+
+
 def test_hover_of_a_stage_says_what_became_of_it():
     line = PLAN[: PLAN.index("grads = reduce")].count("\n") + 1
     became = {line: ["line 20: all of it", "    all_reduce"]}
