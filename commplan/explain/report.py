@@ -259,9 +259,10 @@ def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> O
     moved = worker_operands(op, values) or (ir.results(op) if op.uses_servers(values) else ())
     moved = ir.results(op) if isinstance(op, ir.Pack) else moved
     nbytes = sum(values[ref].nbytes for ref in moved)
-    body = schedule.fn(op.fn).body if isinstance(op, ir.Map) else None
-    formula = f" = {body}" if body and str(body) != op.fn else ""
-    step = OpSummary(op.title, ir.results(op)[0], op.detail(values) + formula, op.lane, nbytes)
+    detail = op.detail(values)
+    if isinstance(op, ir.Map) and (body := schedule.fn(op.fn).body) and str(body) != op.fn:
+        detail += f" = {body}"
+    step = OpSummary(op.title, ir.results(op)[0], detail, op.lane, nbytes)
     if not isinstance(op, ir.Collective):
         return step
     return replace(

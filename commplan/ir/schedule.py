@@ -146,8 +146,7 @@ class FnType(msgspec.Struct, frozen=True):
     @classmethod
     def from_fn(cls, fn: Fn) -> FnType:
         """The type of a function of a plan."""
-        kind = {"elementwise": fn.elementwise, "random": fn.random, "body": fn.body}
-        return cls(fn.name, fn.operands, fn.results, fn.where, **kind)
+        return cls(fn.name, fn.operands, fn.results, fn.where, fn.elementwise, fn.random, fn.body)
 
 
 class SourceType(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -12,13 +13,15 @@ from commplan.dsl.check.context import CheckContext
 from commplan.dsl.check.numbers import written
 from commplan.ir.plan import Fn, Value
 from commplan.ir.stages import rules
-from commplan.ir.stages.builtins import BUILTIN_NAMES, DEFINITIONS, Builtin
+from commplan.ir.stages.builtins import BUILTIN_NAMES, DEFINITIONS, Builtin, BuiltinName
 from commplan.ir.stages.rules import Violation
 from commplan.ir.types import AnyType, ArrayType, DType, Element, RecordsType, TreeType
 from commplan.ir.values import Leaf
 
 KEYS = {name: definition.keys or ("dtype",) * (name == "cast") for name, definition in DEFINITIONS.items()}
-BARE = tuple(name for name in BUILTIN_NAMES if not KEYS[name])  # usable without a declaration
+BARE: tuple[BuiltinName, ...] = tuple(
+    name for name in BUILTIN_NAMES if not KEYS[name]
+)  # usable without a declaration
 
 
 def declare_builtin(
@@ -52,17 +55,26 @@ def undeclared_builtin(ctx: CheckContext, name: ast.Name) -> Fn | None:
     return fn
 
 
-def typed_call(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Fn:
-    """`fn`, with the types of this call if it is a built-in function without declared types."""
+class Signature(NamedTuple):
+    """The types of the operands and results of a call."""
+
+    operands: tuple[Element, ...]
+    results: tuple[Element, ...]
+
+
+def signature(ctx: CheckContext, fn: Fn, names: Sequence[ast.Name], operands: Sequence[Value]) -> Signature:
+    """The declared types of `fn`, or those of this call of a built-in function without types."""
     if fn.body is None or not isinstance(fn.operands[0], AnyType):
-        return fn
+        return Signature(
+            *(tuple(x for x in each if not isinstance(x, AnyType)) for each in (fn.operands, fn.results))
+        )
     types = [x.type.element if isinstance(x.type, RecordsType) else x.type for x in operands]
     pairs = [(name.text, type_) for name, type_ in zip(names, types, strict=True)]
     outcome = _applied(fn.body, pairs)
     if isinstance(outcome, Violation):
         values = dict.fromkeys((operands[outcome.at], operands[0]))
         ctx.fail("CP0218", outcome.message, names[outcome.at].span, *values, *outcome.notes)
-    return replace(fn, operands=tuple(types), results=outcome)
+    return Signature(tuple(x for x in types if not isinstance(x, RecordsType)), outcome)
 
 
 def _fn(name: ast.Name, body: Builtin) -> Fn:

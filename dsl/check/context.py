@@ -10,7 +10,7 @@ from commplan.dsl import ast
 from commplan.dsl.check.recovery_bindings import RecoveryBindings
 from commplan.dsl.parser import MOST_ERRORS
 from commplan.dsl.statements import GiveUp
-from commplan.ir.plan import Axis, AxisKind, Builtin, DeclaredTopology, Fn, Ref, Source, Value
+from commplan.ir.plan import Axis, AxisKind, DeclaredTopology, Fn, Ref, Source, Value
 from commplan.ir.stages.rules import Violation
 from commplan.ir.types import Placement, Type
 
@@ -223,7 +223,7 @@ def _note(remark: Remark) -> Note:
     match remark:
         case Value():
             return Note(f"`{remark.name}` is {remark.type}, {remark.placement}", remark.span)
-        case Fn(body=Builtin()):
+        case Fn() if remark.body is not None:
             operands = listed(remark.body.definition.operands)
             return Note(f"`{remark.body}` is built in, and takes {operands}", remark.span)
         case Axis() | Fn():

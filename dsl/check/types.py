@@ -10,7 +10,7 @@ from commplan.dsl.check.builtins import declare_builtin
 from commplan.dsl.check.context import CheckContext, all_known
 from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import Fn
-from commplan.ir.types import ArrayType, BytesType, DType, Element, Processor, TreeType
+from commplan.ir.types import ArrayType, BytesType, DType, Element, FnElement, Processor, TreeType
 
 DTYPES = tuple(str(dtype) for dtype in DType)
 TYPES = (*DTYPES, "bytes", "tree")
@@ -116,7 +116,7 @@ def _elementwise_shapes(ctx: CheckContext, decl: ast.FnDecl, fn: Fn) -> bool:
     return True
 
 
-def _shape(type_: Element) -> tuple[int, ...] | str | None:
+def _shape(type_: FnElement) -> tuple[int, ...] | str | None:
     """The dimensions of an array, "tree" for a tree, None for types without elements."""
     if isinstance(type_, ArrayType):
         return type_.shape

@@ -26,7 +26,7 @@ def _on_trees(body: Builtin, *trees: Any) -> Any:
     leaves = [[jnp.asarray(x) for x in xs] for xs, _ in operands]
     pairs = zip(operands, on_leaves(body, leaves, _dtype, jnp.full), strict=False)
     results = tuple(jax.tree_util.tree_unflatten(structure, ys) for (_, structure), ys in pairs)
-    return results if len(results) > 1 else results[0]
+    return results if body.definition.results > 1 else results[0]
 
 
 def _dtype(dtype: DType) -> Any:

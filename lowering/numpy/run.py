@@ -217,4 +217,4 @@ def _builtin(body: Builtin, *trees: Any) -> Any:
     with np.errstate(all="ignore"):
         answers = on_leaves(body, leaves, ops.numpy_dtype, np.full)
     results = tuple(rebuild(ys) for (_, rebuild), ys in zip(operands, answers, strict=False))
-    return results if len(results) > 1 else results[0]
+    return results if body.definition.results > 1 else results[0]

@@ -74,8 +74,9 @@ def table(kind: type[msgspec.Struct]) -> str:
 def title(struct: type[msgspec.Struct]) -> str:
     """The title of a struct in the table. An op and a stage may have the same class name."""
     *_, folder, module = struct.__module__.split(".")
-    if folder in ("ops", "stages"):
-        return f"{folder[:-1]} `{struct.__struct_config__.tag}`"
+    tag = struct.__struct_config__.tag
+    if folder in ("ops", "stages") and tag is not None:
+        return f"{folder[:-1]} `{tag}`"
     return f"`{module}.{struct.__name__}`"
 
 

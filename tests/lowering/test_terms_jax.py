@@ -50,6 +50,8 @@ def test_no_example_is_left_out():
         plan = commplan.load(PLANS / f"{name}.plan")
         if any(axis.kind is AxisKind.SERVER or (axis.size or 1) > 8 for axis in plan.graph.axes):
             continue
+        if any(fn.body is not None for fn in plan.graph.fns):  # compared as numbers
+            continue
         sizes = {axis.name: 2 for axis in plan.graph.axes if axis.size is None}
         phases = plan.compile(axes=sizes).schedule.phases
         assert all(binding.source_only for phase in phases for binding in phase.outputs), name

@@ -7,7 +7,6 @@ cast.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -16,7 +15,7 @@ import msgspec
 
 from commplan.diagnostics import listed
 from commplan.ir.roles import Meaning
-from commplan.ir.stages.rules import Violation, coefficient
+from commplan.ir.stages.rules import Violation
 from commplan.ir.types import DType
 from commplan.ir.values import Leaf
 
@@ -78,11 +77,12 @@ def _cast(x: Any) -> Any:
 
 
 class Parameter(NamedTuple):
-    """A number that a built-in function takes, and its range in words and as a test."""
+    """A number that a built-in function takes, and its range in words and as bounds in f32."""
 
     name: str
     range: str
-    holds: Callable[[float], bool]
+    least: float
+    most: float
 
 
 class Definition(NamedTuple):
@@ -107,10 +107,10 @@ class Definition(NamedTuple):
         return tuple(parameter.name for parameter in self.parameters)
 
 
-_RATE = Parameter("rate", "a positive number", lambda rate: coefficient("rate", rate) is None)
-_MOMENTUM = Parameter("momentum", "at least 0 and below 1", lambda momentum: 0 <= momentum < 1)
-_ALPHA = Parameter("alpha", "a number from 0 to 1", lambda alpha: 0 <= alpha <= 1)
-_FACTOR = Parameter("factor", "finite in f32", lambda factor: abs(factor) <= _LARGEST_F32)
+_RATE = Parameter("rate", "a positive number", 2.0**-149, _LARGEST_F32)
+_MOMENTUM = Parameter("momentum", "at least 0 and below 1", 0, 1 - 2.0**-24)
+_ALPHA = Parameter("alpha", "a number from 0 to 1", 0, 1)
+_FACTOR = Parameter("factor", "finite in f32", -_LARGEST_F32, _LARGEST_F32)
 
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType(
     {
@@ -152,8 +152,8 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
 
     def apply(self, operands: Sequence[Any], number: Callable[[float], Any] = float) -> tuple[Any, ...]:
         """The results of the formula. `number` converts a parameter."""
-        results = self.definition.formula(*operands, *map(number, self.factors))
-        return results if isinstance(results, tuple) else (results,)
+        results: Any = self.definition.formula(*operands, *map(number, self.factors))
+        return results if self.definition.results > 1 else (results,)
 
     def coefficients(self) -> tuple[tuple[Fraction, ...], ...]:
         """For each result of a linear function the exact coefficient of each operand.
@@ -177,7 +177,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
         if len(self.factors) != len(parameters) or (self.name == "cast") != (self.dtype is not None):
             return Violation(f"`{self}` has not the parameters of `{self.name}`")
         for index, (parameter, factor) in enumerate(zip(parameters, self.factors, strict=True)):
-            if not math.isfinite(factor) or not parameter.holds(factor):
+            if not parameter.least <= factor <= parameter.most:
                 message = f"`{parameter.name}` of `{self.name}` is {parameter.range}, found `{factor:g}`"
                 return Violation(message, at=index)
         return None

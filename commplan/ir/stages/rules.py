@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from commplan.diagnostics import Diagnostic, Note, Span, listed, plural
 from commplan.ir.hints import NO_HINTS, Algorithm, Cache, Hints
-from commplan.ir.types import ArrayType, DType, Ref, Type, sized
+from commplan.ir.types import ArrayType, DType, FnElement, Ref, sized
 from commplan.ir.values import Leaf
 
 Ranks = Callable[[Iterable[str]], int | None]
@@ -46,7 +46,7 @@ def result_count(fn: str, results: int, names: int) -> Violation | None:
 
 
 def cacheable(
-    fn: str, random: Sequence[str], sources: Sequence[str], kinds: Sequence[Type], cache: Cache
+    fn: str, random: Sequence[str], sources: Sequence[str], kinds: Sequence[FnElement], cache: Cache
 ) -> Violation | None:
     """The results of a cached host function depend on one record alone, and fit in the cache.
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from commplan.diagnostics import Note, Span, listed
 from commplan.dsl import ast
-from commplan.dsl.check.builtins import BARE, typed_call, undeclared_builtin
+from commplan.dsl.check.builtins import BARE, signature, undeclared_builtin
 from commplan.dsl.check.clauses.options import hints
 from commplan.dsl.check.context import CheckContext, is_scalar
 from commplan.dsl.check.placements import resolve_axes, status
@@ -19,7 +19,7 @@ from commplan.ir.plan import operands as operands_of
 from commplan.ir.plan import results as results_of
 from commplan.ir.stages import rules
 from commplan.ir.stages.builtins import DEFINITIONS
-from commplan.ir.types import ArrayType, Placement, RecordsType, TreeType, Type
+from commplan.ir.types import ArrayType, Element, Placement, RecordsType, TreeType, Type
 
 
 def check_map(
@@ -41,13 +41,13 @@ def check_map(
         ctx.fail("CP0213", message, expr.per[0].span, fn, note)
     if operands is None or per is None:
         return None
-    fn = typed_call(ctx, fn, expr.operands, operands)
-    if not _types_match(ctx, expr.operands, operands, fn):
+    expected = signature(ctx, fn, expr.operands, operands)
+    if not _types_match(ctx, expr.operands, operands, fn, expected.operands):
         return None
     loaded = [value for value in operands if isinstance(value.type, RecordsType)]
     _check_batches(ctx, expr, operands)
     placement = _combine_placements(ctx, fn, expr.operands, operands)
-    types = _results(ctx, statement, fn, loaded[0].type if loaded else None)
+    types = _results(ctx, statement, fn, expected.results, loaded[0].type if loaded else None)
     # This is the placement of one rank's result; all results of a call have the same placement.
     placement = replace(placement, per=ctx.ordered((*placement.per, *per)))
     results = scope.bind_results(statement.targets, types, placement)
@@ -99,9 +99,15 @@ def check_call(
     ctx.require("CP0208", rules.result_count(fn.name, len(fn.results), results), names, fn)
 
 
-def _types_match(ctx: CheckContext, names: Sequence[ast.Name], operands: Sequence[Value], fn: Fn) -> bool:
+def _types_match(
+    ctx: CheckContext,
+    names: Sequence[ast.Name],
+    operands: Sequence[Value],
+    fn: Fn,
+    types: tuple[Element, ...],
+) -> bool:
     valid = True
-    for name, value, expected in zip(names, operands, fn.operands, strict=True):
+    for name, value, expected in zip(names, operands, types, strict=True):
         type_ = value.type
         if fn.where == "host" and not isinstance(type_, RecordsType):
             message = f"`{fn.name}` runs on the host and takes loaded values only, found `{name.text}`"
@@ -129,12 +135,14 @@ def _check_batches(ctx: CheckContext, expr: ast.MapExpr, operands: Sequence[Valu
             ctx.fail("CP0211", message, name.span, value, first, note)
 
 
-def _results(ctx: CheckContext, statement: ast.StageStmt, fn: Fn, loaded: Type | None) -> tuple[Type, ...]:
-    """The types of the results: as declared for whole values, one per record for records."""
+def _results(
+    ctx: CheckContext, statement: ast.StageStmt, fn: Fn, types: tuple[Element, ...], loaded: Type | None
+) -> tuple[Type, ...]:
+    """The types of the results: `types` for whole values, one of them per record for records."""
     if not isinstance(loaded, RecordsType):
-        return fn.results
+        return types
     if fn.where == "host":
-        return tuple(RecordsType(loaded.batch, result) for result in fn.results)
+        return tuple(RecordsType(loaded.batch, result) for result in types)
     if len(frozenset(loaded.batch)) > 1:
         message = f"`{fn.name}` runs on the device, and the members' batches differ in size"
         note = f"the operand is {loaded}: its result would have another shape for every member"
@@ -142,7 +150,7 @@ def _results(ctx: CheckContext, statement: ast.StageStmt, fn: Fn, loaded: Type |
     batch = loaded.batch[0]
     return tuple(
         ArrayType(result.dtype, (batch, *result.shape)) if isinstance(result, ArrayType) else TreeType()
-        for result in fn.results
+        for result in types
     )
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.diagnostics import Note, Span, listed, plural
 from commplan.dsl import ast
-from commplan.dsl.check.builtins import typed_call
+from commplan.dsl.check.builtins import signature
 from commplan.dsl.check.clauses.axes import check_on_workers, stage_axes
 from commplan.dsl.check.clauses.ops import check_operand, check_scalar, sum_or_mean, written_call
 from commplan.dsl.check.clauses.options import hints
@@ -153,8 +153,8 @@ def _check_fn(
     update = rules.update_function(fn.name, fn.where, elementwise=fn.elementwise, random=fn.random)
     ctx.require("CP0214", update, expr.fn.span, fn)
     names = (*expr.states, expr.gradient)
-    fn = typed_call(ctx, fn, names, values)
-    for name, value, type_ in zip(names, values, fn.operands, strict=True):
+    types = signature(ctx, fn, names, values).operands
+    for name, value, type_ in zip(names, values, types, strict=True):
         if value.type != type_:
             ctx.fail("CP0209", f"`{fn.name}` takes {type_} here, found {value.type}", name.span, value, fn)
 
