@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -19,9 +19,8 @@ from commplan.ir.types import AnyType, ArrayType, DType, Element, RecordsType, T
 from commplan.ir.values import Leaf
 
 KEYS = {name: definition.keys or ("dtype",) * (name == "cast") for name, definition in DEFINITIONS.items()}
-BARE: tuple[BuiltinName, ...] = tuple(
-    name for name in BUILTIN_NAMES if not KEYS[name]
-)  # usable without a declaration
+# By their names, those that need no declaration.
+BARE: Mapping[str, BuiltinName] = {name: name for name in BUILTIN_NAMES if not KEYS[name]}
 
 
 def declare_builtin(
@@ -46,7 +45,7 @@ def declare_builtin(
 
 def undeclared_builtin(ctx: CheckContext, name: ast.Name) -> Fn | None:
     """The built-in function `name`, which is used without a declaration; None after reporting an error."""
-    bare = next((each for each in BARE if each == name.text), None)
+    bare = BARE.get(name.text)
     if bare is None:
         ctx.unknown.add(name.text)
         message = f"`{name.text}` takes {listed(KEYS[name.text])}"
