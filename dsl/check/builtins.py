@@ -31,8 +31,8 @@ def declare_builtin(
     if body is None or not decl.results:
         return body and _fn(decl.name, body)
     definition, (operands, results) = body.definition, types
-    violation = rules.takes(body.name, len(definition.operands), len(operands))
-    violation = violation or rules.gives(body.name, definition.results, len(results))
+    violation = rules.operand_count(body.name, len(definition.operands), len(operands))
+    violation = violation or rules.result_count(body.name, definition.results, len(results))
     outcome = violation or _applied(body, tuple(zip(definition.operands, operands, strict=True)))
     if not isinstance(outcome, Violation) and outcome != results:
         declared, expected = (", ".join(map(str, kinds)) for kinds in (results, outcome))
