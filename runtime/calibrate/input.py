@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from commplan.input.measured_costs import ConsumerCost, FnCost, InputCosts, Sour
 from commplan.ir import schedule as ir
 from commplan.ir.assemble import assemble
 from commplan.ir.plan import Load, MapStage, Phase, Plan, Ref, name_of, operands, results
-from commplan.ir.types import SAME, ArrayType, BytesType, DType, RecordsType
+from commplan.ir.types import SAME, ArrayType, BytesType, DType, Element, RecordsType
 from commplan.runtime.calibrate.lock import Calls, lock_shares_of
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.observe.accounting import Meter
@@ -224,7 +224,8 @@ def _stage(plan_input: PlanInput, op: Load | MapStage, opened_sources: Mapping[s
         call = plan_input.functions.get(op.fn)
         if not callable(call):
             fail("CP0908", f"host function `{op.fn}` is not bound", span=op.span, file=plan.file)
-        elements, lowered = fn.results, assemble(ir.Map, op, random=fn.random)
+        elements = cast("tuple[Element, ...]", fn.results)  # host functions declare their types
+        lowered = assemble(ir.Map, op, random=fn.random)
     dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
     return Stage(lowered, 0, elements, dtypes, call, 5, plan.file, meter, skip=False)
 

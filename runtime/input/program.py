@@ -204,7 +204,8 @@ def record_types(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]
         case Read():
             return {op.result: next(s.type for s in schedule.sources if s.name == op.source)}
         case Map():
-            return dict(zip(op.results, schedule.fn(op.fn).results, strict=True))
+            declared = cast("tuple[Element, ...]", schedule.fn(op.fn).results)  # as of all host functions
+            return dict(zip(op.results, declared, strict=True))
         case Share():
             return {op.result: elements[op.operand]}
 
