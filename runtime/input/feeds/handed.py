@@ -115,7 +115,8 @@ def _table(units: UnitTable, outputs: Sequence[tuple[str, Ref, bool]]) -> _Table
         for name, ref, per in outputs
         if (view := views.get(ref)) is not None
     ]
-    counts = {name: units.counts[ref].reshape(()) for name, ref, _ in outputs if ref in units.counts}
+    # Copies own their memory: `Batch.torch` cannot make a view of them writable.
+    counts = {name: units.counts[ref].reshape(()).copy() for name, ref, _ in outputs if ref in units.counts}
     mask = None if units.mask is None else units.mask.rows.reshape(-1)
     for array in (*counts.values(), *(() if mask is None else (mask,))):
         array.setflags(write=False)
