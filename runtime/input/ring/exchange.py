@@ -313,12 +313,13 @@ class GroupExchange:
             return
         with self.meter.working(self.key, waits=True):
             while carriage.unit <= number:
-                if not self.ring.is_made(carriage.unit):
+                if self.ring.is_made(carriage.unit):
+                    carriage.unit += 1
+                else:
                     self._carry(carriage, carriage.unit)
-                carriage.unit += 1
 
     def _advance(self, carriage: Carriage) -> bool:
-        """Carry the next batch, if this process leads. Returns whether the batch is made."""
+        """Carry the next batch, if this process leads. Returns whether there may be more to do."""
         ring, number = self.ring, carriage.unit
         carriage.elect()
         if not carriage.leads() or number >= self._armed:
@@ -328,11 +329,14 @@ class GroupExchange:
             if not (ring.is_whole(number) or ring.is_wanted(number)):
                 return False
             self._carry(carriage, number)
-        carriage.unit += 1
+        else:
+            carriage.unit += 1
         return True
 
     def _carry(self, carriage: Carriage, number: int) -> None:
-        """Move the parts of batch `number` between hosts. If a wait fails, send its error instead."""
+        """Move the parts of batch `number` between hosts. If a wait fails, send its error instead.
+
+        If another process has reserved the transfer, wait until it completes the transfer or has ended."""
         ring = self.ring
         try:
             self._cursor.wait_unrecorded(number, ring.is_whole)
@@ -343,8 +347,8 @@ class GroupExchange:
             with contextlib.suppress(RegroupedError):
                 carriage.move(number, root)
             raise
-        if not carriage.locked(lambda: ring.begin_carry(number)):  # another process has reserved the transfer
-            self._cursor.wait_unrecorded(number, ring.is_made)
+        if not carriage.locked(lambda: ring.begin_carry(number)):
+            self._cursor.wait_unrecorded(number, ring.is_carried_or_free)
             return
         while not carriage.attempt(number):
             self._cursor.wait_unrecorded(number, ring.is_whole)

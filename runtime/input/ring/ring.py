@@ -395,6 +395,11 @@ class Ring(RingState):
             slot[self._carry_word] = self.place + 1
             return True
 
+    def is_carried_or_free(self, unit: int) -> bool:
+        """Whether no process has the transfer of `unit` in progress: `reap` frees that of a dead process."""
+        slot = self._slots[unit % self.slot_count]
+        return not 0 < slot[self._carry_word] < DONE or slot[UNIT] != unit + 1
+
     def end_carry(self, unit: int) -> None:
         """Mark `unit` as complete on this host."""
         slot = self._slots[unit % self.slot_count]

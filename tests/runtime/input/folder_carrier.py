@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +19,18 @@ from commplan.runtime.input.transport.transport import RowSlices
 
 @dataclass
 class FolderCarrier:
-    """See `carrier.Carrier`. carried, counted: the numbers and counts that `carry` was called with."""
+    """See `carrier.Carrier`.
+
+    dies_at: the batch whose `carry` kills this process.
+    carried, counted: the numbers and counts that `carry` was called with.
+    """
 
     folder: Path
     host: int
     division: Division
     by_caller: bool = False
     silence_s: float = 30.0
+    dies_at: int = -1
     carried: list[int] = field(default_factory=list[int])
     counted: list[int] = field(default_factory=list[int])
     closed: int = 0
@@ -36,6 +43,8 @@ class FolderCarrier:
         assert bool(before) == (number > 0)
         self.carried.append(number)
         self.counted.append(count)
+        if number == self.dies_at:
+            os.kill(os.getpid(), signal.SIGKILL)
         for at, move in enumerate(self.division.moves()):
             if self.host not in move.hosts:
                 continue

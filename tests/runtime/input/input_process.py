@@ -25,6 +25,7 @@ from commplan.runtime.input.group import group
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.observe import wait_log
 from commplan.runtime.input.ring.exchange import GroupExchange
+from commplan.runtime.input.ring.ring import Ring
 
 
 def say(**fields: Any) -> None:
@@ -61,7 +62,8 @@ def carrier_of(orders: dict[str, Any], hosts: list[int]) -> FolderCarrier:
     split = division(kind, hosts, int(readers[:-1]) if readers else None)
     host = hosts[orders["index"]]
     by_caller, silence_s = orders.get("by_caller", False), orders.get("silence_s", 30.0)
-    return FolderCarrier(Path(orders["carrier"]), host, split, by_caller, silence_s)
+    dies_at = orders.get("dies_at", -1)
+    return FolderCarrier(Path(orders["carrier"]), host, split, by_caller, silence_s, dies_at)
 
 
 def state_of(orders: dict[str, Any], program: Schedule, source: object) -> dict[str, int] | None:
@@ -101,6 +103,20 @@ def look_late(seconds: float) -> None:
     GroupExchange.look = late
 
 
+def reap_late() -> None:
+    """Let this process free the claims of dead processes only after it has found one on a transfer."""
+    reap, begin_carry, is_found = Ring.reap, Ring.begin_carry, threading.Event()
+
+    def begun(self: Ring, unit: int) -> bool:
+        if begin_carry(self, unit):
+            return True
+        is_found.set()
+        return False
+
+    Ring.begin_carry = begun
+    Ring.reap = lambda self: is_found.is_set() and reap(self)
+
+
 def main(orders: dict[str, Any]) -> None:
     index, count = orders["index"], orders["count"]
     program = (
@@ -131,6 +147,8 @@ def main(orders: dict[str, Any]) -> None:
     time.sleep(orders.get("late", 0.0))
     if "look_late" in orders:
         look_late(orders["look_late"])
+    if orders.get("reap_late"):
+        reap_late()
     wait_log.USUAL_S = orders.get("usual_s", wait_log.USUAL_S)
     wait_log.LOG.addHandler(Said())
     try:

@@ -30,12 +30,13 @@ class Hosts(Processes):
         self.folder = folder
 
     def told(self, hosts: list[int], **orders: Any) -> list[list[dict[str, Any]]]:
-        """The output of the processes on `hosts`, a list for each."""
+        """The output of the processes on `hosts`, a list for each. Those with `dies_at` are killed."""
         each = orders.pop("each", {})
         common = {"count": len(hosts), "hosts": hosts, "carrier": str(self.folder), **orders}
         self.begin({"index": index, **common, **each.get(index, {})} for index in range(len(hosts)))
         reports = self.ended()
-        assert all(code == 0 for code, _ in reports)
+        codes = [-9 if "dies_at" in each.get(index, {}) else 0 for index in range(len(hosts))]
+        assert [code for code, _ in reports] == codes
         return [[json.loads(line) for line in lines] for _, lines in reports]
 
 
@@ -115,6 +116,17 @@ def test_other_hosts_receive_the_error_of_a_process_that_has_left(hosts: Hosts) 
     for reports in (processes[0], processes[2]):
         problem = next(x for x in reports if "code" in x)
         assert problem["code"] == "CP0920" and "process 1 of 3 left" in problem["message"]
+
+
+def test_an_heir_completes_the_transfer_in_which_the_leader_died(hosts: Hosts) -> None:
+    """Also if it tries to reserve the transfer before it has freed the claims of the dead process."""
+    each = {0: {"dies_at": 2}, 1: {"reap_late": True}}
+    orders = {"design": "all_shared", "records": 96, "hints": "{ on_failure = continue }", "timeout": 5.0}
+    _, heir, other = hosts.told([0, 0, 1], each=each, **orders)
+    assert len(steps(heir)) == len(steps(other)) == 12, heir
+    for mine, others in zip(steps(heir), steps(other), strict=True):
+        assert {**mine[2], "batch.0": 0} == {**others[2], "batch.0": 0}
+    assert last(heir, "carrier")[0] == list(range(2, 12))
 
 
 def test_a_step_may_take_longer_than_the_timeout_of_the_group(hosts: Hosts) -> None:
