@@ -101,6 +101,8 @@ def test_all_units_reach_all_cursors_and_are_made_once(
 def test_a_part_whose_maker_dies_is_made_by_another(
     memory: SharedMemory, processes: list[Process], fault: str
 ) -> None:
+    """The first process makes all units until it dies. If others made units, it could be too late to die."""
+    memory.header.set(makers=1)
     started(processes, memory, [{"fault": fault, "at": 9}, {}, {}])
     dead, *survivors = processes
     assert [process.read("taken") for process in survivors] == [UNITS] * 2
