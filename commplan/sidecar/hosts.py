@@ -1,4 +1,4 @@
-"""What the sidecars of a job's hosts send one another: greetings, states of ranks, and verdicts."""
+"""Messages between the sidecars of a job's hosts: greetings, states of ranks, and verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of a phase that the input pipeline computes before the training step, and what it may cache."""
+"""The part of a phase that the input pipeline computes before the step; which results it may cache."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class SharePass(Pass, frozen=True):
         return [self._phase(schedule, phase, context, choices) for phase in schedule.phases]
 
     def _phase(self, schedule: Schedule, phase: Phase, context: PassContext, choices: list[Choice]) -> Phase:
-        """Choose what the members share in a phase, and insert the shares."""
+        """Choose the values that members share in a phase, and insert the shares."""
         members = tuple(a.name for a in schedule.axes if a.kind is AxisKind.ENSEMBLE and a.size > 1)
         if not members or not any(isinstance(op, Read) for op in phase.ops):
             return phase

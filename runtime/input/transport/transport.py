@@ -73,7 +73,7 @@ class Carrier(Protocol):
                 after a death; empty for the first batch.
             count: the number of the batch in errors (see `EpochCursor.count`).
             is_wanted: returns whether a process of this host waits for the batch. Only this time counts for
-                the timeout: another host may be behind as long as nobody waits for it.
+                the timeout: another host may be behind while no process waits for it.
 
         Raises:
             RegroupedError: if parts move to another host.
