@@ -148,8 +148,8 @@ class Proofs(msgspec.Struct, frozen=True):
     """
 
     proved: str
-    believed: tuple[str, ...]
-    not_looked_at: tuple[str, ...]
+    assumed: tuple[str, ...]
+    not_checked: tuple[str, ...]
     collectives: tuple[CollectiveProof, ...]
     facts: tuple[str, ...]
     left_out: str = ""

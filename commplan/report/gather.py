@@ -90,7 +90,7 @@ def _proofs(proofs: Proofs) -> Proofs:
         proofs,
         collectives=collectives,
         facts=facts,
-        believed=tuple(map(cut_text, proofs.believed)),
+        assumed=tuple(map(cut_text, proofs.assumed)),
         left_out="; ".join(filter(None, (left_out, more))),
     )
 

@@ -1,4 +1,4 @@
-"""Reduce the number of events on lanes by merging equal neighbours."""
+"""Reduce the number of events on lanes by merging equal neighbors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LANES = 48
 def condensed(lanes: Sequence[EventLane], shown: int = SHOWN) -> tuple[tuple[EventLane, ...], str]:
     """Reduce `lanes` to about `shown` events; also returns a note on omitted ones.
 
-    Neighbours on a lane with equal name, line and algorithm are merged, in groups that are as small as
+    Neighbors on a lane with equal name, line and algorithm are merged, in groups that are as small as
     possible. If that is not sufficient, only the longest events remain.
     """
     selected = lanes[:LANES]
@@ -27,7 +27,7 @@ def condensed(lanes: Sequence[EventLane], shown: int = SHOWN) -> tuple[tuple[Eve
     if total > shown:
         size = math.ceil(total / shown)
         selected = [_replaced(lane, _grouped(lane.events, size)) for lane in selected]
-        remarks.append(f"{total:,} events are combined in groups of up to {size:,} neighbours")
+        remarks.append(f"{total:,} events are combined in groups of up to {size:,} neighbors")
         grouped = sum(len(lane.events) for lane in selected)
         if grouped > shown:
             longest = sorted((e.seconds for lane in selected for e in lane.events), reverse=True)[shown - 1]

@@ -72,7 +72,7 @@ class _Picture:
     def members(self, level: int, first: int) -> tuple[MachineMember, ...]:
         """The members of `level` from index `first` within one member of the next outer level.
 
-        Idle neighbours are merged; if many are used, only the first ones and the last are drawn separately.
+        Idle neighbors are merged; if many are used, only the first ones and the last are drawn separately.
         """
         end = first + self.network.levels[level].count
         used = [int(unit) for unit in self.used[level] if first <= unit < end]

@@ -42,7 +42,7 @@ def _median_run(run: Run, ranks: dict[int, list[Slice]], phase: str) -> Trace:
         for rank, slices in ranks.items()
     }
     count = len({operation.step for operation in run.slices if operation.phase == phase})
-    middle = f", the middle one of {count:,}" if count > 1 else ""
+    middle = f", the median of {count:,}" if count > 1 else ""
     return _trace(run, selected, phase, f"run {step:,} of {phase}{middle}")
 
 
@@ -56,7 +56,7 @@ def _median_call(run: Run, ranks: dict[int, list[Slice]], name: str, phases_of: 
         for rank, slices in ranks.items()
     }
     line = next((operation.line for operation in run.slices if operation.name == name), 0)
-    middle = f", the middle one of {len(calls):,}" if len(calls) > 1 else ""
+    middle = f", the median of {len(calls):,}" if len(calls) > 1 else ""
     return _trace(run, selected, phases_of.get(line, ""), f"call {number:,} of `{step_of(name)}`{middle}")
 
 

@@ -4,12 +4,12 @@
 //   commplan.layered(nodes, edges, { layerGap, nodeGap })
 //     nodes  [{ id, width, height }]
 //     edges  [{ tail, head }]          ids; those that close a circle are laid as if they pointed the other way
-//     gives  { width, height, at, paths }: at is a Map of id -> { x, y }, centres; paths holds for each edge,
+//     gives  { width, height, at, paths }: at is a Map of id -> { x, y }, centers; paths holds for each edge,
 //            in their order, the text of an SVG path.
 //
 // After Sugiyama, Tagawa and Toda (1981): nodes get layers by their longest path; edges over several layers
 // get a dummy in each; layers are ordered by barycentres; places within a layer are the least squares
-// distance from neighbours that keeps the order (pool adjacent violators). No part of it touches the document.
+// distance from neighbors that keeps the order (pool adjacent violators). No part of it touches the document.
 (() => {
   const SWEEPS = 16;
   const DUMMY = 14; // pixels that an edge takes in the layers that it passes

@@ -59,7 +59,7 @@
         for (const [number, member] of list.entries()) {
           const port = from + room * ((number + 1) / (list.length + 1) - 0.5);
           const wide = count([member]) * unit;
-          const centre = x + wide / 2;
+          const center = x + wide / 2;
           const top = (depth + 1) * ROW;
           const carried = load(member, depth);
           links.push(
@@ -70,13 +70,13 @@
               most,
               longest,
               [port, depth * ROW + BOX],
-              [centre, top],
+              [center, top],
               widest,
             ),
           );
           const own = Math.min(wide - Math.min(6, wide / 6), 200);
-          boxes.push(box(member, centre, top, own, !member.members.length));
-          draw(member.members, depth + 1, x, centre, own);
+          boxes.push(box(member, center, top, own, !member.members.length));
+          draw(member.members, depth + 1, x, center, own);
           x += wide;
         }
       };

@@ -23,7 +23,7 @@
     html(
       "p",
       {},
-      `Written by commplan ${report.version}. Times are predicted by a model unless they say otherwise.`,
+      `Written by commplan ${report.version}. Times are predictions of a model unless stated otherwise.`,
     ),
   ]);
 

@@ -1,7 +1,7 @@
 "use strict";
-// The panels of what is and when: summary, plan, graph, timeline, links. Each takes the document, of which
-// commplan/report/document.py says what is in it, and the selection: hover(line), pick(line), held(), and
-// listen(act), which calls act with the line to be marked, or 0. Each gives elements for its section.
+// Panels: summary, plan, graph, timeline, links. Each takes the document (commplan/report/document.py defines
+// its fields) and the selection: hover(line), pick(line), selected(), and listen(act), which calls act with the
+// line to be marked, or 0. Each returns elements for its section.
 (() => {
   const { html, bytes, seconds } = commplan;
   const { percent, plural, busiest, leftOut, remark, table, cell, lineButton } = commplan.parts;
@@ -38,7 +38,7 @@
       html(
         "p",
         {},
-        `${plural(report.proofs.believed.length, "belief")}, ${plural(report.proofs.not_looked_at.length, "thing")} not looked at`,
+        `${plural(report.proofs.assumed.length, "assumption")}, ${plural(report.proofs.not_checked.length, "thing")} not checked`,
       ),
     );
     const facts = html(
@@ -58,7 +58,7 @@
     .replaceAll(" ", "|");
   const WORDS = new RegExp(`(#.*$)|\\b(${KEYWORDS})\\b|(\\b\\d[\\d_.]*\\b)`, "g");
 
-  function coloured(text) {
+  function colored(text) {
     const parts = [];
     let end = 0;
     for (const match of text.matchAll(WORDS)) {
@@ -104,7 +104,7 @@
             : {}),
         },
         html("span", { class: "code-number", "aria-hidden": "true" }, String(number)),
-        html("code", {}, coloured(text)),
+        html("code", {}, colored(text)),
         time
           ? html(
               "span",
@@ -139,7 +139,7 @@
       html("div", { class: "code-head" }, html("h3", {}, report.source.name || report.plan)),
       report.source.whole
         ? null
-        : remark("The plan's file is not at hand or has changed: its stages, in words."),
+        : remark("The plan's file is missing or has changed: its stages are listed instead."),
       frame,
       leftOut(report.source.left_out),
     ];
@@ -148,14 +148,14 @@
   panels.graph = (report, selection) => {
     if (!report.graphs.length)
       return [
-        remark("This schedule does not hold the plan that it was compiled from, so there is no graph."),
+        remark("This schedule does not contain the plan that it was compiled from, so there is no graph."),
       ];
     const drawn = report.graphs.map((graph) => commplan.graph(graph, selection));
     selection.listen((line) => drawn.forEach((each) => each.highlight(line)));
     const kinds = [...new Set(report.graphs.flatMap((graph) => graph.nodes.map((node) => node.kind)))];
     const legend = html(
       "ul",
-      { class: "legend", "aria-label": "colours" },
+      { class: "legend", "aria-label": "colors" },
       kinds.map((kind) => html("li", {}, html("span", { class: `swatch kind-${kind}` }), kind)),
       html("li", {}, html("span", { class: "swatch kind-value" }), "value: type, placement"),
     );
@@ -190,7 +190,7 @@
     const phases = report.phases.filter((phase) => phase.lanes.length);
     const parts = [];
     if (!report.phases.length) parts.push(remark("Times need a machine: give one with --topology."));
-    else if (!phases.length) parts.push(remark("No operation takes any time, as far as is known."));
+    else if (!phases.length) parts.push(remark("No operation has a known time."));
     const shownPhases = phases.length
       ? phases
       : report.traces.map((trace) => ({ name: trace.phase, title: trace.phase, lanes: [], critical: [] }));
@@ -247,7 +247,7 @@
     parts.push(frame, below);
     if (report.unknown.length)
       parts.push(
-        remark(`Charged nothing, costs unknown: ${report.unknown.join(", ")}. Give them with --cost.`),
+        remark(`Assumed to take no time, costs unknown: ${report.unknown.join(", ")}. Set them with --cost.`),
       );
     show(first);
     return parts;
@@ -260,7 +260,7 @@
 
   function notes(phase) {
     const untimed = phase.untimed
-      ? `${plural(phase.untimed, "operation")} without a time of ${phase.untimed === 1 ? "its" : "their"} own not shown`
+      ? `${plural(phase.untimed, "operation")} without a known time ${phase.untimed === 1 ? "is" : "are"} not shown`
       : "";
     return leftOut([untimed, phase.left_out].filter(Boolean).join("; "));
   }
@@ -270,11 +270,11 @@
     const groups = [...new Set(recorded.map((lane) => lane.group))];
     const status = html("span", { class: "remark", "aria-live": "polite" });
     const shift = () => {
-      const line = selection.held();
+      const line = selection.selected();
       const predicted = timeline.first("predicted", line);
       const starts = groups.map((group) => timeline.first(group, line)).filter((time) => time !== null);
       if (predicted === null || !starts.length) {
-        status.textContent = line ? `line ${line} is not in both` : "hold a line first: click on one";
+        status.textContent = line ? `line ${line} is not in both` : "select a line first: click on one";
         return;
       }
       const by = predicted - Math.min(...starts);
@@ -289,7 +289,7 @@
       "div",
       { class: "align", role: "group", "aria-label": "where the run begins" },
       html("button", { type: "button", onclick: reset }, "run begins at 0"),
-      html("button", { type: "button", onclick: shift }, "align at the held line"),
+      html("button", { type: "button", onclick: shift }, "align at the selected line"),
       status,
     );
   }
@@ -386,7 +386,7 @@
       html(
         "ul",
         { class: "legend" },
-        html("li", {}, "Width: bytes, left up, right down. Colour: time busy, of the busiest link's:"),
+        html("li", {}, "Width: bytes (left up, right down). Color: busy time, relative to the busiest link:"),
         [
           ["hot", "two thirds or more"],
           ["warm", "a fifth or more"],

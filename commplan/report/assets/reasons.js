@@ -10,7 +10,7 @@
     choice.by === "search" ? "exposed" : choice.by === "share" ? "a step takes" : "alone";
 
   panels.choices = (report, selection) => {
-    if (!report.choices.length) return [remark("No pass had anything to choose.")];
+    if (!report.choices.length) return [remark("No pass made a choice.")];
     const line = (choice) => (choice.span ? choice.span.line : Infinity);
     const byLine = [...report.choices].sort((a, b) => line(a) - line(b) || 0);
     return [...byLine.map((choice) => chosen(choice, selection)), leftOut(report.choices_left_out)].filter(
@@ -128,7 +128,7 @@
 
   panels.lines = (report, selection) => {
     if (!report.lines.length)
-      return [remark("This schedule does not hold the plan that it was compiled from.")];
+      return [remark("This schedule does not contain the plan that it was compiled from.")];
     const totals = new Map();
     for (const line of report.lines)
       totals.set(line.phase, (totals.get(line.phase) || 0) + (line.seconds || 0));
@@ -177,7 +177,7 @@
         cell(each.rounds === null ? "" : String(each.rounds), true),
         cell(each.busiest === null ? "" : bytes(each.busiest), true),
         cell(each.least === null ? "" : bytes(each.least), true),
-        html("td", { class: each.proof.startsWith("believed") ? "believed" : "holds" }, each.proof),
+        html("td", { class: each.proof.startsWith("assumed") ? "assumed" : "holds" }, each.proof),
       ),
     );
     return [
@@ -185,8 +185,8 @@
         "div",
         { class: "claims" },
         list("proved", "proved", [proofs.proved]),
-        list("believed", "believed", proofs.believed),
-        list("not looked at", "unseen", proofs.not_looked_at),
+        list("assumed", "assumed", proofs.assumed),
+        list("not checked", "unseen", proofs.not_checked),
       ),
       rows.length
         ? table(

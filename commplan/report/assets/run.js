@@ -20,7 +20,7 @@
         html(
           "p",
           {},
-          `communication ${share(steps.communicating)}, ${share(hidden)} of it beside other work`,
+          `communication ${share(steps.communicating)}, ${share(hidden)} of it overlapped with other work`,
         ),
       );
     });
@@ -30,9 +30,9 @@
     if (!run) return [];
     const predicted = run.lines.some((line) => line.predicted !== null);
     const number = (text) => ({ text, number: true });
-    const heads = ["line", "what", number("bytes"), number("count"), number("median"), number("p95")];
+    const heads = ["line", "operation", number("bytes"), number("count"), number("median"), number("p95")];
     heads.push(number("transfer"));
-    if (predicted) heads.push(number("predicted"), "measured against predicted");
+    if (predicted) heads.push(number("predicted"), "measured / predicted");
     heads.push(number("bandwidth"), number("waiting"), "last rank");
     const rows = run.lines.map((line) =>
       html(

@@ -2,15 +2,15 @@
 // The plan line that is marked in every drawing: the one pointed at, else the one that was clicked.
 //
 //   const selection = commplan.selection()
-//   selection.hover(line), selection.pick(line)   0: none; to pick a line again lets go of it
-//   selection.held(), selection.release()         the line that was clicked, or 0; no line is any more
+//   selection.hover(line), selection.pick(line)   0: no line; picking the selected line again deselects it
+//   selection.selected(), selection.release()     the line that was clicked, or 0; deselect it
 //   selection.of(name)                            the same for one drawing, with listen(act): act(line) is called
-//                                                 for each change; what listened under that name no longer does
+//                                                 for each change; earlier listeners of that name are removed
 commplan.selection = () => {
   const listeners = new Map();
-  let [pointed, held, marked] = [0, 0, 0];
-  const tell = () => {
-    const line = pointed || held;
+  let [pointed, selected, marked] = [0, 0, 0];
+  const notify = () => {
+    const line = pointed || selected;
     if (line === marked) return;
     marked = line;
     for (const acts of listeners.values()) acts.forEach((act) => act(line));
@@ -18,17 +18,17 @@ commplan.selection = () => {
   const selection = {
     hover(line) {
       pointed = line;
-      tell();
+      notify();
     },
     pick(line) {
-      held = held === line ? 0 : line;
+      selected = selected === line ? 0 : line;
       pointed = 0;
-      tell();
+      notify();
     },
-    held: () => held,
+    selected: () => selected,
     release() {
-      held = 0;
-      tell();
+      selected = 0;
+      notify();
     },
     of(name) {
       const acts = [];

@@ -54,7 +54,7 @@
     const element = html("div", { class: "timeline-frame" }, tools, stage, live);
 
     const longest = Math.max(...all.map((lane) => commplan.textWidth(lane.name, FONT)), 50) + 24;
-    const labelled = (width) => Math.min(width < 600 ? 110 : 190, longest);
+    const labeled = (width) => Math.min(width < 600 ? 110 : 190, longest);
     const start = (lane, event) => event.start + (shifts.get(lane.group) || 0);
     function whole() {
       let [least, most] = [0, seconds];
@@ -282,15 +282,15 @@
       tell(state.lane, state.event, picture.querySelector(".bar.current"), true);
     }
     const chosen = () => (state.lane >= 0 ? all[state.lane].events[state.event] : null);
-    const centre = () => (chosen() ? start(all[state.lane], chosen()) + chosen().seconds / 2 : undefined);
+    const center = () => (chosen() ? start(all[state.lane], chosen()) + chosen().seconds / 2 : undefined);
     const keys = {
       ArrowRight: (event) => (event.shiftKey ? pan(0.2) : go(0, 1)),
       ArrowLeft: (event) => (event.shiftKey ? pan(-0.2) : go(0, -1)),
       ArrowDown: () => go(1, 0),
       ArrowUp: () => go(-1, 0),
-      "+": () => zoom(0.5, centre()),
-      "=": () => zoom(0.5, centre()),
-      "-": () => zoom(2, centre()),
+      "+": () => zoom(0.5, center()),
+      "=": () => zoom(0.5, center()),
+      "-": () => zoom(2, center()),
       0: () => show(...whole()),
       Home: () => show(...whole()),
       Enter: () => chosen() && pick(chosen().line),
@@ -311,11 +311,11 @@
       const width = Math.max(320, stage.clientWidth);
       if (width === state.width) return;
       state.width = width;
-      state.label = labelled(width);
+      state.label = labeled(width);
       draw();
     }).observe(stage);
     [state.from, state.to] = whole();
-    state.label = labelled(state.width);
+    state.label = labeled(state.width);
     draw();
     return {
       element,
