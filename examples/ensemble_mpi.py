@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"each rank decoded {decoded / total:.1%} of the {total} records that each member saw")
     each = ", ".join(f"member {m} {accuracy:.1%}" for m, accuracy in enumerate(accuracies))
     print(f"held-out accuracy: {each}, averaged ensemble {ensemble:.1%}")
-    print(f"all in {results['seconds']:.0f} s")
+    print(f"total: {results['seconds']:.0f} s")
     if options.json:
         options.json.write_text(json.dumps(results, indent=2) + "\n")
 

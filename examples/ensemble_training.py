@@ -161,9 +161,9 @@ def report(console: Console, results: dict[str, Any]) -> None:
     share = results["communication"]
     console.print(
         f"communication: {share['share']:.1%} of the step (the step takes {share['step_ms']:.1f} ms, its "
-        f"reduction by itself {share['phase_ms']:.2f} ms; medians of {share['rounds']} runs, taken in turn)"
+        f"reduction alone {share['phase_ms']:.2f} ms; medians of {share['rounds']} runs, taken in turn)"
     )
-    console.print(f"all in {results['seconds']:.0f} s")
+    console.print(f"total: {results['seconds']:.0f} s")
 
 
 def _progress(console: Console) -> Progress:

@@ -36,14 +36,14 @@ def test_it_has_at_most_700_words():
 
 def test_a_second_reduce_prints_the_error(tmp_path: Path):
     plan = re.sub(rf"^{REDUCE}.*\n", rf"\g<0>{REDUCE}\n", block("plan"), flags=re.MULTILINE)
-    (tmp_path / "digits.plan").write_text(plan, encoding="utf-8")
-    done = run(tmp_path, "-m", "commplan.cli", "check", "digits.plan", NO_COLOR="1", COLUMNS="200")
+    (tmp_path / "train.plan").write_text(plan, encoding="utf-8")
+    done = run(tmp_path, "-m", "commplan.cli", "check", "train.plan", NO_COLOR="1", COLUMNS="200")
     assert done.returncode != 0
     assert done.stderr.startswith(block("text")), done.stderr
 
 
 def test_the_program_runs(tmp_path: Path):
-    (tmp_path / "digits.plan").write_text(block("plan"), encoding="utf-8")
+    (tmp_path / "train.plan").write_text(block("plan"), encoding="utf-8")
     done = run(tmp_path, "-W", "error", "-c", block("python"), JAX_NUM_CPU_DEVICES="8")
     assert done.returncode == 0, done.stdout + done.stderr
     name, accuracy = done.stdout.rsplit(maxsplit=1)
