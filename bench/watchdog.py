@@ -106,7 +106,7 @@ def cost(rank: int, elements: int) -> None:
 
 
 def _more(seconds: dict[bool, list[float]]) -> list[float]:
-    """The quartiles of the additional time of watched blocks over their neighbours, in microseconds."""
+    """The quartiles of the additional time of watched blocks over their neighbors, in microseconds."""
     more = [with_it - without for with_it, without in zip(seconds[True], seconds[False], strict=True)]
     return [quarter * 1e6 for quarter in statistics.quantiles(more, n=4)]
 

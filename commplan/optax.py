@@ -19,7 +19,7 @@ import optax  # pyright: ignore[reportMissingTypeStubs]
 from commplan.diagnostics import fail
 from commplan.ir.plan import name_of
 from commplan.ir.schedule import Elastic
-from commplan.runtime.optimisers import Difference, difference
+from commplan.runtime.optimizers import Difference, difference
 from commplan.tracebacks import ends_at_caller
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
         fail("CP0820", message, note, f"it returns: {', '.join(outputs) or 'nothing'}", file=file)
     if run.context.states:
         message = f"the plan has states ({', '.join(run.context.states)}), which optax cannot carry"
-        note = f"call run.{phase}(state, {name}=...) yourself, before the optimiser"
+        note = f"call run.{phase}(state, {name}=...) yourself, before the optimizer"
         fail("CP0820", message, note, file=file)
     extra_arguments = [argument for argument in call.lowered.arguments if argument != name]
 
@@ -112,18 +112,18 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
             fail("CP0823", "elastic averaging needs the parameters", "call update(grads, state, params)")
         extra_inputs = {argument: extra[argument] for argument in extra_arguments if argument in extra}
 
-        def meet(plan: Any) -> tuple[Any, Any]:
+        def exchange(plan: Any) -> tuple[Any, Any]:
             out, after = call(plan, **{name: params}, **extra_inputs)
             return out[pull], dict(after)
 
-        def apart(plan: Any) -> tuple[Any, Any]:
+        def skip(plan: Any) -> tuple[Any, Any]:
             return jax.tree_util.tree_map(jnp.zeros_like, params), dict(plan)
 
         if period == 1:
-            handler, plan = meet(state.plan)
+            center_pull, plan = exchange(state.plan)
         else:
-            handler, plan = jax.lax.cond(state.count % period == 0, meet, apart, state.plan)
-        moved = jax.tree_util.tree_map(operator.sub, updates, handler)
+            center_pull, plan = jax.lax.cond(state.count % period == 0, exchange, skip, state.plan)
+        moved = jax.tree_util.tree_map(operator.sub, updates, center_pull)
         return moved, ElasticState(state.count + 1, plan)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -142,13 +142,13 @@ def _elastic_phase(run: Run, name: str) -> tuple[Any, int, str]:
                 why = f"phase `{phase.name}` does not output the pull of `{name}` every N steps"
                 fail("CP0823", why, "write `output` with it", span=op.span, file=file)
             if run.context.machine.layout != "local":
-                why = "the run is bound to a mesh, and an optimiser's state on a mesh cannot hold a centre"
+                why = "the run is bound to a mesh, and an optimizer's state on a mesh cannot hold a center"
                 fail("CP0823", why, f"call run.{phase.name} in the step, and subtract the pull", file=file)
             start = run.phases.get("start")
             if start is None or set(start.lowered.arguments) != {name}:
                 fail("CP0823", f"the plan's `at start` does not take `{name}` as its only input", file=file)
             return run.phases[phase.name], phase.period, output
-    return fail("CP0823", f"no phase of the plan averages `{name}` with a centre", file=file)
+    return fail("CP0823", f"no phase of the plan averages `{name}` with a center", file=file)
 
 
 @ends_at_caller
@@ -194,10 +194,10 @@ def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
 
     try:
         mismatch = difference(transformation.init, applied)
-    except Exception as error:  # noqa: BLE001  an optimiser may raise anything
+    except Exception as error:  # noqa: BLE001  an optimizer may raise anything
         fail(
             "CP0822",
-            f"the optimiser cannot update a tree: {type(error).__name__}: {error}",
+            f"the optimizer cannot update a tree: {type(error).__name__}: {error}",
             "it is called as update(gradients, state, weights) on a test tree with the"
             " leaves `matrix`, `vector` and `small`; masks and labels may not name leaves",
         )
@@ -213,7 +213,7 @@ def _check_stateless(state: Any) -> None:
         path = jax.tree_util.keystr(leaves[0][0])
         fail(
             "CP0822",
-            f"the optimiser has state (`{path}`), but the exchange has none: it would be reset at every step",
+            f"the optimizer has state (`{path}`), but the exchange has none: it would be reset at every step",
             "declare `state moment : tree` and `fn NAME(tree, tree, tree) -> tree, tree on device"
             " elementwise`, set it at start by commplan.optax.init, and exchange into both",
         )
@@ -225,10 +225,10 @@ def _refuse(mismatch: Difference) -> None:
         size = f"gradients of size {mismatch.size:g}"
     fail(
         "CP0822",
-        "the optimiser needs the whole tree: it updates a part of the weights differently than the whole",
+        "the optimizer needs the whole tree: it updates a part of the weights differently than the whole",
         f"with {size}, an element of `{mismatch.leaf}` moves by {mismatch.whole:.6g} in the whole tree and by"
         f" {mismatch.part:.6g} in a third of it",
         "owners have a part of every leaf: norms of trees and leaves, factored moments and rules that depend"
         " on a leaf's shape differ there",
-        "remove that rule, or reduce the gradients in the plan and call the optimiser on whole trees",
+        "remove that rule, or reduce the gradients in the plan and call the optimizer on whole trees",
     )

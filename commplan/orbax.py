@@ -332,12 +332,10 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         if args:
             try:
                 arrays = self._arrays.restore(directory, args=restore)
-                if any(
-                    isinstance(leaf, int) for leaf_arrays in arrays.values() for leaf in leaf_arrays.values()
-                ):
-                    raise ValueError(
-                        "some arrays are missing"
-                    )  # Orbax returns the placeholders of missing arrays
+                leaves = (leaf for leaves in arrays.values() for leaf in leaves.values())
+                # Orbax returns the placeholders of missing arrays.
+                if any(isinstance(leaf, int) for leaf in leaves):
+                    raise ValueError("some arrays are missing")
             except (OSError, ValueError, KeyError) as error:
                 reason = str(error).strip().partition("\n")[0][:300] or type(error).__name__
                 message = f"the arrays of the checkpoint {directory} cannot be read: {reason}"

@@ -168,9 +168,8 @@ def _callable(name: str, phase: _Phase) -> str:
         for argument in phase.takes
         if not keyword.iskeyword(argument.name)
     )
-    has_keyword_inputs = any(
-        keyword.iskeyword(argument.name) for argument in phase.takes
-    )  # given as `**{"import": ..}`
+    # Names that are keywords of Python are passed as `**{"import": ..}`.
+    has_keyword_inputs = any(keyword.iskeyword(argument.name) for argument in phase.takes)
     takes = (f", *{takes}" if takes else "") + (", **others: Any" if has_keyword_inputs else "")
     lines.append(f"    def __call__(self, state: {cls}State, /{takes}) -> tuple[{cls}Outputs, {name}State]:")
     remarks = "; ".join(f"{argument.name}: {argument.remark}" for argument in phase.takes)

@@ -237,7 +237,7 @@ class _TopologyReader:
             counts = " x ".join(str(level.count) for level in levels)
             self.fail(f"the topology has {counts} places, and may have {MOST:,}", "give smaller counts")
         if hosts and result.places % len(hosts):
-            counts = f"{len(hosts)} hosts cannot have equally many of the {result.places} places"
+            counts = f"{result.places} places cannot be divided evenly among {len(hosts)} hosts"
             self.fail(counts, "list every host once in `names` of [host], or leave it out")
         return result
 

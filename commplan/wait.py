@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 
 class Wait(NamedTuple):
-    """The behaviour of a wait while there is no result.
+    """The behavior of a wait while there is no result.
 
     Attributes:
         timeout_s: timeout in seconds.

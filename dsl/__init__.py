@@ -33,11 +33,11 @@ def load(text: str, file: str) -> tuple[Plan | None, tuple[Diagnostic, ...]]:
 
     Returns:
     """
-    analysis = analyse(text, file)
+    analysis = analyze(text, file)
     return analysis.plan, analysis.diagnostics
 
 
-def analyse(text: str, file: str) -> Analysis:
+def analyze(text: str, file: str) -> Analysis:
     """Parse and check a plan, keeping partial results if it has errors. Invalid text never raises."""
     from commplan.dsl.check import check_all  # noqa: PLC0415  (heavy, and `fmt` does without)
     from commplan.dsl.parser import parse  # noqa: PLC0415

@@ -257,10 +257,10 @@ def _with_trailing(run: Sequence[_FormatEntry], written: list[list[str]]) -> lis
     """Append the trailing comments. Adjacent comments that shared a column stay aligned."""
     triples = [(entry.tokens[-1], entry.trailing, lines) for entry, lines in zip(run, written, strict=True)]
     for column, group in groupby(triples, key=lambda triple: triple[1].column if triple[1] else None):
-        neighbours = [(last, comment, lines) for last, comment, lines in group if comment]
+        neighbors = [(last, comment, lines) for last, comment, lines in group if comment]
         if column is not None:
-            gap = min(_gap(last, comment) for last, comment, _ in neighbours)
-            width = max(len(lines[-1]) for *_, lines in neighbours) + max(2, gap)
-            for _, comment, lines in neighbours:
+            gap = min(_gap(last, comment) for last, comment, _ in neighbors)
+            width = max(len(lines[-1]) for *_, lines in neighbors) + max(2, gap)
+            for _, comment, lines in neighbors:
                 lines[-1] = f"{lines[-1]:<{width}}{comment.text.rstrip()}"
     return written

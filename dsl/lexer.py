@@ -29,12 +29,8 @@ KEYWORDS = frozenset(word.lower() for word in DECLARES | HEADS | VERBS | CLAUSES
 # Names may be any of these: they are keywords in one position only.
 SOFT = frozenset({"batch", "start", "step", "steps", "same"})
 
-_DECIMAL_BYTES = {
-    "kB": 10**3,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-}  # the bytes in decimal units, which the language does not have
+# Decimal units, which the language does not have, in bytes.
+_DECIMAL_BYTES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 UNITS = ("KiB", "MiB", "GiB", "Mbit/s", "Gbit/s", "GB/s", "us", "ms", "s")
 PUNCTUATION = {
     "=": "EQUAL", ":": "COLON", ",": "COMMA", "->": "ARROW", "?": "QUESTION",

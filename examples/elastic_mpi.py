@@ -1,6 +1,6 @@
-"""Elastic averaging under MPI: workers train separate networks, which are pulled towards a common centre.
+"""Elastic averaging under MPI: workers train separate networks, which are pulled towards a common center.
 
-The plans are plans/easgd_*.plan. In `sync` the workers keep the centre; in `async`, `round_robin` and
+The plans are plans/easgd_*.plan. In `sync` the workers keep the center; in `async`, `round_robin` and
 `hogwild` one more rank, the last one, serves it: it runs the same program and serves in `run.serve()`.
 
     mpirun -n 5 python -m mpi4py examples/elastic_mpi.py --mode async [--steps 120] [--json RESULTS.json]
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     program = commplan.load(PLANS / f"easgd_{options.mode}.plan").compile(comm, shapes={"params": shapes})
     run = program.bind(comm)
     served = run.serve()
-    if served is not None:  # this rank has the centre, and every worker has left
+    if served is not None:  # this rank has the center, and every worker has left
         print(served, flush=True)
         return
 
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def stepped(w: Any, g: Any, pull: Any = 0.0) -> Any:
-    """A parameter after a local step of the worker and the centre's pull."""
+    """A parameter after a local step of the worker and the center's pull."""
     return w - RATE * g - pull
 
 

@@ -75,17 +75,19 @@ def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machin
     from commplan.runtime.machines.ranks import Ranks  # noqa: PLC0415
 
     check_communicator(comm, "")
-    meet = Rendezvous(comm, f"guard `{name}`", timeout_s, option="guard.jit(.., timeout=SECONDS)", file="")
-    duplicate = meet(comm.Dup)
+    rendezvous = Rendezvous(
+        comm, f"guard `{name}`", timeout_s, option="guard.jit(.., timeout=SECONDS)", file=""
+    )
+    duplicate = rendezvous(comm.Dup)
     ranks = tuple(range(duplicate.Get_size()))
 
     def exchange(mine: Any) -> Mapping[int, Any]:
-        answers: list[Any] = meet(duplicate.allgather, mine)
+        answers: list[Any] = rendezvous(duplicate.allgather, mine)
         return dict(enumerate(answers))
 
     watched = None
     if len(ranks) > 1:
-        job: str = meet(duplicate.bcast, new_job())
+        job: str = rendezvous(duplicate.bcast, new_job())
         watched = watchdog.start(int(duplicate.Get_rank()), job, exchange, limits, "")
     unwatched = JointCalls()
 

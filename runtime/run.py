@@ -57,7 +57,7 @@ class TypedRun:
     def __repr__(self) -> str:
         return f"<Run {self.program.schedule.plan}: {', '.join(self.phases)}>"
 
-    if not TYPE_CHECKING:  # Plan classes that `commplan stubs` writes have no other phases than their own.
+    if not TYPE_CHECKING:  # Classes written by `commplan stubs` declare all phases of a plan.
 
         def __getattr__(self, name: str) -> PhaseCall:
             phases: Mapping[str, PhaseCall] = self.__dict__.get("phases", {})
@@ -87,7 +87,7 @@ class TypedRun:
         the source value that a phase takes. A placement can be written out instead ("per member, data").
 
         The function sees one rank's arrays without `per` dimensions. It returns the state, then its named
-        arguments in order, or the first few of them. Arguments may be any pytrees: an optimiser's state has
+        arguments in order, or the first few of them. Arguments may be any pytrees: an optimizer's state has
         the placement of its parameters. The state may lack states that no phase inside the function uses.
 
         Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from commplan import diagnostics, errors
-from commplan.dsl import analyse, load
+from commplan.dsl import analyze, load
 from commplan.lint import LintInputs, lint
 from commplan.topology import load_topology
 
@@ -104,7 +104,7 @@ def test_pages_on_warnings_show_one_and_how_it_goes(code: str) -> None:
     if code == "CP1204":
         inputs[code] = LintInputs(topology=load_topology(machine), options={"backend": "mpi"})
     for heading, expected in (("Wrong", [code]), ("Fixed", [])):
-        analysis = analyse(_example(_page(code), heading), "example.plan")
+        analysis = analyze(_example(_page(code), heading), "example.plan")
         warnings = lint(analysis, inputs.get(code, LintInputs()))
         assert not analysis.diagnostics and [warning.code for warning in warnings] == expected
 

@@ -150,7 +150,7 @@ def routed(x: Any, router: Any, expert: Tree, swap: Callable[[Any], Any]) -> Any
 
 @dataclass(frozen=True)
 class ResNet50:
-    """He et al. 2015, bottlenecks with the stride in the 3x3; normalised over each picture of side x side.
+    """He et al. 2015, bottlenecks with the stride in the 3x3; normalized over each picture of side x side.
 
     stages: of the four groups of blocks, the first.
     """

@@ -99,7 +99,7 @@ class Trained(msgspec.Struct, frozen=True):
         step_s: [worker][step].
         losses: the mean over workers after each step.
         at_s: the times of the losses.
-        accuracy: of the centre (of worker 0 without one), on held-out pictures.
+        accuracy: of the center (of worker 0 without one), on held-out pictures.
         chosen: the compiler's choice.
         late: steps, over all workers, in which the processor was slower than the simulated device.
         cpu_s: CPU seconds of all workers.

@@ -241,7 +241,7 @@ def _read_record(path: Path) -> int:
     named = path.with_name(f"commplan-{os.getuid()}-5f0c.1.rec")
     path.rename(named) if os.path.lexists(path) else None
     codes = [command("blame", "--format", style, named) for style in ("human", "json")]
-    codes += [command("trace", named, "-o", "out.json"), command("trace", "summarise", named)]
+    codes += [command("trace", named, "-o", "out.json"), command("trace", "summarize", named)]
     with contextlib.suppress(OSError, ValueError):
         append_end(named, "was killed", 0.0)
     return max(*codes, command("blame", path.parent))

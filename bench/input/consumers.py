@@ -44,7 +44,7 @@ class Consumer:
 
 
 def _step(rows: int) -> Touch:
-    """A jitted step: the batch is normalised from u8 to float32, averaged over patches of 16 x 16 and
+    """A jitted step: the batch is normalized from u8 to float32, averaged over patches of 16 x 16 and
     fitted by one linear layer. It is compiled here.
     """
     jax: Any = importlib.import_module("jax")

@@ -35,7 +35,7 @@ class Results(msgspec.Struct, frozen=True):
 
 def cell(measured: Cell) -> str:
     """One cell as a table."""
-    consumer = {"ids": "consumers look at ids only", "step": "consumers normalise and step, jitted"}[
+    consumer = {"ids": "consumers look at ids only", "step": "consumers normalize and step, jitted"}[
         measured.consumer
     ]
     decode, consume = statistics.median(measured.decode_s), statistics.median(measured.consume_s)

@@ -70,7 +70,7 @@ def _status(_: argparse.Namespace, __: list[str]) -> int:
 
 def _line_rate(options: argparse.Namespace, _: list[str]) -> int:
     lab = Lab.standing(options.name)
-    pairs = {"neighbours": (0, 1)}
+    pairs = {"neighbors": (0, 1)}
     if lab.shape.racks > 1:
         racks = [host.rack for host in lab.ranks]
         pairs = {

@@ -22,7 +22,7 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 def scale_of(rounds: int, seconds: float = 60.0) -> Scale:
-    """The scale for the devices of this process. If it is small, XLA does not optimise either."""
+    """The scale for the devices of this process. If it is small, XLA does not optimize either."""
     small = jax.devices()[0].platform == "cpu"
     if small:
         jax.config.update("jax_disable_most_optimizations", True)

@@ -82,7 +82,7 @@ def train(model: Any, source: Any) -> tuple[list[float], Any]:
     each = jax.tree.map(stacked, params)
     out, state = run.start(run.init(), params=each)
     params = out.params
-    advance, opt = _optimiser(params)
+    advance, opt = _optimizer(params)
 
     def loss(params: Any, x: Any, y: Any) -> Any:
         return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(apply(params, x)), y[:, None], -1))
@@ -126,7 +126,7 @@ def _applied(params: Any, x: Any) -> Any:
     return jax.nn.relu(x @ params["a"]) @ params["b"]
 
 
-def _optimiser(params: Any) -> tuple[Any, Any]:
+def _optimizer(params: Any) -> tuple[Any, Any]:
     try:
         optax: Any = importlib.import_module("optax")
     except ImportError:

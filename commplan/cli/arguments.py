@@ -103,7 +103,7 @@ def parser(verb: str = "") -> argparse.ArgumentParser:
         _choice(
             out, "--format", ("human", *formats), "the format of results and diagnostics (default: human)"
         )
-        _choice(out, "--color", ("auto", "always", "never"), "use of colours; auto respects NO_COLOR")
+        _choice(out, "--color", ("auto", "always", "never"), "use of colors; auto respects NO_COLOR")
         add(subparser)
     return root
 
@@ -145,8 +145,8 @@ def _check(verb: Any) -> None:
 def _fmt(verb: Any) -> None:
     _files(verb)
     group = verb.add_mutually_exclusive_group()
-    _switch(group, "--check", "change nothing; exit with 1 if a file would change")
-    _switch(group, "--diff", "like --check, and print what would change")
+    _switch(group, "--check", "write nothing; exit with 1 if a file would change")
+    _switch(group, "--diff", "like --check, and print the changes")
 
 
 def _binding(verb: Any, topologies: str = "") -> None:
@@ -176,7 +176,7 @@ def _compile(verb: Any) -> None:
     verb.add_argument("file", metavar="FILE", help=_PLAN)
     output = "the output file; programs load NAME.schedule.json"
     verb.add_argument("-o", "--output", metavar="OUT", help=output)
-    _choice(verb, "--emit", EMITS, "what to write (default: schedule)")
+    _choice(verb, "--emit", EMITS, "the output (default: schedule)")
     _functions(verb, "a function of the plan, for jaxpr and hlo (repeatable)")
     _binding(verb)
     look = verb.add_argument_group("inspection")
@@ -262,7 +262,9 @@ def _audit(verb: Any) -> None:
     target = "target GPUs, such as h100:4x8, which need not be installed (default: this machine's CPUs)"
     _flag(verb, "--target", "NAME:HOSTSxDEVICES", target)
     _switch(
-        verb, "--pgle", "compile again with a profile of the estimated times, and report what XLA moves then"
+        verb,
+        "--pgle",
+        "compile again with a profile of the estimated times, and report the collectives that XLA then moves",
     )
     _repeatable(verb, "--phase", "NAME", "a phase to look for (repeatable; default: those that run)", str)
     _switch(verb, "--allow-extra", "accept collectives of the step that are not in the plan")
@@ -318,7 +320,7 @@ def _run(verb: Any) -> None:
     _repeatable(verb, "--source", "NAME=PATH", source, argument_types.pair)
     _functions(verb, "a function of the plan (repeatable)")
     _flag(verb, "--steps", "N", "steps to run (default: 10)", argument_types.count, 10)
-    _flag(verb, "--seed", "N", "of the random inputs (default: 0)", int, 0)
+    _flag(verb, "--seed", "N", "the seed of the random inputs (default: 0)", int, 0)
     device = "the devices of the ranks (default: GPUs, if JAX finds one for each rank; else CPU devices)"
     verb.add_argument("--device", choices=("cpu", "gpu"), help=device)
     metrics = "write input costs to this file, in the text format of Prometheus: `{rank}` is the rank"
@@ -333,7 +335,7 @@ def _functions(group: Any, summary: str) -> None:
 def _new(verb: Any) -> None:
     template = verb.add_argument("template", nargs="?", metavar="TEMPLATE", help="the name of a template")
     template.completer = _templates
-    _flag(verb, "--into", "DIR", "where to write (default: here)", default=".")
+    _flag(verb, "--into", "DIR", "the output directory (default: the current one)", default=".")
 
 
 def _templates(**_: object) -> list[str]:
@@ -456,7 +458,7 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     ),
     "trace": (
         "convert flight records to a trace for Perfetto",
-        "`commplan trace summarise REC...` prints the time of each plan line, and the last rank.",
+        "`commplan trace summarize REC...` prints the time of each plan line, and the last rank.",
         _JSON,
         _trace,
     ),
@@ -475,7 +477,7 @@ _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     ),
     "stubs": (
         "write type stubs of plans, for editors and type checkers",
-        "A program says `plan: commplan.Plan[plans.Linear] = commplan.load(..)` of `plan linear`.",
+        "For `plan linear` a program has `plan: commplan.Plan[plans.Linear] = commplan.load(..)`.",
         (),
         _stubs,
     ),

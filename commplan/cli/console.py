@@ -1,4 +1,4 @@
-"""The command's output: artefacts on stdout, messages on stderr, and files selected by flags."""
+"""The command's output: artifacts on stdout, messages on stderr, and files selected by flags."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 class Console:
-    """The output streams of one run, with its format and colour."""
+    """The output streams of one run, with its format and color."""
 
     def __init__(self, color: Color = "auto", style: Style = "human", inputs: Sequence[str] = ()) -> None:
         self.color_choice = color
@@ -41,7 +41,7 @@ class Console:
         return self.style == "human"
 
     def color(self, stream: IO[str]) -> bool:
-        """Whether to colour the output of `stream`: as https://no-color.org, unless --color overrides it."""
+        """Whether to color the output of `stream`: as https://no-color.org, unless --color overrides it."""
         if self.color_choice != "auto":
             return self.color_choice == "always"
         if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
@@ -50,7 +50,7 @@ class Console:
         return stream.isatty() and not any(name in os.environ for name in LAUNCHED)
 
     def put(self, text: str) -> None:
-        """Write an artefact to stdout.
+        """Write an artifact to stdout.
 
         Raises:
             CommplanError: CP1101 if stdout is not writable, for example on a full disk.

@@ -44,7 +44,7 @@ def under_mpi(environment: Mapping[str, str]) -> bool:
 def user_code() -> Generator[None]:
     """Context for calls of user functions; redirects their output to stderr.
 
-    Stdout is reserved for the artefact.
+    Stdout is reserved for the artifact.
 
     Raises:
         CommplanError: CP1112 if a function exits the process.

@@ -8,7 +8,7 @@ import argparse
 def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with status 2 for invalid combinations of arguments.
 
-    `verify` takes a file or a complete algorithm, `trace` an output file or `summarise`, and `diff` two files
+    `verify` takes a file or a complete algorithm, `trace` an output file or `summarize`, and `diff` two files
     or two machines.
     """
     if args.verb == "diff" and len(args.topology) > 2:
@@ -22,11 +22,11 @@ def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None
     if args.verb in ("explain", "simulate", "report"):
         _check_step_flags(root, args)
     if args.verb == "trace":
-        args.summarise = args.records[:1] == ["summarise"]
-        if args.summarise:
+        args.summarize = args.records[:1] == ["summarize"]
+        if args.summarize:
             args.records = args.records[1:]
         elif args.output is None:
-            root.error("trace: give -o OUT.json, or `trace summarise REC...`")
+            root.error("trace: give -o OUT.json, or `trace summarize REC...`")
     if args.verb == "feeds" and args.watch and args.format != "human":
         root.error(f"feeds: --format {args.format} is one document, and --watch would write many")
     if args.verb == "check":
@@ -49,7 +49,7 @@ def _check_flags_of_check(root: argparse.ArgumentParser, args: argparse.Namespac
     if args.diff and args.format not in ("human", "concise"):
         root.error(f"check: --diff prints text, and --format {args.format} has the repairs as `fix`")
     if args.fix and "-" in args.files and args.format not in ("human", "json"):
-        root.error(f"check: --fix writes stdin to stdout, where --format {args.format} goes")
+        root.error(f"check: --fix writes the plan to stdout, and so does --format {args.format}")
 
 
 def _check_step_flags(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ class Holders(enum.Enum):
     """The ranks of a collective, or places of a level, that hold a chunk."""
 
     ALL = "all places"
-    OWN = "the place whose part it is"
+    OWN = "the owner of the part"
     ROOT = "the place of the root"
     FOR = "each place its blocks for the others"
     FROM = "each place the blocks of the others for it"
@@ -119,8 +119,8 @@ def targets(kind: Kind, sizes: Sequence[int]) -> Ints:
 
 def _check_slots(n: int, chunks: int) -> None:
     if n * chunks > SLOTS:
-        message = f"{n} ranks with {chunks} chunks each are more than can be followed one by one"
-        fail("CP0737", message, "a hierarchy is followed level by level, however many ranks it has")
+        message = f"{n} ranks with {chunks} chunks each are too many to trace one by one"
+        fail("CP0737", message, "a hierarchy is traced level by level, however many ranks it has")
 
 
 def lower_bounds(kind: Kind, n: int) -> tuple[int, Fraction]:

@@ -128,7 +128,7 @@ def _check_levels(levels: Levels, kind: Kind, root: int, slices: int) -> int:
 def check_numbers(kind: Kind, n: int, root: int, slices: int) -> None:
     """Raise CP0737 if there is no rank, no slice, or no such root."""
     if n < 1:
-        fail("CP0737", f"a program is for at least one rank, not {n}")
+        fail("CP0737", f"a program needs at least one rank, not {n}")
     if slices < 1:
         fail("CP0737", f"a program has at least one slice, not {slices}")
     if not 0 <= root < n:

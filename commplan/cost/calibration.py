@@ -39,14 +39,8 @@ from commplan.ir.schedule import Backend, Form
 from commplan.ir.types import Printed
 
 VERSION = 1
-_LINKS = (
-    "backend",
-    "hosts",
-    "overhead",
-    "gamma",
-    "call",
-    "round",
-)  # all of them, or none in a file with [input] only
+# A file has all of these, or none if it has only [input].
+_LINKS = ("backend", "hosts", "overhead", "gamma", "call", "round")
 
 
 class MeasuredLevel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

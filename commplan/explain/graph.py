@@ -148,7 +148,7 @@ def _label(plan: Plan, ref: Ref) -> tuple[str, ...]:
 
 
 class Look(NamedTuple):
-    """The appearance of a kind of node: fill colour, Graphviz shape, Mermaid brackets."""
+    """The appearance of a kind of node: fill color, Graphviz shape, Mermaid brackets."""
 
     fill: str
     shape: str

@@ -83,7 +83,7 @@ class StageSummary(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...]
     servers: tuple[str, ...] = ()  # states on servers, traffic with them, and its time
     sent: int = 0
-    filler: tuple[str, ...] = ()  # of a load: the number of rows that only fill a batch
+    filler: tuple[str, ...] = ()  # for a load, the rows that only pad a batch
 
 
 class PhaseLines(msgspec.Struct, frozen=True):
@@ -117,7 +117,7 @@ class Explanation(msgspec.Struct, frozen=True):
     axes: dict[str, int]
     pipeline: str
     phases: tuple[PhaseLines, ...]
-    choices: tuple[Choice, ...]  # of no single line
+    choices: tuple[Choice, ...]  # choices that do not belong to one line
     backend: ir.Backend = "jax"
     placement: dict[str, str] = {}  # by axis, if there is a topology
     topology: ir.CompiledTopology | None = None

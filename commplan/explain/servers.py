@@ -9,7 +9,7 @@ import msgspec
 
 from commplan.cost import Predictor
 from commplan.cost.schedule.server_traffic import (
-    Exchanged,
+    ElasticTiming,
     ServerTiming,
     alternatives_to_servers,
     elastic_of,
@@ -23,7 +23,7 @@ from commplan.explain.stages import table_lines
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.ir.types import sized, timed
 from commplan.protocol.build_sites import sites
-from commplan.protocol.sites import Buffer, Held, Site, Sites, nbytes_of
+from commplan.protocol.sites import Buffer, Site, Sites, StateDistribution, nbytes_of
 from commplan.topology import Topology
 
 TENTH = 0.1  # share of communication for which step times are shown if the step is unknown
@@ -58,7 +58,7 @@ def server_lines(schedule: Schedule, predictor: Predictor | None) -> ServerTexts
         lines = [f"{title(site)}:", *(f"  {line}" for line in site_lines(site, all_sites))]
         if predictor is not None:
             timing, _ = server_timing(site, all_sites, predictor, periods[site.phase])
-            lines += [f"  {line}" for line in talk_lines(timing, predictor.network.topology)]
+            lines += [f"  {line}" for line in server_time_lines(timing, predictor.network.topology)]
             alternatives = alternatives_to_servers(predictor, site, all_sites)
             lines += [f"  instead: {way}: {timed(seconds)}" for way, seconds in alternatives]
         add((site.phase, site.span), lines, 0 if site.mode == "hogwild" else nbytes_of(site.up))
@@ -81,7 +81,7 @@ def title(site: Site) -> str:
 
 def site_lines(site: Site, sites: Sites) -> list[str]:
     """The states of a site and its traffic."""
-    lines = [state_line(distribution) for distribution in site.held]
+    lines = [state_line(distribution) for distribution in site.distributions]
     up, down = _message_text(site.up), _message_text(site.down)
     sender = "the first worker of each group" if site.kind == "put" and site.per else "each worker"
     sender = "the first worker" if site.kind == "put" and not site.per else sender
@@ -102,7 +102,7 @@ def site_lines(site: Site, sites: Sites) -> list[str]:
     return lines
 
 
-def state_line(distribution: Held) -> str:
+def state_line(distribution: StateDistribution) -> str:
     """The number of units of a state, the number of servers, and the balance."""
     largest = max(distribution.nbytes)
     smallest = min(distribution.nbytes)
@@ -123,7 +123,7 @@ def _message_text(buffers: Sequence[Buffer]) -> str:
     return f"{count} messages of {sized(nbytes_of(buffers))} in all"
 
 
-def talk_lines(timing: ServerTiming, topology: Topology) -> list[str]:
+def server_time_lines(timing: ServerTiming, topology: Topology) -> list[str]:
     """The time of a request on a topology."""
     where = ", ".join(dict.fromkeys(_place(place, topology) for place in timing.places))
     subject = f"all {timing.workers} workers at once" if timing.kind != "put" else "to arrive"
@@ -151,7 +151,7 @@ def _place(place: int, topology: Topology) -> str:
     return " of ".join(names)
 
 
-def mode_lines(modes: Sequence[Exchanged], selected: str, period: int, step: float | None) -> list[str]:
+def mode_lines(modes: Sequence[ElasticTiming], selected: str, period: int, step: float | None) -> list[str]:
     """A table of the modes of elastic averaging: their times, and the share of time for communication.
 
     `step` are the seconds of computation in a step. If it is None, the table has the minimum for a share of
@@ -166,7 +166,7 @@ def every(period: int) -> str:
     return "every step" if period == 1 else f"every {period} steps"
 
 
-def one_mode(exchange: Exchanged, period: int, step: float | None) -> dict[str, Any]:
+def one_mode(exchange: ElasticTiming, period: int, step: float | None) -> dict[str, Any]:
     """A mode as data, with shares of time if the seconds of a step are known."""
     content: dict[str, Any] = msgspec.structs.asdict(exchange)
     if step is not None:
@@ -175,7 +175,7 @@ def one_mode(exchange: Exchanged, period: int, step: float | None) -> dict[str, 
     return content
 
 
-def _row(exchange: Exchanged, is_selected: bool, period: int, step: float | None) -> list[str]:
+def _row(exchange: ElasticTiming, is_selected: bool, period: int, step: float | None) -> list[str]:
     alone = timed(exchange.alone) if exchange.mode != "sync" else ""
     cells = [">" if is_selected else "", exchange.mode, timed(exchange.seconds), alone]
     if step is None:

@@ -51,8 +51,8 @@ class ShapeReport:
             message = f"no shapes for {len(names)} trees: {', '.join(names)}"
         notes = [Note(f"`{other.name}` is {role.rstrip(',')}", other.span) for other, role in further]
         example = ", ".join(f'"{name}": tree' for name in self._missing)
-        how = f"pass shapes={{{example}}}, pytrees whose leaves have shape and dtype; to the command"
-        notes.append(Note(f"{how} --shapes MODULE:FUNCTION, which returns them, or a JSON file"))
+        how = f"pass shapes={{{example}}}, pytrees whose leaves have shape and dtype"
+        notes.append(Note(f"{how}; or --shapes MODULE:FUNCTION, which returns them, or a JSON file"))
         return [Diagnostic("CP0701", message, value.span, tuple(notes), file=self.file)]
 
     def differs(self, value: graph.Value, actual: Leaves, expected: Leaves, subject: str) -> None:
@@ -93,7 +93,7 @@ def check_agreement(
             agree(binding.value, states[binding.name], f"state `{binding.name}`")
         for stage in phase.stages:
             if isinstance(stage, graph.ElasticStage):
-                agree(stage.operand, stage.center, "its centre")
+                agree(stage.operand, stage.center, "its center")
             if isinstance(stage, graph.ExchangeStage):
                 agree(stage.gradient, stage.states[0], "the weights that it is exchanged into")
     _given_for_results(plan, shapes, inferred, report)

@@ -22,7 +22,7 @@ from commplan.dsl.statements import CONTINUES
 
 
 class Category(enum.StrEnum):
-    """Kinds of tokens with a common colour."""
+    """Kinds of tokens with a common color."""
 
     COMMENT = "comment"
     DECLARATION = "declaration"  # `axis`, `input`, `fn`
@@ -72,7 +72,7 @@ _BEHIND: dict[str, tuple[frozenset[str] | None, Category]] = {
 }
 
 
-def categorise(text: str) -> Iterator[tuple[Token, Category]]:
+def categorize(text: str) -> Iterator[tuple[Token, Category]]:
     """Yield every token and comment of `text` with its category. Never fails.
 
     A number with a unit is a NUMBER.

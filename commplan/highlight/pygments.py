@@ -10,7 +10,7 @@ from pygments.lexer import Lexer
 from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Punctuation, String, Text
 
 from commplan.dsl.lexer import split_number
-from commplan.highlight.categories import Category, categorise
+from commplan.highlight.categories import Category, categorize
 
 _TYPES: dict[Category, Any] = {
     Category.COMMENT: Comment.Single,
@@ -71,5 +71,5 @@ class PlanLexer(Lexer):
 def _placed(text: str) -> Iterator[tuple[int, str, Category]]:
     """Offset and text of every token, with its category."""
     lines = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text))]
-    for token, category in categorise(text):
+    for token, category in categorize(text):
         yield lines[token.line - 1] + token.column - 1, token.text, category

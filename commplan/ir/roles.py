@@ -17,7 +17,7 @@ T = TypeVar("T")
 class Role(enum.Enum):
     """The purpose of a field, and the check that detects a wrong value."""
 
-    MEANING = "what is computed: compared with the plan"
+    MEANING = "the computation: compared with the plan"
     STRUCTURE = "follows from the other fields: derived again on load, and compared"
     EXECUTION = (
         "how and when ops run: obeyed by runtimes, with the same result for every value that is accepted"

@@ -97,9 +97,8 @@ class Phase(msgspec.Struct, frozen=True):
     outputs: Meaning[tuple[Binding, ...]]
     updates: Meaning[tuple[Binding, ...]]
     values: Structure[tuple[Value, ...]]  # results of the ops
-    takes: Structure[
-        tuple[Binding, ...]
-    ] = ()  # source-only values that other ops read: arguments of the phase
+    # Source-only values that other ops read: the arguments of the phase.
+    takes: Structure[tuple[Binding, ...]] = ()
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -292,13 +291,8 @@ class Schedule(msgspec.Struct, frozen=True, dict=True):
             arguments |= {binding.name: values[binding.value] for binding in phase.takes}
         values = {value.id: value for value in self.entry}
         entry = {name_of(ref): values[ref] for ref in (*self.states, *self.inputs)}
-        return {
-            **outputs,
-            **entry,
-            **arguments,
-            **entry,
-            **outputs,
-        }  # the first occurrence sets the position, the last one the value
+        # The first occurrence sets the position, the last one the value.
+        return {**outputs, **entry, **arguments, **entry, **outputs}
 
     @cached_property
     def fn_types(self) -> dict[str, FnType]:

@@ -17,18 +17,16 @@ MOST_SERVERS = 2**16  # some analyses visit servers one at a time
 # Patterns that are checked when a file is read. Names become parts of paths, of shared-memory names and of
 # output.
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
-Ref = Annotated[
-    str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_./~-]*\Z")
-]  # the id of a value, such as "grads.1"
+# The id of a value, such as "grads.1".
+Ref = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_./~-]*\Z")]
 Refs = Annotated[tuple[Ref, ...], msgspec.Meta(min_length=1)]
 Over = Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]  # one or more axes
 Count = Annotated[int, msgspec.Meta(ge=0, le=LARGEST)]  # of elements or records
 Batch = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
-EntryRef = Annotated[
-    str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.0\Z")
-]  # the id of an input or a state
+# The id of an input or a state.
+EntryRef = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\.0\Z")]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
-# Words of the language that fields of stages and ops hold.
+# Words of the language in fields of stages and ops.
 Operator = Literal["sum", "mean", "max", "min"]  # of reductions
 ServedMode = Literal["round_robin", "async", "hogwild"]  # of elastic averaging by a server
 ElasticMode = Literal["sync", ServedMode]

@@ -80,7 +80,7 @@ def _codes(
         mistake(
             f"a comment to commplan begins with `ignore`, found `{match['word']}`",
             comment.span,
-            "write codes behind it: `# commplan: ignore CP1201`",
+            "add codes: `# commplan: ignore CP1201`",
         )
         return codes, wrong
     for code, start, end in _written(match):
@@ -97,7 +97,7 @@ def _codes(
             mistake(f"there is no warning `{code}`", span, did_you_mean(code, warnings, "the warnings are"))
     if not codes and not wrong:
         mistake(
-            "the comment does not say what to ignore", comment.span, "name codes: `# commplan: ignore CP1201`"
+            "the comment does not say what to ignore", comment.span, "add codes: `# commplan: ignore CP1201`"
         )
     return codes, wrong
 

@@ -68,7 +68,7 @@ def _unlike(subject: Subject, stage: MapStage, loads: Collection[Load]) -> Diagn
     message = f"`{stage.fn}` takes records of `{first.source}` {and_others}"
     differ = Note(f"this load and that of `{first.source}` differ in {' and '.join(names)}", other.span)
     note = "images and labels correspond if both loads have the same seed, visit, batch and tail"
-    meant = "if any record may meet any other, ignore this: `# commplan: ignore CP1210`"
+    meant = "if any two records may be combined, ignore this: `# commplan: ignore CP1210`"
     return subject.warning("CP1210", message, stage.span, differ, note, meant)
 
 

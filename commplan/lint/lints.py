@@ -34,7 +34,7 @@ def lint(analysis: Analysis, inputs: LintInputs = NOTHING) -> tuple[Diagnostic, 
     r"""Return the warnings of a plan, sorted by location; none if the plan has errors.
 
     Args:
-        analysis: result of `commplan.dsl.analyse`.
+        analysis: result of `commplan.dsl.analyze`.
         inputs: further information.
 
     Raises:
@@ -43,7 +43,7 @@ def lint(analysis: Analysis, inputs: LintInputs = NOTHING) -> tuple[Diagnostic, 
     >>> from commplan import dsl
     >>> text = "plan p\naxis data = 2\ninput x : f32 per data\n"
     >>> text += "each step { y = reduce x over data by sum }\n"
-    >>> [str(warning) for warning in lint(dsl.analyse(text, "p.plan"))][0].splitlines()[0]
+    >>> [str(warning) for warning in lint(dsl.analyze(text, "p.plan"))][0].splitlines()[0]
     'p.plan:4:13: warning[CP1201]: the value `y` is never used'
     """
     if analysis.plan is None:

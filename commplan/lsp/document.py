@@ -27,7 +27,7 @@ class PlanDocument:
 
     @cached_property
     def analysis(self) -> dsl.Analysis:
-        return dsl.analyse(self.text, self.file)
+        return dsl.analyze(self.text, self.file)
 
     @cached_property
     def diagnostics(self) -> tuple[Diagnostic, ...]:

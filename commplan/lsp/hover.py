@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from commplan.diagnostics import Span
 from commplan.dsl import ast
-from commplan.highlight.categories import Category, categorise
+from commplan.highlight.categories import Category, categorize
 from commplan.lsp import documentation
 from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Use
@@ -34,7 +34,7 @@ def hover(
         parts, span = [_describe(document, use)], use.span
     else:
         token = document.token_at(line, column)
-        category = next((kind for other, kind in categorise(document.text) if other == token), None)
+        category = next((kind for other, kind in categorize(document.text) if other == token), None)
         is_builtin = (
             category is Category.FUNCTION and token is not None and token.text in documentation.FUNCTIONS
         )

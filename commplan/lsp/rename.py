@@ -32,7 +32,7 @@ def renamed(document: PlanDocument, line: int, column: int, name: str) -> list[S
     text, _ = apply_fixes(document.text, [Fix("", span, name) for span in spans])
     other = PlanDocument(text)
     if _meanings(other) != _meanings(document) or len(other.diagnostics) > len(document.diagnostics):
-        note = "another name would be hidden, or this one: choose one that the plan does not have"
+        note = "it would hide another name, or be hidden by it: choose a name that is not in the plan"
         fail("CP1117", f"`{name}` would mean something else in the plan", note)
     return spans
 

@@ -49,7 +49,7 @@ def all_repairs(document: PlanDocument) -> Repair | None:
     text, count = repair(document.text, found)
     if not count:
         return None
-    return Repair("put right all that is certain", ((0, len(document.text), text),), None, certain=True)
+    return Repair("apply all safe fixes", ((0, len(document.text), text),), None, certain=True)
 
 
 def _ignore_repair(document: PlanDocument, warning: Diagnostic, span: Span) -> Repair:

@@ -120,13 +120,13 @@ def _diagnostic(text: TextDocument, diagnostic: Diagnostic, uri: str) -> types.D
 def server() -> PlanServer:
     """Create a server with all features, without starting it."""
     plans = PlanServer()
-    _synchronise(plans)
+    _synchronize(plans)
     _reading(plans)
     _writing(plans)
     return plans
 
 
-def _synchronise(plans: PlanServer) -> None:
+def _synchronize(plans: PlanServer) -> None:
     @plans.feature(types.INITIALIZE)
     def initialize(params: types.InitializeParams) -> None:
         options: Any = params.initialization_options  # an object that pygls made, or a mapping

@@ -42,13 +42,13 @@ class StageChoice(msgspec.Struct, frozen=True):
         bucket: largest number of bytes of a bucket.
         algorithm: their algorithm, whose levels may be open.
         chunk: bytes of a message.
-        apart: whether they share no buckets with the collectives of other stages.
+        separate: whether they share no buckets with the collectives of other stages.
     """
 
     bucket: int | None = None
     algorithm: Algorithm | None = None
     chunk: int | None = None
-    apart: bool = False
+    separate: bool = False
 
 
 Choices = Mapping[StageKey, StageChoice]

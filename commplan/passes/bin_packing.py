@@ -11,9 +11,9 @@ from commplan.ir.plan import Ref
 from commplan.ir.schedule import CollectiveKind
 from commplan.ir.types import DType
 
-WHOLE = 4  # leaves of up to this many limits are not split
-MOST = 100_000  # most buckets into which the leaves of one stage are split
-PIECE = 2  # size of a piece of a larger leaf, in limits
+WHOLE = 4  # leaves are not split up to this multiple of the limit
+MOST = 100_000  # maximum number of buckets of one stage
+PIECE = 2  # size of a piece of a larger leaf, as a multiple of the limit
 LeafCollective = CollectiveKind | None  # the collective for a leaf; None if the operand equals the result
 
 

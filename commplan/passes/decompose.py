@@ -35,12 +35,12 @@ class DecomposePass(Pass, frozen=True):
             schedule, context.costs, context.topology, context.candidates, explains=context.explains
         )
 
-        def apart(op: Collective) -> bool:
+        def is_flat(op: Collective) -> bool:
             return bool(op.algorithm.levels) and not _stays(op, schedule)
 
         for phase in schedule.phases:
             layers = _choose_hierarchies(chooser, _apply_choices(phase, context), choices)
-            yield rewrite_flat(schedule, layers, context.order, apart, _expand, choices)
+            yield rewrite_flat(schedule, layers, context.order, is_flat, _expand, choices)
 
 
 def _apply_choices(phase: Phase, context: PassContext) -> Phase:
@@ -51,7 +51,7 @@ def _apply_choices(phase: Phase, context: PassContext) -> Phase:
     if not context.choices:
         return phase
 
-    def settled(op: Op) -> Op:
+    def chosen_options(op: Op) -> Op:
         if not isinstance(op, Collective):
             return op
         chosen = context.chosen(phase, op)
@@ -61,7 +61,7 @@ def _apply_choices(phase: Phase, context: PassContext) -> Phase:
             return op
         return replace(op, algorithm=chosen.algorithm, pinned=not chosen.algorithm.levels)
 
-    return replace(phase, ops=tuple(map(settled, phase.ops)))
+    return replace(phase, ops=tuple(map(chosen_options, phase.ops)))
 
 
 def _choose_hierarchies(chooser: Chooser, phase: Phase, choices: list[Choice]) -> Phase:
@@ -144,7 +144,7 @@ def _expand(editor: Editor, op: Collective, padding_allowed: bool, choices: list
     sums = op.op == "sum" and not _by_axis(op)
     text = _sum(editor, op, steps, padding_allowed) if sums else _one_by_one(editor, op)
     if op.pinned:
-        why = f"the plan says via {op.algorithm}"
+        why = f"the plan has `via {op.algorithm}`"
         choices.append(Choice("decompose", f"`{op.result}`: {text}", why, op.span))
 
 

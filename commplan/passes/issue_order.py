@@ -25,7 +25,7 @@ def issue_order(ops: Sequence[Op], *, levels_apart: bool = False) -> list[Op]:
 
     Args:
         ops: the ops of a phase.
-        levels_apart: whether later levels of a hierarchy are delayed in favour of the buckets after them:
+        levels_apart: whether later levels of a hierarchy are delayed in favor of the buckets after them:
 
             scatter a; sum a; gather a; scatter b; sum b; gather b
                 -->  scatter a; sum a; scatter b; gather a; sum b; gather b

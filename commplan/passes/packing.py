@@ -21,7 +21,7 @@ from commplan.passes.bin_packing import MOST, LeafBucket, LeafCollective, LeafSl
 from commplan.passes.rewrite import Editor, laid_out, read_by_parts, unpack
 
 Order = Mapping[str, Sequence[str]]
-# Emits the replacement of a collective. The flag is whether padding after the result is allowed, because all
+# Emits the replacement of a collective. The flag is whether the result may be padded at its end, because all
 # readers select parts of it.
 Rewrite = Callable[[Editor, Collective, bool, list[Choice]], None]
 
@@ -114,7 +114,7 @@ def readiness(operand: Value, op: Collective, order: Order) -> list[int]:
     indices = {leaf.path: index for index, leaf in enumerate(operand.leaves)}
     wrong = sorted(set(order[name]) ^ set(indices))
     if wrong or len(order[name]) != len(indices):
-        note = f"every path once; in doubt: {', '.join(wrong[:5]) or 'one is named twice'}"
+        note = f"expected every path once; wrong: {', '.join(wrong[:5]) or 'one is named twice'}"
         fail("CP0711", f"the order for `{name}` does not list its leaves", note, span=op.span)
     return [indices[path] for path in order[name]]
 

@@ -14,7 +14,7 @@ from commplan.passes.base import Pass, PassContext
 
 
 class RatesPass(Pass, frozen=True):
-    """Works out the round, the buffer bound and the lag of members by their own clocks."""
+    """Works out the round, the buffer bound and the lag of members with independent clocks."""
 
     name: ClassVar[str] = "rates"
 

@@ -70,7 +70,7 @@ class SelectPass(Pass, frozen=True):
             hints = replace(hints, chunk=decision.chunk)
         form = op.form if chooser.schedule.backend == "mpi" else None
         if chooser.schedule.backend == "mpi" and form is None and op.kind in KINDS:
-            # One call, or where computation is asked to go on meanwhile a start and a finish.
+            # A collective that may overlap computation is split in a start and a finish.
             form = "split" if self.split and op.hints.overlap is not None else "call"
         return replace(op, algorithm=decision.algorithm, hints=hints, form=form)
 
@@ -87,7 +87,7 @@ def _choice(alike: list[tuple[Collective, Decision]]) -> Choice:
     if op.hints.chunk is not None and op.algorithm != NATIVE:
         text += f", in messages of {sized(op.hints.chunk)}"
     if op.form == "split":
-        text += ", started and finished apart"
+        text += ", started and finished separately"
     return Choice(
         "select", text, decision.why, op.span, (), decision.seconds, source, decision.alternatives
     )  # fmt: skip

@@ -27,11 +27,11 @@ class WirePass(Pass, frozen=True):
     def phases(self, schedule: Schedule, context: PassContext, choices: list[Choice]) -> Iterable[Phase]:
         for phase in schedule.phases:
             phase_choices: list[Choice] = []
-            yield rewrite_flat(schedule, phase, context.order, _asked, _rewrite, phase_choices)
+            yield rewrite_flat(schedule, phase, context.order, _requests_types, _rewrite, phase_choices)
             choices += _merge_choices(phase_choices)
 
 
-def _asked(op: Collective) -> bool:
+def _requests_types(op: Collective) -> bool:
     return has_wire_options(op) or op.divisor > 1 or op.hints.integers is not None
 
 
@@ -58,7 +58,7 @@ def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: lis
         return
     if not adds or accumulate == wire:
         _cast_around(editor, op, bare, wire)
-        why = "nothing is added" if not adds else f"sums are wanted in {accumulate} too"
+        why = "nothing is added" if not adds else f"sums are requested in {accumulate} too"
         choices.append(Choice("wire", f"`{op.result}`: {op.kind} in {wire}", why, op.span))
         return
     if op.kind == "reduce_scatter":
@@ -75,7 +75,7 @@ def _rewrite(editor: Editor, op: Collective, padding_allowed: bool, choices: lis
 
 def _alternatives(kind: str, dtype: DType, wire: DType, accumulate: DType) -> tuple[str, ...]:
     """The alternatives: the native collective in either of the two dtypes."""
-    rejected = [f"one {kind} that sends and adds in {wire}: the sum is to be in {accumulate}"]
+    rejected = [f"one {kind} that sends and adds in {wire}: the sum must be in {accumulate}"]
     if dtype.nbytes > wire.nbytes:
         times = dtype.nbytes // wire.nbytes
         rejected.append(f"one {kind} that sends and adds in {dtype}: {times} x the bytes")

@@ -156,7 +156,9 @@ class _Survey:
         several = [axis.name for axis in self.schedule.mesh_axes if axis.size > 1]
         unnamed = [name for name in several if name not in (*op.axes, *state.placement.per)]
         if unnamed:
-            message = f"workers along `{unnamed[0]}` hold the same, and each would send it to the servers"
+            message = (
+                f"workers along `{unnamed[0]}` hold the same value, and each would send it to the servers"
+            )
             note = (
                 f"name `{unnamed[0]}` after `over` too, or make it an ensemble with states `per {unnamed[0]}`"
             )

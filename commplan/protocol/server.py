@@ -183,7 +183,7 @@ class Machine:
         return machine
 
     def key(self) -> tuple[object, ...]:
-        """Equal for machines with the same future behaviour."""
+        """Equal for machines with the same future behavior."""
         backlog = tuple(map(tuple, self.backlog.values()))
         cells = tuple(cell.key(self.departed) for cell in self.cells.values())
         counts = tuple(sorted(item for item in self.counts.items() if item[0][1] not in self.departed))
@@ -412,7 +412,7 @@ class Machine:
             return
         if unit.added and site != unit.site:
             lines = sorted(self.sites.all[number].span.line for number in (site, unit.site))
-            problem = f"workers {unit.added[0]} and {worker} have come to different exchanges of one state"
+            problem = f"workers {unit.added[0]} and {worker} reached different exchanges of one state"
             yield self._fail(f"{problem}, of lines {lines[0]} and {lines[1]}")
             return
         unit.site = site

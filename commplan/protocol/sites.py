@@ -70,7 +70,7 @@ def nbytes_of(buffers: Iterable[Buffer], server: int | None = None) -> int:
     )
 
 
-class Held(msgspec.Struct, frozen=True):
+class StateDistribution(msgspec.Struct, frozen=True):
     """The distribution of a state over its servers: bytes of each server, and the largest over the mean."""
 
     state: str
@@ -126,10 +126,10 @@ class Site(msgspec.Struct, frozen=True):
         return self.layouts[0]
 
     @property
-    def held(self) -> tuple[Held, ...]:
+    def distributions(self) -> tuple[StateDistribution, ...]:
         """The distribution of each of its states."""
         named = zip(self.states, self.layouts, strict=True)
-        return tuple(Held(name, len(layout.units), layout.stored) for name, layout in named)
+        return tuple(StateDistribution(name, len(layout.units), layout.stored) for name, layout in named)
 
 
 class Sites(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The layout of a state on its servers.
 
 Leaves of one dtype are flattened and joined to a flat *part*. Parts are cut into *units*, each with one
-owner. The state of an optimiser is cut in the same way: its leaves that match leaves of the weights (the same
+owner. The state of an optimizer is cut in the same way: its leaves that match leaves of the weights (the same
 shape, and a path with the same end) form *slots* with the units of the weights. Scalar leaves, such as the
 step count, are stored with every unit.
 """
@@ -122,7 +122,7 @@ def layout_weights(
 def layout_auxiliary_state(
     state_leaves: Sequence[Leaf], leaves: Sequence[Leaf], weights: StateLayout, span: Span, file: str
 ) -> StateLayout:
-    """Lay out the state of an optimiser with the units of its weights.
+    """Lay out the state of an optimizer with the units of its weights.
 
     Args:
         state_leaves: the leaves of the state.
@@ -134,9 +134,8 @@ def layout_auxiliary_state(
     Raises:
         CommplanError: CP0726 for a leaf that is neither a scalar nor part of a whole copy of the weights.
     """
-    copies: dict[
-        str, dict[int, int]
-    ] = {}  # by path prefix: the leaf of the state for each leaf of the weights
+    # By path prefix: the leaf of the state for each leaf of the weights.
+    copies: dict[str, dict[int, int]] = {}
     scalars: list[int] = []
     matches = weights_of(state_leaves, leaves)
     for index, (leaf, weight) in enumerate(zip(state_leaves, matches, strict=True)):
@@ -186,7 +185,7 @@ def _fail_indivisible(leaf: Leaf, reason: str, span: Span, file: str) -> None:
             span,
             (
                 Note("a state may hold scalars and whole copies of the weights' structure"),
-                Note("an optimiser that needs the whole tree updates after `reduce` instead"),
+                Note("an optimizer that needs the whole tree updates after `reduce` instead"),
             ),
             file=file,
         )

@@ -26,7 +26,7 @@ from commplan.select.size_thresholds import rule
 from commplan.topology import Topology
 
 SHOWN = 6  # maximum number of alternatives in the schedule per decision: the fastest, and the backend's own
-WRITTEN = "the plan writes it so"
+WRITTEN = "set in the plan"
 TIE_MARGIN = 0.005  # relative; a simpler candidate that is slower by no more is selected
 
 
@@ -103,7 +103,7 @@ class Chooser:
         if self.explains:
             alternatives = self.flat(op) if op.algorithm.levels else self.hierarchies(op)
         if not candidates:
-            return Decision(op.algorithm, None, "nothing is known of other candidates")
+            return Decision(op.algorithm, None, "no other candidate has known costs")
         return self._decision(op, tie_break(candidates), [*candidates, *alternatives])
 
     def estimate(self, op: Collective) -> Candidate | None:
@@ -121,11 +121,11 @@ class Chooser:
             levels = options.pinned_levels(op, self.schedule)
             names = options.default_per_level(options.algorithms_per_level(op.kind, levels))
             algorithm = options.hierarchy(levels, names) if names else op.algorithm
-            return Decision(algorithm, None, "the plan writes these levels")
+            return Decision(algorithm, None, "levels set in the plan")
         if op.pinned:
             return Decision(op.algorithm, None, WRITTEN)
         if self.is_jax:
-            return Decision(NATIVE, None, "without a topology the backend's own is taken")
+            return Decision(NATIVE, None, "without a topology the backend's own collective is used")
         if self.schedule.size(op.axes) > MOST_RANKS:
             return Decision(NATIVE, None, f"a program for more than {MOST_RANKS} ranks has too many rounds")
         row = rule(self.schedule.backend, op.kind, self.whole(op))
@@ -148,7 +148,7 @@ class Chooser:
             return Decision(selected.algorithm, selected.chunk, "", selected.seconds)
         runners_up = [candidate for candidate in candidates if candidate.algorithm != selected.algorithm]
         runners_up.sort(key=lambda candidate: candidate.seconds)
-        why = "the fastest alone" if runners_up else "there is no other way"
+        why = "the fastest alone" if runners_up else "the only candidate"
         fastest = min((candidate.seconds for candidate in runners_up), default=selected.seconds)
         if fastest < selected.seconds:
             is_tie = selected.seconds <= fastest * (1 + TIE_MARGIN)

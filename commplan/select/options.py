@@ -12,18 +12,12 @@ from commplan.ir.schedule import Axis, Backend, Collective, CollectiveKind, Sche
 from commplan.topology import Topology
 
 NATIVE = Algorithm("native")
-MOST_RANKS = 256  # of one program: with more, it has too many rounds
-# The order of preference among equally fast algorithms: neighbours only, then few rounds.
+MOST_RANKS = 256  # maximum of one program; with more ranks it has too many rounds
+# The order of preference among equally fast algorithms: neighbors only, then few rounds.
 SIMPLICITY = ("ring", "recursive_doubling", "halving_doubling", "bruck", "binomial_tree", "chain")
-PIECES = (
-    16 << 10,
-    32 << 10,
-    64 << 10,
-    128 << 10,
-    256 << 10,
-    1 << 20,
-)  # bytes of a message, if chunks are sliced
-FEW = PIECES[1::3]  # for a first comparison of algorithms
+# Bytes of a message, if chunks are sliced.
+PIECES = (16 << 10, 32 << 10, 64 << 10, 128 << 10, 256 << 10, 1 << 20)
+FEW = PIECES[1::3]  # sizes for a first comparison of algorithms
 
 
 def pieces(nbytes: int) -> list[int]:

@@ -28,7 +28,7 @@ def check_algorithm(scope: OpScope, op: Collective) -> None:
     """
     name, report = op.algorithm.name, scope.report
     if op.form not in (None, "rounds") and scope.schedule.backend != "mpi":
-        report.add("CP0735", f"there is no form `{op.form}` but under mpi", op.span)
+        report.add("CP0735", f"form `{op.form}` is for the mpi backend only", op.span)
     if name == NATIVE:
         return
     if name not in (HIERARCHICAL, *algorithms()):

@@ -15,27 +15,27 @@ class Claims(msgspec.Struct, frozen=True):
     """Claims about a schedule that passed verification."""
 
     proved: str
-    believed: tuple[str, ...]
-    not_looked_at: tuple[str, ...]
+    assumed: tuple[str, ...]
+    not_checked: tuple[str, ...]
 
     def lines(self) -> list[str]:
         """One line for each nonempty category."""
-        words = {"proved": (self.proved,), "believed": self.believed, "not looked at": self.not_looked_at}
+        words = {"proved": (self.proved,), "assumed": self.assumed, "not checked": self.not_checked}
         return [f"{word}: {'; '.join(texts)}" for word, texts in words.items() if texts]
 
 
 def claims(schedule: Schedule) -> Claims:
     """Collect the claims about `schedule`, which must have passed `verify`."""
-    unchecked = ("what functions compute", "how sums made in another order round")
+    unchecked = ("the results of functions", "the rounding of sums in another order")
     if schedule.origin is None:
-        sound = "sound by itself, not compared with a plan"
+        sound = "consistent, but not compared with a plan"
         return Claims(
-            sound, tuple(_assumptions(schedule)), ("whether it does what its plan says", *unchecked)
+            sound, tuple(_assumptions(schedule)), ("whether it is equivalent to a plan", *unchecked)
         )
     outputs = sum(len(phase.outputs) for phase in schedule.phases)
     states = sum(len(phase.updates) for phase in schedule.phases)
     counts = (plural(outputs, "output"), plural(states, "state"), plural(len(schedule.phases), "phase"))
-    proved = "does what its plan says: {} and {} of {}".format(*counts)
+    proved = "equivalent to its plan: {} and {} of {}".format(*counts)
     return Claims(proved, tuple(_assumptions(schedule)), unchecked)
 
 
@@ -73,5 +73,5 @@ def _assumptions(schedule: Schedule) -> Iterator[str]:
         yield f"functions with a cache return the same for a record each time: {', '.join(cached)}"
     values = schedule.values
     if any(server_op(op, values) for op in ops):
-        yield "servers keep their protocol"
-        yield "servers answer by what workers told them alone"
+        yield "servers follow their protocol"
+        yield "answers of servers depend on messages of workers alone"

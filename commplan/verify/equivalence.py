@@ -38,7 +38,7 @@ from commplan.ir.serialization.canonical_json import plan_digest
 from commplan.ir.symbolic.blocks import Block, aligned
 from commplan.ir.symbolic.compare import TermComparison
 from commplan.ir.symbolic.interpretation import Interpretation, Paths
-from commplan.ir.symbolic.terms import Algebra, UnsayableError
+from commplan.ir.symbolic.terms import Algebra, InexpressibleError
 from commplan.ir.symbolic.values import ElementRun, SymbolicValue, place
 from commplan.ir.symbolic.wording import block_in_words, element_in_words, term_in_words
 from commplan.ir.transfer import ValueTypes
@@ -120,7 +120,7 @@ def _carry_out(interpretation: Interpretation, step: object, refs: Sequence[Ref]
     """Execute a stage or op. Results that no term describes become undefined, with the reason."""
     try:
         step.meaning(interpretation)  # type: ignore[attr-defined]
-    except UnsayableError as error:
+    except InexpressibleError as error:
         interpretation.undefined.extend(f"`{ref}`: {error}" for ref in refs)
         for ref in refs:
             term = interpretation.algebra.undefined(str(error))
@@ -192,7 +192,9 @@ def check_origin(
     """Report an embedded plan that differs from the schedule's digest, or that does not fit its values."""
     plan = origin.plan
     if plan_digest(plan) != schedule.plan_digest:
-        report.add("CP0766", "the plan that the schedule carries is not the one that its digest names")
+        report.add(
+            "CP0766", "the schedule contains a plan with another digest than the schedule's `plan_digest`"
+        )
         return
     fitting = [axis.size in (None, size) for axis, size in zip(plan.axes, origin.sizes, strict=False)]
     if len(origin.sizes) != len(plan.axes) or not all(fitting):
@@ -232,12 +234,14 @@ def _check_head(schedule: Schedule, reference: Reference, report: DiagnosticRepo
         return
     shards = {shard.state: shard.ownership for shard in schedule.state_shards}
     if len(shards) < len(schedule.state_shards) or not set(shards) <= set(schedule.states):
-        report.add("CP0766", "the schedule names owners of a state twice, or of another value")
+        report.add(
+            "CP0766", "the schedule lists owners twice for one state, or for a value that is not a state"
+        )
         return
     types = ValueTypes(schedule.axes, {})
     for state, ownership in shards.items():
         for code, message in types.check_cut(state, ownership.axes, ownership.owners):
-            report.add(code, f"of who keeps `{state}`: {message}")
+            report.add(code, f"the owners of `{state}`: {message}")
     for value in schedule.entry if not report.diagnostics else ():
         shard = shards.get(value.id)
         expected = reference.values[value.id]
@@ -372,7 +376,7 @@ def _first_difference(
         actual_block, expected_block = actual.blocks[index], expected.blocks[index]
         try:
             sides = [*_side_by_side(actual_block, expected_block)]
-        except UnsayableError:  # the element indices of these blocks are unknown
+        except InexpressibleError:  # the element indices of these blocks are unknown
             return ElementDifference(index, 0, block_in_words(expected_block), block_in_words(actual_block))
         for position, actual_run, expected_run in sides:
             if _same(compare, actual_run, expected_run):

@@ -15,7 +15,7 @@ from commplan.ir.plan import Ref, name_of
 from commplan.ir.remark import Design
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, results
 from commplan.verify.input.visitation import (
-    Broken,
+    BrokenPromise,
     prove_deal,
     prove_division,
     prove_order,
@@ -96,12 +96,12 @@ def check_input(scope: OpScope) -> None:
         if not isinstance(op, Read | Share) or scope.has_seen_op(op):
             continue
         name = f"`{name_of(op.result)}`"
-        wrong = _load_wrong(op, ahead) if isinstance(op, Read) else _share_wrong(scope, op)
+        wrong = _load_violation(op, ahead) if isinstance(op, Read) else _share_wrong(scope, op)
         if wrong is not None:
             scope.report.diagnostics.append(wrong.diagnostic(name, op.span, scope.schedule.file))
 
 
-def _load_wrong(op: Read, ahead: int) -> Broken | None:
+def _load_violation(op: Read, ahead: int) -> BrokenPromise | None:
     orders = (prove_order(op.visit, op.tail, batch) for batch in dict.fromkeys(op.batch))
     wrong = next(filter(None, orders), None)
     if wrong is None and op.clock is not None:
@@ -109,14 +109,14 @@ def _load_wrong(op: Read, ahead: int) -> Broken | None:
     return wrong
 
 
-def _share_wrong(scope: OpScope, op: Share) -> Broken | None:
+def _share_wrong(scope: OpScope, op: Share) -> BrokenPromise | None:
     value = scope.values[op.result]
     rows = value.leaves[0].shape[0] if value.leaves and value.leaves[0].shape else 1
     return prove_share(op.design, op.readers, scope.ranks(op.axes), rows)
 
 
 @functools.lru_cache(maxsize=256)
-def prove_share(design: Design, readers: int | None, members: int, rows: int) -> Broken | None:
+def prove_share(design: Design, readers: int | None, members: int, rows: int) -> BrokenPromise | None:
     """Prove that every process of a sharing group receives every row once, also after failures.
 
     The hosts of the processes are unknown at compile time, so four layouts are checked: one host, one host
@@ -140,7 +140,7 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
     return prove_parts() or next(filter(None, proofs), None)
 
 
-def _proofs(work: Division, rows: int) -> Iterator[Broken | None]:
+def _proofs(work: Division, rows: int) -> Iterator[BrokenPromise | None]:
     """Prove a partition for all processes, for survivors, and for the makers that are left of one host."""
     yield prove_division(work, rows)
     for alive in survivors(work):

@@ -16,11 +16,11 @@ from commplan.ir.plan import AxisKind, name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule, results
 from commplan.ir.stages import rules
 from commplan.protocol.build_sites import sites
-from commplan.protocol.sites import FIRST_TAG, Held, Site, Sites, nbytes_of
+from commplan.protocol.sites import FIRST_TAG, Site, Sites, StateDistribution, nbytes_of
 from commplan.protocol.units import StateLayout
 from commplan.verify.scope import DiagnosticReport, OpScope
 
-_NEEDS_GET = "which servers keep: an op `get` has to fetch it"
+_NEEDS_GET = "which is stored on servers: an op `get` must fetch it"
 
 
 class ServerMemory(NamedTuple):
@@ -45,15 +45,15 @@ class ServerMemory(NamedTuple):
     staleness: int
 
 
-def owned_states(schedule: Schedule) -> tuple[tuple[Site, Held], ...]:
+def owned_states(schedule: Schedule) -> tuple[tuple[Site, StateDistribution], ...]:
     """Return each state on servers once, with the first call site that uses it.
 
     Raises:
         CommplanError: as `sites` raises it.
     """
-    owners: dict[str, tuple[Site, Held]] = {}
+    owners: dict[str, tuple[Site, StateDistribution]] = {}
     for site in sites(schedule).all:
-        for owned_state in site.held:
+        for owned_state in site.distributions:
             owners.setdefault(owned_state.state, (site, owned_state))
     return tuple(owners.values())
 
@@ -67,7 +67,7 @@ def server_memory(schedule: Schedule) -> ServerMemory | None:
     counted: set[str] = set()
     for site in surveyed.all:
         groups = len(surveyed.members(site))
-        for owned_state in site.held:
+        for owned_state in site.distributions:
             if owned_state.state not in counted:
                 counted.add(owned_state.state)
                 for server, nbytes in enumerate(owned_state.nbytes):
@@ -151,7 +151,9 @@ def _messages(site: Site, report: DiagnosticReport) -> None:
         moved = [(c.unit, b.part, c.start, c.size, c.server) for b in data for c in b.chunks]
         if data and (len(moved) != len(units) or set(moved) != units):
             state = site.states[0]
-            report.add("CP0764", f"the units {verb} of `{state}` are not each of its units once", site.span)
+            report.add(
+                "CP0764", f"the units {verb} of `{state}` are not all of its units, once each", site.span
+            )
 
 
 # Single ops.
@@ -227,7 +229,7 @@ def _exchange(scope: OpScope, op: Exchange) -> None:
     )
     shapes = [[leaf.shape for leaf in values[ref].leaves] for ref in (op.gradient, op.states[0])]
     if shapes[0] != shapes[1]:
-        scope.report.add("CP0731", f"`{op.gradient}` has not the shapes of `{op.states[0]}`", op.span)
+        scope.report.add("CP0731", f"`{op.gradient}` does not have the shapes of `{op.states[0]}`", op.span)
     scope.report.refuse(
         "CP0735", rules.reducible_leaves(op.op, values[op.gradient].leaves, op.gradient, op.hints), op.span
     )
@@ -249,7 +251,7 @@ def _elastic(scope: OpScope, op: Elastic) -> None:
     if op.result is not None and op.mode != "sync":
         result = scope.values[op.result]
         if result.placement.server != home:
-            scope.report.add("CP0734", f"`{op.result}` is not where its centre is", op.span)
+            scope.report.add("CP0734", f"`{op.result}` is not on the server of its center", op.span)
     leaves = scope.values[op.operand].leaves
     scope.report.refuse("CP0735", rules.reducible_leaves("elastic", leaves, op.operand, op.hints), op.span)
     broken = rules.coefficients(op.eta, op.rho) or rules.stability(

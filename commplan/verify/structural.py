@@ -139,7 +139,7 @@ def _verify_phase(scope: OpScope) -> None:
     _clocks(scope)
     bound = bind_sources(phase)
     if bound != phase:
-        message = f"phase `{phase.name}` does not say rightly what depends on sources alone"
+        message = f"phase `{phase.name}` has wrong lists of values that depend on sources alone"
         report.add("CP0730", message, phase.span)
 
 
@@ -202,7 +202,7 @@ def _clocks(scope: OpScope) -> None:
         for axis in (axis for axis in op.axes if axis in clocks):
             clocks_own = f"with independent clocks (line {clocks[axis].span.line})"
             members = f"`{axis}`, whose members run phase `{scope.phase.name}` {clocks_own}"
-            message = f"`{op.result}` meets all of {members}: a member with more steps waits for ever"
+            message = f"`{op.result}` meets all of {members}: a member with more steps waits forever"
             scope.report.add("CP0747", message, op.span)
 
 
@@ -301,10 +301,10 @@ def _check_whole(value: Value, axes: Axes, report: DiagnosticReport) -> None:
     ways = [axes.sizes.get(axis, 1) for axis in value.placement.split]
     if not ways:
         if value.whole:
-            report.add("CP0731", f"`{value.id}` keeps uncut leaves, but is not split")
+            report.add("CP0731", f"`{value.id}` has uncut leaves, but is not split")
         return
     if cut_all(value.kind, value.whole, ways) != value.leaves:
-        report.add("CP0731", f"`{value.id}` is not what its uncut leaves give when cut {ways} ways")
+        report.add("CP0731", f"`{value.id}` does not have the shapes of its uncut leaves cut {ways} ways")
 
 
 def _check_placement(value: Value, kinds: Mapping[str, AxisKind], report: DiagnosticReport) -> bool:

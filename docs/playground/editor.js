@@ -1,5 +1,5 @@
 "use strict";
-// A text field with line numbers, coloured words, and marks under mistakes.
+// A text field with line numbers, colored words, and marks under mistakes.
 //
 //   commplan.editor({ words, change, hover })
 //     words    { keywords, values }, lists of the language
@@ -45,7 +45,7 @@
 
     const lineOf = (place) => area.value.slice(0, place).split("\n").length;
 
-    function coloured(text) {
+    function colored(text) {
       const parts = [];
       let end = 0;
       for (const match of text.matchAll(pattern)) {
@@ -77,7 +77,7 @@
           html(
             "div",
             { class: `editor-line${index + 1 === active ? " active" : ""}` },
-            coloured(text),
+            colored(text),
             text ? null : "\u200b",
             underlined(index + 1, text),
           ),

@@ -85,5 +85,5 @@ def _compiled(plan: graph.Plan, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _document(schedule: Schedule, text: str) -> ReportDocument:
     known = claims(schedule)
-    proofs = Proofs(known.proved, known.believed, known.not_looked_at, (), ())
+    proofs = Proofs(known.proved, known.assumed, known.not_checked, (), ())
     return gather(schedule, text, proofs, None, Recorded())

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent.parent
 VSCODE = ROOT / "editors" / "vscode"
 # As themes do: the longest beginning of a scope counts.
-COLOURS = {
+COLORS = {
     "light": {
         "": "#24292f", "comment": "#57606a", "storage": "#8250df", "keyword.control": "#a40e8a",
         "keyword.other": "#0550ae", "keyword.operator": "#24292f", "support.type": "#116329",
@@ -48,28 +48,28 @@ def pieces(text: str) -> list[list[tuple[int, int, list[str]]]]:
 
 def page(text: str, theme: str) -> str:
     """The plan as a page."""
-    colours = COLOURS[theme]
+    colors = COLORS[theme]
     lines: list[str] = []
     for written, cut in zip(text.splitlines(), pieces(text), strict=False):
         spans = (
-            f'<span style="color:{_colour(scopes[-1], colours)}">{html.escape(written[start:end])}</span>'
+            f'<span style="color:{_color(scopes[-1], colors)}">{html.escape(written[start:end])}</span>'
             for start, end, scopes in cut
         )
         lines.append("".join(spans))
-    style = f"background:{colours['page']};font:14px/{LINE}px monospace;margin:16px 20px;white-space:pre"
+    style = f"background:{colors['page']};font:14px/{LINE}px monospace;margin:16px 20px;white-space:pre"
     return f'<!doctype html><meta charset="utf-8"><body style="{style}">{chr(10).join(lines)}</body>'
 
 
-def _colour(scope: str, colours: dict[str, str]) -> str:
-    known = [beginning for beginning in colours if scope.startswith(beginning)]
-    return colours[max(known, key=len)]
+def _color(scope: str, colors: dict[str, str]) -> str:
+    known = [beginning for beginning in colors if scope.startswith(beginning)]
+    return colors[max(known, key=len)]
 
 
 def main(plan: str, images: str) -> None:
     """Draw the plan in both themes."""
     text = Path(plan).read_text("utf-8")
     height = LINE * len(text.splitlines()) + 32
-    for theme in COLOURS:
+    for theme in COLORS:
         with tempfile.TemporaryDirectory() as folder:
             place = Path(folder, "plan.html")
             place.write_text(page(text, theme), "utf-8")

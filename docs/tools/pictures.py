@@ -1,4 +1,4 @@
-"""Draw pictures for the pages as inline SVG, in the light and dark colours of `assets/site.css`.
+"""Draw pictures for the pages as inline SVG, in the light and dark colors of `assets/site.css`.
 
 A page requests a picture by a comment on a separate line, such as `<!-- picture: collective all_reduce ring 4
 -->`.
@@ -17,7 +17,7 @@ from commplan.explain.report import explain_plan
 from commplan.ir.collective_kinds import REDUCING
 
 WANTED = re.compile(r"^<!-- picture: ([\w ]+) -->$", re.M)
-COLOURS = 8  # that the style sheet knows
+COLORS = 8  # that the style sheet knows
 Held = dict[tuple[int, int], frozenset[int]]  # (rank, chunk) -> whose terms, or blocks, are in it
 
 
@@ -104,9 +104,9 @@ def collective(kind: Kind, name: str, ranks: str) -> str:
                     LEFT + inset + rank * across + (chunks[0] + chunks[-1] + 1) * CELL / 2
                     for rank in (src, dst)
                 )
-                colour = f"colour{chunks[0] % COLOURS}"
+                color = f"color{chunks[0] % COLORS}"
                 canvas.arrow(
-                    start, y + CELL + 2, end, y + down - 2, f"{colour} {'adds' if reduce else 'takes'}"
+                    start, y + CELL + 2, end, y + down - 2, f"{color} {'adds' if reduce else 'takes'}"
                 )
             held = _after(held, sent)
     rounds = f"{len(program.rounds)} round{'' if len(program.rounds) == 1 else 's'}"
@@ -168,7 +168,7 @@ def _slots(canvas: Canvas, program: ChunkProgram, held: Held, rank: int, x: floa
         canvas.box(left, y, CELL - 2, CELL, "slot")
         if terms:
             height = CELL * min(1.0, full)
-            canvas.box(left, y + CELL - height, CELL - 2, height, f"fill colour{chunk % COLOURS}")
+            canvas.box(left, y + CELL - height, CELL - 2, height, f"fill color{chunk % COLORS}")
         if program.kind == "swap":
             (source,) = terms
             target = (
@@ -200,10 +200,10 @@ def placements() -> str:
             for line in range(4):
                 shown = name != "split data" or line == rank
                 kind = {
-                    "same": "colour0",
-                    "per data": f"colour{rank}",
-                    "partial data": "colour0",
-                    "split data": "colour0",
+                    "same": "color0",
+                    "per data": f"color{rank}",
+                    "partial data": "color0",
+                    "split data": "color0",
                 }[name]
                 canvas.box(x, y + line * cell, 60, cell - 2, "slot")
                 if shown:
@@ -244,7 +244,7 @@ def _packed(nbytes: dict[str, int], packed: list[tuple[str, ...]], bound: str) -
     canvas.text(8, 14, "gradients, in the order in which the backward pass makes them", "faint", "start")
     for number, (name, size) in enumerate(nbytes.items()):
         places[name] = x
-        canvas.box(x, 22, size * scale - 3, 24, f"fill colour{number % COLOURS}")
+        canvas.box(x, 22, size * scale - 3, 24, f"fill color{number % COLORS}")
         canvas.text(x + size * scale / 2, 38, name.split()[-1], "tiny")
         x += size * scale
     for number, leaves in enumerate(packed):
@@ -253,8 +253,8 @@ def _packed(nbytes: dict[str, int], packed: list[tuple[str, ...]], bound: str) -
         width = sum(nbytes[name] for name in inside) * scale
         canvas.box(left, 84, width - 3, 26, "slot")
         canvas.text(left + width / 2, 101, f"bucket {number}: {width / scale / (1 << 20):.0f} MiB", "strong")
-        canvas.arrow(left + width / 2, 48, left + width / 2, 82, "colour0 adds")
-        canvas.arrow(left + width / 2, 112, left + width / 2, 136, "colour0 adds")
+        canvas.arrow(left + width / 2, 48, left + width / 2, 82, "color0 adds")
+        canvas.arrow(left + width / 2, 112, left + width / 2, 136, "color0 adds")
     canvas.text(
         8,
         152,

@@ -85,17 +85,17 @@ def _sources(archive: Path, own: Path) -> None:
 
 
 def _report(place: Path) -> None:
-    """The scripts as they are, the rules for the inside of a view, the colours for the whole page."""
+    """The scripts as they are, the rules for the inside of a view, the colors for the whole page."""
     place.mkdir(exist_ok=True)
     for name in SCRIPTS:
         (place / name).write_bytes((page.ASSETS / name).read_bytes())
     sheets = [(page.ASSETS / name).read_text(encoding="utf-8") for name in page.STYLES]
     light, dark = (_block(sheets[0], head) for head in (":root {", ':root[data-theme="dark"] {'))
-    colours = f"body {{{light}}}\nbody[data-md-color-scheme=slate] {{{dark}}}\n"
+    colors = f"body {{{light}}}\nbody[data-md-color-scheme=slate] {{{dark}}}\n"
     tooltip = "".join(re.findall(r"^\.(?:tooltip|tip-)[^{]*\{[^}]*\}\n", sheets[0], re.M))
     sheets[0] = sheets[0][sheets[0].index("code,\n.code {") :]
     rules = "\n".join(sheets)
-    (place / "report.css").write_text(f"{colours}{tooltip}.playground-view {{\n{rules}}}\n", encoding="utf-8")
+    (place / "report.css").write_text(f"{colors}{tooltip}.playground-view {{\n{rules}}}\n", encoding="utf-8")
 
 
 def _block(text: str, head: str) -> str:

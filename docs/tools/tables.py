@@ -61,7 +61,7 @@ def _verbs() -> str:
     for verb, stage in VERBS.items():
         over = OVER_AXES.get(verb)
         takes = " or ".join(f"`{place}`" for place in over.TAKES) if over else ""
-        makes = ("as it was" if over.MAKES == "kept" else f"`{over.MAKES}`") if over else ""
+        makes = ("unchanged" if over.MAKES == "kept" else f"`{over.MAKES}`") if over else ""
         collective = str(over.COLLECTIVE).replace("_", "-") if over and over.COLLECTIVE else ""
         rows.append((f"`{verb}`", f"`{_form(verb, stage)}`", takes, makes, collective))
     return _rows(("verb", "written", "takes", "makes", "collective"), rows)

@@ -130,8 +130,7 @@ def _state_placement(ctx: CheckContext, decl: ast.StateDecl, placement: Placemen
     if spread:
         item = next(i for i in decl.placement for name in i.axes if name.text in spread)
         message = (
-            f"the state `{decl.name.text}` lives on `{server}` and cannot be {item.kind} "
-            f"over {listed(spread)}"
+            f"the state `{decl.name.text}` is on `{server}` and cannot be {item.kind} over {listed(spread)}"
         )
         note = "a server holds one copy for all ranks, apart from one `per` member of an ensemble"
         return ctx.error("CP0512", message, item.span, note)

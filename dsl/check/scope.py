@@ -28,13 +28,11 @@ class PhaseScope:
         self.output_spans: dict[str, Span] = {}
         self.output_names: set[str] = set()  # of all `output` lines so far
         self.updated: set[str] = set()
-        self.made_same: dict[
-            Ref, dict[str, Span]
-        ] = {}  # for each value, the axes over which it was made the same, with the span of that stage
+        # For each value, the axes over which a stage made it the same, and the span of that stage.
+        self.made_same: dict[Ref, dict[str, Span]] = {}
         self.bad_at: dict[str, Span] = {}  # for each name, the last statement with errors that bound it
-        self.bad_same: dict[
-            Span, dict[str, Span]
-        ] = {}  # for such a statement, the axes over which its result is the same despite the errors
+        # For such a statement, the axes over which its result is the same despite the errors.
+        self.bad_same: dict[Span, dict[str, Span]] = {}
         self.clocks: dict[str, Span] = {}  # ensembles whose members run at their own rates in this phase
         self.env: dict[str, Value | None] = {}
         self.lost = False  # whether some target could not be parsed
@@ -87,7 +85,7 @@ class PhaseScope:
         unset = Note(f"`{text}` has no value when `at start` begins", ctx.states[text].span)
         remedy = "a state gets its first value in `at start`: bind its name there first"
         misspelt = (
-            Note(f"`{near}` is bound here: was `{text}` meant?", near_binding[1]) if near_binding else None
+            Note(f"`{near}` is bound here: did you mean `{text}`?", near_binding[1]) if near_binding else None
         )
         ctx.error("CP0504", message, name.span, unset, remedy, misspelt)
 

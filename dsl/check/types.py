@@ -108,7 +108,7 @@ def _elementwise_shapes(ctx: CheckContext, decl: ast.FnDecl, fn: Fn) -> bool:
     for expr, shape in (*whole, *results):
         if shape is None or shape != expected:
             note = (
-                "an elementwise fn works on each element for itself: operands that are not scalars, "
+                "an elementwise fn computes each element separately: operands that are not scalars, "
                 "and all results, have one shape"
             )
             ctx.error("CP0205", f"`{fn.name}` cannot be elementwise with `{_text(expr)}`", expr.span, note)

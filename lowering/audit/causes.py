@@ -35,9 +35,8 @@ from commplan.lowering.audit.expect import Expected
 from commplan.lowering.collective_primitives import collective_kind
 from commplan.lowering.hlo.step import CollectiveOrigin, CompiledCollective, CompiledStep
 
-# The primitives of JAX that communicate.
 _FIELDS = {"dtype": "retyped", "groups": "regrouped"}
-_FOLDED = "the step requests it, and XLA removed it: its result is unused, or known without it"
+_FOLDED = "the step requests it, and XLA removed it: its result is unused, or known without communication"
 _COPIED = "the step requests it once, and XLA issues it again: it unrolled or peeled a loop"
 _RECOMPILED = "the step requests other collectives here: its program was compiled {}"
 _SHAPES = "for other shapes, such as those of one layer under `run.tap`"
@@ -45,7 +44,7 @@ _AUTODIFF = (
     "summed by autodiff: {}: the parameter is the same on all ranks, so its gradient is a sum over"
     " them; differentiate with respect to `run.varying(params)`"
 )
-_PARTITIONER = "inserted by XLA's partitioner for {}: its operands are sharded otherwise than its result"
+_PARTITIONER = "inserted by XLA's partitioner for {}: its operands are sharded differently from its result"
 
 
 class Causes:
@@ -122,7 +121,7 @@ class Causes:
             return "recompiled", self.recompiled
         origins = [o for o in actual.origins if o.op_name] or self._unnamed_origins(actual, actual.count)
         if not origins:
-            return "unknown", "XLA gives it no name"
+            return "unknown", "the HLO text does not name its origin"
         names = _list_origins(origins)
         if self._by_autodiff(actual, origins):
             return "autodiff", _AUTODIFF.format(names)

@@ -5,6 +5,6 @@
 - `packing` avoids packing buckets; `layers` reduces and gathers layer by layer.
 - `functions` calls user functions; `check` compares arguments with the schedule.
 - `aot` compiles ahead of time, for devices that are not present.
-- `primitives` are identities that change types or warn; `jaxprs` analyses traced functions.
+- `primitives` are identities that change types or warn; `jaxprs` analyzes traced functions.
 - `_compat` and the other modules with a leading underscore use private names of JAX.
 """

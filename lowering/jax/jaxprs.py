@@ -1,4 +1,4 @@
-"""Splits, evaluates and analyses functions that are traced to jaxprs."""
+"""Splits, evaluates and analyzes functions that are traced to jaxprs."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ def evaluate_alone(jaxpr: Jaxpr, consts: Sequence[Array], arguments: Sequence[Ar
         return variable.val if hasattr(variable, "val") else values[variable]
 
     for equation in jaxpr.eqns:
-        results = _alone(equation, [read(variable) for variable in equation.invars])
+        results = _evaluate_equation(equation, [read(variable) for variable in equation.invars])
         values.update(zip(equation.outvars, results, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
 
 
-def _alone(equation: Any, operands: list[Array]) -> Sequence[Array]:
+def _evaluate_equation(equation: Any, operands: list[Array]) -> Sequence[Array]:
     """Evaluate an equation on one rank. Collectives return their operands."""
     name, params = equation.primitive.name, equation.params
     called = inlinable_call(equation)

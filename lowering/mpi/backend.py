@@ -219,7 +219,7 @@ def backend_of(
     comm: Any,
     link: ServerLink,
     *,
-    meet: Rendezvous | None = None,
+    rendezvous: Rendezvous | None = None,
     limits: HangLimits = UNWATCHED,
 ) -> MpiBackend:
     """Create the backend of a worker. All ranks of `comm` must call this together: it creates communicators.
@@ -228,7 +228,7 @@ def backend_of(
         schedule: The compiled plan.
         comm: The communicator of the workers.
         link: The way to the plan's servers.
-        meet: See `Channel`.
+        rendezvous: See `Channel`.
         limits: See `Channel`.
 
     Raises:
@@ -238,7 +238,7 @@ def backend_of(
     sites, whole, requests = link
     sizes, order, file = schedule.mesh_sizes, TokenOrder(), schedule.file
     job, service = requests.job if requests is not None else "", None
-    channel = Channel(comm, sizes, limits=limits, plan=schedule.plan, job=job, meet=meet)
+    channel = Channel(comm, sizes, limits=limits, plan=schedule.plan, job=job, rendezvous=rendezvous)
     opening: list[tuple[Collective, str]] = []
     for phase in schedule.phases:
         collectives = [

@@ -93,7 +93,7 @@ class Channel:
         plan: The name of the plan, for the flight record.
         job: The name of the job, for the flight record. The name on rank 0 counts; if it is empty, one is
             generated.
-        meet: Runs blocking calls with a timeout (see `Groups`).
+        rendezvous: Runs blocking calls with a timeout (see `Groups`).
 
     Raises:
         CommplanError: CP0831 if the sizes do not match the communicator, CP0849 if a rank does not join.
@@ -107,9 +107,9 @@ class Channel:
         limits: HangLimits = UNWATCHED,
         plan: str = "",
         job: str = "",
-        meet: Rendezvous | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
-        self.groups = Groups(comm, sizes, meet)
+        self.groups = Groups(comm, sizes, rendezvous)
         self._library, watched = self._load_engine(limits, plan, job)
         self._channel: int | None = None
         self._numbers: dict[Any, int] = {}
@@ -119,7 +119,7 @@ class Channel:
             channel: int = self._library.commplan_channel_open(self.groups.comm.py2f(), 1)
             ranks = self.groups.comm.Get_size()
             if watched is not None and self.groups.concurrent and ranks > 1:
-                self.recording = self.groups.meet(
+                self.recording = self.groups.rendezvous(
                     watchdog.start, self._library, channel, watched, self.groups.comm, self.groups.rank,
                     self.groups.sizes,
                 )  # fmt: skip
@@ -147,7 +147,7 @@ class Channel:
             problem = str(error)
         report = (problem, limits, job or watchdog.job())
         answers: list[tuple[str, HangLimits, str]]
-        answers = self.groups.meet(self.groups.comm.allgather, report)
+        answers = self.groups.rendezvous(self.groups.comm.allgather, report)
         reasons = [reason for reason, *_ in answers if reason]
         if not reasons:
             watched = watchdog.Watched(most_patient([each for _, each, _ in answers]), answers[0][2], plan)

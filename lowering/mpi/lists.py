@@ -95,7 +95,7 @@ class PollIntervals(NamedTuple):
     bulk: int
 
 
-class BrokenOffError(Exception):
+class ListAbortedError(Exception):
     """The engine ended a list early. The text is the error of MPI or of another rank."""
 
 
@@ -151,13 +151,13 @@ class Runner:
                 messages may still access it.
 
         Raises:
-            BrokenOffError: If MPI or another rank reports an error. The channel cannot be used again.
+            ListAbortedError: If MPI or another rank reports an error. The channel cannot be used again.
             Exception: The exception of `look`. The channel cannot be used again.
         """
         errors: list[BaseException] = []
 
         @_LOOK
-        def looked(idle: int, rank: int) -> int:
+        def call_look(idle: int, rank: int) -> int:
             try:
                 look(idle * 1e-9, rank)
             except BaseException as error:  # noqa: BLE001  raised below
@@ -165,10 +165,10 @@ class Runner:
             return bool(errors)
 
         text = ctypes.create_string_buffer(_ERROR + 1)
-        if self._library.commplan_run(number, address, self._intervals, looked, text, _ERROR):
+        if self._library.commplan_run(number, address, self._intervals, call_look, text, _ERROR):
             # MPI may access it until after Python has shut down.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
-            raise errors[0] if errors else BrokenOffError(text.value.decode(errors="replace"))
+            raise errors[0] if errors else ListAbortedError(text.value.decode(errors="replace"))
 
     def close(self) -> None:
         """Delete all lists and close the channel. May be called twice."""

@@ -71,14 +71,14 @@ class Requests(NamedTuple):
 
 
 def open_requests(
-    comm: Any, limits: HangLimits, meet: Rendezvous, plan: str, workers: int
+    comm: Any, limits: HangLimits, rendezvous: Rendezvous, plan: str, workers: int
 ) -> Requests | None:
     """Open the channel for requests. All ranks of `comm` must call this together.
 
     Args:
         comm: A communicator whose first `workers` ranks are workers, and the others servers.
         limits: See `most_patient`. There is no watchdog if some rank has no engine.
-        meet: Runs the collective calls with a timeout.
+        rendezvous: Runs the collective calls with a timeout.
         plan: The name of the plan.
         workers: The number of workers.
 
@@ -92,7 +92,7 @@ def open_requests(
     with contextlib.suppress(CommplanError):
         library = build.library()
     answers: list[tuple[bool, HangLimits, str]]
-    answers = meet(comm.allgather, (library is not None, limits, job()))
+    answers = rendezvous(comm.allgather, (library is not None, limits, job()))
     limits = most_patient([limits_of_rank for _, limits_of_rank, _ in answers])
     if library is None:
         return None
@@ -100,7 +100,7 @@ def open_requests(
     first_job = answers[0][2]
     if limits.watchdog_s is not None and all(has_engine for has_engine, *_ in answers):
         watched = Watched(limits, first_job, plan)
-        watch = meet(RequestWatch.begin, library, channel, watched, comm, workers)
+        watch = rendezvous(RequestWatch.begin, library, channel, watched, comm, workers)
     free_dropped()
     return Requests(library, channel, watch, first_job)
 
@@ -223,7 +223,7 @@ class MpiService:
         }
         return {index: region for index, region in regions_of.items() if region is not None}
 
-    # --- the end ---
+    # --- closing ---
 
     def close(self, reason: str = "") -> None:
         """Wait for dispatched requests, stop the progress thread and send a last message to the servers.

@@ -295,7 +295,7 @@ def _at_size(
     elements = max(1, per_rank // 4)
     calls: list[tuple[_Candidate, Call]] = []
     for way in ways:
-        if way.sizes and _hopeless(way, ways):
+        if way.sizes and _is_too_slow(way, ways):
             continue
         try:
             call = fabric.collective(_op(kind, way.algorithm, way.form, 4 * elements), axis, elements)
@@ -324,7 +324,7 @@ def _at_size(
             way.seconds.append(fabric.slowest(statistics.median(times)))
 
 
-def _hopeless(way: _Candidate, ways: Sequence[_Candidate]) -> bool:
+def _is_too_slow(way: _Candidate, ways: Sequence[_Candidate]) -> bool:
     last = max(curve.sizes[-1] for curve in ways if curve.sizes)
     if last < LARGE:
         return False

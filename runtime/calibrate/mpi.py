@@ -26,7 +26,7 @@ class MpiFabric:
     """The ranks that mpirun started; see `calibrate.Fabric`.
 
     Attributes:
-        meet: Calls measurements with a timeout.
+        rendezvous: Calls measurements with a timeout.
 
     Raises:
         CommplanError: CP0849 if a rank does not reach the next barrier in time.
@@ -36,10 +36,10 @@ class MpiFabric:
     forms: tuple[Form, ...] = ("call",)
 
     def __init__(self) -> None:
-        self.meet = Rendezvous(MPI.COMM_WORLD, "be measured", STEP_S)
-        self._comm = self.meet(MPI.COMM_WORLD.Dup)
+        self.rendezvous = Rendezvous(MPI.COMM_WORLD, "be measured", STEP_S)
+        self._comm = self.rendezvous(MPI.COMM_WORLD.Dup)
         self.rank: int = self._comm.Get_rank()
-        self._channel = Channel(self._comm, meet=self.meet)
+        self._channel = Channel(self._comm, rendezvous=self.rendezvous)
         self.hosts = self._channel.groups.hosts
 
     @property
@@ -50,11 +50,11 @@ class MpiFabric:
         return host_gamma()
 
     def slowest(self, seconds: float) -> float:
-        self.meet.last_progress_s = time.monotonic()
+        self.rendezvous.last_progress_s = time.monotonic()
         return float(self._comm.allreduce(seconds, MPI.MAX))
 
     def barrier(self) -> None:
-        self.meet.last_progress_s = time.monotonic()
+        self.rendezvous.last_progress_s = time.monotonic()
         self._comm.Barrier()
 
     def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:

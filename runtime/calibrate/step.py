@@ -19,7 +19,7 @@ FEWEST_RUNS = 3
 def measure_step(times: GradientTimes, *, seconds: float) -> StepProfile:
     """The profile of a step on JAX's default device.
 
-    One rank runs without its peers, from its arguments to the gradients. Collectives, the optimiser and all
+    One rank runs without its peers, from its arguments to the gradients. Collectives, the optimizer and all
     other operations on which no gradient depends are omitted. Arguments are small random numbers.
 
     Args:
@@ -41,7 +41,7 @@ def measure_step(times: GradientTimes, *, seconds: float) -> StepProfile:
     median = statistics.median(durations)
     leaves = tuple(GradientTime(name, path, share * median) for name, path, share in times.shares)
     method = f"median of {len(durations)} runs of one rank alone on one device, without collectives and "
-    method += "optimiser; gradients in proportion to the operations of the products before them"
+    method += "optimizer; gradients in proportion to the operations of the products before them"
     device = jax.devices()[0].device_kind
     return StepProfile(date.today().isoformat(), device, median, 0.0, method, leaves)
 

@@ -46,7 +46,7 @@ class Pinning:
     client: DmaClient
     _nbytes: dict[int, int] = field(default_factory=dict[int, int])  # by address
     _is_reported: bool = False
-    _lock: threading.RLock = field(default_factory=threading.RLock)  # a finaliser may run inside
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may run inside
 
     @property
     def nbytes(self) -> int:

@@ -42,7 +42,7 @@ from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
 
 _LOOK_S = 0.0005  # Seconds between two polls for messages.
-_unread: list[Any] = []  # Sends to ranks that have not arrived: their buffers must stay alive.
+_unread: list[Any] = []  # Sends to ranks that have not arrived; their buffers must stay alive.
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,9 +125,8 @@ class Ranks:
         with deaths(self.mesh, self.file):
             if me == ranks[0]:
                 return self._collect(text, ranks, tag, timeout_s, notice)
-            sent = self.comm.issend(
-                text, ranks[0], tag
-            )  # Ends once that rank, which reports others, arrives.
+            # Completes when the first rank arrives, which reports the others.
+            sent = self.comm.issend(text, ranks[0], tag)
             _unread.append(sent)
             if notice is not None:  # Ranks do not know which others wait: they report it one after another.
                 notice = dataclasses.replace(notice, after_s=notice.after_s * ranks.index(me))
@@ -165,7 +164,12 @@ class Ranks:
     ) -> Generator[tuple[int, Any]]:
         """The messages that arrive within `timeout_s`, each with the rank that sent it.
 
-        missing: returns the ranks that `notice` reports.
+        Args:
+            source: The sender, or `MPI.ANY_SOURCE`.
+            tag: The tag.
+            timeout_s: The timeout.
+            notice: A report of late ranks.
+            missing: Returns the ranks that `notice` reports.
         """
         begun, joint, status = time.monotonic(), self.joint, MPI.Status()
         while (waited := time.monotonic() - begun) < timeout_s:
@@ -286,24 +290,24 @@ def check_backend(schedule: ir.Schedule) -> None:
 def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     schedule, limits = request.schedule, request.limits
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
-    meet = Rendezvous(comm, purpose, request.timeout_s, option=option, file=schedule.file)
-    duplicate = meet(comm.Dup)
-    exchange = cast("Callable[[Any], list[Any]]", functools.partial(meet, duplicate.allgather))
+    rendezvous = Rendezvous(comm, purpose, request.timeout_s, option=option, file=schedule.file)
+    duplicate = rendezvous(comm.Dup)
+    exchange = cast("Callable[[Any], list[Any]]", functools.partial(rendezvous, duplicate.allgather))
     with alike("rank", int(duplicate.Get_rank()), 0):
         agree("rank", request, lambda report: dict(enumerate(exchange(report))))
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(duplicate.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
-        backend = backend_of(schedule, duplicate, ServerLink(roles), meet=meet, limits=limits)
+        backend = backend_of(schedule, duplicate, ServerLink(roles), rendezvous=rendezvous, limits=limits)
         return _worker(comm, duplicate, backend, schedule.file)
     rank = int(duplicate.Get_rank())
     server = rank - roles.workers
-    part = meet(duplicate.Split, int(server >= 0), rank)
-    requests = open_requests(duplicate, limits, meet, schedule.plan, roles.workers)
+    part = rendezvous(duplicate.Split, int(server >= 0), rank)
+    requests = open_requests(duplicate, limits, rendezvous, schedule.plan, roles.workers)
     if server < 0:
-        workers = meet.among(range(roles.workers))
+        workers = rendezvous.among(range(roles.workers))
         link = ServerLink(roles, duplicate, requests)
-        backend = backend_of(schedule, part, link, meet=workers, limits=limits)
+        backend = backend_of(schedule, part, link, rendezvous=workers, limits=limits)
         return _worker(comm, part, backend, schedule.file)
     expect_serving(duplicate, roles)
     name = server_names(schedule)[server]
@@ -336,8 +340,8 @@ def host_names(comm: Any, plan: str = "", timeout_s: float = TIMEOUT_S) -> list[
     CP0849 if a rank does not arrive.
     """
     option = "plan.compile(comm, timeout=SECONDS)"
-    meet = Rendezvous(comm, f"compile plan `{plan}`", timeout_s, option=option)
-    answers: list[tuple[str, str]] = meet(comm.allgather, (socket.gethostname(), _network()))
+    rendezvous = Rendezvous(comm, f"compile plan `{plan}`", timeout_s, option=option)
+    answers: list[tuple[str, str]] = rendezvous(comm.allgather, (socket.gethostname(), _network()))
     machines = {name: {network for host, network in answers if host == name} for name, _ in answers}
     for name, networks in machines.items():
         if len(networks) > 1:
@@ -364,6 +368,6 @@ def death(comm: Any, error: Any, file: str = "") -> Diagnostic | None:
         return None
     failed = comm.Get_failed()
     dead: list[int] = failed.Translate_ranks(range(failed.Get_size()), comm.Get_group())
-    who = " and ".join(f"rank {rank} of {comm.Get_size()}" for rank in sorted(dead)) or "another rank"
+    dead_ranks = " and ".join(f"rank {rank} of {comm.Get_size()}" for rank in sorted(dead)) or "another rank"
     notes = (Note("the program needs all ranks of the communicator"), Note(f"MPI says: {error}"))
-    return Diagnostic("CP0834", f"{who} has died", None, notes, file=file)
+    return Diagnostic("CP0834", f"{dead_ranks} has died", None, notes, file=file)

@@ -45,11 +45,11 @@ class RanksInput:
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
         hello = PeerHello(digest(key), digest(host), place, secrets.token_hex(8))
-        meet = self._meet("share the data that they load", timeout)
-        hellos: list[PeerHello] = meet(self.comm.allgather, hello)
+        rendezvous = self._rendezvous("share the data that they load", timeout)
+        hellos: list[PeerHello] = rendezvous(self.comm.allgather, hello)
         return peers_of(self.comm.Get_rank(), dict(enumerate(hellos)))
 
-    def _meet(self, purpose: str, timeout: float, ranks: Sequence[int] | None = None) -> Rendezvous:
+    def _rendezvous(self, purpose: str, timeout: float, ranks: Sequence[int] | None = None) -> Rendezvous:
         option = "run.batches(timeout=SECONDS)"
         return Rendezvous(self.comm, purpose, timeout, ranks=ranks, option=option, file=self.file)
 
@@ -59,7 +59,7 @@ class RanksInput:
         """A transport on a new communicator of exactly these processes."""
         if not division.moves():
             return None
-        meet = self._meet("exchange the data that they load", timeout, peers.ranks)
+        rendezvous = self._rendezvous("exchange the data that they load", timeout, peers.ranks)
         group = self.comm.Get_group().Incl(list(peers.ranks))
-        comm = meet(self.comm.Create_group, group)
+        comm = rendezvous(self.comm.Create_group, group)
         return MpiCarrier(comm, division, blame=blame, on_failure=on_failure, timeout=timeout)

@@ -38,8 +38,7 @@ def non_elementwise_reason(traced: Any, longer: Any) -> str:
 
     Args:
         traced, longer: Closed jaxprs of the function for arrays of two lengths, both greater than 1. Scalars
-        may be
-            computed from scalars in any way that is the same for both.
+            may be computed from scalars in any way that is the same for both.
     """
     reason = _constants(traced.consts) or _search(traced.jaxpr)
     if reason:

@@ -12,7 +12,7 @@ from commplan.protocol.sites import Buffer
 from commplan.recorder.lane import Lane
 from commplan.runtime.param_server.routing import SiteRoutes
 
-_LASTS_S = 1.0  # seconds without an answer after which the awaited worker is recorded
+_RECORD_AFTER_S = 1.0  # until the worker that an unanswered request waits for is recorded
 
 
 class RequestMessage(NamedTuple):
@@ -36,7 +36,7 @@ class OpenRequest:
     Attributes:
         operation: Its number in the record.
         name: As in `RequestMessage`.
-        left: Messages that have not been received or sent yet.
+        pending: The number of messages that have not been received or sent yet.
         since: The time of its first message, of `time.monotonic`.
     """
 
@@ -108,8 +108,9 @@ class ServeRecord:
         if not self._open or not workers:
             return
         request = next(iter(self._open.values()))
-        if time.monotonic() - request.since >= _LASTS_S and self._awaited != (request.operation, workers[0]):
-            self._awaited = request.operation, workers[0]
+        awaited = request.operation, workers[0]
+        if time.monotonic() - request.since >= _RECORD_AFTER_S and self._awaited != awaited:
+            self._awaited = awaited
             self.lane.awaits(request.name, *self._awaited)
 
 

@@ -144,7 +144,7 @@ class ChunkUpdate:
             f"function `{self.name}` updates chunks on servers, but {problem}",
             reason,
             "each element of a result must depend only on the same element of the arguments",
-            "write it with jax.tree.map over w and g, without names of leaves; an optimiser that needs the"
+            "write it with jax.tree.map over w and g, without names of leaves; an optimizer that needs the"
             " whole tree must update after `reduce` instead",
             span=self.span,
             file=self.file,

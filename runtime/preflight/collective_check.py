@@ -28,9 +28,9 @@ from commplan.runtime.machines.machine import place_of
 from commplan.runtime.preflight.preflight import Preflight
 
 BUDGET_S = 5.0
-_PERIOD = 7  # of the data, in elements: a prime, so that lengths of blocks and messages are no multiples
+_PERIOD = 7  # elements until the data repeats; a prime, so that it does not divide blocks or messages
 _MOST = 2**31 - 1  # the largest number of elements in an i32
-_SHOWN = 4  # the number of ranks that a message names
+_SHOWN = 4  # maximum number of ranks in a message
 
 
 class Checked(NamedTuple):

@@ -31,12 +31,12 @@ from commplan.runtime.observe.abort_hook import alike, common
 from commplan.runtime.observe.same_values import Copies, check_copies, named_leaves
 from commplan.tracebacks import is_users
 
-TIMEOUT_S = 1800.0  # for a rank that has not compiled the step yet
-_FAILED_S = 10.0  # how long a failed rank waits for the others to receive its error
+TIMEOUT_S = 1800.0  # until all ranks have compiled the step
+_FAILED_S = 10.0  # until the other ranks have received the error of a failed rank
 _LINE, _SOURCE = re.compile(r"line (\d+) of the plan"), re.compile(r"\S+\.py:\d+")
-_SHOWN = 4  # ranks, or groups of them, that a message names
-_LONG = 160  # characters of an argument in a message
-_Said = TypeVar("_Said", bound=msgspec.Struct)
+_SHOWN = 4  # maximum number of ranks, or of groups of ranks, in a message
+_LONG = 160  # maximum characters of an argument in a message
+_Answer = TypeVar("_Answer", bound=msgspec.Struct)
 Check = Callable[["Preflight"], object]  # exchanges its findings through the preflight
 
 
@@ -99,15 +99,13 @@ class Preflight:
         self.machine, self.file, self.timeout_s, self.check = machine, file, timeout_s, check
         self.profile, self.same = profile, same
         self.who = "process" if machine.layout == "global" else "rank"
-        self.communicates = False  # whether the step has collectives, so that all call it together
-        self.index = 0  # of the step among those that are counted
+        self.communicates = False  # whether the step has collectives, so that all ranks must call it
+        self.index = 0  # the number of the step, counting steps with collectives
         self._agreed: dict[str, Step] = {}  # by digest
         self._has_compared_values = False
         self._executables: set[Any] = set()  # executables of steps that were agreed on
-        self._step, self._place = (
-            Step("run.check_collectives()", (), ()),
-            user_line(),
-        )  # compared, and the caller's line
+        self._step = Step("run.check_collectives()", (), ())  # compared between ranks
+        self._place = user_line()
 
     def __call__(self, jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compare the step for these arguments with all other ranks, compile it, and compare it again.
@@ -231,7 +229,7 @@ class Preflight:
             )
         return hellos
 
-    def exchange(self, mine: _Said, timeout_s: float | None = None) -> dict[int, _Said]:
+    def exchange(self, mine: _Answer, timeout_s: float | None = None) -> dict[int, _Answer]:
         """The answer of each participant. Raises CP0854 if one has no step, CP0855 if one does not arrive."""
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         gathered = self._answers(mine, timeout_s, None if self.machine.joint.is_watched else self._notice())
@@ -263,8 +261,8 @@ class Preflight:
         return Notice([waits, "run.jit(step, timeout=SECONDS) bounds the wait"], NOTICE_S, self.who)
 
     def _answers(
-        self, mine: _Said, timeout_s: float, notice: Notice | None = None
-    ) -> dict[int, _Said | None]:
+        self, mine: _Answer, timeout_s: float, notice: Notice | None = None
+    ) -> dict[int, _Answer | None]:
         with self.machine.joint.waiting():
             texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s, notice)
         kind = type(mine)

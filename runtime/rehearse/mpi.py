@@ -29,13 +29,17 @@ Errors = list[Diagnostic]
 
 
 class World:
-    """The ranks that `mpirun` started. comm: the communicator to which the plan is bound."""
+    """The ranks that `mpirun` started.
+
+    Attributes:
+        comm: The communicator to which the plan is bound.
+    """
 
     def __init__(self) -> None:
         self.comm = MPI.COMM_WORLD
-        self._meet = Rendezvous(self.comm, "rehearse the plan")
+        self._rendezvous = Rendezvous(self.comm, "rehearse the plan")
         with deaths(self.comm):
-            self._comm = self._meet(self.comm.Dup)
+            self._comm = self._rendezvous(self.comm.Dup)
         self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())
         self._has_agreed = False
         self._agreed_errors: Errors = []
@@ -48,8 +52,8 @@ class World:
     def gather(self, value: Any) -> list[Any]:
         """The values of all living ranks on the first of them, an empty list elsewhere. All call this."""
         with deaths(self.comm):
-            comm = self._meet(self._comm.Shrink) if goes_on() else self._comm
-            return self._meet(comm.gather, value) or []
+            comm = self._rendezvous(self._comm.Shrink) if goes_on() else self._comm
+            return self._rendezvous(comm.gather, value) or []
 
     def agree(self, errors: Sequence[Diagnostic] = ()) -> None:
         """Agree with all ranks on the errors so far.
@@ -59,7 +63,7 @@ class World:
         """
         self._has_agreed = True  # Set first: afterwards some ranks may be gone.
         with deaths(self.comm):
-            answers: list[Errors] = self._meet(self._comm.allgather, list(errors))
+            answers: list[Errors] = self._rendezvous(self._comm.allgather, list(errors))
         self._agreed_errors = together(
             {rank: problems for rank, problems in enumerate(answers) if problems}, self.size
         )
@@ -139,7 +143,7 @@ class World:
                 request.Cancel()
                 return together({self.rank: errors}, self.size), False
             time.sleep(_LOOK_S)
-        if self._meet.among((first, self.rank))(lambda: self._comm.recv(source=first, tag=_VERDICT)):
+        if self._rendezvous.among((first, self.rank))(lambda: self._comm.recv(source=first, tag=_VERDICT)):
             return [], True
         time.sleep(PATIENCE_S)  # The first rank prints the errors and ends this rank.
         return [], False

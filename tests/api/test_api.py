@@ -173,7 +173,7 @@ def test_a_jax_mesh() -> None:
     assert "overlap{in_process=true}" in shared.schedule.pipeline
     assert not any(isinstance(op, Pack) for phase in shared.schedule.phases for op in phase.ops)
     (text,) = [choice.what for choice in shared.schedule.choices if choice.by == "bucket"]
-    assert text == "`grads`: each leaf by itself, 56 B"
+    assert text == "`grads`: each leaf separately, 56 B"
 
 
 def test_nodes_that_only_jax_knows() -> None:

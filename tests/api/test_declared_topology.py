@@ -59,7 +59,7 @@ def problem(plan: Path, **options: Any) -> Diagnostic:
     (diagnostic,) = caught.value.diagnostics
     text = plan.read_text()
     with pytest.raises(CommplanError) as caught:
-        lint(dsl.analyse(text, str(plan)))
+        lint(dsl.analyze(text, str(plan)))
     assert caught.value.diagnostics == PlanDocument(text, str(plan)).diagnostics == (diagnostic,)
     return diagnostic
 
@@ -70,7 +70,7 @@ def test_a_plan_is_compiled_for_its_topology(plan: Path, monkeypatch: pytest.Mon
     assert program.schedule.topology is not None
     assert program.schedule.topology.name == "cluster"
     assert [spread.level for spread in program.schedule.axes[0].levels] == ["gpu", "node"]
-    lines = lint(dsl.analyse(PLAN, str(plan)), LintInputs(sizes={"data": 8}))
+    lines = lint(dsl.analyze(PLAN, str(plan)), LintInputs(sizes={"data": 8}))
     assert lines == ()
 
 

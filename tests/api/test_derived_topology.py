@@ -104,7 +104,7 @@ def test_meshes_of_which_nothing_is_assumed(mesh: Any) -> None:
 
 
 def test_other_axes_of_the_mesh_are_left_out() -> None:
-    """Tensor parallelism inside the node: neighbours along `data` are on other nodes."""
+    """Tensor parallelism inside the node: neighbors along `data` are on other nodes."""
     topology = derived(mesh_of(gpus(8), data=4, model=8), "data")
     assert topology.levels == (Level("node", 4, 6e-6, 50e9),)
 

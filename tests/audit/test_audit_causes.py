@@ -259,7 +259,7 @@ LOSS = f'%l = f32[] all-reduce(%z), {SUM}, metadata={{op_name="psum" stack_frame
         (text(ASKED, OLD_STYLE), text(ASKED), "own", "`psum` at a.py:3"),
         (text(ASKED, ELSEWHERE), text(ASKED), "own", "the derivative of the step's own code: `psum`"),
         (text(ASKED, GRADIENT), text(ASKED), "autodiff", "summed by autodiff: `psum`"),
-        (text(ASKED, NINE, NAMELESS), text(ASKED), "unknown", "XLA gives it no name"),
+        (text(ASKED, NINE, NAMELESS), text(ASKED), "unknown", "the HLO text does not name its origin"),
         (text(NINE, NAMELESS), text(ASKED, ZERO, LOSS), "combined", "of line 5 with the step's own `psum`"),
         (text(NINE, LISTED), text(ASKED, ZERO, LOSS), "combined", "own `psum` at /home/someone/train.py:7"),
         (text(NINE, LISTED), text(ASKED), "combined", "of line 5 with the step's own `psum`"),

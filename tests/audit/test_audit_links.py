@@ -48,8 +48,8 @@ def test_a_collective_as_planned_takes_what_it_is_predicted_to_take_alone() -> N
 
 def test_messages_take_what_the_busiest_link_carries() -> None:
     nbytes = 4 << 24
-    neighbours = compiled("permute", tuple((rank, rank + 1) for rank in range(0, 8, 2)))
-    assert seconds_by_level(neighbours, MACHINE) == {"gpu": pytest.approx(nbytes / 450e9)}
+    neighbors = compiled("permute", tuple((rank, rank + 1) for rank in range(0, 8, 2)))
+    assert seconds_by_level(neighbors, MACHINE) == {"gpu": pytest.approx(nbytes / 450e9)}
     across = compiled("permute", tuple((rank, rank + 8) for rank in range(8)))
     levels = {"gpu": pytest.approx(nbytes / 450e9), "node": pytest.approx(8 * nbytes / 400e9)}
     assert seconds_by_level(across, MACHINE) == levels

@@ -226,13 +226,13 @@ def two_level(devices: Any) -> Pair:
 
 
 def momentum(params: Tree, grads: Tree, moment: Tree) -> tuple[Tree, Tree]:
-    """One step on a shard: an elementwise optimiser with one state."""
+    """One step on a shard: an elementwise optimizer with one state."""
     moment = jax.tree.map(lambda m, g: 0.9 * m + g, moment, grads)
     return jax.tree.map(lambda p, m: p - 0.1 * m, params, moment), moment
 
 
 def sharded_update(devices: Any) -> Pair:
-    """Gradients reduce-scattered by buckets, the optimiser on one shard, parameters gathered by buckets."""
+    """Gradients reduce-scattered by buckets, the optimizer on one shard, parameters gathered by buckets."""
     mesh = mesh_of(devices, data=8)
     params = leaves_like(PLAIN)
     run = bind(

@@ -75,10 +75,10 @@ def test_bytes_cross_the_links_between_the_hosts_and_no_others(racks: Lab):
     before = counters(racks)
     assert send(racks, 0, 2, 200_000) == 200_000  # the same rack: 0, 2 | 1, 3
     inside = counters(racks).since(before)
-    sender, receiver, *neighbours = (racks.hosts.index(racks.ranks[rank]) for rank in (0, 2, 1, 3))
+    sender, receiver, *neighbors = (racks.hosts.index(racks.ranks[rank]) for rank in (0, 2, 1, 3))
     assert inside.sent[sender] > 200_000
     assert inside.received[receiver] > 200_000
-    idle = [*(inside.sent[host] for host in neighbours), inside.uplinks[0]]
+    idle = [*(inside.sent[host] for host in neighbors), inside.uplinks[0]]
     assert max(idle) < inside.sent[sender] / 10, "only what keeps a network up"
     assert send(racks, 0, 1, 200_000) == 200_000
     across = counters(racks).since(before).since(inside)

@@ -128,7 +128,7 @@ def test_compile_loads_no_jax(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_terminal_gets_colour(bad: str) -> None:
+def test_a_terminal_gets_color(bad: str) -> None:
     ours, theirs = pty.openpty()
     environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"} | {"TERM": "xterm"}
     done = subprocess.run([*COMMAND, "check", bad], stderr=theirs, check=False, env=environment)

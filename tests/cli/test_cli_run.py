@@ -409,6 +409,8 @@ def test_the_template_with_servers_trains_as_new_says(
 
 def test_ranks_that_outlive_others_end_without_a_last_meeting() -> None:
     settings = {"OMPI_MCA_mpi_ft_enable": "1"}
-    assert run.outliving(settings) == {"OMPI_MCA_async_mpi_finalize": "1"}
-    assert run.outliving({**settings, "OMPI_MCA_async_mpi_finalize": "0"}) == {}, "the user's word counts"
-    assert run.outliving({}) == {}
+    assert run.fault_tolerance(settings) == {"OMPI_MCA_async_mpi_finalize": "1"}
+    assert run.fault_tolerance({**settings, "OMPI_MCA_async_mpi_finalize": "0"}) == {}, (
+        "the user's word counts"
+    )
+    assert run.fault_tolerance({}) == {}

@@ -1,4 +1,4 @@
-"""`--shapes MODULE:FUNCTION`: shapes from the user's own initialiser, without a file."""
+"""`--shapes MODULE:FUNCTION`: shapes from the user's own initializer, without a file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Layer(NamedTuple):
     b: object
 
 def init(key):
-    assert isinstance(key, jax.core.Tracer), "an initialiser is traced, not run"
+    assert isinstance(key, jax.core.Tracer), "an initializer is traced, not run"
     return {"w": jax.random.normal(key, (4, 3)), "b": jax.numpy.zeros(3, "bfloat16")}
 
 def shapes():

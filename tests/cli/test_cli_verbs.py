@@ -111,7 +111,7 @@ def test_check_of_files_one_may_not_read(tmp_path: Path, capsys: Capture) -> Non
     [("always", "1", "dumb", True), ("never", "", "xterm", False), ("auto", "", "xterm", True),
      ("auto", "1", "xterm", False), ("auto", "", "dumb", False)],
 )  # fmt: skip
-def test_colour(
+def test_color(
     choice: str,
     no_color: str,
     term: str,
@@ -222,11 +222,11 @@ def test_compile_as_json_is_one_document(shapes: str, tmp_path: Path, capsys: Ca
     report = document(capsys)
     assert report["axes"] == {"data": 8} and report["mapping"] == {"data": None} and report["output"] is None
     assert [item["name"] for item in report["passes"]] == ["lower", "wire", "overlap"]
-    assert decode(msgspec.json.encode(report["artefact"])).pipeline == report["pipeline"]
+    assert decode(msgspec.json.encode(report["artifact"])).pipeline == report["pipeline"]
     out = str(tmp_path / "x.json")
     assert main(["compile", DATA_PARALLEL, "--shapes", shapes, "--format", "json", "-o", out]) == 0
     report = document(capsys)
-    assert report["artefact"] is None and report["output"] == out and Path(out).exists()
+    assert report["artifact"] is None and report["output"] == out and Path(out).exists()
 
 
 @pytest.mark.parametrize("emit", ["plan", "dot", "mermaid"])
@@ -238,7 +238,7 @@ def test_compile_draws_without_shapes(emit: str, capsys: Capture) -> None:
     else:
         assert out.startswith({"dot": "digraph", "mermaid": "---\ntitle: plan data_parallel"}[emit])
     assert main(["compile", DATA_PARALLEL, "--emit", emit, "--format", "json"]) == 0
-    assert document(capsys)["artefact"] == out
+    assert document(capsys)["artifact"] == out
 
 
 def test_compile_dumps_and_times_passes(shapes: str, tmp_path: Path, capsys: Capture) -> None:
@@ -419,7 +419,7 @@ def test_every_verb_has_help_and_every_flag_says_what_it_is(capsys: Capture) -> 
 
 def test_internal_failures_are_two_and_say_where(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.delenv("COMMPLAN_TRACEBACK", raising=False)
-    monkeypatch.setattr("commplan.dsl.analyse", lambda text, file: 1 // 0)
+    monkeypatch.setattr("commplan.dsl.analyze", lambda text, file: 1 // 0)
     assert main(["check", DATA_PARALLEL]) == 2
     err = capsys.readouterr().err
     assert "internal failure: ZeroDivisionError" in err and "test_cli_verbs.py" in err
@@ -432,7 +432,7 @@ def test_interruptions_are_said(monkeypatch: pytest.MonkeyPatch, capsys: Capture
     def interrupt(text: str, file: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("commplan.dsl.analyse", interrupt)
+    monkeypatch.setattr("commplan.dsl.analyze", interrupt)
     assert main(["check", DATA_PARALLEL]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 

@@ -88,12 +88,12 @@ def test_a_hierarchy(capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "ring for reduce_scatter over 8 ranks\n" in out
     assert "halving_doubling for all_gather over 4 ranks\n" in out
-    assert "believed, being the backend's own: all_reduce of 2" in out
+    assert "assumed, being the backend's own: all_reduce of 2" in out
 
 
 def test_native_is_believed(capsys: Capture) -> None:
     assert main(["verify", "--algorithm", "native", "--collective", "all_reduce", "--ranks", "4"]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "native for all_reduce over 4 ranks: believed"
+    assert capsys.readouterr().out.splitlines()[0] == "native for all_reduce over 4 ranks: assumed"
 
 
 @pytest.mark.usefixtures("broken")
@@ -128,17 +128,17 @@ def test_a_plan_whose_algorithm_is_broken_points_at_its_line(plan: str, shapes: 
 def test_a_plan(plan: str, shapes: str, capsys: Capture) -> None:
     assert main(["verify", plan, "--shapes", shapes]) == 0
     out = capsys.readouterr().out
-    first, proved, unseen = out.splitlines()[:3]  # nothing is believed: all levels are chunk programs
+    first, proved, unseen = out.splitlines()[:3]  # nothing is assumed: all levels are chunk programs
     assert first == "plan two_level, 32 ranks (node = 4, gpu = 8): proved"
-    assert proved == "  proved: does what its plan says: 1 output and 0 states of 1 phase"
-    assert unseen == "  not looked at: what functions compute; how sums made in another order round"
+    assert proved == "  proved: equivalent to its plan: 1 output and 0 states of 1 phase"
+    assert unseen == "  not checked: the results of functions; the rounding of sums in another order"
     assert "created and called in one order by all ranks" in out
     assert "memory of a rank in phase step: at most" in out
     assert main(["verify", plan, "--shapes", shapes, "--format", "json"]) == 0
     report = document(capsys)
     assert report["proved"] is True
-    assert report["claims"]["proved"].startswith("does what its plan says")
-    assert report["claims"]["not_looked_at"][0] == "what functions compute"
+    assert report["claims"]["proved"].startswith("equivalent to its plan")
+    assert report["claims"]["not_checked"][0] == "the results of functions"
     assert {item["line"] for item in report["collectives"]} == {9}
     assert all(item["sent_nbytes"] > 0 for item in report["collectives"] if item["proved"])
     assert report["memory"][0]["nbytes"] >= 2 * 36000

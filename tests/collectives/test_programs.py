@@ -1,4 +1,4 @@
-"""Every algorithm, every collective: results, useless and clashing transfers, equal sums, formulas."""
+"""Every algorithm, every collective: results, redundant and clashing transfers, equal sums, formulas."""
 
 from __future__ import annotations
 

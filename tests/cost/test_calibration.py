@@ -111,7 +111,7 @@ def test_hosts_without_names_are_taken_in_their_natural_order() -> None:
     assert text.endswith("node6, node7, .., node63")
 
 
-def test_a_few_hosts_of_a_large_topology_are_neighbours() -> None:
+def test_a_few_hosts_of_a_large_topology_are_neighbors() -> None:
     levels = (Level("gpu", 8, 1e-6, 1e9), Level("node", 8, 1e-5, 1e8), Level("rack", 8, 1e-5, 1e7))
     assert places_of_hosts(Topology("cluster", levels), ["b"] * 8 + ["a"] * 8) == (*range(8, 16), *range(8))
     assert places_of_hosts(Topology("cluster", levels), ["a"] * 9)[8] == 8, (

@@ -198,9 +198,9 @@ def test_what_was_measured_is_answered_from_its_curve() -> None:
 SCALED = "model, scaled to the messages measured 2026-11-21"
 
 
-def test_of_messages_of_another_size_only_the_comparison_is_modelled() -> None:
+def test_of_messages_of_another_size_only_the_comparison_is_modeled() -> None:
     curves = calibration()
-    measured, modelled = (
+    measured, modeled = (
         Predictor(TWO_RACKS, mesh(TWO_RACKS, data=4), calibration=each, backend="mpi")
         for each in (curves, msgspec.structs.replace(curves, curve_list=()))
     )
@@ -208,13 +208,13 @@ def test_of_messages_of_another_size_only_the_comparison_is_modelled() -> None:
     def seconds(predictor: Predictor, chunk: int | None) -> float:
         prediction = predictor.predict("all_reduce", Algorithm("ring"), ("data",), 10_000_000, chunk=chunk)
         assert prediction is not None
-        sources = {"model"} if predictor is modelled else {"measured 2026-11-21", SCALED}
+        sources = {"model"} if predictor is modeled else {"measured 2026-11-21", SCALED}
         assert prediction.source in sources
         return prediction.seconds
 
     small = 8 << 10
-    assert seconds(modelled, small) != seconds(modelled, None)
-    of_model = seconds(modelled, small) / seconds(modelled, None)
+    assert seconds(modeled, small) != seconds(modeled, None)
+    of_model = seconds(modeled, small) / seconds(modeled, None)
     assert seconds(measured, small) / seconds(measured, None) == pytest.approx(of_model, rel=1e-4)
 
 
@@ -226,7 +226,7 @@ def test_between_sizes_the_logarithms_are_interpolated() -> None:
     assert curve.at(1_000_000) == pytest.approx(1.0)
 
 
-def test_what_was_not_measured_is_modelled_with_measured_levels() -> None:
+def test_what_was_not_measured_is_modeled_with_measured_levels() -> None:
     measured = calibration()
     for axes, backend, algorithm in (
         (mesh(TWO_RACKS, data=3), "mpi", "ring"),

@@ -185,7 +185,7 @@ def test_nodes_of_one_gpu() -> None:
 # Elsewhere
 
 
-def test_every_device_of_topologies_is_modelled() -> None:
+def test_every_device_of_topologies_is_modeled() -> None:
     assert set(GPUS) == set(DEVICES)
 
 

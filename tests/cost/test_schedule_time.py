@@ -224,7 +224,7 @@ def traced(data: bytes) -> list[dict[str, Any]]:
     return document["traceEvents"]
 
 
-def test_a_trace_has_a_track_for_each_lane_and_a_colour_for_each_line() -> None:
+def test_a_trace_has_a_track_for_each_lane_and_a_color_for_each_line() -> None:
     schedule = compile_plan(
         sharded_plan(), {name: tree(w=(8, 8)) for name in ("params", "grads", "adam")}, topology=FLAT
     )

@@ -17,7 +17,7 @@ from commplan.cli import main
 from commplan.compiler import compile_plan
 from commplan.cost import Network, Predictor, predict
 from commplan.cost.schedule.requests import RequestTraffic, cost_alone, places_of_servers, request_cost
-from commplan.cost.schedule.server_traffic import Exchanged, elastic_modes, hidden, least_compute, waiting
+from commplan.cost.schedule.server_traffic import ElasticTiming, elastic_modes, hidden, least_compute, waiting
 from commplan.ir.plan import AxisKind
 from commplan.ir.schedule import Axis, Schedule, Spread
 from commplan.protocol.build_sites import sites
@@ -169,7 +169,7 @@ def test_an_exchange_with_servers_is_charged_on_the_links() -> None:
     assert exchange.nbytes_up == exchange.nbytes_down == 4 * SIZE
     assert exchange.bound == pytest.approx(8 * 4 * SIZE / 2 / RATE, rel=1e-3)
     assert 1 <= exchange.seconds / exchange.bound < 1.05
-    assert exchange.held[0].balance < 1.01
+    assert exchange.distributions[0].balance < 1.01
     step = next(phase for phase in prediction.phases if phase.name == "step")
     assert step.ops[0].seconds == pytest.approx(exchange.seconds)
     assert dict(step.nbytes)["host"] == pytest.approx(8 * 4 * SIZE / 2, rel=0.01)
@@ -208,7 +208,7 @@ def test_modes_are_compared_and_what_waits_is_told_apart_from_what_hides() -> No
 
 
 def test_shares_of_the_time() -> None:
-    turn, free = Exchanged("round_robin", 3.0, 0.5, ""), Exchanged("async", 3.0, 0.5, "")
+    turn, free = ElasticTiming("round_robin", 3.0, 0.5, ""), ElasticTiming("async", 3.0, 0.5, "")
     assert waiting(turn, 1.0) == (0.75, 0.75)
     assert waiting(free, 1.0) == (pytest.approx(2 / 3), 0.75)  # the server is never idle: a round is 3 s
     assert waiting(free, 4.5) == (pytest.approx(0.1), pytest.approx(0.4))

@@ -163,9 +163,9 @@ def test_own_clocks_make_values_per_member() -> None:
 
 def test_device_fns_on_records_and_on_whole_values() -> None:
     plan = _feature("device_maps")
-    normalise, augment, whole = _stages(plan, ir.MapStage)
-    assert (normalise.per_record, augment.per_record, whole.per_record) == (True, True, False)
-    assert (normalise.per, augment.per) == ((), ("member",))
+    normalize, augment, whole = _stages(plan, ir.MapStage)
+    assert (normalize.per_record, augment.per_record, whole.per_record) == (True, True, False)
+    assert (normalize.per, augment.per) == ((), ("member",))
     assert _output(plan, "brightness").type == ArrayType(DType.F32, (64,))
     assert _output(plan, "brightness").placement == Placement(split=("data",))
     y = _output(plan, "y")

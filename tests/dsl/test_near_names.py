@@ -78,12 +78,12 @@ def test_two_names_that_are_as_near_are_both_shown() -> None:
 def test_check_fix_puts_a_misspelt_name_right(right: str, wrong: str) -> None:
     text = PLAN.replace(right, wrong, 1)
     assert text != PLAN
-    better, count = repair(text, lambda each: dsl.analyse(each, "p.plan").diagnostics)
+    better, count = repair(text, lambda each: dsl.analyze(each, "p.plan").diagnostics)
     assert (better, count) == (PLAN, 1)
 
 
 def test_the_plan_is_right() -> None:
-    assert not dsl.analyse(PLAN, "p.plan").diagnostics
+    assert not dsl.analyze(PLAN, "p.plan").diagnostics
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_stages_say_which_word_stood_before_their_axes() -> None:
     assert stage("x = broadcast g over a, b from 3 via chain").root.value == 3
 
 
-def test_servers_and_centres() -> None:
+def test_servers_and_centers() -> None:
     exchange = stage(
         "w, m = exchange g into w, m with sgd over a by mean via ps(owners = 2) { chunk = 1 KiB }"
     )

@@ -199,7 +199,7 @@ def test_what_a_wire_type_rejects_is_not_what_was_asked_for():
     explanation = explain_plan(plan.graph, program.schedule).text()
     assert explanation.count("wire chose") == 1  # four buckets, for one reason
     assert "/b0` and 3 more: sent in bf16, added in f32: " in explanation
-    assert "rejected: one all_reduce that sends and adds in bf16: the sum is to be in f32\n" in explanation
+    assert "rejected: one all_reduce that sends and adds in bf16: the sum must be in f32\n" in explanation
     assert "rejected: one all_reduce that sends and adds in f32: 2 x the bytes\n" in explanation
 
 
@@ -316,7 +316,7 @@ def test_a_phase_that_moves_nothing_says_so() -> None:
 def test_what_was_rejected_has_a_reason_where_nothing_tells_times() -> None:
     _, _, explanation = explained("parameter_hub")
     text = explanation.text()
-    assert "rejected: one owner, who has everything: without a topology its time is not known\n" in text
+    assert "rejected: one owner of all parts: without a topology its time is not known\n" in text
     assert not re.search(r": *$", text, re.MULTILINE)
 
 
@@ -335,20 +335,20 @@ def test_what_is_proved_and_what_is_believed() -> None:
     report = explain_plan(plan.graph, schedule)
     assert report.claims == claims(schedule)
     outputs = sum(len(phase.outputs) for phase in schedule.phases)
-    assert f"\nproved: does what its plan says: {outputs} output" in report.text()
-    assert "\nbelieved: the backend's own collectives: broadcast over worker (line " in report.text()
-    assert "\nnot looked at: what functions compute; " in report.text()
+    assert f"\nproved: equivalent to its plan: {outputs} output" in report.text()
+    assert "\nassumed: the backend's own collectives: broadcast over worker (line " in report.text()
+    assert "\nnot checked: the results of functions; " in report.text()
 
 
 def test_functions_and_servers_are_believed(served: Explanation) -> None:
     assert served.claims is not None
-    assert served.claims.believed[-1] == "servers answer by what workers told them alone"
-    assert any(text.startswith("the functions bound are those that") for text in served.claims.believed)
+    assert served.claims.assumed[-1] == "answers of servers depend on messages of workers alone"
+    assert any(text.startswith("the functions bound are those that") for text in served.claims.assumed)
 
 
 def test_a_schedule_without_its_plan_is_not_compared() -> None:
     plan = commplan.loads((PLANS / "easgd_sync.plan").read_text(encoding="utf-8"))
     schedule = plan.compile(shapes={"params": SHAPES}).schedule
     alone = claims(msgspec.structs.replace(schedule, origin=None))
-    assert alone.proved == "sound by itself, not compared with a plan"
-    assert alone.not_looked_at[0] == "whether it does what its plan says"
+    assert alone.proved == "consistent, but not compared with a plan"
+    assert alone.not_checked[0] == "whether it is equivalent to a plan"

@@ -129,7 +129,7 @@ def test_readers_are_members() -> None:
 
 
 @pytest.mark.parametrize(("mode", "fits", "too_many"), [("sync", 9, 10), ("async", 10, None)])
-def test_an_elastic_centre_does_not_overshoot(mode: str, fits: int, too_many: int | None) -> None:
+def test_an_elastic_center_does_not_overshoot(mode: str, fits: int, too_many: int | None) -> None:
     maker = Maker(worker=None)
     maker.axis("hub", graph.AxisKind.SERVER, 1)
     params = maker.input("params", per="worker")

@@ -222,7 +222,7 @@ def test_shapes_given_for_what_follows_must_be_what_follows() -> None:
     assert (problem.code, problem.message) == ("CP0705", "`total` has other shapes than the plan implies")
 
 
-def test_a_centre_looks_like_its_workers() -> None:
+def test_a_center_looks_like_its_workers() -> None:
     maker = Maker(worker=2)
     params, center = maker.input("params", per="worker"), maker.state("center")
     maker.value("pull.0", per="worker")
@@ -230,7 +230,7 @@ def test_a_centre_looks_like_its_workers() -> None:
     stage = graph.ElasticStage("pull.0", "center.1", params, center, ("worker",), "sync", 0.1, 0.1, HERE)
     maker.phase("step", stage, outputs=("pull.0",), updates=("center.1",))
     problem = refusals(maker.plan(), params=tree(w=(2,)), center=tree(w=(3,)))[0]
-    assert problem.message == "`params` has other shapes than its centre"
+    assert problem.message == "`params` has other shapes than its center"
     assert problem.notes[0].text == "expected `w` f32[3], found `w` f32[2]"
 
 

@@ -39,14 +39,14 @@ def test_a_narrow_wire_with_wide_leaves() -> None:
     assert problem.span is not None
     assert (problem.span.line, problem.file) == (6, "p.plan")
     first, second = (note.text for note in problem.notes)
-    assert first == "where `accumulate` is left out, values are added in their own type"
+    assert first == "without `accumulate`, values are added in their own type"
     assert second.endswith("leave `via` out, or write `accumulate = bf16`")
 
 
 def test_a_wide_accumulator_with_narrow_leaves() -> None:
     """The checker has no types for the leaves of a tree."""
     (problem,) = refused("mean via native { accumulate = f32 }", DType.BF16)
-    assert problem.message == "`native` adds in the wire type bf16, but f32 is asked for"
+    assert problem.message == "`native` adds in the wire type bf16, but f32 is requested"
 
 
 def test_a_level_that_is_native() -> None:

@@ -1,4 +1,4 @@
-"""The grammars of editors: they match the lists of the language, and colour plans correctly."""
+"""The grammars of editors: they match the lists of the language, and color plans correctly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from commplan.dsl.format import format_source
-from commplan.highlight.categories import Category, categorise
+from commplan.highlight.categories import Category, categorize
 from editors.grammars.__main__ import FILES, main
 from editors.grammars.textmate import SCOPES
 
@@ -72,7 +72,7 @@ def scopes(texts: list[str]) -> list[list[Any]]:
     return json.loads(done.stdout)
 
 
-def test_vscode_colours_each_token_as_it_is_meant():
+def test_vscode_colors_each_token_as_it_is_meant():
     texts = [plan.read_text("utf-8") for plan in PLANS]
     texts += [format_source(text.replace("bucket", "chunk"), "p.plan") for text in texts[:3]]
     texts.append(
@@ -80,7 +80,7 @@ def test_vscode_colours_each_token_as_it_is_meant():
     )
     wrong, count = [], 0
     for text, lines in zip(texts, scopes(texts), strict=True):
-        for token, category in categorise(text):
+        for token, category in categorize(text):
             start = token.column - 1
             piece = next((piece for piece in lines[token.line - 1] if piece[0] <= start < piece[1]), None)
             count += 1
@@ -126,7 +126,7 @@ def _formats(program: str, folder: Path) -> None:
         assert place.read_text() == expected
 
 
-def test_vim_colours_each_token_as_it_is_meant(tmp_path: Path):
+def test_vim_colors_each_token_as_it_is_meant(tmp_path: Path):
     program = vim()
     (tmp_path / "vimrc").write_text(
         f"set nocompatible\nset runtimepath^={ROOT}/editors/vim\nfiletype plugin on\nsyntax on\n"
@@ -134,7 +134,7 @@ def test_vim_colours_each_token_as_it_is_meant(tmp_path: Path):
     script = ["let out = []"]
     for plan in PLANS:
         script.append(f"edit {plan}")
-        for token, _ in categorise(plan.read_text("utf-8")):
+        for token, _ in categorize(plan.read_text("utf-8")):
             script.append(f"call add(out, synIDattr(synID({token.line}, {token.column}, 1), 'name'))")
     script += ["call add(out, &filetype . ' ' . &makeprg)", f"call writefile(out, '{tmp_path}/out')", "qa!"]
     (tmp_path / "ask.vim").write_text("\n".join(script))
@@ -145,7 +145,7 @@ def test_vim_colours_each_token_as_it_is_meant(tmp_path: Path):
     _formats(program, tmp_path)
     *groups, last = (tmp_path / "out").read_text("utf-8").splitlines()
     assert last.startswith("plan commplan check")
-    tokens = [pair for plan in PLANS for pair in categorise(plan.read_text("utf-8"))]
+    tokens = [pair for plan in PLANS for pair in categorize(plan.read_text("utf-8"))]
     wrong = [
         (token.text, str(category), group)
         for (token, category), group in zip(tokens, groups, strict=True)

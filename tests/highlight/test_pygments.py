@@ -13,7 +13,7 @@ from pygments.token import Error, Keyword, Number, Text
 from commplan.dsl.check.clauses.options import OPTIONS
 from commplan.dsl.check.clauses.via import ALGORITHMS
 from commplan.dsl.lexer import CLAUSES, DECLARES, HEADS, VERBS
-from commplan.highlight.categories import Category, categorise
+from commplan.highlight.categories import Category, categorize
 from commplan.highlight.pygments import PlanLexer
 
 ROOT = Path(__file__).parents[2]
@@ -21,12 +21,12 @@ PLANS = sorted([*(ROOT / "examples/plans").glob("*.plan"), *(ROOT / "tests/plans
 
 
 def categories(text: str) -> list[tuple[str, str]]:
-    return [(token.text, str(category)) for token, category in categorise(text)]
+    return [(token.text, str(category)) for token, category in categorize(text)]
 
 
 def words_of(category: Category) -> set[str]:
     texts = (plan.read_text("utf-8") for plan in PLANS)
-    return {token.text for text in texts for token, kind in categorise(text) if kind is category}
+    return {token.text for text in texts for token, kind in categorize(text) if kind is category}
 
 
 @pytest.mark.parametrize(

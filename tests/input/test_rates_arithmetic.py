@@ -1,4 +1,4 @@
-"""Members by their own clocks: closed forms against a walk through instants, and single orders."""
+"""Members with independent clocks: closed forms against a walk through instants, and single orders."""
 
 from __future__ import annotations
 

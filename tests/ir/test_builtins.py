@@ -74,10 +74,10 @@ def test_the_text_of_a_call_is_that_of_the_plan():
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (Builtin("blend"), "has not the parameters of `blend`"),
-        (Builtin("add", (1.0,)), "has not the parameters of `add`"),
-        (Builtin("cast"), "has not the parameters of `cast`"),
-        (Builtin("add", dtype=DType.F32), "has not the parameters of `add`"),
+        (Builtin("blend"), "does not have the parameters of `blend`"),
+        (Builtin("add", (1.0,)), "does not have the parameters of `add`"),
+        (Builtin("cast"), "does not have the parameters of `cast`"),
+        (Builtin("add", dtype=DType.F32), "does not have the parameters of `add`"),
         (Builtin("blend", (1.5,)), "`alpha` of `blend` is a number from 0 to 1, found `1.5`"),
         (Builtin("sgd", (0.0,)), "`rate` of `sgd` is a positive number"),
         (Builtin("sgd", (1e-60,)), "`rate` of `sgd` is a positive number"),
@@ -97,8 +97,8 @@ def test_wrong_parameters(body: Builtin, message: str):
     [
         (Builtin("add"), [leaf("f32", 3), leaf("f32", 4)], "`x` and `y` do not fit in `add`: [3] and [4]"),
         (Builtin("add"), [leaf("f32", path="a"), leaf("f32", path="b")], "only one of them has `a` and `b`"),
-        (Builtin("add"), [leaf("f32"), leaf("i32")], "`y` is i32, where another operand is f32"),
-        (Builtin("add"), [leaf("i32"), leaf("u8")], "`y` is u8, where another operand is i32"),
+        (Builtin("add"), [leaf("f32"), leaf("i32")], "`y` is i32, but another operand is f32"),
+        (Builtin("add"), [leaf("i32"), leaf("u8")], "`y` is u8, but another operand is i32"),
         (Builtin("add"), [leaf("bool"), leaf("bool")], "`x` is bool"),
         (Builtin("blend", (0.5,)), [leaf("i32"), leaf("i32")], "`x` is i32, and `blend` needs floats"),
         (Builtin("scale", (0.5,)), [leaf("i32")], "`x` is i32, and the factor is 0.5"),

@@ -1,4 +1,4 @@
-"""Which weight a leaf of an optimiser's state belongs to."""
+"""Which weight a leaf of an optimizer's state belongs to."""
 
 from __future__ import annotations
 

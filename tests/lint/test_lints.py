@@ -24,7 +24,7 @@ HEAD = "plan p\naxis data = 8\nensemble member = 2\n"
 
 def found(text: str, **options: object) -> list[tuple[str, int]]:
     """Code and line of every warning of a plan without errors."""
-    analysis = dsl.analyse(text, "p.plan")
+    analysis = dsl.analyze(text, "p.plan")
     assert not analysis.diagnostics, "\n".join(map(str, analysis.diagnostics))
     warnings = lint(analysis, LintInputs(**options))  # pyright: ignore[reportArgumentType]
     assert all(warning.severity is Severity.WARNING and warning.file == "p.plan" for warning in warnings)
@@ -37,11 +37,11 @@ def step(*lines: str, head: str = HEAD) -> str:
 
 @pytest.mark.parametrize("plan", SHOWN, ids=lambda plan: plan.stem)
 def test_the_plans_that_we_show_have_no_warnings(plan: Path):
-    assert not lint(dsl.analyse(plan.read_text("utf-8"), plan.name))
+    assert not lint(dsl.analyze(plan.read_text("utf-8"), plan.name))
 
 
 def test_a_plan_with_errors_has_no_warnings():
-    assert lint(dsl.analyse(step("y = reduce x over data by sum"), "p.plan")) == ()
+    assert lint(dsl.analyze(step("y = reduce x over data by sum"), "p.plan")) == ()
 
 
 def test_values_that_nobody_uses():
@@ -55,7 +55,7 @@ def test_values_that_nobody_uses():
 def test_a_value_that_is_hidden_before_it_is_read():
     head = HEAD + "input x : f32 partial data\n"
     text = step("y = reduce x over data by sum", "y = reduce x over data by mean", "output y", head=head)
-    (warning,) = lint(dsl.analyse(text, "p.plan"))
+    (warning,) = lint(dsl.analyze(text, "p.plan"))
     assert warning.span and warning.span.line == 6
     assert warning.notes[0].span and warning.notes[0].span.line == 7
 
@@ -68,7 +68,7 @@ def test_outputs_that_nobody_takes():
     text = text.replace("b,\n    y", "b, y")
     assert found(text) == [("CP1202", 9)]
     programs = {"train.py": "out = run.step(x=1)\nprint(out.a)\n"}
-    analysis = dsl.analyse(text, "p.plan")
+    analysis = dsl.analyze(text, "p.plan")
     messages = [warning.message for warning in lint(analysis, LintInputs(programs=programs))]
     assert messages == ["the output `b` is never used", "the output `y` is the unchanged input of that name"]
     programs["eval.py"] = "print(out['b'])"
@@ -111,7 +111,7 @@ def test_messages_of_a_pinned_size():
     head = "plan p\naxis data = 8\ninput x : f32[4_000_000] partial data\n"
     lines = ["a = reduce x over data by sum via chain { chunk = 256 B }", "output a"]
     text = step(*lines, head=head).replace("256 B", "1 KiB")
-    analysis = dsl.analyse(text, "p.plan")
+    analysis = dsl.analyze(text, "p.plan")
     warnings = lint(analysis, LintInputs(topology=TWO_RACK, options={"backend": "mpi"}))
     assert [warning.message.partition(" leaves")[0] for warning in warnings] == [
         "`via chain`",
@@ -122,7 +122,7 @@ def test_messages_of_a_pinned_size():
 def test_a_narrow_wire_that_is_slower_than_none():
     head = "plan p\naxis data = 64\ninput x : f32[40_000_000] partial data\n"
     text = step("a = reduce x over data by mean { wire = bf16 }", "output a", head=head)
-    warnings = lint(dsl.analyse(text, "p.plan"), LintInputs(topology=H100))
+    warnings = lint(dsl.analyze(text, "p.plan"), LintInputs(topology=H100))
     assert [warning.message.partition(" leaves")[0] for warning in warnings] == ["`wire = bf16`"]
     assert found(text.replace("64", "8"), topology=H100) == []
 
@@ -143,7 +143,7 @@ def test_designs_of_sharing_that_cost_more_than_others():
 
 def test_what_does_not_compile_is_an_error():
     head = "plan p\naxis data = ?\ninput x : tree partial data\n"
-    analysis = dsl.analyse(step("a = reduce x over data by sum", "output a", head=head), "p.plan")
+    analysis = dsl.analyze(step("a = reduce x over data by sum", "output a", head=head), "p.plan")
     with pytest.raises(CommplanError, match="CP0701"):
         lint(analysis, LintInputs(sizes={"data": 2}, shapes={}))
 
@@ -200,7 +200,7 @@ def test_declarations_that_nobody_uses():
     text = step("y = reduce x over data by sum", "output y", head=head)
     text += "every 2 steps { c = exchange x into c with _g over data by sum }\n"
     text = text.replace("fn _g(f32) -> f32 on device\n", "fn _g(f32, f32) -> f32 on device elementwise\n")
-    analysis = dsl.analyse(text, "p.plan")
+    analysis = dsl.analyze(text, "p.plan")
     assert not analysis.diagnostics, analysis.diagnostics
     assert [(w.code, w.span.line) for w in lint(analysis) if w.span] == [("CP1209", n) for n in (5, 6, 7)]
 
@@ -248,5 +248,5 @@ def test_two_orders_of_a_source_beside_another_name_both_sources():
     load = "{} = load {} batch 4 split data visit exactly_once seed {}"
     loads = (load.format("a", "images", 0), load.format("b", "labels", 0), load.format("c", "images", 1))
     text = step(*loads, "d = map mix(a, b, c)", "output d", head=head)
-    (warning,) = lint(dsl.analyse(text, "p.plan"), LintInputs())
+    (warning,) = lint(dsl.analyze(text, "p.plan"), LintInputs())
     assert warning.message == "`mix` takes records of `images` in different orders, and of `labels`"

@@ -18,7 +18,7 @@ WRONG = sorted((Path(__file__).parents[1] / "plans" / "wrong").glob("*.plan"))
 
 
 def diagnostics(text: str) -> tuple[Diagnostic, ...]:
-    analysis = dsl.analyse(text, "p.plan")
+    analysis = dsl.analyze(text, "p.plan")
     return analysis.diagnostics or lint(analysis)
 
 

@@ -35,7 +35,7 @@ def start() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def trained() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Workers' weights, the centre, after training under JAX."""
+    """Workers' weights, the center, after training under JAX."""
     weights, targets = start()
     mesh = jax.make_mesh((WORKERS,), ("worker",), axis_types=(AxisType.Auto,))
     tree = {key: jax.ShapeDtypeStruct(shape, jnp.float32) for key, shape in SHAPES.items()}
@@ -95,7 +95,7 @@ def test_two_runs_are_equal_bit_by_bit():
             assert before[key].tobytes() == after[key].tobytes()
 
 
-def test_the_centre_really_moves():
+def test_the_center_really_moves():
     """Without this the tests above could compare two things that never change."""
     params, center = once()
     drawn, _ = start()

@@ -12,7 +12,7 @@ import pytest
 from support.embedding import bind, code_of, mesh_of
 
 from commplan.diagnostics import CommplanError
-from commplan.lowering.jax.collectives.order import barred
+from commplan.lowering.jax.collectives.order import with_barriers
 
 REDUCE = """plan p
 axis data = 4
@@ -202,5 +202,5 @@ def test_sixteen_bit_wires_travel_as_sixteen_bits():
 
 def test_a_barrier_leaves_missing_gradients_missing() -> None:
     x = jnp.ones(3)
-    assert barred([None, x], [None]) == ([None, x], [None])
-    assert "barrier" in str(jax.make_jaxpr(lambda x: barred([None, x], [x, None]))(x))
+    assert with_barriers([None, x], [None]) == ([None, x], [None])
+    assert "barrier" in str(jax.make_jaxpr(lambda x: with_barriers([None, x], [x, None]))(x))

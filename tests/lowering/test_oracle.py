@@ -233,7 +233,7 @@ def test_scale_by_a_scalar_or_its_share_and_what_does_not_count_is_zero():
     np.testing.assert_array_equal(out["h"], [[0.5, 0.5], [0.5, np.nan]])
 
 
-def test_elastic_pull_and_update_of_the_centre():
+def test_elastic_pull_and_update_of_the_center():
     per = Placement(per=("worker",))
     plan = schedule(
         {"worker": 2},

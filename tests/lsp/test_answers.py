@@ -203,7 +203,7 @@ def test_hover_of_words_and_names():
     assert "axis data = 4" in hovered("axis da") == hovered("over node, da")
     assert "y = reduce x over AXES" in hovered("grads = red")
     assert "One or" not in hovered("{ buck") and "`reduce`" in hovered("{ buck")
-    assert "right neighbour" in hovered("(data = ri")
+    assert "right neighbor" in hovered("(data = ri")
     assert "fn update(tree, tree)" in hovered("with upd")
     assert hovered("# thei") == "" == hovered("grads, px\n}")
 

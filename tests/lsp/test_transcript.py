@@ -39,12 +39,12 @@ async def _session() -> None:
         (unused,) = await client.open(TEXT)
         assert (unused.code, unused.source, unused.severity) == ("CP1201", "commplan", 2)
         assert unused.range.start == position(TEXT, TEXT.index("n = load"))
-        await _asked(client)
+        await _requests_types(client)
         await _edited(client)
         await _repaired(client)
 
 
-async def _asked(client: Client) -> None:
+async def _requests_types(client: Client) -> None:
     server = client.client
     answer = await server.text_document_hover_async(types.HoverParams(**client.place("output  x,|y")))
     assert answer and isinstance(answer.contents, types.MarkupContent)

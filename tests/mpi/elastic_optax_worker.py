@@ -2,7 +2,7 @@
 
     mpirun -n 3 python elastic_optax_worker.py
 
-Two workers and a server take turns (round_robin, every step); then the two workers keep the centre among
+Two workers and a server take turns (round_robin, every step); then the two workers keep the center among
 themselves (sync, every second step), with momentum. Every rank prints "ok".
 """
 

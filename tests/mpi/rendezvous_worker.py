@@ -40,7 +40,7 @@ signal.alarm(LIFE_S)  # a stopped rank may outlive its job, and waits on once it
 
 
 def stay_away() -> None:
-    """The behaviour of rank 1 instead of arriving; if it stops, the others arrive after that."""
+    """The behavior of rank 1 instead of arriving; if it stops, the others arrive after that."""
     if comm.rank != 1:
         while how == "stop" and process_state(ABSENT) != "stopped":
             time.sleep(0.05)
@@ -95,17 +95,17 @@ def calibration() -> Calibration:
     def counted() -> None:
         calls.append("")
         if len(calls) == 60:
-            fabric.meet.timeout_s = TIMEOUT_S
+            fabric.rendezvous.timeout_s = TIMEOUT_S
             stay_away()
         barrier()
 
     fabric.barrier = counted  # pyright: ignore[reportAttributeAccessIssue]
-    return fabric.meet(lambda: calibrate(fabric, seconds=2, largest=2**12))
+    return fabric.rendezvous(lambda: calibrate(fabric, seconds=2, largest=2**12))
 
 
 def rehearsal() -> None:
     world = World()
-    world._meet.timeout_s = TIMEOUT_S  # pyright: ignore[reportPrivateUsage]
+    world._rendezvous.timeout_s = TIMEOUT_S  # pyright: ignore[reportPrivateUsage]
     stay_away()
     world.agree()
 

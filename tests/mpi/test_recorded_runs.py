@@ -95,7 +95,7 @@ def test_each_collective_has_its_step_and_algorithm(place: Path):
 def test_the_summary_has_the_prediction_beside_it(place: Path, capsys: pytest.CaptureFixture[str]):
     words = ["--plan", place / "recorded.plan", "--shapes", place / "shapes.json", "--backend", "mpi"]
     words += ["--topology", place / "t.toml", "--map", "node=process", "--map", "data=process"]
-    shown = ["trace", "summarise", str(place), *map(str, words)]
+    shown = ["trace", "summarize", str(place), *map(str, words)]
     assert main([*shown, "--format", "json"]) == 0
     data: dict[str, Any] = json.loads(capsys.readouterr().out)
     assert [(line["line"], line["count"]) for line in data["lines"]] == [(10, 1), (15, 18)]
@@ -114,7 +114,7 @@ def test_a_plan_whose_lines_have_moved_is_refused(
 ):
     (tmp_path / "recorded.plan").write_text(PLAN.replace("at start", "# a remark\nat start"))
     words = ["--plan", tmp_path / "recorded.plan", "--shapes", place / "shapes.json", "--backend", "mpi"]
-    assert main(["trace", "summarise", str(place), *map(str, words)]) == 1
+    assert main(["trace", "summarize", str(place), *map(str, words)]) == 1
     message = capsys.readouterr().err
     assert "CP1114" in message and "the run has communicated on line 10, but " in message
     assert "pass the version of the plan that ran" in message

@@ -1,4 +1,4 @@
-"""bucket: order, sizes, dtypes, giant leaves, neighbours that share."""
+"""bucket: order, sizes, dtypes, giant leaves, neighbors that share."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_order_is_followed() -> None:
     order = {"grads": ("b", "d", "a", "c")}
     schedule = compile_plan(reduce_plan("sum"), {"grads": LEAVES}, order=order, passes="bucket{max=32}")
     assert packed(schedule) == [[("b", 0, 3), ("d", 0, 5)], [("a", 0, 2), ("c", 0, 4)]]
-    assert "in the given order" in schedule.choices[0].why
+    assert "in the specified order" in schedule.choices[0].why
 
 
 @pytest.mark.parametrize("paths", [("a", "b"), ("a", "b", "c", "d", "e"), ("a", "a", "b", "c", "d")])
@@ -126,7 +126,7 @@ def test_scatter_packs_rows_and_reduces_scalars() -> None:
     assert gather.nbytes == 12  # the scalar does not travel
 
 
-def neighbours(second: dict[str, Any] | None = None, between: bool = False) -> Schedule:
+def neighbors(second: dict[str, Any] | None = None, between: bool = False) -> Schedule:
     maker = Maker(data=2)
     a, b = maker.input("a", partial="data"), maker.input("b", F32, partial="data")
     maker.value("a.1")
@@ -144,8 +144,8 @@ def neighbours(second: dict[str, Any] | None = None, between: bool = False) -> S
     return compile_plan(maker.plan(), shapes, passes="bucket")
 
 
-def test_neighbours_share_a_bucket() -> None:
-    schedule = neighbours()
+def test_neighbors_share_a_bucket() -> None:
+    schedule = neighbors()
     assert packed(schedule) == [[("w", 0, 3), ("", 0, 1)]]
     assert schedule.choices[0].what.startswith("`a`, `b`: 1 bucket, 16 B")
 
@@ -154,12 +154,12 @@ def test_neighbours_share_a_bucket() -> None:
     "second",
     [{"op": graph.Reduction("max")}, {"hints": graph.Hints(bucket=100)}, {"via": graph.Algorithm("ring")}],
 )
-def test_neighbours_that_differ_do_not(second: dict[str, Any]) -> None:
-    assert len(collectives(neighbours(second).phase("step").ops)) == 2
+def test_neighbors_that_differ_do_not(second: dict[str, Any]) -> None:
+    assert len(collectives(neighbors(second).phase("step").ops)) == 2
 
 
-def test_what_has_a_collective_between_is_no_neighbour() -> None:
-    assert len(collectives(neighbours(between=True).phase("step").ops)) == 3
+def test_what_has_a_collective_between_is_no_neighbor() -> None:
+    assert len(collectives(neighbors(between=True).phase("step").ops)) == 3
 
 
 def test_what_needs_the_first_result_does_not_share() -> None:
@@ -227,7 +227,7 @@ def test_ranks_of_one_process_pack_only_if_a_stage_asks_for_buffers(hints: graph
     schedule = compiled(reduce_plan("sum", hints=hints), "bucket{in_process=true}", grads=leaves)
     assert len(packed(schedule)) == buffers
     (choice,) = schedule.choices
-    assert ("each leaf by itself" in choice.what) is (buffers == 0)
+    assert ("each leaf separately" in choice.what) is (buffers == 0)
     assert schedule.pipeline == "lower,bucket{in_process=true},wire"
 
 

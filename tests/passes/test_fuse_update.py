@@ -82,7 +82,7 @@ def test_one_bucket_is_updated_as_it_is() -> None:
 
 
 def test_updates_that_are_written_out_are_fused_too() -> None:
-    """An optimiser with two moments and a count: the count is in every piece, and the same."""
+    """An optimizer with two moments and a count: the count is in every piece, and the same."""
     state: Any = {"count": SCALAR, "mu": TREE, "nu": TREE}
     calls: list[Any] = []
 
@@ -125,7 +125,7 @@ def test_a_tree_that_goes_with_no_gradient_keeps_the_update_whole() -> None:
     schedule = compiled(SHARDED, opt=state)
     assert len(maps(schedule)) == 1
     (choice,) = (choice for choice in schedule.choices if choice.by == "fuse_update")
-    assert choice.why == "leaf `rows` of `opt`, f32[8], goes with no gradient's"
+    assert choice.why == "leaf `rows` of `opt`, f32[8], matches no gradient"
 
 
 def test_under_jax_a_step_that_is_written_out_stays_as_it_is() -> None:

@@ -161,7 +161,7 @@ each step {
 """
 
 
-def test_a_centre_in_flight_is_there_before_the_pull_towards_it() -> None:
+def test_a_center_in_flight_is_there_before_the_pull_towards_it() -> None:
     tree_shapes = {"w": {"shape": [4], "dtype": "f32"}}
     shapes: dict[str, object] = {"own": tree_shapes, "other": tree_shapes}
     schedule = commplan.loads(ELASTIC).compile(shapes=shapes, backend="mpi").schedule

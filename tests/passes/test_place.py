@@ -143,7 +143,7 @@ def test_what_an_exchange_becomes() -> None:
     assert cut.operand == "weights.0"  # the moment is cut for good
 
 
-def test_owners_keep_the_state_of_the_optimiser() -> None:
+def test_owners_keep_the_state_of_the_optimizer() -> None:
     text = plan_text({"worker": 4}, OWNED)
     split, whole = compiled(text), compiled(plan_text({"worker": 4}), "place{how=replicated}")
     entry = {value.id: value for value in split.entry}
@@ -205,7 +205,7 @@ def test_racks_are_crossed_once() -> None:
 def test_staleness_needs_a_server() -> None:
     problems = refused(plan_text({"worker": 4}, OWNED, "{ staleness = 2 }"))
     assert problems.code == "CP0728"
-    assert problems.message == "`staleness = 2` needs a server: `weights` lives with the workers"
+    assert problems.message == "`staleness = 2` needs a server: `weights` is on the workers"
     assert compiled(plan_text({"worker": 4}, OWNED, "{ staleness = 0 }"))
 
 
@@ -215,10 +215,10 @@ def test_a_state_that_cannot_be_cut_is_refused_where_owners_are_asked_for() -> N
     problems = refused(plan_text({"worker": 4}, OWNED), moment=strange)
     assert problems.code == "CP0726"
     reason = "no leaf of the weights has its shape and path"
-    assert problems.message == f"owners cannot keep leaf `rows` of `moment`, f32[5]: {reason}"
+    assert problems.message == f"owners cannot store leaf `rows` of `moment`, f32[5]: {reason}"
     schedule = compiled(plan_text({"worker": 4}), moment=strange)
     (choice,) = (choice for choice in schedule.choices if choice.by == "place")
-    assert "everyone updates everything" in choice.what
+    assert "every worker updates all parts" in choice.what
     assert reason in choice.why
 
 
@@ -234,7 +234,7 @@ def test_explain_shows_what_else_there_was() -> None:
     schedule = compiled(plan_text({"worker": 4}))
     (choice,) = (choice for choice in schedule.choices if choice.by == "place")
     assert choice.what == "`weights`: each worker owns a part: 4 owners along worker"
-    expected = ["one owner, who has everything", "all-reduce, and everyone updates everything"]
+    expected = ["one owner of all parts", "all-reduce, and every worker updates all parts"]
     assert [alternative.what for alternative in choice.alternatives] == expected
 
 

@@ -46,7 +46,7 @@ def test_what_the_plan_pins_stays(name: str) -> None:
     schedule = compiled(ensemble_plan(via=graph.Algorithm(name, args)), "share")
     (share,) = shares(schedule)
     assert (share.design, share.readers) == (name, 2 if args else None)
-    assert schedule.choices[0].why == "the plan says so"
+    assert schedule.choices[0].why == "set in the plan"
 
 
 def test_one_member_shares_with_nobody() -> None:

@@ -52,7 +52,7 @@ def test_what_waits_for_its_input_is_made_by_as_many_as_there_are_cores() -> Non
     assert (share.design, share.readers) == ("single_broadcast", 2)
     choice = priced(schedule)
     assert "input measured 2026-11-21 on n0; no consumer measured" in choice.source
-    assert "where nothing is shared" in choice.why
+    assert "without sharing" in choice.why
     chosen = next(row for row in choice.sharing if row.taken)
     assert choice.seconds == chosen.wall
     assert chosen.cut == "after `decode`"
@@ -93,7 +93,7 @@ def test_what_the_plan_pins_stays_and_is_priced() -> None:
     (share,) = shares(schedule)
     assert (share.design, share.readers) == ("multi_broadcast", 2)
     choice = priced(schedule)
-    assert choice.why.startswith("the plan says so; ")
+    assert choice.why.startswith("set in the plan; ")
     (chosen,) = [row for row in choice.sharing if row.taken]
     assert (chosen.design, chosen.readers) == ("multi_broadcast", 2)
     assert len({row.design for row in choice.sharing}) == 4
@@ -103,7 +103,7 @@ def test_the_pass_can_be_told_the_design_and_the_readers() -> None:
     schedule = built(ensemble_plan(), COSTS, "share{design=single_broadcast, readers=3}")
     (share,) = shares(schedule)
     assert (share.design, share.readers) == ("single_broadcast", 3)
-    assert priced(schedule).why.startswith("the pass was told so; ")
+    assert priced(schedule).why.startswith("set by an option of the pass; ")
     assert shares(built(ensemble_plan(), None, "share{design=multi_broadcast, readers=9}"))[0].readers == 4
     assert shares(built(ensemble_plan(), COSTS, "share{design=none}")) == []
 
@@ -265,7 +265,7 @@ def test_values_that_are_made_together_are_shared_alike() -> None:
     assert len({(share.design, share.readers) for share in shares(schedule)}) == 1
     first, second = (choice for choice in schedule.choices if choice.by == "share")
     assert first.sharing
-    assert second.why == "as the values that are made with it"
+    assert second.why == "as for the other values of its flow"
 
 
 def test_choices_with_costs_are_saved_and_explained() -> None:

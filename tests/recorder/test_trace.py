@@ -257,15 +257,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_command_summarises(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_summarizes(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data_parallel(place)
-    assert main(["trace", "summarise", str(place)]) == 0
+    assert main(["trace", "summarize", str(place)]) == 0
     out = capsys.readouterr().out
     assert "plan data_parallel: 8 of 8 ranks on 1 host" in out
     assert (
         "phase step: 6 runs, 1 s each" in out and "rank 3 6x" in out and "line 16: all_gather native" in out
     )
-    assert main(["trace", "summarise", str(place), "--format", "json"]) == 0
+    assert main(["trace", "summarize", str(place), "--format", "json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["lines"][0]["last"] == {"3": 6} and data["missing"] == [] and data["steps"][0]["hidden"] == 0
 
@@ -274,14 +274,14 @@ def test_steps_whose_bytes_are_unknown_have_no_bandwidth(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     data_parallel(place, nbytes=0)
-    assert main(["trace", "summarise", str(place)]) == 0
+    assert main(["trace", "summarize", str(place)]) == 0
     assert "0 B" not in capsys.readouterr().out
 
 
 def test_the_command_says_what_a_ring_has_lost(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data_parallel(place, steps=2500)
     (place / next(path.name for path in place.iterdir() if path.name.endswith(".7.rec"))).unlink()
-    assert main(["trace", "summarise", str(place)]) == 0
+    assert main(["trace", "summarize", str(place)]) == 0
     message = capsys.readouterr().err
     assert "the first 12,656 of 70,000 events (18%) have been overwritten" in message
     assert "no record of ranks 7" in message
@@ -292,19 +292,19 @@ def test_two_records_of_a_rank_are_refused(place: Path, capsys: pytest.CaptureFi
     (place / "again").mkdir()
     copied = place / "again" / path.name
     copied.write_bytes(path.read_bytes())
-    assert main(["trace", "summarise", str(path), str(copied)]) == 1
+    assert main(["trace", "summarize", str(path), str(copied)]) == 1
     assert "are both records of rank 0" in capsys.readouterr().err
 
 
 def test_an_empty_ring_has_no_summary(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Recording("5f0c", "p", 0, 2)
-    assert main(["trace", "summarise", str(place)]) == 1
+    assert main(["trace", "summarize", str(place)]) == 1
     assert "there is no collective in" in capsys.readouterr().err
 
 
 def test_the_command_wants_a_place_or_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace"]) == 2
-    assert "trace summarise" in capsys.readouterr().err
+    assert "trace summarize" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("plan", "ranks", "says"), [("q", 4, "of plan `p`"), ("p", 8, "of 4 ranks")])

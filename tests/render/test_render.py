@@ -38,11 +38,11 @@ def test_each_style(diagnostics: tuple[Diagnostic, ...], style: Style, snapshot:
     assert render(diagnostics, {"training.plan": TEXT}, style) == snapshot
 
 
-def test_colour_changes_nothing_but_the_colour(diagnostics: tuple[Diagnostic, ...]) -> None:
+def test_color_changes_nothing_but_the_color(diagnostics: tuple[Diagnostic, ...]) -> None:
     plain = render(diagnostics, {"training.plan": TEXT}, "human")
-    coloured = render(diagnostics, {"training.plan": TEXT}, "human", color=True)
-    assert coloured.count("\x1b[1;31m") >= len(diagnostics)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured).rstrip() == plain.rstrip()
+    colored = render(diagnostics, {"training.plan": TEXT}, "human", color=True)
+    assert colored.count("\x1b[1;31m") >= len(diagnostics)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored).rstrip() == plain.rstrip()
 
 
 @pytest.mark.parametrize("style", ["human", "concise", "github"])

@@ -76,10 +76,10 @@ def test_times_are_those_of_simulate(
 
 def test_proofs_are_those_of_verify(ensemble: dict[str, Any]) -> None:
     proofs = ensemble["proofs"]
-    assert proofs["proved"].startswith("does what its plan says")
-    assert any("`decode`" in text for text in proofs["believed"])
-    assert proofs["not_looked_at"]
-    assert {each["proof"] for each in proofs["collectives"]} == {"believed: the backend's own"}
+    assert proofs["proved"].startswith("equivalent to its plan")
+    assert any("`decode`" in text for text in proofs["assumed"])
+    assert proofs["not_checked"]
+    assert {each["proof"] for each in proofs["collectives"]} == {"assumed: the backend's own"}
     assert any("exactly once" in text for text in proofs["facts"])
 
 
@@ -169,12 +169,12 @@ def lane(name: str, count: int, names: int = 1) -> EventLane:
     )
 
 
-def test_neighbours_stand_together_and_nothing_is_lost() -> None:
+def test_neighbors_stand_together_and_nothing_is_lost() -> None:
     (shown,), remark = condensed([lane("device", 1000)], 100)
     assert len(shown.events) == 100 and sum(event.count for event in shown.events) == 1000
     assert sum(event.busy for event in shown.events) == 500
     assert shown.events[1].start == 10 and shown.events[1].seconds == 9.5
-    assert "1,000 events are combined in groups of up to 10 neighbours" in remark
+    assert "1,000 events are combined in groups of up to 10 neighbors" in remark
 
 
 def test_what_cannot_stand_together_is_cut_and_said() -> None:
@@ -305,12 +305,12 @@ def test_nothing_in_a_plan_becomes_markup(tmp_path: Path) -> None:
     assert document(page)["source"]["lines"][0][1].startswith("# </script>")
 
 
-def test_colours_can_be_read() -> None:
+def test_colors_can_be_read() -> None:
     css = (ROOT / "commplan" / "report" / "assets" / "page.css").read_text(encoding="utf-8")
     blocks = re.findall(r":root[^{]*\{([^}]*)\}", css)
     assert len(blocks) == 4  # light, dark twice, printed
     for block in blocks:
-        colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
+        colors = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
         on_ground = [
             (text, ground)
             for text in ("text", "muted", "accent", "good", "doubt")
@@ -318,9 +318,9 @@ def test_colours_can_be_read() -> None:
         ]
         kinds = ("network", "device", "host", "input", "source", "output", "other", "value", "mark")
         for text, ground in [*on_ground, *(("text", kind) for kind in kinds)]:
-            assert contrast(colours[text], colours[ground]) >= 4.5, (text, ground, block[:40])
+            assert contrast(colors[text], colors[ground]) >= 4.5, (text, ground, block[:40])
         for kind in (*kinds[:7], "mark"):
-            assert contrast(colours[f"{kind}-edge"], colours["ground"]) >= 3, kind
+            assert contrast(colors[f"{kind}-edge"], colors["ground"]) >= 3, kind
 
 
 def contrast(text: str, ground: str) -> float:
@@ -329,8 +329,8 @@ def contrast(text: str, ground: str) -> float:
     return (lights[1] + 0.05) / (lights[0] + 0.05)
 
 
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+def luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

@@ -115,7 +115,7 @@ def test_buttons_zoom_and_phases_change(opened: Browser) -> None:
 def test_a_run_is_aligned_with_the_prediction(opened: Browser) -> None:
     assert "run: process 7" in opened.run("document.querySelector('.timeline').textContent")
     opened.click(".align button:last-of-type")
-    assert "hold a line first" in opened.run("document.querySelector('.align').innerText")
+    assert "select a line first" in opened.run("document.querySelector('.align').innerText")
     opened.click(".code-line[data-line='26']")
     opened.click(".align button:last-of-type")
     assert "is moved by" in opened.run("document.querySelector('.align').innerText")

@@ -72,8 +72,8 @@ def test_steps_are_recorded_with_their_lines(tmp_path: Path, capsys: pytest.Capt
     assert blame(records).ranks[0].waits is None
     (shown,) = traces(run, {5: "step"})
     assert (shown.phase, shown.lanes[0].name) == ("step", "process 0")
-    assert "of `train`, the middle one of 5" in shown.name
-    assert main(["trace", "summarise", str(tmp_path)]) == 0
+    assert "of `train`, the median of 5" in shown.name
+    assert main(["trace", "summarize", str(tmp_path)]) == 0
     assert "line 5, in `train`" in capsys.readouterr().out
 
 

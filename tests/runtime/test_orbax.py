@@ -83,7 +83,7 @@ FUNCTIONS = {"zeros": lambda tree: jax.tree.map(jnp.zeros_like, tree), "sgd": sg
 
 
 class Training:
-    """A run of `TRAINING`, with an optimiser outside the plan."""
+    """A run of `TRAINING`, with an optimizer outside the plan."""
 
     def __init__(self, workers: int, seed: int = 5) -> None:
         jitter = lambda key, x: x + jnp.round(8 * jax.random.normal(key, x.shape))  # noqa: E731

@@ -28,7 +28,7 @@ each step {
 TREE = {"w": np.ones((3,), np.float32)}
 
 
-def test_gradients_are_reduced_before_the_optimiser():
+def test_gradients_are_reduced_before_the_optimizer():
     run = bind(PLAN, mesh_of(data=4), {"params": TREE, "grads": TREE})
     optimizer = optax.chain(commplan.optax.reduce(run, "grads"), optax.sgd(0.5))
 

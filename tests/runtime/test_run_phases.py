@@ -183,7 +183,7 @@ def test_the_leading_dimension_of_a_rank_is_explained():
     assert "x.reshape(x.shape[1:])" in text
 
 
-@pytest.mark.parametrize("state", [None, {}, {"centre": TREE}, {"center": TREE, "other": 1}])
+@pytest.mark.parametrize("state", [None, {}, {"centr": TREE}, {"center": TREE, "other": 1}])
 def test_a_state_that_is_not_the_plans(state: Any):
     run = elastic()
     code, text = refused(lambda: run.every[4](state, params=workers(), eta=0.1))
@@ -244,7 +244,7 @@ def test_misspelt_names_say_what_was_meant():
         assert f"did you mean `{meant}`?" in refused(lambda name=name: getattr(run, name))[1]
     text = refused(lambda: run.start({}, parms=params))[1]
     assert "needs `params`, but was passed `parms`" in text and "did you mean `params`?" in text
-    assert "did you mean `center`?" in refused(lambda: run.sharding("centre"))[1]
+    assert "did you mean `center`?" in refused(lambda: run.sharding("centr"))[1]
     assert "did you mean `start`?" in refused(lambda: run.batches("strat"))[1]
     for options in ({"functions": {"decod": len}}, {"sources": {"image": []}}):
         text = "plan p\naxis data = 1\nsource images : u8[4]\nfn decode(u8[4]) -> u8[4] on host\n"

@@ -113,7 +113,7 @@ def test_what_is_pinned_stays() -> None:
     schedule = chosen(plan, by_name(ring=1.0, chain=5.0))
     assert only(schedule).algorithm.name == "chain"
     remark = choice(schedule, "select")
-    assert (remark.why, remark.seconds, remark.alternatives[0].what) == ("the plan writes it so", 5.0, "ring")
+    assert (remark.why, remark.seconds, remark.alternatives[0].what) == ("set in the plan", 5.0, "ring")
 
 
 def test_messages_are_cut_where_that_is_faster() -> None:

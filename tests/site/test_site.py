@@ -146,7 +146,7 @@ def shown(tab: Browser, view: str) -> str:
 def test_the_playground_draws_explains_and_schedules(playground: Browser) -> None:
     assert playground.run("document.querySelectorAll('#view-graph svg .node').length") >= 8
     lines = shown(playground, "lines")
-    assert "pack into f32" in lines and "does what its plan says" in lines
+    assert "pack into f32" in lines and "equivalent to its plan" in lines
     assert re.search(r"all_gather .*\bdata\b", shown(playground, "schedule"))
     assert "h100_64" in shown(playground, "timeline")
     assert playground.run("document.querySelectorAll('#view-timeline .bar').length") > 4

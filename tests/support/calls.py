@@ -182,7 +182,7 @@ def _stuck(mesh: Mesh, ranks: Sequence[RankCalls], at: list[int], rank: int) -> 
         if _current(ranks, at, away) is None:
             return Counterexample(
                 "calls", (rank, away), (at[rank], at[away]), None, str(call), "no further call",
-                f"rank {rank} waits for ever in {call}: rank {away} has no call left that would meet it",
+                f"rank {rank} waits forever in {call}: rank {away} has no call left that would meet it",
                 call.span,
             )  # fmt: skip
         rank = away

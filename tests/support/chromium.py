@@ -150,8 +150,8 @@ class Browser:
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def centre(self, selector: str) -> tuple[float, float]:
-        """The centre of the first element that matches `selector`, scrolled into view."""
+    def center(self, selector: str) -> tuple[float, float]:
+        """The center of the first element that matches `selector`, scrolled into view."""
         place = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)}); if (!e) return null;"
             " e.scrollIntoView({block: 'center', inline: 'nearest'}); const r = e.getBoundingClientRect();"
@@ -161,11 +161,11 @@ class Browser:
         return place[0], place[1]
 
     def point(self, selector: str) -> None:
-        x, y = self.centre(selector)
+        x, y = self.center(selector)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
     def click(self, selector: str) -> None:
-        x, y = self.centre(selector)
+        x, y = self.center(selector)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             button = {} if kind == "mouseMoved" else {"button": "left", "clickCount": 1}
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)

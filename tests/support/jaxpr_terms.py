@@ -26,7 +26,7 @@ OPAQUE = "opaque:"  # names of jitted functions that stand for those of users
 
 def opaque(name: str, results: int = 1, *, linear: bool = False) -> Callable[..., Any]:
     """A user function with no known property except elementwise, or linear. On arrays of terms it returns
-    unknowns, and under JAX equations that this interpreter recognises."""
+    unknowns, and under JAX equations that this interpreter recognizes."""
     from commplan.pytree import flatten  # noqa: PLC0415 - JAX and the plan stay apart
 
     def function(*trees: Any) -> Any:

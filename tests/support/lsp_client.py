@@ -69,7 +69,7 @@ class _Watching(LanguageClient):
 
 @asynccontextmanager
 async def connected(flags: Sequence[str] = (), encoding: str = "utf-16") -> AsyncIterator[Client]:
-    """A client of an initialised server, which is shut down at the end."""
+    """A client of an initialized server, which is shut down at the end."""
     language_client = _Watching("tests", "1")
     await language_client.start_io(sys.executable, "-m", "commplan", "lsp")
     general = types.GeneralClientCapabilities(position_encodings=[types.PositionEncodingKind(encoding)])

@@ -15,7 +15,7 @@ import numpy as np
 
 from commplan.collectives.program import Ints
 from commplan.verify.programs.counterexample import Counterexample
-from commplan.verify.programs.proof import unfit
+from commplan.verify.programs.proof import check_ranges
 from commplan.verify.programs.symbolic_execution import ChunkMessages, follow
 
 from .projection import Posts, Projection
@@ -45,7 +45,7 @@ def prove(projection: Projection) -> tuple[Counterexample, ...]:
     receive of the same chunks, and that all ranks reach their end although a send completes only when its
     receive is posted.
     """
-    messages = unfit(projection.head) or match(projection)
+    messages = check_ranges(projection.head) or match(projection)
     if isinstance(messages, Counterexample):
         return (messages,)
     wrong = follow(projection.head, _units(projection, messages), projection.chunks)
@@ -266,7 +266,7 @@ def _hang(projection: Projection, rounds: _Rounds, node: int, is_send: bool, pla
     other = "receive" if is_send else "send"
     return Counterexample(
         "hang", (rank, peer), (time,), chunk, f"a {other} on rank {peer}", "none",
-        f"rank {rank} waits for ever in its round {time} {verb} {description}, which has no {other} for it",
+        f"rank {rank} waits forever in its round {time} {verb} {description}, which has no {other} for it",
     )  # fmt: skip
 
 

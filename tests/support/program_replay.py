@@ -389,5 +389,5 @@ _SHOWN: dict[str, Callable[[Projection, Counterexample], bool]] = {
     "double": _double,
     "wrong": _wrong,
     "order": _order,
-    "useless": _useless,
+    "redundant": _useless,
 }

@@ -307,7 +307,7 @@ class StageWriter:
         return f"{result.name} = map {self.fn('blend', [var, other])}({var.name}, {other.name})", result
 
     def elastic(self, var: Var, live: list[Var]) -> tuple[str, Var] | None:
-        """The centre is a state with the type of `var`, but the same over the axes."""
+        """The center is a state with the type of `var`, but the same over the axes."""
         for state in self.states:
             over = [axis for axis in self.axes if axis in var.per - state.per - self.ensembles]
             fits = (var.key, var.split, var.partial) == (state.key, state.split, frozenset())

@@ -26,17 +26,17 @@ class Result(NamedTuple):
     leaves: tuple[tuple[str, DType, Array, Array | None], ...]  # path, dtype, data, mask without padding
 
 
-Behaviour = dict[tuple[Any, ...], Result | str]
+Behavior = dict[tuple[Any, ...], Result | str]
 
 
-def behaviour(
+def behavior(
     schedule: ir.Schedule, like: ir.Schedule, linear: frozenset[str], scale: float, rounding: bool = True
-) -> Behaviour:
+) -> Behavior:
     """The effects of `schedule`, called as `like`: results and errors by step and phase."""
     reference, runner = (Exactly(each, like.fns, linear, scale, rounding) for each in (like, schedule))
     entry = {value.id: value for value in like.entry}
     state = {name_of(ref): reference.entering(entry[ref]) for ref in like.states}
-    result: Behaviour = {("phases",): repr(sorted(_face(phase) for phase in schedule.phases))}
+    result: Behavior = {("phases",): repr(sorted(_face(phase) for phase in schedule.phases))}
     result["axes",] = repr([(axis.name, axis.kind, axis.size) for axis in schedule.axes])
     for step in range(ROUNDS):
         for phase in like.phases:
@@ -80,7 +80,7 @@ def _result(runner: Exactly, value: ir.Value, tree: Any) -> Result:
 
 
 class Verdict(NamedTuple):
-    """How two behaviours differ: `differs`, `rounds less` (the other leaves out casts to narrower types, and
+    """How two behaviors differ: `differs`, `rounds less` (the other leaves out casts to narrower types, and
     does the same otherwise), `rounds` (by less than the type of the result tells apart) or `same`; the first
     place, in words; the names of all outputs and states that differ."""
 
@@ -96,7 +96,7 @@ class Verdict(NamedTuple):
 LEVELS = ("same", "rounds", "rounds less", "differs")
 
 
-def difference(first: Behaviour, second: Behaviour) -> Verdict:
+def difference(first: Behavior, second: Behavior) -> Verdict:
     verdict = Verdict("same")
     for key in {**first, **second}:
         expected, actual = first.get(key), second.get(key)
@@ -148,7 +148,7 @@ class Judge:
     def __init__(self, schedule: ir.Schedule, linear: Iterable[str]) -> None:
         self.schedule, self.linear = schedule, frozenset(linear)
         with exact():
-            self.meant = [behaviour(schedule, schedule, self.linear, scale) for scale in SCALES]
+            self.meant = [behavior(schedule, schedule, self.linear, scale) for scale in SCALES]
 
     @property
     def errors(self) -> list[str]:
@@ -159,7 +159,7 @@ class Judge:
         for scale, meant in zip(SCALES, self.meant, strict=True):
             if verdict.level != "differs":
                 with exact():
-                    verdict |= difference(meant, behaviour(other, self.schedule, self.linear, scale))
+                    verdict |= difference(meant, behavior(other, self.schedule, self.linear, scale))
         if verdict.level == "differs" and (self._rounds_less(other) or self._exact_where_it_differs(other)):
             return verdict._replace(level="rounds less")
         return verdict
@@ -169,12 +169,12 @@ class Judge:
         rounding."""
         with exact():
             for scale, meant in zip(SCALES, self.meant, strict=True):
-                plain = behaviour(self.schedule, self.schedule, self.linear, scale, rounding=False)
-                other_behaviour = behaviour(other, self.schedule, self.linear, scale)
+                plain = behavior(self.schedule, self.schedule, self.linear, scale, rounding=False)
+                other_behavior = behavior(other, self.schedule, self.linear, scale)
                 alike = ("same", "rounds")
-                close = {key for key in plain if _compared(plain[key], other_behaviour.get(key)) in alike}
+                close = {key for key in plain if _compared(plain[key], other_behavior.get(key)) in alike}
                 either = {key: plain[key] if key in close else item for key, item in meant.items()}
-                if difference(either, other_behaviour).level not in ("same", "rounds"):
+                if difference(either, other_behavior).level not in ("same", "rounds"):
                     return False
         return True
 
@@ -186,7 +186,7 @@ class Judge:
             return False
         with exact():
             first, second = (
-                behaviour(each, self.schedule, self.linear, 1.0, rounding=False)
+                behavior(each, self.schedule, self.linear, 1.0, rounding=False)
                 for each in (self.schedule, other)
             )
         return difference(first, second).level in ("same", "rounds")

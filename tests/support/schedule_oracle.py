@@ -428,7 +428,7 @@ class Exactly(Oracle):
     def _elastic(
         self, op: ir.Elastic, values: Mapping[str, ir.Value], env: Mapping[str, Held]
     ) -> dict[str, Held]:
-        """The centre moves after each worker: in rank order, or in reverse if the order is open."""
+        """The center moves after each worker: in rank order, or in reverse if the order is open."""
         results: dict[str, Held] = {ref: {} for ref in ir.results(op)}
         leaves = values[op.operand].leaves
         for group in self.grid.groups(op.axes):

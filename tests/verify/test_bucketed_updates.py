@@ -94,7 +94,7 @@ def test_an_update_that_gets_other_elements_of_the_weights() -> None:
     parts = moved(packs[0].parts, 0, start=other)
     wrong = changed(schedule, lambda ops: edit(ops, lambda op: op is packs[0], 0, parts=parts))
     assert {code for code, _ in found(wrong)} == {"CP0766"}
-    assert f"parts from 0, {other} on are put together" in found(wrong)[0][1]
+    assert f"parts from 0, {other} on are combined" in found(wrong)[0][1]
 
 
 def test_a_piece_that_is_updated_with_the_sum_of_another() -> None:
@@ -146,4 +146,4 @@ def test_a_reduction_to_one_rank_gives_the_others_nothing() -> None:
     wrong = msgspec.structs.replace(schedule, phases=tuple(new if p is step else p for p in schedule.phases))
     assert ("CP0734", f"`{first.result}` is same, expected per worker") in found(wrong)
     rootless = changed(schedule, lambda ops: edit(ops, of(Collective, kind="reduce"), 0, root=None))
-    assert ("CP0735", "reduce and root None do not go together") in found(rootless)
+    assert ("CP0735", "reduce and root None cannot be combined") in found(rootless)

@@ -126,7 +126,7 @@ def test_another_size_on_one_rank() -> None:
 def test_a_rank_that_has_no_call_left() -> None:
     counterexample = refused(with_rank(3, calls=(A, B)))
     assert counterexample.found == "no further call"
-    message = "rank 0 waits for ever in all_reduce of 64 bytes (f32) over node, gpu via ring (line 7): rank 3"
+    message = "rank 0 waits forever in all_reduce of 64 bytes (f32) over node, gpu via ring (line 7): rank 3"
     assert counterexample.message.startswith(message)
     assert counterexample.span == at(7)
 

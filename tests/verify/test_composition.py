@@ -73,8 +73,8 @@ def changed(index: int, **fields: object) -> list[LevelStage]:
     [
         (changed(0)[:-1], "at the end all_reduce over level 0 needs all places, summed"),
         (changed(0)[1:], "1/4"),
-        (changed(0)[::-1], "needs the place whose part it is, and has all places"),
-        (changed(1, level=0), "needs all places, and has the place whose part it is"),
+        (changed(0)[::-1], "needs the owner of the part, and has all places"),
+        (changed(1, level=0), "needs all places, and has the owner of the part"),
         (changed(0, kind="all_reduce"), "stage 1, all_reduce at level 1, needs 1 of the buffer, and has 1/4"),
         (changed(1, fixed=(0,)), "needs groups at the root's place of levels [], and has levels [0]"),
         ([*changed(0), *changed(0)[:1]], "every contribution once, and has the sums of level 0 once more"),
@@ -117,7 +117,7 @@ def test_a_broken_level_breaks_the_hierarchy(monkeypatch: pytest.MonkeyPatch) ->
 def test_tasks_are_listed_once_and_native_is_believed() -> None:
     proof = algorithm_proof.prove_levels((("ring", 2), ("native", 3)), "all_reduce")
     assert [task.kind for task in proof.tasks] == ["reduce_scatter", "all_gather"]
-    assert (proof.wrong, proof.believed) == ((), ("all_reduce of 3",))
+    assert (proof.wrong, proof.assumed) == ((), ("all_reduce of 3",))
     assert algorithm_proof.prove_algorithm("native", "all_reduce", 9).tasks == ()
 
 

@@ -109,7 +109,7 @@ EDITS = {
     "shard": (
         "parameter_hub",
         to("state_shards", 0, "ownership", "axes", value=["zz"]),
-        "keeps `moment.0`: there is no axis `zz`",
+        "owners of `moment.0`: there is no axis `zz`",
     ),
     "owners": (
         "parameter_hub",
@@ -155,7 +155,7 @@ EDITS = {
     "fewer results": (
         "parameter_hub",
         of_stage(1, 0, "results", value=["weights.2"]),
-        "gives 2 values, found 1 name for them",
+        "returns 2 values, found 1 name for them",
     ),
     "no axes": ("ensemble_readers", no_axes, "Expected `array` of length >= 1"),
     "record": (

@@ -234,7 +234,7 @@ EDITS: dict[str, tuple[str, str, Callable[[Ops], Any], str, str]] = {
         "step",
         "",
     ),
-    "divided after the sum has travelled": (WIRE, "bucket,wire", divided_late, "step", ""),
+    "divided after the sum has traveled": (WIRE, "bucket,wire", divided_late, "step", ""),
     "divided before it is added": (WIRE, "bucket,wire", divided_early, "step", ""),
     "never divided": (WIRE, "bucket,wire", cut_out(DIVIDES), "step", "the sum over data"),
     "wire where none is asked": (WIRE, "bucket,wire", narrowed, "step", "as bf16"),

@@ -51,7 +51,7 @@ def only(program: ChunkProgram | Projection) -> Counterexample:
     else:
         ((counterexample,), projection) = matching.prove(program), program
     assert replay(projection, counterexample), counterexample
-    assert not correct(projection) or counterexample.failure == "useless"
+    assert not correct(projection) or counterexample.failure == "redundant"
     return counterexample
 
 
@@ -267,15 +267,13 @@ def test_a_copy_and_a_sum_into_one_slot() -> None:
 def test_what_was_never_set_is_sent() -> None:
     counterexample = only(made("broadcast", 3, 1, [(1, 2, 0, False)], [(0, 1, 0, False)]))
     assert (counterexample.code, counterexample.ranks, counterexample.rounds) == ("CP0745", (1, 2), (0,))
-    assert (
-        counterexample.message == "rank 1 sends chunk 0 to rank 2 in its round 0, and holds nothing there yet"
-    )
+    assert counterexample.message == "rank 1 sends chunk 0 to rank 2 in its round 0, but the slot is empty"
 
 
 def test_what_was_never_set_is_added_to() -> None:
     counterexample = only(made("broadcast", 2, 1, [(0, 1, 0, True)]))
     assert (counterexample.code, counterexample.message) == (
-        "CP0745", "rank 1 adds to chunk 0 from rank 0 in its round 0, and holds nothing there yet",
+        "CP0745", "rank 1 adds to chunk 0 from rank 0 in its round 0, but the slot is empty",
     )  # fmt: skip
 
 
@@ -328,7 +326,7 @@ def test_a_message_that_is_never_received() -> None:
     counterexample = only(alone)
     assert (counterexample.failure, counterexample.ranks, counterexample.rounds) == ("hang", (0, 1), (0,))
     assert counterexample.message == (
-        "rank 0 waits for ever in its round 0 to send chunk 0 to rank 1, which has no receive for it"
+        "rank 0 waits forever in its round 0 to send chunk 0 to rank 1, which has no receive for it"
     )
 
 

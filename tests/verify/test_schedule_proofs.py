@@ -125,7 +125,7 @@ def test_members_with_clocks_of_their_own_do_not_meet() -> None:
     changed = msgspec.structs.replace(phase, ops=(read, *phase.ops), values=(value, *phase.values))
     problems = verify(msgspec.structs.replace(schedule, phases=(changed,)))
     (problem,) = [each for each in problems if each.code == "CP0747"]
-    assert "with independent clocks (line 3): a member with more steps waits for ever" in problem.message
+    assert "with independent clocks (line 3): a member with more steps waits forever" in problem.message
 
 
 def test_memory_is_what_lies_there_at_the_worst_moment() -> None:

@@ -107,13 +107,13 @@ BROKEN: dict[str, tuple[Model, str, Callable[..., Any], str]] = {
     "incomplete": (Model(workers=3), "_missing", _two_at_once, "without the term of worker 2"),
     "turnless": (Model("elastic", "round_robin"), "_next", _no_turn, "not its turn"),
     "ticketless": (ASYNC, "_next", _no_turn, "in different orders"),
-    "forgetful": (Model(deaths=1), "_leave", _forgotten, "waits for ever"),
-    "impatient": (Model(puts=2), "_has_mark", lambda *_: False, "waits for ever"),
+    "forgetful": (Model(deaths=1), "_leave", _forgotten, "waits forever"),
+    "impatient": (Model(puts=2), "_has_mark", lambda *_: False, "waits forever"),
     "hasty": (Model("elastic", "hogwild"), "_can_process", lambda *_: True, "meets put 0, not put 1"),
     "hurried": (Model("elastic", "hogwild", puts=2), "_can_put", lambda *_: True, "meets put 2, not put 1"),
-    "silent": (Model(), "_is_due", lambda *_: False, "waits for ever"),
+    "silent": (Model(), "_is_due", lambda *_: False, "waits forever"),
     "dropping": (Model(staleness=1, deaths=1), "_leave", _dropped, "a push"),
-    "deaf": (Model(deaths=1), "lost", _deaf, "waits for ever"),
+    "deaf": (Model(deaths=1), "lost", _deaf, "waits forever"),
 }
 
 
@@ -159,7 +159,7 @@ def test_who_waits_for_ever_is_found_by_servers_together_too(
     graphs = [explore_server(model, sites, server, most=10_000) for server in range(2)]
     assert not any(graph.wrong for graph in graphs)
     _, stuck = explore_together(model, sites, graphs, most=100_000)
-    assert "a worker waits for ever" in stuck
+    assert "a worker waits forever" in stuck
     monkeypatch.undo()
     assert not explore(model).wrong
 

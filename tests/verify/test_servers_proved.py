@@ -89,7 +89,7 @@ def test_what_a_server_keeps_is_bounded_by_staleness_and_workers() -> None:
 def test_states_on_servers_are_no_memory_of_workers() -> None:
     nbytes_of = {peak.phase: peak.nbytes for peak in memory(compiled("easgd_async"))}
     weights = (300 * 7 + 11) * 4
-    assert nbytes_of["every_4"] == 3 * weights  # parameters, the pull, and the centre that the op names
+    assert nbytes_of["every_4"] == 3 * weights  # parameters, the pull, and the center that the op names
 
 
 # Layouts
@@ -251,7 +251,7 @@ def test_every_result_of_an_op_is_looked_at() -> None:
 
 
 def test_beside_weights_there_may_be_nothing_or_a_scalar() -> None:
-    """The state of an optimiser that remembers nothing, or counts its steps."""
+    """The state of an optimizer that remembers nothing, or counts its steps."""
     text = (
         "plan plain\naxis worker = 2\nserver hub = 2\n"
         "input params : tree per worker\ninput rest : tree per worker\ninput grads : tree partial worker\n"

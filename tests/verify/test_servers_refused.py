@@ -37,7 +37,7 @@ CASES = {
 }
 
 
-def test_a_weight_may_be_called_as_what_an_optimiser_counts_in():
+def test_a_weight_may_be_called_as_what_an_optimizer_counts_in():
     weights = (Leaf("count", (), DType.F32), Leaf("w", (3,), DType.F32))
     state_leaves = (
         Leaf("0/count", (), DType.I32),

@@ -264,7 +264,7 @@ def test_who_adopts_nothing_leaves_rows_out() -> None:
     assert wrong.message == message
 
 
-def test_a_deal_that_favours_a_process_is_refused() -> None:
+def test_a_deal_that_favors_a_process_is_refused() -> None:
     assert prove_deal(2, 3) is None
     wrong = prove_deal(2, 3, lambda unit, part, parts, makers: makers[part % len(makers)])
     assert wrong is not None and wrong.code == "CP0761" and wrong.found == "{0: 3, 1: 3}"
@@ -340,7 +340,7 @@ class EpochCutShort(Rates):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (SmallerBound, "members that keep pace need 38 records kept"),
+        (SmallerBound, "members that keep pace need 38 buffered records"),
         (UnitOfTheLargest, "step k of member 0 takes units"),
         (LagOfOne, "the largest lag is 9 records"),
         (StepSkippedByTheSecond, "step k of member 1 takes units"),

@@ -1,6 +1,6 @@
-"""Train workers that are pulled towards a centre with elastic.plan: python elastic.py
+"""Train workers that are pulled towards a center with elastic.plan: python elastic.py
 
-The workers store the centre. If a separate process serves it (`server master = 1`, `tree on master`,
+The workers store the center. If a separate process serves it (`server master = 1`, `tree on master`,
 `by async(..)`), start the program with mpirun, as in `commplan new server`.
 """
 
@@ -70,4 +70,4 @@ for step, (x, y) in zip(range(1, STEPS + 1), batches(jax.random.key(1)), strict=
     if step % 50 == 0 or step == 1:
         print(f"step {step:3}: mean loss {float(losses.mean()):.4f} of {workers} workers")
 x, y = next(batches(jax.random.key(2)))
-print(f"the centre's loss: {float(loss(state['center'], x, y)):.4f}")
+print(f"the center's loss: {float(loss(state['center'], x, y)):.4f}")

@@ -1,4 +1,4 @@
-"""Train with sharded.plan, whose optimiser is sharded: python sharded.py"""
+"""Train with sharded.plan, whose optimizer is sharded: python sharded.py"""
 
 from pathlib import Path
 

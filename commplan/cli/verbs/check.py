@@ -94,7 +94,7 @@ def _diagnostics(text: str, name: str, inputs: LintInputs) -> Sequence[Diagnosti
     """The errors of a text, or its warnings if it has no errors."""
     from commplan.lint import lint
 
-    analysis = dsl.analyse(text, name)
+    analysis = dsl.analyze(text, name)
     if analysis.plan is None:
         return analysis.diagnostics
     return unknown_sources(analysis.plan, inputs.records) or lint(analysis, inputs)

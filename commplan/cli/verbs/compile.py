@@ -15,20 +15,20 @@ from commplan.passes.pipeline.manager import Observer, PassRecord, both, dump_to
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Compile, and write the artefact selected by --emit to -o or stdout."""
+    """Compile, and write the artifact selected by --emit to -o or stdout."""
     if args.emit in ("plan", "dot", "mermaid"):
         return _without_sizes(args, console)
     records: list[PassRecord] = []
     observer = both(records.append, _dump(args.dump_passes))
     result = compile_with_flags(args.file, args, console, observer)
-    text = _artefact(result, args, console)
+    text = _artifact(result, args, console)
     _print_pass_notes(records, args, console)
     _deliver(text, args, console, **_facts(result, records))
     return 0
 
 
 def _without_sizes(args: Namespace, console: Console) -> int:
-    """Write an artefact of the plan graph, which requires neither sizes nor shapes."""
+    """Write an artifact of the plan graph, which requires neither sizes nor shapes."""
     plan = load_plan(args.file, console)
     match args.emit:
         case "dot":
@@ -47,7 +47,7 @@ def _without_sizes(args: Namespace, console: Console) -> int:
     return 0
 
 
-def _artefact(result: Compiled, args: Namespace, console: Console) -> str:
+def _artifact(result: Compiled, args: Namespace, console: Console) -> str:
     if args.emit in ("jaxpr", "hlo"):
         from commplan.cli.jax_side import program_text
 
@@ -73,7 +73,7 @@ def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None
     inline: Any = None
     if not out or out == STDIN:
         inline = msgspec.Raw(text.encode()) if args.emit == "schedule" else text
-    console.document(**facts, emit=args.emit, output=out if out != STDIN else None, artefact=inline)
+    console.document(**facts, emit=args.emit, output=out if out != STDIN else None, artifact=inline)
 
 
 def _facts(result: Compiled, records: list[PassRecord]) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def _type(kind: Any) -> str:
 
 
 def _table(listed: list[dict[str, Any]]) -> Any:
-    table = fold_table("pass", "what it does", "options")
+    table = fold_table("pass", "effect", "options")
     for listed_pass in listed:
         options = ", ".join(
             option["name"] if option["default"] is None else f"{option['name']}={written(option['default'])}"

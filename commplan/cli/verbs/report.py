@@ -59,4 +59,4 @@ def _proofs(schedule: Schedule) -> Proofs:
     )  # fmt: skip
     claims = facts.claims
     sentences = (*facts.sentences(), *ServerReport(schedule).text().splitlines())
-    return Proofs(claims.proved, claims.believed, claims.not_looked_at, collectives, sentences)
+    return Proofs(claims.proved, claims.assumed, claims.not_checked, collectives, sentences)

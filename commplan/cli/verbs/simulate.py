@@ -16,7 +16,7 @@ from commplan.cost import Prediction
 from commplan.cost.schedule.prediction import OpTime, PhaseTime
 from commplan.cost.schedule.server_traffic import elastic_of
 from commplan.diagnostics import fail
-from commplan.explain.servers import every, mode_lines, one_mode, state_line, talk_lines, title
+from commplan.explain.servers import every, mode_lines, one_mode, server_time_lines, state_line, title
 from commplan.explain.times import basis, phase_times, rows
 from commplan.ir.schedule import Elastic, Schedule
 from commplan.ir.types import sized, timed
@@ -129,7 +129,7 @@ class _Servers:
         talks = [timing for timing in self.prediction.talks if timing.phase == phase]
         for site, timing in zip(sites, talks, strict=True):
             lines.append(f"  line {timing.line}: {title(site)}")
-            details = (*map(state_line, timing.held), *talk_lines(timing, self.topology))
+            details = (*map(state_line, timing.distributions), *server_time_lines(timing, self.topology))
             lines += [f"    {line}" for line in details]
         for (name, _), (op, period, modes) in self.met.items():
             if name == phase:
@@ -147,7 +147,7 @@ def _print(rich: Any, prediction: Prediction, lines: Sequence[str], servers: _Se
         for line in servers.text(phase.name):
             rich.print(line, markup=False, soft_wrap=True)
     if prediction.unknown:
-        rich.print(f"\ncharged nothing, costs unknown: {', '.join(prediction.unknown)}", markup=False)
+        rich.print(f"\nassumed to take no time, costs unknown: {', '.join(prediction.unknown)}", markup=False)
 
 
 def _phase(rich: Any, phase: PhaseTime, lines: Sequence[str]) -> None:

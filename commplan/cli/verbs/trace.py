@@ -32,8 +32,8 @@ def run(args: Namespace, console: Console) -> int:
     """
     schedule, simulation = _plan(args, console)
     recorded = run_in(args.records, schedule, simulation)
-    if args.summarise:
-        return _summarise(recorded, console)
+    if args.summarize:
+        return _summarize(recorded, console)
     console.write(args.output, trace(recorded))
     ranks, events = len(recorded.records), sum(len(record.events) for record in recorded.records)
     if args.output != STDIN:
@@ -53,7 +53,7 @@ def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Predictio
     return schedule, timed and timed.prediction
 
 
-def _summarise(recorded: Run, console: Console) -> int:
+def _summarize(recorded: Run, console: Console) -> int:
     summary = totals(recorded)
     if not console.is_human:
         data: dict[str, Any] = msgspec.to_builtins(summary)

@@ -83,7 +83,7 @@ def _of_level(kind: str, layout: Layout, network: Network, level: int, root: int
             return max(evenly, _maximum_by_member(member, outside) * share)
         case "all_to_all" | "swap":
             return _maximum_by_member(member, rank_count * outside) * share
-        case "shift":  # to the rank `root` further along
+        case "shift":  # each rank sends to the rank `root` places further
             return float(np.bincount(units[units != np.roll(units, -root, axis=1)], minlength=1).max())
         case "scatter" | "gather":
             at_root = member == units[group, root]

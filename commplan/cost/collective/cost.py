@@ -3,7 +3,7 @@
 If a calibration contains the same collective with the same placement of the ranks, its curve is used. If it
 contains only messages of the default size, the model provides the ratio for another size. Otherwise the model
 is used: the rounds of the program on the links (`step_model`), stage by stage for hierarchies. `native` is
-NCCL on GPUs for which it is modelled (`nccl`). Elsewhere it is a library that selects the best flat algorithm
+NCCL on GPUs for which it is modeled (`nccl`). Elsewhere it is a library that selects the best flat algorithm
 in rank order.
 """
 
@@ -124,10 +124,10 @@ def collective_time(
     if layout.ranks == 1:
         return CollectiveTime.from_load(0.0, np.zeros(len(network.levels)), 0.0, network, "model")
     query = query._replace(form=form)
-    modelled = _model(algorithm, query)
-    if modelled is None:
+    modeled = _model(algorithm, query)
+    if modeled is None:
         return None
-    (seconds, load), source = modelled, "model"
+    (seconds, load), source = modeled, "model"
     if calibration is not None and _groups_are_independent(layout, network):
         shape = shape_of(layout, network)
         curve, unsliced = (
@@ -140,7 +140,7 @@ def collective_time(
         elif unsliced is not None:
             bound = min(bound, unsliced.at(nbytes))
             # The model only provides the ratio between message sizes. Next to measured times, the errors
-            # of its absolute times could favour a modelled algorithm.
+            # of its absolute times could favor a modeled algorithm.
             whole = _model(algorithm, query._replace(chunk=None))
             if whole is not None:
                 seconds *= unsliced.at(nbytes) / whole[0]
@@ -154,7 +154,7 @@ def collective_time(
 
 
 def _model_error(query: CollectiveQuery, shape: str, calibration: Calibration, backend: Backend) -> float:
-    """The smallest ratio of measured to modelled time among measured algorithms of the same collective.
+    """The smallest ratio of measured to modeled time among measured algorithms of the same collective.
 
     At least 1, and 1 if none was measured.
     """
@@ -172,9 +172,9 @@ def _model_error(query: CollectiveQuery, shape: str, calibration: Calibration, b
 def _least_ratio(curves: tuple[Curve, ...], query: CollectiveQuery) -> float:
     ratios: list[float] = []
     for curve in curves:
-        modelled = _model(Algorithm(curve.algorithm), query)
-        if modelled is not None and modelled[0] > 0:
-            ratios.append(curve.at(query.nbytes) / modelled[0])
+        modeled = _model(Algorithm(curve.algorithm), query)
+        if modeled is not None and modeled[0] > 0:
+            ratios.append(curve.at(query.nbytes) / modeled[0])
     return max(1.0, min(ratios, default=1.0))
 
 
@@ -211,7 +211,7 @@ def _model(algorithm: Algorithm, query: CollectiveQuery) -> _Modelled | None:
 
 
 def _nccl(kind: Kind, query: CollectiveQuery) -> tuple[NcclChoice, Floats] | None:
-    """The choice of NCCL, if it is the library and it is modelled."""
+    """The choice of NCCL, if it is the library and it is modeled."""
     return nccl.choose(kind, query.nbytes, query.layout, query.network) if query.backend == "jax" else None
 
 
@@ -310,7 +310,7 @@ def composed(
 def _by_formula(name: str, kind: Kind, query: CollectiveQuery) -> _Modelled:
     """The time from the number of rounds and the bytes of the busiest rank.
 
-    Rounds are to a neighbour, or to a rank half of the ranks away.
+    Rounds are to a neighbor, or to a rank half of the ranks away.
     """
     layout, network = query.layout, query.network
     rounds, share = _formula(name, kind, layout.ranks)
@@ -359,8 +359,8 @@ def _of_library(query: CollectiveQuery) -> _Modelled:
 def _model_stages(stages: tuple[PlacedStage, ...], query: CollectiveQuery) -> _Modelled | None:
     """The stages of a hierarchy one after the other; if they are calls, slices overlap."""
     network = query.network
-    modelled = [_of_stage(stage, query) for stage in stages]
-    complete = [each for each in modelled if each is not None]
+    modeled = [_of_stage(stage, query) for stage in stages]
+    complete = [each for each in modeled if each is not None]
     if len(complete) < len(stages):
         return None
     total = cast("Floats", np.sum([load for _, load in complete], axis=0))

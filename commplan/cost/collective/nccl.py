@@ -34,7 +34,7 @@ def choose(kind: str, nbytes: float, layout: Layout, network: Network) -> tuple[
         network: The network of a topology that names its devices.
 
     Returns:
-        The choice; None if NCCL is not modelled for the collective, the ranks or the devices.
+        The choice; None if NCCL is not modeled for the collective, the ranks or the devices.
     """
     group = _group(layout, network) if kind in COLLECTIVES else None
     if group is None:

@@ -13,7 +13,7 @@ NCCL only ranks the combinations, while this model predicts times. It differs in
 - A broadcast and a reduce have the latency of a ring's steps.
 - The correction of trees is interpolated between sizes, so that a larger message is never faster.
 
-CollNet (sums in the network) is not modelled.
+CollNet (sums in the network) is not modeled.
 """
 
 from __future__ import annotations

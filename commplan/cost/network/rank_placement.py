@@ -25,7 +25,7 @@ def spread_as(axes: tuple[Axis, ...], topology: Topology, places: Sequence[int])
 
     Returns:
         The axes. The levels of an axis are in index order, the fastest first: eight ranks on two racks are
-        host x 4, rack x 2 if four neighbours share a rack, and rack x 2, host x 4 if they alternate.
+        host x 4, rack x 2 if four neighbors share a rack, and rack x 2, host x 4 if they alternate.
     """
     mesh_axes = [axis for axis in axes if axis.kind is not AxisKind.SERVER]
     sizes = [axis.size for axis in mesh_axes]

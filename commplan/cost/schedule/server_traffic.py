@@ -23,7 +23,7 @@ from commplan.ir.plan import Algorithm, AxisKind
 from commplan.ir.schedule import Axis, Elastic, Phase, Schedule
 from commplan.ir.types import ElasticMode, ServedMode
 from commplan.protocol.chunks import usual
-from commplan.protocol.sites import Held, Site, Sites
+from commplan.protocol.sites import Site, Sites, StateDistribution
 
 SLICE = 64 * 1024  # bytes of a message, if an all-reduce is sliced
 
@@ -36,7 +36,7 @@ class ServerTiming(msgspec.Struct, frozen=True):
         server, workers, servers: The server axis, and the numbers of workers and servers.
         places: The places of the servers.
         period: The number of steps between two requests.
-        held: The state of each server.
+        distributions: The distribution of each state over the servers.
         messages_up, messages_down, nbytes_up, nbytes_down: The traffic of one worker.
         seconds: Until the last of all workers, which send at the same time, is answered; for a `put` until
             its messages have arrived.
@@ -56,7 +56,7 @@ class ServerTiming(msgspec.Struct, frozen=True):
     servers: int
     places: tuple[int, ...]
     period: int
-    held: tuple[Held, ...]
+    distributions: tuple[StateDistribution, ...]
     messages_up: int
     messages_down: int
     nbytes_up: int
@@ -68,7 +68,7 @@ class ServerTiming(msgspec.Struct, frozen=True):
     limit: str
 
 
-class Exchanged(msgspec.Struct, frozen=True):
+class ElasticTiming(msgspec.Struct, frozen=True):
     """One elastic exchange in one mode.
 
     Attributes:
@@ -104,7 +104,7 @@ def server_timing(
 
 def elastic_modes(
     predictor: Predictor, over: tuple[str, ...], nbytes: float, servers: int = 1
-) -> tuple[Exchanged, ...]:
+) -> tuple[ElasticTiming, ...]:
     """Every mode of elastic averaging of `nbytes`.
 
     Centers are on `servers` servers; `sync` uses the fastest flat all-reduce.
@@ -121,12 +121,14 @@ def elastic_modes(
     )
     way = f"{servers} server{'s' * (servers != 1)}"
     modes: tuple[ServedMode, ...] = get_args(ServedMode)
-    exchanges = [Exchanged(mode, *times, way) for mode in modes]
+    exchanges = [ElasticTiming(mode, *times, way) for mode in modes]
     seconds, name = _fastest(predictor, "all_reduce", over, nbytes)
-    return (*exchanges, Exchanged("sync", seconds, seconds, f"all-reduce via {name}"))
+    return (*exchanges, ElasticTiming("sync", seconds, seconds, f"all-reduce via {name}"))
 
 
-def elastic_of(schedule: Schedule, phase: Phase, op: Elastic, predictor: Predictor) -> tuple[Exchanged, ...]:
+def elastic_of(
+    schedule: Schedule, phase: Phase, op: Elastic, predictor: Predictor
+) -> tuple[ElasticTiming, ...]:
     """Every mode for the average of `op`, on as many servers as its center has, or on one."""
     values = {value.id: value for value in (*schedule.entry, *phase.values)}
     server = values[op.center].placement.server
@@ -162,7 +164,7 @@ def alternatives_to_servers(predictor: Predictor, site: Site, sites: Sites) -> t
     )
 
 
-def waiting(exchange: Exchanged, compute: float) -> tuple[float, float]:
+def waiting(exchange: ElasticTiming, compute: float) -> tuple[float, float]:
     """The smallest and largest share of time that a worker communicates.
 
     Between two exchanges there are `compute` seconds of computation. Workers that use a server one after the
@@ -176,14 +178,14 @@ def waiting(exchange: Exchanged, compute: float) -> tuple[float, float]:
     return min(maximum, 1 - compute / period), maximum
 
 
-def least_compute(exchange: Exchanged, share: float) -> float:
+def least_compute(exchange: ElasticTiming, share: float) -> float:
     """Seconds of computation between exchanges so that communication takes at most `share` of the time."""
     if exchange.mode in ("round_robin", "sync"):
         return exchange.seconds * (1 - share) / share
     return max(exchange.alone * (1 - share) / share, exchange.seconds * (1 - share))
 
 
-def hidden(exchange: Exchanged, compute: float, step: float) -> float:
+def hidden(exchange: ElasticTiming, compute: float, step: float) -> float:
     """The share of time that communication takes if an exchange overlaps with one step of `step` seconds."""
     exposed = max(0.0, exchange.seconds - step)
     return exposed / (exposed + compute) if exposed else 0.0

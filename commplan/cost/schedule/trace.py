@@ -1,4 +1,4 @@
-"""Writes a prediction as a trace for Perfetto and Chrome, with a track per lane and a colour per plan line.
+"""Writes a prediction as a trace for Perfetto and Chrome, with a track per lane and a color per plan line.
 
 The format is Chrome's JSON: complete events (`ph` X) with times in microseconds, and metadata (`ph` M) with
 the names of processes and threads. A phase is a process, and a lane is a thread.
@@ -12,8 +12,8 @@ import msgspec
 
 from commplan.cost.schedule.prediction import OpTime, PhaseTime, Prediction
 
-# Colour names that viewers of the format support.
-COLOURS = (
+# Color names that viewers of the format support.
+COLORS = (
     "thread_state_running", "thread_state_runnable", "thread_state_iowait", "rail_response", "rail_animation",
     "rail_idle", "rail_load", "startup", "heap_dump_stack_frame", "cq_build_running", "cq_build_passed",
     "cq_build_attempt_runnig", "good", "bad", "terrible", "yellow", "olive", "generic_work",
@@ -23,14 +23,14 @@ COLOURS = (
 def trace(prediction: Prediction) -> bytes:
     """The trace as JSON."""
     lines = sorted({op.line for phase in prediction.phases for op in phase.ops})
-    colour = {line: COLOURS[index % len(COLOURS)] for index, line in enumerate(lines)}
+    color = {line: COLORS[index % len(COLORS)] for index, line in enumerate(lines)}
     events: list[dict[str, Any]] = []
     for process, phase in enumerate(prediction.phases, 1):
         events += _names(process, phase)
         lanes = _lanes(phase)
         for op in phase.ops:
             if op.seconds > 0:
-                events.append(_event(op, process, lanes[op.lane], colour[op.line]))
+                events.append(_event(op, process, lanes[op.lane], color[op.line]))
     head = {"plan": prediction.plan, "topology": prediction.topology, "ranks": prediction.ranks}
     return msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms", "otherData": head})
 
@@ -48,7 +48,7 @@ def _meta(name: str, process: int, thread: int, text: str) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": process, "tid": thread, "args": {"name": text}}
 
 
-def _event(op: OpTime, process: int, thread: int, colour: str) -> dict[str, Any]:
+def _event(op: OpTime, process: int, thread: int, color: str) -> dict[str, Any]:
     label = f"{op.op} via {op.algorithm}" if op.algorithm else op.op
     args: dict[str, Any] = {"result": op.result, "line": op.line, "seconds alone": op.alone}
     if op.source:
@@ -61,6 +61,6 @@ def _event(op: OpTime, process: int, thread: int, colour: str) -> dict[str, Any]
         "tid": thread,
         "ts": op.start * 1e6,
         "dur": op.seconds * 1e6,
-        "cname": colour,
+        "cname": color,
         "args": args,
     }

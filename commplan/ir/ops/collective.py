@@ -85,9 +85,9 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
             yield "CP0735", "a message and a bucket have at least one byte"
         ranks, operand = types.ranks(self.axes), types.values[self.operand]
         if (self.kind in REDUCING) != (self.op is not None):
-            yield "CP0735", f"{self.kind} and op {self.op} do not go together"
+            yield "CP0735", f"{self.kind} and op {self.op} cannot be combined"
         if (self.kind in TOWARDS_SOME) != (self.root is not None):
-            yield "CP0735", f"{self.kind} and root {self.root} do not go together"
+            yield "CP0735", f"{self.kind} and root {self.root} cannot be combined"
         elif self.root is not None:
             yield from broken("CP0735", rules.root_in_range(self.root, self.axes, types.ranks))
         if self.divisor < 1 or (self.divisor > 1 and self.op != "sum"):
@@ -121,7 +121,7 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
                 yield "CP0734", f"`{self.operand}` {message}"
         ordered = placement.split[-len(self.axes) :] == self.axes
         if self.kind == "all_gather" and (cut or operand.kind != "flat") and not ordered:
-            yield "CP0734", f"`{self.operand}` is {placement}: what was cut last is gathered first"
+            yield "CP0734", f"`{self.operand}` is {placement}: the last cut is gathered first"
 
     def transfer(self, types: ValueTypes) -> Results:
         operand, result = types.values[self.operand], self.result
@@ -156,8 +156,8 @@ class Collective(BaseOp, frozen=True, tag="collective", gc=False):
         if env.written_out:  # backends do not divide, cast, or reduce leaves in different ways
             divisor, hints = 1, NO_HINTS
         if self.op is not None:
-            again = self.kind == "all_reduce"
-            how = steps.ReductionSpec(self.op, self.axes, hints, again=again, divisor=divisor)
+            sends_sum = self.kind == "all_reduce"
+            how = steps.ReductionSpec(self.op, self.axes, hints, sends_sum=sends_sum, divisor=divisor)
             operand = steps.reduced(env, operand, operand.value, how)
         elif self.kind != "all_to_all":
             operand = steps.moved(env, operand, hints)

@@ -55,7 +55,7 @@ class Map(MapFields, BaseOp, frozen=True, tag="map", gc=False):
             if not isinstance(kind, ArrayType):
                 continue
             if len(value.leaves) != 1 or value.leaves[0].dtype != kind.dtype:
-                yield "CP0731", f"`{ref}` is {shown(value.leaves)}, `{self.fn}` wants {kind}"
+                yield "CP0731", f"`{ref}` is {shown(value.leaves)}, but `{self.fn}` takes {kind}"
             elif by_record and value.leaves[0].shape[1:] != kind.shape:
                 yield "CP0731", f"records of `{ref}` are {shown(value.leaves)}, not {kind}"
 

@@ -103,7 +103,7 @@ def compare_digest(schedule: Schedule, recorded: str | None, file: str) -> None:
     digest = schedule_digest(schedule)
     if digest == recorded:
         return
-    message, written = "the schedule was changed after it was compiled", f"the file says {recorded}"
+    message, written = "the schedule was changed after it was compiled", f"the file has {recorded}"
     if not recorded:
         message = "the schedule has no digest"
         written = "it ends with one, in the line `# digest ..`, when it is compiled"

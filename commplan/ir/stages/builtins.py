@@ -175,7 +175,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
             return Violation(f"there is no built-in function `{self.name}`")
         parameters = self.definition.parameters
         if len(self.factors) != len(parameters) or (self.name == "cast") != (self.dtype is not None):
-            return Violation(f"`{self}` has not the parameters of `{self.name}`")
+            return Violation(f"`{self}` does not have the parameters of `{self.name}`")
         for index, (parameter, factor) in enumerate(zip(parameters, self.factors, strict=True)):
             if not parameter.least <= factor <= parameter.most:
                 message = f"`{parameter.name}` of `{self.name}` is {parameter.range}, found `{factor:g}`"
@@ -223,7 +223,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
             return Violation(f"{label} is {dtype}, and `{self.name}` needs floats", (fix,))
         if dtype != like.dtype and not (dtype.is_float and like.dtype.is_float):
             fix = "operands are floats or have one type: convert one of them by a `cast`"
-            return Violation(f"{label} is {dtype}, where another operand is {like.dtype}", (fix,))
+            return Violation(f"{label} is {dtype}, but another operand is {like.dtype}", (fix,))
         if not dtype.is_float and any(factor != int(factor) for factor in self.factors):
             fix = "its product with a fraction is no integer: use a whole number, or convert it first"
             return Violation(f"{label} is {dtype}, and the factor is {self.factors[0]:g}", (fix,))
@@ -232,7 +232,7 @@ class Builtin(msgspec.Struct, frozen=True, gc=False):
     def _wrong_cast(self, leaf: Leaf, label: str) -> Violation | None:
         assert self.dtype is not None
         if leaf.dtype.is_float and not self.dtype.is_float:
-            fix = "a fn of your own says how it is rounded"
+            fix = "declare a fn that rounds it"
             return Violation(f"{label} is {leaf.dtype}, and a cast to {self.dtype} drops fractions", (fix,))
         if leaf.path and not leaf.dtype.is_float:
             fix = "leave it out of the tree, or pass it as an array"

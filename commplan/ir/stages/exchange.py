@@ -33,7 +33,7 @@ class ExchangeFields(msgspec.Struct, frozen=True):
         """
         gradient = env.get(self.gradient)
         if env.values[self.states[0]].placement.server is None:
-            how = steps.ReductionSpec(op, self.axes, hints, weight, few_owners(via), again=False)
+            how = steps.ReductionSpec(op, self.axes, hints, weight, few_owners(via), sends_sum=False)
             total = steps.averaged(env, gradient, gradient.value, how)
             env.call(self.fn, [*env.each(self.states), total], self.results)
             return

@@ -41,7 +41,7 @@ def operand_count(fn: str, operands: int, count: int) -> Violation | None:
 
 def result_count(fn: str, results: int, names: int) -> Violation | None:
     """Each result of a function has a name."""
-    message = f"`{fn}` gives {plural(results, 'value')}, found {plural(names, 'name')} for them"
+    message = f"`{fn}` returns {plural(results, 'value')}, found {plural(names, 'name')} for them"
     return Violation(message) if results != names else None
 
 
@@ -59,7 +59,7 @@ def cacheable(
     """
     if fn in random:
         note = "leave `cache` out, or cache the function before it"
-        return Violation(f"`{fn}` is random: in each epoch a record gives another result", (note,))
+        return Violation(f"`{fn}` is random: its result for a record differs in each epoch", (note,))
     if random:
         note = "cache the functions before the first random one"
         return Violation(
@@ -67,9 +67,7 @@ def cacheable(
         )
     if len(sources) != 1:
         message = f"`{fn}` takes records of {len(sources)} loads: {listed(sources)}"
-        return Violation(
-            message, ("a result is kept by the number of one record: cache functions of one load",)
-        )
+        return Violation(message, ("results are stored by record number: cache functions of one load",))
     unsized = next((kind for kind in kinds if not isinstance(kind, ArrayType)), None)
     if unsized is not None:
         message = f"`{fn}` returns {unsized}, which has no fixed size"
@@ -77,7 +75,7 @@ def cacheable(
     nbytes = sum(math.prod(kind.shape) * kind.dtype.nbytes for kind in kinds if isinstance(kind, ArrayType))
     if cache.nbytes < nbytes:
         message = f"`cache = {cache}` does not hold one record of `{fn}`, which takes {sized(nbytes)}"
-        return Violation(message, ("give it room for many records of the source",))
+        return Violation(message, ("make it hold many records of the source",))
     return None
 
 
@@ -183,8 +181,10 @@ def common_home(homes: Sequence[tuple[str, str | None]]) -> Violation | None:
     """The states of an exchange are on one server, or all on workers; `homes` are (state, server) pairs."""
     for index, (name, home) in enumerate(homes):
         if home != homes[0][1]:
-            message = f"`{name}` and `{homes[0][0]}` live in different places"
-            return Violation(message, ("the states of one exchange live together",), index)
+            message = f"`{name}` and `{homes[0][0]}` are in different places"
+            return Violation(
+                message, ("the states of one exchange are on one server, or all on the workers",), index
+            )
     return None
 
 
@@ -207,9 +207,9 @@ def center_home(mode: str, center: str, server: str | None) -> Violation | None:
     if (mode == "sync") == (server is None):
         return None
     if server is not None:
-        message = f"the centre of `sync` lives with the workers, found `{center}` on a server"
+        message = f"the center of `sync` is on the workers, found `{center}` on a server"
         return Violation(message, (f"declare `{center}` without `on {server}`",))
-    message = f"the centre of `{mode}` lives on a server, found `{center}` with the workers"
+    message = f"the center of `{mode}` is on a server, found `{center}` on the workers"
     return Violation(message, (f"declare `server NAME = 1` and `{center}` with `on NAME`",))
 
 
@@ -226,7 +226,7 @@ def coefficient(name: str, value: float | Ref) -> Violation | None:
     if single not in (0, math.inf):
         return None
     if single == 0:
-        note = "the workers and the centre would never move towards each other"
+        note = "the workers and the center would never move towards each other"
         return Violation(f"`{name}` is 0 in f32, found `{value:g}`", (note,))
     return Violation(f"`{name}` is infinite in f32, found `{value:g}`")
 
@@ -256,7 +256,7 @@ def stability(
         return None
     factors, suffix = ("eta * rho * p", f", with p = {workers} workers") if workers else ("eta * rho", "")
     message = f"`{mode}` is unstable: {factors} = {float(moved):.6g}, and it must be below 1{suffix}"
-    why = f"the centre would keep {float(1 - moved):.6g} of itself at every exchange"
+    why = f"every exchange would multiply the old center by {float(1 - moved):.6g}"
     bound = "the bound is that of Zhang, Choromanska and LeCun (2015), beta = p * eta * rho < 1"
     return Violation(message, (why, bound))
 
@@ -280,7 +280,7 @@ def reducible_dtype(how: str, dtype: DType, subject: str, hints: Hints = NO_HINT
         return Violation(f"{subject} is {dtype}, which is not reduced", notes)
     if integers == "max" or how not in ("sum", "mean") or dtype is not DType.BOOL:
         return None
-    fix = "`by max` tells whether any is true, `by min` whether all are; convert to i32 to count"
+    fix = "`by max` computes whether any is true, `by min` whether all are; convert to i32 to count"
     return Violation(f"{subject} is bool, and truth values have no {how}", (fix,))
 
 
@@ -328,10 +328,10 @@ def native_accumulator(
         return None
     why = "the backend's own reduction has no accumulator of another type"
     notes = (f"{why}: leave `via` out, or write `accumulate = {wire}`",)
-    demand = f"{accumulate} is asked for"
+    demand = f"{accumulate} is requested"
     if hints.accumulate is None:
         demand = f"{subject} is {dtype}"
-        notes = ("where `accumulate` is left out, values are added in their own type", *notes)
+        notes = ("without `accumulate`, values are added in their own type", *notes)
     return Violation(f"`native` adds in the wire type {wire}, but {demand}", notes)
 
 

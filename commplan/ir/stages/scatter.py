@@ -24,7 +24,9 @@ class Scatter(StageOverAxes, frozen=True, tag="scatter"):
 
     def meaning(self, env: Interpretation) -> None:
         operand = env.get(self.operand)
-        how = steps.ReductionSpec(self.op.name, self.axes, self.hints, self.op.weight, self.via, again=False)
+        how = steps.ReductionSpec(
+            self.op.name, self.axes, self.hints, self.op.weight, self.via, sends_sum=False
+        )
         reduced = steps.averaged(env, operand, operand.value, how)
         env.put(self.result, env.sliced(reduced, env.values[self.result], *env.row(self.axes)))
 

@@ -8,7 +8,7 @@ block's own row index. The term is that of the elements. Columns without a run a
 value before any cut (`LeafShape`), or a block (`Frozen`) if a buffer was cut regardless of its content.
 
 No structure here grows with the number of ranks. Operations whose result the notation cannot express raise
-`UnsayableError`; schedules compiled from plans do not contain such operations.
+`InexpressibleError`; schedules compiled from plans do not contain such operations.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from commplan.ir.symbolic.symbols import Chain, RowCut, Symbol, Symbols, at, free_of, row, substituted
-from commplan.ir.symbolic.terms import Algebra, Term, UnsayableError
+from commplan.ir.symbolic.terms import Algebra, InexpressibleError, Term
 
 
 class LeafShape(NamedTuple):
@@ -131,7 +131,7 @@ class BlockBuilder:
         for run in self.runs:
             last = runs[-1] if runs else None
             if last is not None and last.at + last.size > run.at:
-                raise UnsayableError("two runs of elements are put in one place")
+                raise InexpressibleError("two runs of elements overlap")
             if (
                 last is not None
                 and last.slot == run.slot
@@ -181,7 +181,7 @@ def in_rows(block: Block, ways: int, width: int, leaf: LeafShape | None = None) 
     if block.rows:
         if _count(block.rows) == ways and block.columns == width:
             return block
-        raise UnsayableError(f"{_count(block.rows)} rows are seen as {ways}")
+        raise InexpressibleError(f"{_count(block.rows)} rows are viewed as {ways}")
     builder = BlockBuilder()
     run = _only_run(block, leaf=leaf is not None)
     digits = ((ways, row(0)),)
@@ -191,7 +191,7 @@ def in_rows(block: Block, ways: int, width: int, leaf: LeafShape | None = None) 
         if isinstance(source, LeafShape) and leaf is not None:
             source = source if chain else leaf._replace(number=source.number)
             if source.width(parts) != width:
-                raise UnsayableError(f"rows of {width} elements are no rows of leaf {source.number}")
+                raise InexpressibleError(f"rows of {width} elements are no rows of leaf {source.number}")
         builder.put(0, width, source, 0, parts, term)
     elif block.runs:
         builder.put(0, width, Frozen(block), 0, cut((), ways, digits), None)
@@ -217,13 +217,13 @@ def leading(block: Block, counts: Sequence[int]) -> Block:
         return block
     if not block.rows:
         if block.columns % ways:
-            raise UnsayableError(f"{block.columns} elements are cut into {ways} rows")
+            raise InexpressibleError(f"{block.columns} elements are cut into {ways} rows")
         block = in_rows(block, ways, block.columns // ways)
     have = [count for count, _ in block.rows]
     if have[: len(required)] == required:
         return block
     if have[0] % ways or block.rows[0][1] is not None:
-        raise UnsayableError(f"rows of {have} are dealt out to {required} ranks")
+        raise InexpressibleError(f"rows of {have} are distributed to {required} ranks")
     remainder = have[0] // ways
     parts = [*required, *([remainder] if remainder > 1 else [])]
     extra = len(parts) - 1
@@ -236,7 +236,7 @@ def leading(block: Block, counts: Sequence[int]) -> Block:
 
     slots: list[Slot] = []
     if _depends_on_row(block):
-        raise UnsayableError("rows of ranks are dealt out otherwise than they were gathered")
+        raise InexpressibleError("rows of ranks are distributed differently than they were gathered")
     for chain, term in block.slots:
         cuts = tuple(RowCut(c.ways, tuple(d for n, s in c.digits for d in split(s, n))) for c in chain)
         slots.append((cuts, term))
@@ -308,7 +308,7 @@ def row_of(algebra: Algebra, block: Block, start: int, size: int) -> tuple[Block
         return block, start
     number, column = divmod(start, block.columns)
     if column + size > block.columns:
-        raise UnsayableError("a run of elements crosses rows")
+        raise InexpressibleError("a run of elements crosses rows")
     symbols: dict[Symbol, Symbol] = {}
     for digit in range(len(block.rows) - 1, -1, -1):
         number, place = divmod(number, block.rows[digit][0])
@@ -332,7 +332,7 @@ def combined(algebra: Algebra, blocks: Sequence[Block], function: Callable[[Sequ
                 places.add((run.leaf, run.column + begin - run.at, chain))
         defined = [term for term in terms if term is not None]
         if len(places) > 1 or len(defined) < len(terms):
-            raise UnsayableError("different elements are put together")
+            raise InexpressibleError("different elements are combined")
         if places:
             builder.put(begin, end - begin, *places.pop(), function(defined))
     return builder.block(blocks[0].rows, blocks[0].columns)

@@ -17,7 +17,7 @@ from commplan.ir.shard_shapes import row_size
 from commplan.ir.symbolic import blocks, moves
 from commplan.ir.symbolic.blocks import Block, BlockBuilder, LeafShape, Rows
 from commplan.ir.symbolic.symbols import Chain, Symbol, Symbols, at, rank
-from commplan.ir.symbolic.terms import Algebra, Argument, Contribution, Term, UnsayableError
+from commplan.ir.symbolic.terms import Algebra, Argument, Contribution, InexpressibleError, Term
 from commplan.ir.symbolic.values import (
     SymbolicValue,
     arguments_of,
@@ -98,7 +98,7 @@ class Interpretation:
         """Check that `ref`, a state read from a server, is the state's current version."""
         current = self._current.get(name_of(ref), ref)
         if current != ref:
-            raise UnsayableError(f"`{ref}` is asked for when its server has `{current}`")
+            raise InexpressibleError(f"`{ref}` is requested when its server has `{current}`")
 
     def set_current(self, ref: Ref) -> None:
         """Make `ref` the current version of its state on a server."""
@@ -198,13 +198,13 @@ class Interpretation:
         """Check that a result of `fn` has the leaves in the plan, or parts of them unless `whole`."""
         declared = self.declared.get(base_name(value.id))
         if declared is None:
-            raise UnsayableError(f"`{value.id}` is made by `{fn}`, and no value of the plan")
+            raise InexpressibleError(f"`{value.id}` is made by `{fn}`, but is not a value of the plan")
         actual, expected = (
             (each.kind, [(leaf.path, leaf.dtype, leaf.shape if whole else ()) for leaf in each.leaves])
             for each in (value, declared)
         )
         if actual != expected:
-            raise UnsayableError(f"`{value.id}` has other leaves than what `{fn}` makes of it in the plan")
+            raise InexpressibleError(f"`{value.id}` has other leaves than the result of `{fn}` in the plan")
 
     def _declared_leaf(self, value: Value, index: int) -> tuple[Leaf, Leaf]:
         """One rank's part of a leaf as the plan declares it, and the whole leaf."""
@@ -250,7 +250,7 @@ class Interpretation:
             if operand.value.kind != "records":
                 arguments += arguments_of(number, operand)
             elif operand.uniform is None:
-                raise UnsayableError(f"the records of `{operand.value.id}` are those of several loads")
+                raise InexpressibleError(f"the records of `{operand.value.id}` are those of several loads")
             else:
                 chains.add(operand.uniform[0])
                 arguments.append(Argument(operand.uniform[1], number))
@@ -258,7 +258,7 @@ class Interpretation:
             leaf for operand in operands if operand.value.kind == "records" for leaf in operand.value.leaves
         ]
         if len({leaf.shape[:1] for leaf in (*loaded, *value.leaves)}) > 1 or len(chains) > 1:
-            raise UnsayableError("different records are put together")
+            raise InexpressibleError("different records are combined")
         term = self.algebra.call(f"{call.name} by record", arguments)
         return SymbolicValue(value, (chains.pop() if chains else (), term))
 
@@ -270,7 +270,7 @@ class Interpretation:
                 other = operands[operand].value
                 if (other.leaves[index].shape, other.uncut[index].shape) != (leaf.shape, uncut.shape):
                     shape = list(leaf.shape)
-                    raise UnsayableError(f"leaf `{leaf.path}` is {shape}, its operands are not")
+                    raise InexpressibleError(f"leaf `{leaf.path}` is {shape}, its operands are not")
         scalars = [*call.random_arguments]
         for operand, index in match.scalars:
             scalars.append(Argument(scalar_of(operands[operand], index), operand, index))
@@ -290,7 +290,7 @@ class Interpretation:
                 leaves.append(self._zipped(call, value, index, partners, scalars))
             else:
                 if (leaf, value.uncut[index]) != self._declared_leaf(value, index):
-                    raise UnsayableError(f"leaf `{leaf.path}` has another shape than in the plan")
+                    raise InexpressibleError(f"leaf `{leaf.path}` has another shape than in the plan")
                 shape = leaf_shape(value, index, ())
                 leaves.append(blocks.whole(shape, leaf.size, (), self._made(call, scalars)))
         return uniform_if_whole(value, leaves)
@@ -323,7 +323,7 @@ class Interpretation:
         builder, leaf = BlockBuilder(), value.leaves[index]
         columns = [block for _, _, block in partners]
         if any(block.rows for block in columns):
-            raise UnsayableError(f"leaf `{leaf.path}` of an operand is rows of several ranks")
+            raise InexpressibleError(f"leaf `{leaf.path}` of an operand is rows of several ranks")
         for begin, end, runs in blocks.aligned(columns):
             arguments: list[Argument] = []
             places: set[tuple[Chain, int, LeafShape]] = set()
@@ -333,12 +333,14 @@ class Interpretation:
                     continue
                 chain, term = block.slots[run.slot]
                 if term is None or not isinstance(run.leaf, LeafShape) or run.leaf.number != other:
-                    raise UnsayableError(f"leaf `{leaf.path}` of an operand holds elements of another leaf")
+                    raise InexpressibleError(
+                        f"leaf `{leaf.path}` of an operand holds elements of another leaf"
+                    )
                 places.add((chain, run.column + begin - run.at, run.leaf._replace(number=index)))
                 arguments.append(Argument(term, operand, None if other == index else other))
             if len(places) > 1:
                 columns = ", ".join(str(column) for _, column, _ in sorted(places, key=repr))
-                raise UnsayableError(f"leaf `{leaf.path}`: parts from {columns} on are put together")
+                raise InexpressibleError(f"leaf `{leaf.path}`: parts from {columns} on are combined")
             if places:
                 chain, column, shape = places.pop()
                 term = self._made(call, [*arguments, *scalars])
@@ -394,16 +396,16 @@ class Interpretation:
         rank_rows = blocks.cut((), ways, ((ways, blocks.row(0)),))
         for index, block in enumerate(operand.blocks):
             if flat and block.rows != ((ways, None),):
-                raise UnsayableError(f"a swapped buffer does not have {ways} rows")
+                raise InexpressibleError(f"a swapped buffer does not have {ways} rows")
             for run in block.runs:
                 chain = block.slots[run.slot][0]
                 is_in_place = (
                     run.column == run.at and isinstance(run.leaf, LeafShape) and run.leaf.number == index
                 )
                 if chain[-1:] != rank_rows if flat else chain or not is_in_place:
-                    raise UnsayableError("a swapped value is not cut into the blocks of its leaves")
+                    raise InexpressibleError("a swapped value is not cut into the blocks of its leaves")
         symbols = {rank(axis): ("from", axis) for axis in several}
-        block = Argument(self.algebra.value("the block in which it comes", several), 1)
+        block = Argument(self.algebra.value("the index of its block", several), 1)
 
         def moved(term: Term, _: DType) -> Term:
             parts: list[Contribution] = []
@@ -491,5 +493,5 @@ class Interpretation:
 
 def _same_rows(first: Rows, second: Rows) -> Rows:
     if first and second and first != second:
-        raise UnsayableError("rows of different ranks are put side by side")
+        raise InexpressibleError("rows of different ranks are put side by side")
     return first or second

@@ -21,7 +21,7 @@ from commplan.ir.symbolic.blocks import (
     with_terms,
 )
 from commplan.ir.symbolic.symbols import Chain, RowCut, Symbol, at, rank, row
-from commplan.ir.symbolic.terms import Algebra, Term, UnsayableError
+from commplan.ir.symbolic.terms import Algebra, InexpressibleError, Term
 
 
 def scattered(algebra: Algebra, block: Block, axes: Sequence[str]) -> Block:
@@ -46,7 +46,7 @@ def check_rows(chains: Iterable[Chain], axes: Sequence[str]) -> None:
     for chain in chains:
         names = ", ".join(sorted(symbol[1] for symbol in along_axes & free_in(chain)))
         if names:
-            raise UnsayableError(f"ranks along {names} hold different elements, which are put together")
+            raise InexpressibleError(f"ranks along {names} hold different elements, which are combined")
 
 
 def _chains(block: Block) -> list[Chain]:
@@ -86,10 +86,10 @@ def rows_summed(algebra: Algebra, block: Block, ways: int) -> Block:
         count *= block.rows[leading_digits][0]
         leading_digits += 1
     if count != ways:
-        raise UnsayableError(f"{ways} of {math.prod(count for count, _ in block.rows)} rows are added")
+        raise InexpressibleError(f"{ways} of {math.prod(count for count, _ in block.rows)} rows are added")
     digits = dict(enumerate(block.rows[:leading_digits]))
     if any(row(digit) in free_in(chain) for chain in _chains(block) for digit in digits):
-        raise UnsayableError("rows of one rank, which hold different elements, are added")
+        raise InexpressibleError("rows of one rank, which hold different elements, are added")
     add = functools.cache(functools.partial(algebra.summed_rows, digits=digits))
     symbols = {row(index): row(index - leading_digits) for index in range(leading_digits, len(block.rows))}
     return renamed(algebra, with_terms(block, add), symbols)._replace(rows=block.rows[leading_digits:])
@@ -124,7 +124,7 @@ def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
     builder = BlockBuilder()
     for runs in zip(*(block.runs for block in blocks), strict=True):
         slots: list[Slot] = [block.slots[run.slot] for block, run in zip(blocks, runs, strict=True)]
-        single_rank = [pair for pair in (_alone(term) for _, term in slots) if pair is not None]
+        single_rank = [pair for pair in (_single_rank_term(term) for _, term in slots) if pair is not None]
         heads = {chain[:-1] for chain, _ in slots}
         numbered = [
             bool(chain) and chain[-1].digits == ((len(blocks), at(number)),)
@@ -143,7 +143,7 @@ def _owned_rows(algebra: Algebra, blocks: Sequence[Block]) -> Block | None:
     return builder.block((), blocks[0].columns)
 
 
-def _alone(term: Term | None) -> tuple[Any, Term] | None:
+def _single_rank_term(term: Term | None) -> tuple[Any, Term] | None:
     """The conditions and the inner term of a term that is zero except on one rank, or None."""
     if term is None or len(term.parts) != 1:
         return None

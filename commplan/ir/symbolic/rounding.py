@@ -8,11 +8,11 @@ A trace lists the events of a contribution in order:
                          multiplied by a number, in `type`, after the sums over `axes`. A mean of values
                          that are sent in another type is divided after each sum, by its number of ranks
                          and in its type, so that only means are sent on, not sums
-    ("allow", axes, wire, accumulate, type, again, divides)
+    ("allow", axes, wire, accumulate, type, sends_sum, divides)
                          in the term of a plan, or of an operation that passes have not expanded: a value of
-                         `type` is sent in `wire` and summed over `axes` in `accumulate`, and with `again` the
-                         sum is sent in `wire` too; without axes it is only moved. With `divides` it is a
-                         mean, and its factor follows
+                         `type` is sent in `wire` and summed over `axes` in `accumulate`, and with `sends_sum`
+                         the sum is sent in `wire` too; without axes it is only moved. With `divides` it
+                         is a mean, and its factor follows
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EXACT: dict[DType, frozenset[DType]] = {
 
 
 def allowed(
-    axes: Iterable[str], dtype: DType, hints: Hints, *, again: bool | None = False, divides: bool = False
+    axes: Iterable[str], dtype: DType, hints: Hints, *, sends_sum: bool | None = False, divides: bool = False
 ) -> Event | None:
     """The event for `wire` and `accumulate` of a stage, or None if values keep their type.
 
@@ -51,7 +51,7 @@ def allowed(
         axes: The axes of the sum; none for a move.
         dtype: The type of the values.
         hints: The hints of the stage.
-        again: Whether the sum is sent too; None if it may be.
+        sends_sum: Whether the sum is sent too; None if it may be.
         divides: Whether the sum is divided, by the ("scale", ..) event that follows.
     """
     names = tuple(sorted(axes))
@@ -59,7 +59,7 @@ def allowed(
     added = added if names else sent
     if sent == added == dtype:
         return None
-    return ("allow", names, sent, added, dtype, again and bool(names), divides and bool(names))
+    return ("allow", names, sent, added, dtype, sends_sum and bool(names), divides and bool(names))
 
 
 def holds(wide: DType, narrow: DType) -> bool:
@@ -151,11 +151,11 @@ def _stages(allowed: Trace) -> tuple[list[_AllowedRounding], list[Event]]:
                 factors.append(event)
             continue
         dtype: DType = event[4] if event[0] == "allow" else stages[-1].dtype  # or a sum after a stage
-        wire, accumulate, again = (
+        wire, accumulate, sends_sum = (
             (event[2], event[3], event[5]) if event[0] == "allow" else (dtype, dtype, False)
         )
         divides = event[0] == "allow" and event[6] and allowed[index + 1 : index + 2] != ()
-        stages.append(_AllowedRounding(set(event[1]), wire, accumulate, dtype, again, divides))
+        stages.append(_AllowedRounding(set(event[1]), wire, accumulate, dtype, sends_sum, divides))
     return stages, factors
 
 
@@ -167,15 +167,27 @@ class _AllowedRounding:
         wire: The wire type.
         accumulate: The accumulation type.
         dtype: The type of the result.
-        again: Whether the sum is sent too; None if it may be.
+        sends_sum: Whether the sum is sent too; None if it may be.
         divides: Whether every sum is divided by its number of ranks.
     """
 
     def __init__(
-        self, axes: set[str], wire: DType, accumulate: DType, dtype: DType, again: bool | None, divides: bool
+        self,
+        axes: set[str],
+        wire: DType,
+        accumulate: DType,
+        dtype: DType,
+        sends_sum: bool | None,
+        divides: bool,
     ) -> None:
         self.adds, self.divides = bool(axes), divides
-        self.axes, self.wire, self.accumulate, self.dtype, self.again = axes, wire, accumulate, dtype, again
+        self.axes, self.wire, self.accumulate, self.dtype, self.sends_sum = (
+            axes,
+            wire,
+            accumulate,
+            dtype,
+            sends_sum,
+        )
         self.narrow: set[DType] = set()
 
     @property
@@ -185,7 +197,7 @@ class _AllowedRounding:
     @property
     def next_types(self) -> tuple[DType, ...]:
         """The valid types of the next cast: after the last sum, the type of the result if it is not sent."""
-        return (self.dtype,) if self.adds and not self.axes and self.again is False else self.types
+        return (self.dtype,) if self.adds and not self.axes and self.sends_sum is False else self.types
 
     @property
     def done(self) -> bool:
@@ -197,4 +209,4 @@ class _AllowedRounding:
         if not self.adds or self.types == (self.dtype, self.dtype, self.dtype):
             return True
         may_narrow = self.wire == self.dtype or self.wire.nbytes > self.dtype.nbytes
-        return not self.axes and (not self.again or may_narrow or self.wire in self.narrow)
+        return not self.axes and (not self.sends_sum or may_narrow or self.wire in self.narrow)

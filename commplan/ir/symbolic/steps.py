@@ -28,7 +28,7 @@ class ReductionSpec(NamedTuple):
         hints: The hints of the stage.
         weight: The weight of a mean.
         via: The algorithm in the plan.
-        again: Whether the sum is sent to all ranks. If not, scalars may be, because they are not split.
+        sends_sum: Whether the sum is sent to all ranks. If not, scalars may be, because they are not split.
         divisor: The divisor of a mean. It divides the terms if they are added in f16, else their sum.
     """
 
@@ -37,7 +37,7 @@ class ReductionSpec(NamedTuple):
     hints: Hints
     weight: Ref | None = None
     via: Algorithm | None = None
-    again: bool = True
+    sends_sum: bool = True
     divisor: int = 1
 
 
@@ -69,13 +69,15 @@ def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: Redu
     several = [axis for axis in axes if env.algebra.sizes[axis] > 1]
     adds = op in ("sum", "mean")
 
-    def one(term: Term, dtype: DType, again: bool | None = how.again) -> Term:
+    def one(term: Term, dtype: DType, sends_sum: bool | None = how.sends_sum) -> Term:
         if hints.integers is not None and not dtype.is_float:
             if hints.integers == "max":
                 return env.algebra.extreme("max", term, axes)
             return env.algebra.substitute(term, env.root(axes, 0))
         first = hints.divides_first(dtype)
-        event = allowed(several if adds else (), dtype, hints, again=again, divides=divisor > 1 and not first)
+        event = allowed(
+            several if adds else (), dtype, hints, sends_sum=sends_sum, divides=divisor > 1 and not first
+        )
         if adds and divisor > 1:
             factor = Fraction(1, divisor)
             if first:
@@ -88,7 +90,7 @@ def reduced(env: Interpretation, operand: SymbolicValue, value: Value, how: Redu
 
     total = env.summed(operand, value, axes, one)
     scalars = [not leaf.shape for leaf in value.leaves]
-    if how.again or not any(scalars) or hints.wire is hints.accumulate is None:
+    if how.sends_sum or not any(scalars) or hints.wire is hints.accumulate is None:
         return total
     maybe = env.summed(operand, value, axes, lambda term, dtype: one(term, dtype, None))
     sides = zip(scalars, total.blocks, maybe.blocks, strict=True)
@@ -281,4 +283,4 @@ def shared_by(
 
 def random_argument(env: Interpretation, axes: Sequence[str]) -> Argument:
     """Random numbers that differ between ranks along `axes`."""
-    return Argument(env.algebra.value("what is drawn", axes), -1)
+    return Argument(env.algebra.value("random numbers", axes), -1)

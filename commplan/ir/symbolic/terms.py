@@ -20,8 +20,8 @@ are symbols, so no structure depends on the number of ranks:
 
 Sums are sets, so they do not depend on order, buckets, levels or algorithms. Rounding does: a trace lists
 casts, the sums between them, and factors, in order; in the term of a plan it lists the rounding that the plan
-allows (`accepts`). A sum binds its axis; binding an axis twice raises `UnsayableError`. Terms and atoms are
-interned by an `Algebra`, so that equal terms are one object.
+allows (`accepts`). A sum binds its axis; binding an axis twice raises `InexpressibleError`. Terms and atoms
+are interned by an `Algebra`, so that equal terms are one object.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from commplan.ir.symbolic.symbols import (
 from commplan.ir.types import DType
 
 
-class UnsayableError(Exception):
+class InexpressibleError(Exception):
     """An operation combines elements that do not belong together."""
 
 
@@ -323,7 +323,7 @@ class Algebra:
             free = part.atom.free
             varying = {digit: axis for digit, (_, axis) in digits.items() if row(digit) in free}
             if None in varying.values() or len(set(varying.values())) < len(varying):
-                raise UnsayableError("rows are added of which it is not said whose they are")
+                raise InexpressibleError("rows of unknown ranks are added")
             same = math.prod(count for digit, (count, _) in digits.items() if digit not in varying)
             event = ("sum", axes) if part.is_rounded and axes else None
             symbols: Symbols = {row(digit): ("all", axis) for digit, axis in varying.items()}
@@ -341,7 +341,7 @@ class Algebra:
         key = (term.number, True, tuple(symbols.items()))
         if key not in self._substituted:
             for inner in self._nested(term, symbols):
-                with contextlib.suppress(UnsayableError):  # raised again if the term is needed
+                with contextlib.suppress(InexpressibleError):  # raised again if the term is needed
                     self._substitute(inner, symbols)
             self._substitute(term, symbols)
         return self._substituted[key]
@@ -441,7 +441,7 @@ def _check_unbound(sums: Sequence[str], free: frozenset[Symbol], symbols: Symbol
     """Raise if a substitution would bind an axis that is already summed over."""
     for symbol, bound in symbols.items():
         if bound[0] == "all" and bound[1] in sums and symbol in free:
-            raise UnsayableError(f"a sum over {bound[1]} depends on that axis again")
+            raise InexpressibleError(f"a sum over {bound[1]} depends on that axis again")
 
 
 def _joined(first: Iterable[str], second: Iterable[str]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from commplan.ir.symbolic import blocks
 from commplan.ir.symbolic.blocks import Block, BlockBuilder, ColumnRun, LeafShape, Rows
 from commplan.ir.symbolic.symbols import Chain, Symbol, Symbols, substituted
-from commplan.ir.symbolic.terms import Algebra, Argument, Term, UnsayableError
+from commplan.ir.symbolic.terms import Algebra, Argument, InexpressibleError, Term
 from commplan.ir.types import DType
 from commplan.ir.values import Value
 
@@ -169,7 +169,7 @@ def place(block: Block, run: ColumnRun, begin: int) -> ElementRun:
     """The elements of `run` from position `begin` on."""
     chain, term = block.slots[run.slot]
     if term is None:
-        raise UnsayableError("a part of a buffer is used as a value")
+        raise InexpressibleError("a part of a buffer is used as a value")
     skipped = begin - run.at
     return ElementRun(begin, run.size - skipped, run.leaf, chain, run.column + skipped, term, block.rows)
 
@@ -224,7 +224,7 @@ def scalar_of(operand: SymbolicValue, index: int) -> Term:
     chain, term = block.slots[block.runs[0].slot] if block.runs else ((), None)
     if block.rows or chain or term is None or block.runs[0].leaf != LeafShape(index, 1, 1):
         path = operand.value.leaves[index].path
-        raise UnsayableError(f"leaf `{path}` of `{operand.value.id}` is no whole scalar")
+        raise InexpressibleError(f"leaf `{path}` of `{operand.value.id}` is no whole scalar")
     return term
 
 

@@ -108,7 +108,7 @@ def _atom(atom: Atom, depth: int) -> str:
             ranks = ", ".join(f"{symbol[1]} {coordinate}" for symbol, coordinate in content[0])
             return f"[on rank {ranks} alone: {term_in_words(content[1], depth + 1)}]"
         case _:
-            return f"nothing that is defined: {content[0]}"
+            return f"undefined: {content[0]}"
 
 
 def _chain(chain: Chain) -> str:

@@ -119,7 +119,7 @@ def _groups(editor: Editor, phase: Phase, context: PassContext, *, coalesce: boo
         if editor.values[op.operand].kind == "flat":
             current = None
             continue
-        key = (*_key(editor, op), key_of(phase, op) if context.chosen(phase, op).apart else None)
+        key = (*_key(editor, op), key_of(phase, op) if context.chosen(phase, op).separate else None)
         if coalesce and key == current and not depends:
             groups[-1].append(op)
         else:
@@ -144,7 +144,7 @@ def _asks_for_buffers(op: Collective) -> bool:
 
 def _choice_not_packed(group: Sequence[Collective]) -> Choice:
     names = ", ".join(f"`{name_of(op.operand)}`" for op in group)
-    text = f"{names}: each leaf by itself, {sized(sum(op.nbytes for op in group))}"
+    text = f"{names}: each leaf separately, {sized(sum(op.nbytes for op in group))}"
     why = "the ranks share the memory of one process: packing would copy, and save no message"
     return Choice("bucket", text, why, group[0].span, ("in buckets, with `{ bucket = .. }`",))
 
@@ -161,7 +161,7 @@ def _choice(group: Sequence[Collective], buckets: Sequence[LeafBucket], size: Si
     if group[0].op is None:
         why += "first leaf first, as the forward pass needs them"
     elif any(name_of(op.operand) in order for op in group):
-        why += "in the given order of the backward pass"
+        why += "in the specified order of the backward pass"
     else:
         why += "last leaf first, as a backward pass makes them"
     pieces = sum(bucket.is_piece for bucket in sent)

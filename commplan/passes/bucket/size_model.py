@@ -33,7 +33,7 @@ def size(backend: Backend, head: Collective, nbytes: int, items: Sequence[LeafSl
     """
     if head.hints.overlap == "update":
         larger, _ = halved(items)
-        return Size(larger, "cut nearly in half: one part is updated while another is under way")
+        return Size(larger, "cut nearly in half: one part is updated while another is in flight")
     limit = DEFAULT_NBYTES
     if backend == "jax" and head.op is not None:
         limit = min(max(DEFAULT_NBYTES, nbytes // JAX_PARTS), JAX_MAX_NBYTES)

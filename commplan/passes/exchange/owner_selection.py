@@ -20,8 +20,8 @@ from commplan.select.algorithm_search import Chooser, rounded
 
 SAVES = 0.20  # least saving, as a fraction of time, for which replicated updates are used
 
-CENTRAL = "one owner, who has everything"
-SHARDED, REPLICATED = "each worker owns a part", "all-reduce, and everyone updates everything"
+CENTRAL = "one owner of all parts"
+SHARDED, REPLICATED = "each worker owns a part", "all-reduce, and every worker updates all parts"
 
 
 class Owners(NamedTuple):
@@ -168,14 +168,14 @@ def describe_choice(chooser: Chooser, op: Exchange, owners: Owners) -> Choice:
     few = len(owners.ranks)
     if owners.how == "replicated":
         text, seconds = REPLICATED, times.replicated
-        why = f"owners cannot keep {why_not}" if why_not else "it takes clearly less time"
+        why = f"owners cannot store {why_not}" if why_not else "it takes clearly less time"
     elif few:
         text = _describe_owners(chooser, op, owners)
         seconds = times.central if few == 1 else None
-        why = "the plan says so"
+        why = "set in the plan"
     else:
         text, seconds = f"{SHARDED}: {workers} owners along {', '.join(owners.axes)}", times.sharded
-        why = "the plan says so" if op.algorithm is not None else "every part is updated once"
+        why = "set in the plan" if op.algorithm is not None else "every part is updated once"
     if owners.shards_state:
         sharded_states = ", ".join(f"`{name_of(ref)}`" for ref in op.results[1:])
         why += f"; {sharded_states} is kept by the owners, 1/{few or workers} of it on each"

@@ -59,7 +59,7 @@ class PlacePass(Pass, frozen=True):
     def _owners(self, chooser: Chooser, op: Exchange) -> Owners:
         schedule, state = chooser.schedule, name_of(op.states[0])
         if op.hints.staleness:
-            message = f"`staleness = {op.hints.staleness}` needs a server: `{state}` lives with the workers"
+            message = f"`staleness = {op.hints.staleness}` needs a server: `{state}` is on the workers"
             note = "all workers take part in every update, so that none can run ahead of another"
             remedy = f"leave `staleness` out, or declare `server hub = 1` and `state {state} : tree on hub`"
             fail("CP0728", message, note, remedy, span=op.span, file=schedule.file)
@@ -70,10 +70,10 @@ class PlacePass(Pass, frozen=True):
         if op.algorithm is not None and why is not None:
             note = (
                 "they divide leaves that have the shape of a weight and a path that ends with that"
-                " weight's path; a scalar is kept by everyone"
+                " weight's path; every worker stores scalars"
             )
-            remedy = "leave `via parameter_server` out: then every worker updates everything"
-            fail("CP0726", f"owners cannot keep {why}", note, remedy, span=op.span, file=schedule.file)
+            remedy = "leave `via parameter_server` out: then every worker updates all parts"
+            fail("CP0726", f"owners cannot store {why}", note, remedy, span=op.span, file=schedule.file)
         if op.algorithm is not None:
             owner_ranks = self._owner_ranks(schedule, op, axes)
             return Owners("sharded", axes, levels(axes, within, few=bool(owner_ranks)), ranks=owner_ranks)
@@ -89,9 +89,8 @@ class PlacePass(Pass, frozen=True):
             return ()
         ranks = spread_out(schedule.mesh_sizes, op.axes, axes, int(count))
         if ranks and (op.hints.wire is not None or op.hints.accumulate is not None):
-            message = (
-                f"gradients on their way to {count} of the workers cannot travel narrower than they add up"
-            )
+            subject = f"gradients sent to only {count} of the workers"
+            message = f"{subject} cannot be sent in a narrower type than their sums"
             note = "they are added on the way, so that sums would travel in the wire type too"
             remedy = "leave `wire` and `accumulate` out, or `owners`: then every worker owns a part"
             fail("CP0757", message, note, remedy, span=op.span, file=schedule.file)

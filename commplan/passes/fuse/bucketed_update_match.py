@@ -132,7 +132,7 @@ def _owners(editor: Editor, op: Map, gradient: Ref) -> dict[Ref, tuple[int | Non
         )
         if unmatched is not None:
             shape = f"{unmatched.dtype}{list(unmatched.shape)}"
-            return f"leaf `{unmatched.path}` of `{name_of(ref)}`, {shape}, goes with no gradient's"
+            return f"leaf `{unmatched.path}` of `{name_of(ref)}`, {shape}, matches no gradient"
         owners[ref] = gradient_leaves
     return owners
 

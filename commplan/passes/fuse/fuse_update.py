@@ -86,12 +86,12 @@ def _alive(editor: Editor, ops: list[Op], match: Stream) -> list[Op]:
 
 def _choice(op: Map, match: Stream) -> Choice:
     text = f"`{name_of(op.results[0])}`: {op.fn} in {len(match.buckets)} pieces, one for each bucket"
-    why = "each runs as soon as the sum of its bucket is there, while others are on their way"
-    return Choice("fuse_update", text, why, op.span, ("once, when all sums are there",))
+    why = "each runs as soon as its bucket is reduced, while other buckets are in flight"
+    return Choice("fuse_update", text, why, op.span, ("once, after all reductions",))
 
 
 def _choice_not_split(op: Map, why: str) -> Choice:
-    text = f"`{name_of(op.results[0])}`: {op.fn} once, when all sums are there"
+    text = f"`{name_of(op.results[0])}`: {op.fn} once, after all reductions"
     return Choice("fuse_update", text, why, op.span, ("in pieces, one for each bucket",))
 
 

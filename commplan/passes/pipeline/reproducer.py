@@ -41,7 +41,7 @@ def read_reproducer(path: Path) -> tuple[Schedule, Pipeline, PassContext]:
         fail("CP0723", f"{path} is not a reproducer", f"{type(error).__name__}: {error}", file=str(path))
     origin = content.schedule.origin
     if origin is None or plan_digest(origin.plan) != content.schedule.plan_digest:
-        note = "the plan in it is not the one that its digest names"
+        note = "the plan in it has another digest"
         fail("CP0723", f"{path} is damaged", note, file=str(path))
     machine = content.topology, content.calibration
     costs = predictor_for(content.schedule.axes, *machine, content.schedule.backend, content.places)

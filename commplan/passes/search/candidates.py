@@ -17,11 +17,11 @@ from commplan.select import options
 from commplan.select.algorithm_search import Chooser
 from commplan.select.options import NATIVE
 
-LEAST, MOST = 64 * 1024, 256  # bytes of a bucket, and how many there are, about
-FEW = 256  # leaves: of more, buckets of any size are about full
-COUNTS = (2, 3, 4, 6, 8)  # buckets among which few leaves are divided evenly
-STEP = 2  # sizes that are tried first differ by this factor
-PROGRAMS = 3  # chunk programs that are tried of each size: those that are fastest alone
+LEAST, MOST = 64 * 1024, 256  # approximate minimum bytes of a bucket, and maximum number of buckets
+FEW = 256  # number of leaves; with more, buckets of any size are nearly full
+COUNTS = (2, 3, 4, 6, 8)  # numbers of buckets to divide few leaves among evenly
+STEP = 2  # factor between the sizes that are tried first
+PROGRAMS = 3  # number of chunk programs to try for each size: those that are fastest alone
 
 
 def bucket_sizes(unit: Unit) -> Sequence[int | None]:
@@ -41,7 +41,7 @@ def bucket_sizes(unit: Unit) -> Sequence[int | None]:
     return distinct(unit, sizes)
 
 
-def by_whether_they_split(unit: Unit, sizes: Sequence[int | None]) -> list[list[int | None]]:
+def sizes_by_split(unit: Unit, sizes: Sequence[int | None]) -> list[list[int | None]]:
     """`sizes` of which no leaf is split, and the smaller ones that split leaves."""
     least = _least_whole(unit) if unit.leaves else 0
     return [
@@ -126,7 +126,7 @@ def algorithms(unit: Unit, chooser: Chooser) -> list[Algorithm | None]:
     if not unit.chooses:
         return [None]
     op = unit.collective
-    # Under MPI a library's own gets slower than its best algorithm as messages grow: it comes last.
+    # Under MPI the library's own choice is slower than its best algorithm for long messages: try it last.
     result: list[Algorithm | None] = [NATIVE, None] if chooser.is_jax else [None]
     for nbytes in dict.fromkeys((unit.nbytes, op.nbytes)):
         ways = chooser.flat(replace(op, nbytes=nbytes), few=True)

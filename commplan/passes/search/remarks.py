@@ -11,7 +11,7 @@ from commplan.passes.base import StageChoice
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import rounded
 
-SHOWN = 6  # runners-up that are kept
+SHOWN = 6  # number of alternatives to keep
 
 
 class Searched(NamedTuple):
@@ -55,7 +55,7 @@ def _words(choice: StageChoice, unit: Unit) -> str:
     if unit.packs:
         whole = choice.bucket is not None and choice.bucket >= unit.nbytes
         size = "the usual size" if choice.bucket is None else f"up to {sized(choice.bucket)}"
-        separate = "separate " if choice.apart else ""
+        separate = "separate " if choice.separate else ""
         parts.append(f"in one {separate}bucket" if whole else f"in {separate}buckets of {size}")
     words = " ".join(parts)
     if choice.chunk is not None:

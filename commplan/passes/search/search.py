@@ -31,10 +31,10 @@ from commplan.passes.search.unit_search import UnitSearch, fastest_by, kind_of, 
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import Chooser
 
-NEAR = 0.003  # of the exposed time: the simplest choice within this margin of the best is taken
-PROMISING = 1.25  # times the best: a slower table is not searched from
-PAIRED = 3  # units, the largest, of which two are changed at once
-KINDS = 6  # of algorithms, and of sizes, that are tried for each of the two
+NEAR = 0.003  # fraction of the exposed time; the simplest choice within this margin of the best is selected
+PROMISING = 1.25  # tables slower than this multiple of the best are not a start of a search
+PAIRED = 3  # number of units, the largest, of which pairs are changed together
+KINDS = 6  # maximum number of algorithms, and of sizes, to try for each unit of a pair
 
 
 def choose(schedule: Schedule, passes: Sequence[Pass], context: PassContext) -> tuple[Choices, list[Choice]]:
@@ -57,9 +57,9 @@ def _best_search(schedule: Schedule, phase: Phase, passes: Sequence[Pass], conte
     trials = Trials(schedule, phase, passes, context, context.costs)
     search = _Search(trials)
     search.run()
-    if not trials.apart:
+    if not trials.separate:
         return search
-    separate = Trials(schedule, phase, passes, context, context.costs, trials.apart)
+    separate = Trials(schedule, phase, passes, context, context.costs, trials.separate)
     separate.elsewhere, separate.work = trials.count, trials.work
     if separate.is_spent:
         return search
@@ -67,8 +67,10 @@ def _best_search(schedule: Schedule, phase: Phase, passes: Sequence[Pass], conte
     shared: dict[tuple[object, ...], StageChoice] = {}
     for unit in search.units:  # the largest first
         shared.setdefault((unit.key.kind, unit.key.axes), search.table[unit.key])
-    choices = {key: search.table.get(key) or shared.get((key.kind, key.axes), OPEN) for key in trials.apart}
-    separate_search.begin_with({key: replace(choice, apart=True) for key, choice in choices.items()})
+    choices = {
+        key: search.table.get(key) or shared.get((key.kind, key.axes), OPEN) for key in trials.separate
+    }
+    separate_search.begin_with({key: replace(choice, separate=True) for key, choice in choices.items()})
     separate_search.run()
     trials.elsewhere = len(separate.predictions)
     best, second = search, separate_search
@@ -196,7 +198,7 @@ class _Search:
         computation = "the computation" if trials.context.step is not None else "the assumed computation"
         scope = f"next to {computation}" if trials.ready.seconds else "of the phase"
         how = "the budget is spent" if self.is_cut else "no single alternative of those tried is faster"
-        why = f"the least time exposed {scope} of {trials.count} schedules tried, not all there are: {how}"
+        why = f"the least time exposed {scope} of {trials.count} schedules tried, not of all: {how}"
         source = trials.predictor.in_words("model")
         return [
             remark(unit, self.table[unit.key], self.tried[unit.key], why, source)

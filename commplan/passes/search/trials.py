@@ -13,12 +13,12 @@ from commplan.ir.schedule import Collective, Phase, Schedule
 from commplan.passes.base import NO_CHOICES, OPEN, Choices, Pass, PassContext, StageChoice
 from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.search.remarks import Searched
-from commplan.passes.search.units import stages_apart, units
+from commplan.passes.search.units import stages_separate, units
 
-SCHEDULES = 480  # that are predicted for a phase at most
-WORK = 90_000  # ops and leaves of all of them together, at most about
-HALF = 0.5  # of them: for schedules in which stages share buckets, if they may; the rest for separate ones
-FEWEST = 4  # that are predicted whatever their size
+SCHEDULES = 480  # maximum number of schedules to predict for a phase
+WORK = 90_000  # approximate maximum of the ops and leaves in all of these schedules
+HALF = 0.5  # fraction of the budget for schedules whose stages share buckets; the rest is for separate ones
+FEWEST = 4  # number of schedules to predict even if they exceed `WORK`
 
 
 class Trials:
@@ -27,7 +27,7 @@ class Trials:
     Attributes:
         start: the initial table.
         units: the open choices.
-        apart: a start table in which stages do not share buckets; empty if no table has this effect.
+        separate: a start table in which stages do not share buckets; empty if no table has this effect.
         predictions: of the tables that were tried, by the choices for each unit.
         packed: the phase before algorithms are chosen, by bucket sizes.
         elsewhere: the number of schedules of this phase that other trials have predicted.
@@ -50,10 +50,10 @@ class Trials:
         packs = [pass_ for pass_ in passes if isinstance(pass_, BucketPass)]
         packed = self._after(self.schedule, packs, start)
         self.units = units(packed, packed.phases[0], passes)
-        self.apart = stages_apart(phase, packed.phases[0]) if self.units else NO_CHOICES
+        self.separate = stages_separate(phase, packed.phases[0]) if self.units else NO_CHOICES
         self.leaves = sum(len(value.leaves) for value in packed.phases[0].values)
         self.elsewhere = self.work = 0
-        self.share = HALF if self.apart else 1.0
+        self.share = HALF if self.separate else 1.0
         self.predictions: dict[tuple[StageChoice, ...], Searched] = {}
         self.packed: dict[tuple[int | None, ...], Schedule] = {}
         self.measured = context.calibration.input if context.calibration else None

@@ -13,9 +13,9 @@ from commplan.passes.search.candidates import (
     algorithms,
     around,
     bucket_sizes,
-    by_whether_they_split,
     message_sizes,
     programs,
+    sizes_by_split,
     with_algorithm,
     with_one_level_changed,
 )
@@ -24,13 +24,16 @@ from commplan.passes.search.trials import Trials
 from commplan.passes.search.units import Unit
 from commplan.select.algorithm_search import Chooser
 
-HOPELESS = 1.5  # times the algorithm's best: a size slower than this and than the size before ends its sizes
-DISTANT = 2.0  # times the best: all sizes are tried with the fastest algorithm of a kind that is no slower
-CLOSE = 1.25  # times the best: sizes are refined with the fastest algorithm of a kind that is no slower
-REVISITED = (
-    1.5  # times the best: slower choices are not tried again after choices of other units have changed
-)
-ORDERS = 2  # of levels, the fastest: in each of them single levels are changed
+# Times are relative to the best.
+# An algorithm tries no further sizes after one that is slower than this, and than the size before.
+HOPELESS = 1.5
+# The fastest algorithm of each kind tries all sizes, if it is not slower than this.
+DISTANT = 2.0
+# The fastest algorithm of each kind refines its sizes, if it is not slower than this.
+CLOSE = 1.25
+# Choices that are slower than this are not tried again after choices of other units have changed.
+REVISITED = 1.5
+ORDERS = 2  # number of orders of levels, the fastest, in which single levels are changed
 
 
 class UnitSearch:
@@ -110,7 +113,7 @@ class UnitSearch:
     def _try_sizes(self, choice: StageChoice) -> None:
         """Try bucket sizes, from large to small, until they are hopeless."""
         fastest = math.inf
-        for sizes in by_whether_they_split(self.unit, bucket_sizes(self.unit)):
+        for sizes in sizes_by_split(self.unit, bucket_sizes(self.unit)):
             previous = math.inf
             for size in sizes:
                 result = self._try(replace(choice, bucket=size))

@@ -69,10 +69,10 @@ def _leaf_bytes(op: Collective, pack: Pack) -> list[int]:
     return [op.nbytes * size // max(1, sum(sizes)) for size in sizes]
 
 
-def stages_apart(phase: Phase, packed: Phase) -> Choices:
+def stages_separate(phase: Phase, packed: Phase) -> Choices:
     """Choices that give each stage of `phase` separate buckets; empty if no stages of `packed` share any."""
     keys, shared = (
         dict.fromkeys(key_of(each, op) for op in each.ops if isinstance(op, Collective))
         for each in (phase, packed)
     )
-    return {key: StageChoice(apart=True) for key in keys} if len(shared) < len(keys) else NO_CHOICES
+    return {key: StageChoice(separate=True) for key in keys} if len(shared) < len(keys) else NO_CHOICES

@@ -72,7 +72,7 @@ class SharingChoice:
     def choice(self, text: str, span: Span, *, first: bool, why: str = "") -> Choice:
         """The choice for one value. The cost table is attached to the `first` value of a flow."""
         if not first:
-            why = why or "as the values that are made with it"
+            why = why or "as for the other values of its flow"
             return Choice("share", text, why, span, seconds=self.seconds, source=self.source)
         why = (why or self.why) + self.proposal
         return Choice("share", text, why, span, seconds=self.seconds, source=self.source, sharing=self.table)
@@ -173,7 +173,7 @@ class SharingCostModel:
     def _source(self, measured: InputCosts) -> str:
         host_text = f" on {measured.host}" if measured.host else ""
         consumer = measured.consumer_of(self.editor.schedule.plan, self.phase.name)
-        missing = "" if consumer else "; no consumer measured: a step is taken to wait for its input alone"
+        missing = "" if consumer else "; no consumer measured: a step is assumed to wait for its input only"
         return f"input measured {measured.date}{host_text}{missing}"
 
 
@@ -190,7 +190,7 @@ def _reason(predictions: Sequence[Predicted], selected: Predicted) -> str:
         )
     return (
         f"a step takes {timed(selected.wall)}, waiting for {selected.waits_for}, and "
-        f"{timed(duplicate.wall)} where nothing is shared; {timed(selected.cpu)} of CPU per record "
+        f"{timed(duplicate.wall)} without sharing; {timed(selected.cpu)} of CPU per record "
         f"and member instead of {timed(duplicate.cpu)}, {selected.distance:.2f} times the limit"
     )
 

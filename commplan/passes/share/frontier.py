@@ -59,7 +59,7 @@ def _equal_results(op: Op, independent: Independent) -> tuple[Ref, ...]:
     return ()
 
 
-def cuts_back(editor: Editor, independent: Independent, ref: Ref, *, past_widening: bool) -> list[Ref]:
+def candidate_cuts(editor: Editor, independent: Independent, ref: Ref, *, past_widening: bool) -> list[Ref]:
     """`ref` and the earlier values at which sharing could end instead, latest first.
 
     A cut can move back over a deterministic host map with one operand and one result, if the operand has a

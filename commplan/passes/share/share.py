@@ -21,7 +21,7 @@ from commplan.passes.rewrite import Editor
 from commplan.passes.share.cost import SharingChoice, SharingCostModel
 from commplan.passes.share.frontier import (
     Independent,
-    cuts_back,
+    candidate_cuts,
     flows,
     frontier,
     member_independent,
@@ -95,7 +95,7 @@ class SharePass(Pass, frozen=True):
             return None
         (over,) = axes
         push = self.widening == "push"
-        cuts = {ref: cuts_back(pricer.editor, independent, ref, past_widening=push) for ref in ends}
+        cuts = {ref: candidate_cuts(pricer.editor, independent, ref, past_widening=push) for ref in ends}
         settled = None if self.design == "auto" else (self.design, self._readers(pricer.editor.size(over)))
         return pricer.choose(InputFlow(flow, cuts, over), self.prefer, settled)
 
@@ -122,7 +122,7 @@ class SharePass(Pass, frozen=True):
             choices.append(Choice("share", f"{text}: duplicate", why, maker.span))
             return
         if self.design == "none":
-            choices.append(Choice("share", f"{text}: not shared", "the pass was told so", maker.span))
+            choices.append(Choice("share", f"{text}: not shared", "set by an option of the pass", maker.span))
             return
         unshared = editor.add(replace(value, id=editor.fresh(f"{ref}/own")))
         ops[maker_index] = rename_results(maker, {ref: unshared})
@@ -148,21 +148,21 @@ def _choice(
     """The choice for one value."""
     text = f"{text}: {op.design}" + (f"(readers = {op.readers})" if op.readers else "")
     if chosen is not None:
-        return chosen.choice(text, op.span, first=first, why="the pass was told so" if by_option else "")
+        return chosen.choice(
+            text, op.span, first=first, why="set by an option of the pass" if by_option else ""
+        )
     nbytes = sized(editor.values[op.result].nbytes)
     why = (
         f"the work that is the same for all members ends here ({nbytes} a step); each process of a host "
         "makes its part and all see all; members in one process share without a copy"
     )
-    few_readers = (
-        "few readers would do all the work, and the costs that could speak for that are not measured"
-    )
+    few_readers = "few readers would do all the work, and the costs that could justify it are not measured"
     rejected = (
         f"duplicate: each of {editor.size(op.axes)} members would do all the work",
         f"single_broadcast, multi_broadcast: {few_readers}",
     )
     if by_option and op.design != "all_shared":
-        why, rejected = "the pass was told so", ()
+        why, rejected = "set by an option of the pass", ()
     return Choice("share", text, why, op.span, rejected)
 
 
@@ -183,8 +183,8 @@ def _choice_pinned(op: Share, pricer: SharingCostModel, flow: list[Op]) -> Choic
     chosen = pricer.choose(priced, "cpu", (op.design, op.readers)) if flow else None
     text = f"`{name_of(op.result)}`: {op.design}"
     if chosen is None:
-        return Choice("share", text, "the plan says so", op.span)
-    return chosen.choice(text, op.span, first=True, why="the plan says so")
+        return Choice("share", text, "set in the plan", op.span)
+    return chosen.choice(text, op.span, first=True, why="set in the plan")
 
 
 def _own_clock(op: Read) -> Choice:

@@ -31,14 +31,14 @@ Adopter = Callable[[Division, Collection[int]], Division]
 Deal = Callable[[int, int, int, Sequence[int]], int]
 
 
-class Broken(NamedTuple):
+class BrokenPromise(NamedTuple):
     """A case that violates a promise.
 
     Attributes:
         code: CP0760 for visits, CP0761 for a work partition, CP0762 for rates of members.
         message: description of the case.
-        expected: the promised behaviour.
-        found: the actual behaviour.
+        expected: the promised behavior.
+        found: the actual behavior.
     """
 
     code: str
@@ -55,7 +55,7 @@ class Broken(NamedTuple):
 
 
 @functools.lru_cache(maxsize=128)
-def prove_order(visit: Visit, tail: Tail, batch: int, orders: Orders = Order) -> Broken | None:
+def prove_order(visit: Visit, tail: Tail, batch: int, orders: Orders = Order) -> BrokenPromise | None:
     """Prove that `visit` holds with `tail` for every length and batch size.
 
     Args:
@@ -73,7 +73,7 @@ def prove_order(visit: Visit, tail: Tail, batch: int, orders: Orders = Order) ->
         why = f"whether {undecided} depends on the numbers"
     if why is None:
         return None
-    return next(_broken_visits(visit, tail, batch, orders), None) or Broken(
+    return next(_broken_visits(visit, tail, batch, orders), None) or BrokenPromise(
         "CP0760", f"{visit} with tail {tail} cannot be proved", "every length to be visited as promised", why
     )
 
@@ -107,7 +107,7 @@ def _rest(visit: Visit, tail: Tail, orders: Orders) -> str | None:
 def _steps(visit: Visit, steps: Polynomial, whole: Polynomial, last: int) -> str | None:
     """Whether the number of steps of an epoch satisfies the promise for its records."""
     needed = whole + last
-    return None if _fits(visit, steps, needed) else f"{steps} steps an epoch where {needed} are needed"
+    return None if _fits(visit, steps, needed) else f"{steps} steps an epoch, but {needed} are needed"
 
 
 def _fits(visit: Visit, count: Polynomial, needed: Polynomial) -> bool:
@@ -131,7 +131,7 @@ def _step(
     return f"step {step} goes past the end" if visit != "at_least_once" and low + counted > length else None
 
 
-def _broken_visits(visit: Visit, tail: Tail, batch: int, orders: Orders) -> Iterator[Broken]:
+def _broken_visits(visit: Visit, tail: Tail, batch: int, orders: Orders) -> Iterator[BrokenPromise]:
     """Search small lengths and batch sizes for violations, starting with the plan's batch size."""
     for size in dict.fromkeys((*((batch,) if batch <= _LARGEST_ENUMERATED else ()), 1, 2, 3, 5)):
         lengths = (1, size - 1, size, size + 1, 2 * size - 1, 2 * size, 2 * size + 1, 3 * size + 2)
@@ -141,7 +141,7 @@ def _broken_visits(visit: Visit, tail: Tail, batch: int, orders: Orders) -> Iter
                 yield wrong
 
 
-def _visited_wrongly(order: Order, visit: Visit) -> Broken | None:
+def _visited_wrongly(order: Order, visit: Visit) -> BrokenPromise | None:
     """The first record that an epoch does not visit as promised; None if there is none."""
     visits: Counter[int] = Counter()
     last: dict[int, int] = {}
@@ -159,7 +159,7 @@ def _visited_wrongly(order: Order, visit: Visit) -> Broken | None:
         )
         epoch = f"an epoch of {order.length} records in batches of {order.batch}"
         message = f"{epoch} visits the record at position {position} {_times(times)}"
-        return Broken("CP0760", message, visit.replace("_", " "), f"{_times(times)}: {detail}")
+        return BrokenPromise("CP0760", message, visit.replace("_", " "), f"{_times(times)}: {detail}")
     return None
 
 
@@ -170,7 +170,7 @@ def _times(number: int) -> str:
 # --- work partitions ---
 
 
-def prove_parts(kind: type[Division] = Division) -> Broken | None:
+def prove_parts(kind: type[Division] = Division) -> BrokenPromise | None:
     """Prove that the parts of a batch cover each row once, for all numbers of rows and parts."""
     try:
         if _parts_fit(kind):
@@ -186,8 +186,10 @@ def prove_parts(kind: type[Division] = Division) -> Broken | None:
                     message = f"of {rows} rows in {parts} parts row {row} is made {_times(makers[row])}"
                     cuts = (work.part(rows, part) for part in range(parts))
                     shown = ", ".join(f"[{low}, {high})" for low, high in cuts)
-                    return Broken("CP0761", message, "every row in one part", shown)
-    return Broken("CP0761", "the parts of a batch cannot be proved", "every row in one part", "no proof")
+                    return BrokenPromise("CP0761", message, "every row in one part", shown)
+    return BrokenPromise(
+        "CP0761", "the parts of a batch cannot be proved", "every row in one part", "no proof"
+    )
 
 
 def _parts_fit(kind: type[Division]) -> bool:
@@ -198,10 +200,9 @@ def _parts_fit(kind: type[Division]) -> bool:
     p, t, rows = symbol("p"), symbol("t"), symbol("n")
 
     def part(parts: Polynomial, number: Polynomial) -> tuple[Polynomial, Polynomial]:
-        of_many = type(
-            kind.__name__, (kind,), {"parts": parts}
-        )  # a symbolic number, which the length of a tuple cannot be
-        return cast("Any", of_many)("all_shared", (0,), (0,)).part(rows, number)
+        # The number of parts is symbolic, which the length of a tuple cannot be.
+        symbolic = type(kind.__name__, (kind,), {"parts": parts})
+        return cast("Any", symbolic)("all_shared", (0,), (0,)).part(rows, number)
 
     low, high = part(p + 1 + t, p)
     return (
@@ -214,7 +215,7 @@ def _parts_fit(kind: type[Division]) -> bool:
 
 def prove_division(
     work: Division, rows: int, alive: Collection[int] | None = None, adopter: Adopter = failover
-) -> Broken | None:
+) -> BrokenPromise | None:
     """Prove that every part is built once and that every host with a live process receives every part once.
 
     The partition is simulated, in time proportional to the number of hosts times the number of parts.
@@ -235,7 +236,7 @@ def prove_division(
         if short is None:
             return None
         message = f"process {short} makes parts {list(remaining.parts_of(short))} for itself, of {work.parts}"
-        return Broken("CP0761", message, "every process to make all rows", "some that are not made")
+        return BrokenPromise("CP0761", message, "every process to make all rows", "some that are not made")
     makers: dict[int, list[int]] = {part: [] for part in range(work.parts)}
     for process in living:
         for part in remaining.parts_of(process):
@@ -244,11 +245,11 @@ def prove_division(
         if len(processes) != 1 or part >= work.parts:
             by = f"processes {', '.join(map(str, processes))} make" if processes else "no process makes"
             message = f"{by} {_part(work, rows, part)}{condition}"
-            return Broken("CP0761", message, "one maker of each row", f"{len(processes)} makers")
-    return _moved_wrongly(remaining, rows, living, condition)
+            return BrokenPromise("CP0761", message, "one maker of each row", f"{len(processes)} makers")
+    return _transfer_violation(remaining, rows, living, condition)
 
 
-def prove_deal(parts: int, makers: int, deal: Deal = dealt) -> Broken | None:
+def prove_deal(parts: int, makers: int, deal: Deal = dealt) -> BrokenPromise | None:
     """Prove that the processes of a host that make parts of batches make equally many.
 
     Args:
@@ -260,7 +261,7 @@ def prove_deal(parts: int, makers: int, deal: Deal = dealt) -> Broken | None:
     counts = Counter(deal(unit, part, parts, everyone) for unit in everyone for part in range(parts))
     if dict(counts) != dict.fromkeys(everyone, parts):
         message = f"over {makers} batches processes of a host make unequal numbers of parts"
-        return Broken("CP0761", message, "as many for each", f"{dict(sorted(counts.items()))}")
+        return BrokenPromise("CP0761", message, "as many for each", f"{dict(sorted(counts.items()))}")
     return None
 
 
@@ -272,15 +273,19 @@ def _part(work: Division, rows: int, part: int) -> str:
     return f"{row_range} of {rows} (part {part} of {work.parts})"
 
 
-def _moved_wrongly(work: Division, rows: int, living: tuple[int, ...], condition: str) -> Broken | None:
+def _transfer_violation(
+    work: Division, rows: int, living: tuple[int, ...], condition: str
+) -> BrokenPromise | None:
     """The first violation of a batch's moves between hosts; None if every host has every part once."""
     parts_of_host = {work.hosts[process]: Counter[int]() for process in living}
     for process in living:
         parts_of_host[work.hosts[process]].update(work.parts_of(process))
     for number, move in enumerate(work.moves(None if len(living) == len(work.hosts) else living)):
-        wrong = _move_wrong(work, move, parts_of_host, rows)
+        wrong = _check_transfer(work, move, parts_of_host, rows)
         if wrong is not None:
-            return Broken("CP0761", f"move {number} ({move.kind}): {wrong.message}{condition}", *wrong[2:])
+            return BrokenPromise(
+                "CP0761", f"move {number} ({move.kind}): {wrong.message}{condition}", *wrong[2:]
+            )
         brought = [part for parts in move.parts for part in parts]
         for place, host in enumerate(move.hosts):
             gathers = move.kind == "all_gather"
@@ -292,17 +297,17 @@ def _moved_wrongly(work: Division, rows: int, living: tuple[int, ...], condition
             if parts[part] != 1 or part >= work.parts:
                 message = f"host {host} receives {_part(work, rows, part)} {_times(parts[part])}{condition}"
                 received = sorted(parts.elements())
-                return Broken("CP0761", message, "every part once on every host", f"parts {received}")
+                return BrokenPromise("CP0761", message, "every part once on every host", f"parts {received}")
     return None
 
 
-def _move_wrong(
+def _check_transfer(
     work: Division, move: HostTransfer, parts_of_host: dict[int, Counter[int]], rows: int
-) -> Broken | None:
+) -> BrokenPromise | None:
     """Check that all participants of a transfer are alive and that senders have the parts that they send."""
     dead_host = next((host for host in move.hosts if host not in parts_of_host), None)
     if dead_host is not None:
-        return Broken(
+        return BrokenPromise(
             "", f"it waits for host {dead_host}", "hosts with a living process", f"{list(move.hosts)}"
         )
     roots = (move.hosts[move.root],) if move.kind == "broadcast" else move.hosts
@@ -310,7 +315,7 @@ def _move_wrong(
         absent = next((part for part in parts if not parts_of_host[root][part]), None)
         if absent is not None:
             message = f"host {root} is to send {_part(work, rows, absent)}, which it does not have"
-            return Broken(
+            return BrokenPromise(
                 "", message, f"host {root} to have parts {list(parts)}", f"{sorted(parts_of_host[root])}"
             )
     return None
@@ -343,7 +348,7 @@ def survivors(work: Division) -> Iterator[tuple[int, ...]]:
 # --- members that advance independently ---
 
 
-def prove_rates(rates: Rates) -> Broken | None:
+def prove_rates(rates: Rates) -> BrokenPromise | None:
     """Prove that members take whole units, that an epoch has enough units, and that buffers suffice.
 
     The largest lag and buffer size occur when member i begins a batch while j is one greatest common divisor
@@ -354,8 +359,8 @@ def prove_rates(rates: Rates) -> Broken | None:
         low, high = cast("tuple[Polynomial, Polynomial]", rates.units_of(member, cast("Any", step)))
         if not (low * unit).same(step * batch) or not (high * unit).same((step + 1) * batch):
             message = f"step k of member {member} takes units {low} to {high} of {unit} records"
-            return Broken("CP0762", message, f"records k*{batch} to k*{batch} + {batch}", "others")
-    return _epoch_wrong(rates) or _kept_wrong(rates)
+            return BrokenPromise("CP0762", message, f"records k*{batch} to k*{batch} + {batch}", "others")
+    return _epoch_violation(rates) or _buffer_violation(rates)
 
 
 def _first_members(rates: Rates) -> list[tuple[int, int]]:
@@ -363,7 +368,7 @@ def _first_members(rates: Rates) -> list[tuple[int, int]]:
     return [(rates.batches.index(batch), batch) for batch in dict.fromkeys(rates.batches)]
 
 
-def _epoch_wrong(rates: Rates) -> Broken | None:
+def _epoch_violation(rates: Rates) -> BrokenPromise | None:
     """Check that an epoch contains the units that each member consumes, at and around batch boundaries."""
     sizes = (rates.unit, *rates.batches)
     ends = sorted({n for size in sizes for n in (size - 1, size, size + 1, 2 * size + 1)})
@@ -376,20 +381,22 @@ def _epoch_wrong(rates: Rates) -> Broken | None:
                 if units * rates.unit < last:
                     epoch = f"an epoch of {length} records with tail {tail}"
                     message = f"{epoch} ends before member {member} does"
-                    return Broken("CP0762", message, f"{last} records", f"{units} units of {rates.unit}")
+                    return BrokenPromise(
+                        "CP0762", message, f"{last} records", f"{units} units of {rates.unit}"
+                    )
     return None
 
 
-def _kept_wrong(rates: Rates) -> Broken | None:
+def _buffer_violation(rates: Rates) -> BrokenPromise | None:
     sizes = sorted(set(rates.batches))
     lag = max(_ahead(i, j, 1) - _ahead(j, i, 1, at=_instant(i, j)) for i in sizes for j in sizes)
     buffered = max(_ahead(i, j, rates.prefetch + 1) - _instant(i, j) // j * j for i in sizes for j in sizes)
     if rates.lag != lag:
-        return Broken("CP0762", f"the largest lag is {lag} records", f"a lag of {lag}", f"{rates.lag}")
+        return BrokenPromise("CP0762", f"the largest lag is {lag} records", f"a lag of {lag}", f"{rates.lag}")
     least = max(buffered, 2 * sizes[-1])
     if rates.bound < least or rates.bound % rates.unit:
-        message = f"members that keep pace need {buffered} records kept, and a batch that is shown one more"
-        return Broken("CP0762", message, f"{least} records at least, in units", f"{rates.bound}")
+        message = f"members that keep pace need {buffered} buffered records, and one more batch in use"
+        return BrokenPromise("CP0762", message, f"{least} records at least, in units", f"{rates.bound}")
     return None
 
 

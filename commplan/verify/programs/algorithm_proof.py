@@ -27,13 +27,13 @@ class Proof(NamedTuple):
 
     Attributes:
         tasks: the programs that were proved.
-        believed: native levels, which are assumed to be correct.
+        assumed: the native levels.
         cost: the total cost without native levels.
         wrong: counterexamples, each with the program that it refutes.
     """
 
     tasks: tuple[LevelProgram, ...]
-    believed: tuple[str, ...]
+    assumed: tuple[str, ...]
     cost: Counted
     wrong: tuple[tuple[str, Counterexample], ...]
 
@@ -108,7 +108,7 @@ def prove_levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int = 0)
     stages = stages_of(levels, kind, root=root)
     every = dict.fromkeys(task_of(levels, stage) for stage in stages)
     proofs = {task: prove_task(task) for task in every if task.algorithm != NATIVE}
-    believed = tuple(f"{task.kind} of {task.ranks}" for task in every if task.algorithm == NATIVE)
+    assumed = tuple(f"{task.kind} of {task.ranks}" for task in every if task.algorithm == NATIVE)
     wrong = [(str_of(task), example) for task, (examples, _) in proofs.items() for example in examples]
     whole = compose(levels, kind, stages, root)
     if whole is not None:
@@ -123,7 +123,7 @@ def prove_levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int = 0)
                 received=total.received + cost.received * stage.share,
                 staged=max(total.staged, cost.staged * stage.share),
             )
-    return Proof(tuple(proofs), believed, total, tuple(wrong))
+    return Proof(tuple(proofs), assumed, total, tuple(wrong))
 
 
 def str_of(task: LevelProgram) -> str:

@@ -19,7 +19,7 @@ CODES = {
     "double": "CP0741",  # a contribution is added twice
     "wrong": "CP0740",  # the final contents of a slot violate the postcondition
     "order": "CP0749",  # ranks that must agree bit by bit have added in different orders
-    "useless": "CP0746",  # a message changes no result
+    "redundant": "CP0746",  # a message changes no result
     "calls": "CP0747",  # ranks of a communicator call different collectives
     "creation": "CP0747",  # ranks create communicators in different orders
 }

@@ -47,14 +47,14 @@ def prove(program: ChunkProgram) -> tuple[Counterexample, ...]:
     Returns:
         Counterexamples; empty if the program is proved.
     """
-    wrong = unfit(program)
+    wrong = check_ranges(program)
     if wrong is None:
         transfers, chunks = representatives(program)
         wrong = _out_of_range(program, transfers) or interpret(program, transfers, chunks)
     return () if wrong is None else (wrong,)
 
 
-def unfit(program: ChunkProgram) -> Counterexample | None:
+def check_ranges(program: ChunkProgram) -> Counterexample | None:
     """Check that the numbers of ranks and chunks and the root are valid."""
     n, chunks, root = program.ranks, program.chunks, program.root
     blocked = program.kind in IN_BLOCKS

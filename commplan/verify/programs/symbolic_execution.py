@@ -157,7 +157,7 @@ def follow(program: ChunkProgram, units: ChunkMessages, few: int) -> Counterexam
     if race is not None:
         return race
     run = _Run(program, units, few)
-    return run.forward() or run.result() or run.useless()
+    return run.forward() or run.result() or run.check_redundant()
 
 
 def orbit(program: ChunkProgram, transfers: TransferColumns) -> int:
@@ -310,7 +310,7 @@ class _Run:
         action = f"sends chunk {chunk} to rank {peer}" if sends else f"adds to chunk {chunk} from rank {peer}"
         return Counterexample(
             "unset", (rank, peer), (time,), chunk, "a value in the slot", "nothing",
-            f"rank {rank} {action} in its round {time}, and holds nothing there yet",
+            f"rank {rank} {action} in its round {time}, but the slot is empty",
         )  # fmt: skip
 
     def _double(self, unit: int, current: int, coming: int) -> Counterexample:
@@ -359,7 +359,7 @@ class _Run:
             " their floating-point results differ",
         )  # fmt: skip
 
-    def useless(self) -> Counterexample | None:
+    def check_redundant(self) -> Counterexample | None:
         """Find a message that delivers data already present, or data that is never read."""
         units = self.units
         live = self.goal != ANY
@@ -380,6 +380,6 @@ class _Run:
         rank, peer, time, chunk = self._ends(unit)
         why = "it holds that already" if self.redundant[unit] else "no result depends on it"
         return Counterexample(
-            "useless", (rank, peer), (time,), chunk, "messages that change a result", why,
+            "redundant", (rank, peer), (time,), chunk, "messages that change a result", why,
             f"rank {rank} receives chunk {chunk} from rank {peer} in its round {time}, but {why}",
         )  # fmt: skip

@@ -104,6 +104,6 @@ def check_on_workers(ctx: CheckContext, name: ast.Name, value: Value, stage: str
         )
         ctx.fail("CP0320", message, name.span, value, note)
     if value.placement.server is not None:
-        message = f"`{name.text}` lives on `{value.placement.server}`, out of reach of `{stage}`"
+        message = f"`{name.text}` is on `{value.placement.server}`, out of reach of `{stage}`"
         note = "only `exchange` and `elastic` bring servers and workers together"
         ctx.fail("CP0318", message, name.span, value, note)

@@ -123,7 +123,7 @@ def check_scalar(
         note = "reduce it first, or declare it `per` if it is each rank's own number"
         ctx.fail(code, message, span, scalar, note)
     if scalar.placement.server is not None:
-        ctx.fail(code, f"{role} is `{scalar.name}`, which lives on a server", span, scalar)
+        ctx.fail(code, f"{role} is `{scalar.name}`, which is on a server", span, scalar)
     more = [axis for axis in scalar.placement.varying if not operand.placement.varies(axis)]
     if more:
         message = (

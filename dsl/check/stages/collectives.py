@@ -83,7 +83,7 @@ def _well_formed(
         message = f"`{expr.kind}` takes no `by`"
         ctx.error("CP0403", message, expr.by.span, "it combines nothing: `reduce` and `scatter` do")
     if len(statement.targets) > 1:
-        message = f"`{expr.kind}` gives one value, found {len(statement.targets)} names for it"
+        message = f"`{expr.kind}` returns one value, found {len(statement.targets)} names for it"
         ctx.error("CP0401", message, ast.span_of(statement.targets[1:]))
     return len(ctx.diagnostics) == before
 

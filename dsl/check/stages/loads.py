@@ -42,7 +42,7 @@ def check_load(
         ctx.error("CP0402", "the load has no seed", expr.span, note)
     target_count = len(statement.targets)
     if target_count > 2:
-        message = f"`load` gives records and, if wanted, their count, found {target_count} names"
+        message = f"`load` returns records and, if wanted, their count, found {target_count} names"
         ctx.fail("CP0401", message, statement.targets[2].span, "write `x = load ...` or `x, n = load ...`")
     if source is None or split is None or per is None or clock is None or batch is None:
         return None

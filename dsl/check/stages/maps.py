@@ -166,7 +166,7 @@ def _combine_placements(
     for name, value in pairs:
         axes = [axis for axis in split if axis in value.placement.per]
         if axes:
-            message = f"`{name.text}` differs over {listed(axes)}, where another operand is split"
+            message = f"`{name.text}` differs over {listed(axes)}, but another operand is split"
             note = "each shard would be computed with another value, and would be a shard of nothing"
             ctx.fail("CP0319", message, name.span, value, note)
     per = ctx.ordered(axis for value in operands for axis in value.placement.per)
@@ -196,7 +196,7 @@ def _check_partial(ctx: CheckContext, fn: Fn, pairs: Pairs) -> None:
             outlier = other_name if axis not in other.placement.partial else name
             outlier_value = other if outlier is other_name else value
             message = (
-                f"`{outlier.text}` is {status(outlier_value.placement, axis)} over `{axis}`, where another "
+                f"`{outlier.text}` is {status(outlier_value.placement, axis)} over `{axis}`, but another "
                 "operand is partial"
             )
             note = "terms of a sum combine with terms of the same sum only: reduce first"
@@ -215,7 +215,7 @@ def _check_split(ctx: CheckContext, fn: Fn, pairs: Pairs) -> None:
         )
         note = (
             "a shard would give another result than the whole (a norm, for one): gather it first, or "
-            "declare the fn `elementwise` if it works on each element for itself"
+            "declare the fn `elementwise` if it computes each element separately"
         )
         ctx.fail("CP0305", message, name.span, value, fn, note)
     alike = loaded if loaded else whole
@@ -241,6 +241,6 @@ def _check_place(ctx: CheckContext, pairs: Pairs) -> None:
     for name, value in pairs[1:]:
         if value.placement.server != pairs[0][1].placement.server:
             misplaced, other = (name, value) if value.placement.server else pairs[0]
-            message = f"`{misplaced.text}` lives on `{other.placement.server}`, and the other operands do not"
+            message = f"`{misplaced.text}` is on `{other.placement.server}`, and the other operands are not"
             note = "only `exchange` and `elastic` bring servers and workers together"
             ctx.fail("CP0318", message, misplaced.span, other, note)

@@ -41,7 +41,7 @@ def check_exchange(
     options = hints(ctx, expr.options, "exchange", gradient.type if gradient else None)
     if len(expr.states) > 2:
         message = f"`exchange` updates one or two states, found {len(expr.states)}"
-        note = "`w, m`: put the state of the optimiser into one tree"
+        note = "`w, m`: put the state of the optimizer into one tree"
         ctx.fail("CP0422", message, expr.states[2].span, note)
     if states is None:
         return None
@@ -211,10 +211,10 @@ def check_elastic(
 def _check_pull_and_center(ctx: CheckContext, statement: ast.StageStmt, expr: ast.ElasticExpr) -> None:
     targets = statement.targets
     if len(targets) != 2:
-        message = f"`elastic` returns the pull and the new centre, found {plural(len(targets), 'name')}"
+        message = f"`elastic` returns the pull and the new center, found {plural(len(targets), 'name')}"
         ctx.fail("CP0401", message, ast.span_of(targets), f"write `pull, {expr.center.text} = elastic ...`")
     if targets[1].text != expr.center.text:
-        message = f"`elastic` returns the centre that it takes, `{expr.center.text}`"
+        message = f"`elastic` returns the center that it takes, `{expr.center.text}`"
         note = f"write `{targets[0].text}, {expr.center.text} = elastic ...`"
         ctx.fail("CP0423", message, targets[1].span, note)
 
@@ -286,13 +286,13 @@ def _check_center(
     home = rules.center_home(mode, name.text, center.placement.server) if mode else None
     ctx.require("CP0427", home, name.span, center)
     if center.type != operand.type:
-        message = f"the centre is {center.type}, and `{expr.operand.text}` is {operand.type}"
+        message = f"the center is {center.type}, and `{expr.operand.text}` is {operand.type}"
         ctx.fail("CP0428", message, name.span, center, operand)
     expected = operand.placement.same_over(over)
     actual = Placement(center.placement.per, center.placement.partial, center.placement.split)
     if actual != expected:
         message = (
-            f"the centre is placed `{actual}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
+            f"the center is placed `{actual}`, expected `{expected}`: as `{expr.operand.text}`, but the same "
             f"over {listed(over)}"
         )
         ctx.fail("CP0428", message, name.span, center, operand)

@@ -95,7 +95,7 @@ class LaxBackend:
         self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
     ) -> tuple[list[Array], list[Array]]:
         if self.ways(axes) > 1 and not (self.on_cpu and self.is_whole_mesh):
-            return order.barred(xs, previous)
+            return order.with_barriers(xs, previous)
         tied = list(xs)
         for before in previous:
             tied = [self.tie(x, before, axes) for x in tied]

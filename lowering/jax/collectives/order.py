@@ -27,14 +27,16 @@ def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
     if x.size == 0 or previous.size == 0:
         return x
     if not on_cpu:
-        return barred([x], [previous])[0][0]
+        return with_barriers([x], [previous])[0][0]
     never = lax.axis_index(axis) < 0
     other = lax.stop_gradient(previous.reshape(-1)[0]).astype(x.dtype)
     other = assume_same(other, tuple(_compat.varying_axes(other) - _compat.varying_axes(x)))
     return jnp.where(never, other, x)
 
 
-def barred(xs: Sequence[Array | None], previous: Sequence[Array | None]) -> tuple[list[Any], list[Any]]:
+def with_barriers(
+    xs: Sequence[Array | None], previous: Sequence[Array | None]
+) -> tuple[list[Any], list[Any]]:
     """Both, with their types; `xs` are ordered after `previous`. None stays None.
 
     XLA:CPU does not keep collectives in this order. Callers must use the returned `previous`: XLA removes

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.collectives.order import barred
+from commplan.lowering.jax.collectives.order import with_barriers
 from commplan.lowering.jax.layers.vjp import Arrays
 from commplan.lowering.jax.phase import Lowered, register_layers
 from commplan.lowering.jax.pytree import Tree
@@ -72,13 +72,13 @@ class ShardedLayer:
     def after(self, shards: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """Both, unchanged; gathers of `shards` are ordered after `values`. Callers must use these values."""
         is_tied = self.backend.platform in ("", "cpu")
-        return self._tie(shards, values) if is_tied else barred(shards, values)
+        return self._tie(shards, values) if is_tied else with_barriers(shards, values)
 
     def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """`after` for gradients. CPU devices run collectives in the order of the schedule, so they need a
         barrier only: a data dependency, which ranks of a communicator need, would copy each whole gradient.
         """
-        return barred(gradients, values) if self.backend.platform else self._tie(gradients, values)
+        return with_barriers(gradients, values) if self.backend.platform else self._tie(gradients, values)
 
     def _tie(self, xs: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
         """Order by a data dependency (see `order.tie`). Scalars are gathered separately, or not at all."""

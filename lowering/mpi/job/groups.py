@@ -26,7 +26,7 @@ class Groups:
         comm: An mpi4py communicator. It is not used for messages after construction.
         sizes: The axes and their sizes, in the order of the plan, the last one innermost. None for one axis
             called `ranks`.
-        meet: Runs blocking calls with a timeout.
+        rendezvous: Runs blocking calls with a timeout.
 
     Raises:
         CommplanError: CP0831 if the product of the sizes is not the number of ranks, CP0849 if a rank does
@@ -34,18 +34,18 @@ class Groups:
     """
 
     def __init__(
-        self, comm: Any, sizes: Mapping[str, int] | None = None, meet: Rendezvous | None = None
+        self, comm: Any, sizes: Mapping[str, int] | None = None, rendezvous: Rendezvous | None = None
     ) -> None:
         self.sizes = dict(sizes) if sizes is not None else {"ranks": comm.Get_size()}
         count = math.prod(self.sizes.values())
         if count != comm.Get_size():
             mesh = " x ".join(f"{name} = {size}" for name, size in self.sizes.items())
             fail("CP0831", f"{mesh} is {count} ranks, but the communicator has {comm.Get_size()}")
-        self.meet = meet or Rendezvous(comm, "make a channel")
-        self.comm = self.meet(comm.Dup)
+        self.rendezvous = rendezvous or Rendezvous(comm, "make a channel")
+        self.comm = self.rendezvous(comm.Dup)
         self.rank: int = self.comm.Get_rank()
         self.place = coordinates(self.rank, self.sizes, self.sizes)
-        self.hosts: tuple[str, ...] = tuple(self.meet(self.comm.allgather, socket.gethostname()))
+        self.hosts: tuple[str, ...] = tuple(self.rendezvous(self.comm.allgather, socket.gethostname()))
         self._communicators: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._is_sealed = False
 
@@ -90,7 +90,7 @@ class Groups:
                 note = f"a bound program has communicators along the axes of its collectives: {axes_text}"
                 fail("CP0831", problem, note)
             group = self.comm.Get_group().Incl(list(ranks))
-            create = self.meet.among(ranks)
+            create = self.rendezvous.among(ranks)
             self._communicators[use, axes] = create(self.comm.Create_group, group, self._tag(use, axes))
         return self._communicators[use, axes]
 

@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.input.work_partition import Division, HostTransfer, failover
-from commplan.lowering.mpi.lists import BrokenOffError
+from commplan.lowering.mpi.lists import ListAbortedError
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.observe.wait_log import LOG, Cadence, ClosedError, WaitReporter
 from commplan.runtime.input.transport.mpi_group import Team, free_closed, goes_on
@@ -109,7 +109,7 @@ class MpiCarrier:
             if self._survivors is None:
                 try:
                     self._exchange(self._team, parcels)
-                except (BrokenOffError, MPI.Exception) as error:
+                except (ListAbortedError, MPI.Exception) as error:
                     self._raise_dead(self._team, error)
             else:
                 self._survive(self._survivors, number, parcels, before)
@@ -176,7 +176,7 @@ class MpiCarrier:
                 return
             except _SilencedError:
                 team.revoke()
-            except (BrokenOffError, MPI.Exception) as error:
+            except (ListAbortedError, MPI.Exception) as error:
                 if not (team.dead() or team.revoked()):
                     self._refused(str(error))
                 team.revoke()

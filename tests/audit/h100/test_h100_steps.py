@@ -159,7 +159,7 @@ def test_the_plans_collectives_and_no_others(h100: Any, name: str, dtype: str) -
     assert [move for move in step.copies_of(WIDTH * WIDTH) if move.kind == "copy"] == []
 
 
-def test_levels_of_neighbouring_buckets_are_busy_at_once(h100: Any) -> None:
+def test_levels_of_neighboring_buckets_are_busy_at_once(h100: Any) -> None:
     mesh = twins.mesh_of(h100, node=4, gpu=8)
     run = twins.bind("two_level", mesh, {"grads": layers("bfloat16")}, ("bucket = 64 MiB", "bucket = 10 MiB"))
     params, x = inputs(mesh, "bfloat16")

@@ -1,4 +1,4 @@
-"""One process of a test, with members by their own clocks: orders as JSON, answers as JSON lines."""
+"""One process of a test, with members with independent clocks: orders as JSON, answers as JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members by their own clocks in one process: the bits of the member alone, and each record made once."""
+"""Members with independent clocks in one process: the bits of the member alone, and each record made once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`run.batches(member=m)` for members by their own clocks: arrays on each member's own devices."""
+"""`run.batches(member=m)` for members with independent clocks: arrays on each member's own devices."""
 
 from __future__ import annotations
 

@@ -201,14 +201,14 @@ OPTIMISERS = {
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
-def test_optimisers_on_chunks_do_what_they_do_on_trees(tmp_path: Path, name: str):
-    optimiser = OPTIMISERS[name]
+def test_optimizers_on_chunks_do_what_they_do_on_trees(tmp_path: Path, name: str):
+    optimizer = OPTIMISERS[name]
 
     def step(w: Any, m: Any, g: Any) -> Any:
-        updates, m = optimiser.update(g, m, w)
+        updates, m = optimizer.update(g, m, w)
         return optax.apply_updates(w, updates), m
 
-    start = optimiser.init(tree(0))
+    start = optimizer.init(tree(0))
     program = compiled(tmp_path, TWO, {"params": tree(0), "opt": start, "grads": tree(0)})
     job = Job(program, {"step": step})
     received: dict[int, list[Array]] = {worker: [] for worker in range(3)}
@@ -253,7 +253,7 @@ def averaging(job: Job, worker: int, received: list[Array]) -> Any:
 
 
 def expected(order: list[tuple[int, int]]) -> tuple[Array, dict[tuple[int, int], Array]]:
-    """The centre and all pulls, by (worker, step), where requests are served in `order`."""
+    """The center and all pulls, by (worker, step), where requests are served in `order`."""
     center, pulls = flat(tree(0)), {}
     factor = np.float32(0.05) * np.float32(0.3)
     for worker, step in order:

@@ -1,4 +1,4 @@
-"""A function that updates chunks sees elements alone: not their places, their neighbours or their number."""
+"""A function that updates chunks sees elements alone: not their places, their neighbors or their number."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def halved(number: Any, x: Any) -> Any:
     return x * 0.5 + 0 * number
 
 
-def centred(x: Any) -> Any:
+def centered(x: Any) -> Any:
     return x - jnp.mean(x)
 
 
@@ -59,8 +59,8 @@ BEYOND: list[tuple[Update, str]] = [
     (lambda w, g: w - jnp.outer(g, g)[0], "is not known to be elementwise"),
     (lambda w, g: w - jax.lax.scan(walked, 0.0, g)[1], "`scan` iterates"),
     (lambda w, g: jax.lax.fori_loop(0, w.size, halved, w) - g, "by the length"),
-    (lambda w, g: jax.jit(centred)(w) - g, "`reduce_sum`"),
-    (lambda w, g: jax.lax.cond(True, same, centred, w) - g, "`reduce_sum`"),
+    (lambda w, g: jax.jit(centered)(w) - g, "`reduce_sum`"),
+    (lambda w, g: jax.lax.cond(True, same, centered, w) - g, "`reduce_sum`"),
 ]
 ALONE: list[Update] = [
     lambda w, g: w - 0.1 * g,
@@ -82,7 +82,7 @@ def test_what_goes_element_by_element_is_taken():
 
 
 @pytest.mark.parametrize("name", ["adamw", "adagrad", "rmsprop", "lion", "adamax", "nadam", "yogi"])
-def test_optimisers_are_taken(name: str):
+def test_optimizers_are_taken(name: str):
     optimizer: Any = getattr(optax, name)(1e-3)
 
     def update(w: Any, g: Any) -> Any:

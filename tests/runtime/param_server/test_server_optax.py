@@ -1,4 +1,4 @@
-"""Optax optimisers as the updates of exchanges: those that work element by element, and no others."""
+"""Optax optimizers as the updates of exchanges: those that work element by element, and no others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RATE = optax.exponential_decay(0.1, 2, 0.5)
     [optax.sgd(0.1, momentum=0.9, nesterov=True), optax.adamw(RATE), optax.rmsprop(0.1), optax.lion(0.1),
      optax.chain(optax.clip(1.0), optax.adam(0.1))],
 )  # fmt: skip
-def test_elementwise_optimisers_are_taken(optimizer: Any) -> None:
+def test_elementwise_optimizers_are_taken(optimizer: Any) -> None:
     update = commplan.optax.update(optimizer)
     weights = {"a": jnp.ones((2, 2)), "b": jnp.zeros(3)}
     gradients = {"a": jnp.full((2, 2), 0.5), "b": jnp.arange(3.0)}
@@ -61,7 +61,7 @@ def test_a_state_that_the_exchange_has_no_place_for_is_refused() -> None:
         commplan.optax.update(optax.sgd(0.5, momentum=0.9))(*trees)
 
 
-def test_an_optimiser_that_wants_more_is_refused() -> None:
+def test_an_optimizer_that_wants_more_is_refused() -> None:
     with pytest.raises(CommplanError, match=r"CP0822.*cannot update a tree"):
         commplan.optax.update(optax.contrib.reduce_on_plateau())  # pyright: ignore
 

@@ -113,7 +113,7 @@ def slice_(op: ir.Slice, view: View) -> tuple[Array, ...]:
 
 
 def elastic(op: ir.Elastic, view: View) -> tuple[Array, ...]:
-    """pull = eta rho (W - C), the pull towards the centre of Zhang, Choromanska and LeCun (2015)."""
+    """pull = eta rho (W - C), the pull towards the center of Zhang, Choromanska and LeCun (2015)."""
     eta, rho = view.number(op.eta), view.number(op.rho)
     pulls: list[Array] = []
     for leaf, array, center in zip(view.leaves(op.operand), view[op.operand], view[op.center], strict=True):
@@ -125,7 +125,7 @@ def elastic(op: ir.Elastic, view: View) -> tuple[Array, ...]:
 
 
 def update(op: ir.Update, view: View) -> tuple[Array, ...]:
-    """The new centre: operand + delta, leaf by leaf, rounded once to the leaf's dtype."""
+    """The new center: operand + delta, leaf by leaf, rounded once to the leaf's dtype."""
     leaves = zip(view.leaves(op.operand), view[op.operand], view[op.delta], strict=True)
     return tuple(combine("sum", array, delta, leaf.dtype) for leaf, array, delta in leaves)
 

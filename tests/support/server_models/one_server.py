@@ -223,7 +223,7 @@ class Desk:
         shared = 0 if any(map(self._amid, present)) else min(map(self.leg, present), default=0)
         for worker in present:
             if self.answered[worker] < shared:
-                raise BrokenError(f"worker {worker} waits for ever for {len(self.missing[worker])} answers")
+                raise BrokenError(f"worker {worker} waits forever for {len(self.missing[worker])} answers")
         if present:
             return
         if not self.machine.over:

@@ -196,7 +196,7 @@ class World:
             return
         for number, worker in enumerate(self.workers):
             if not worker.dead and not worker.done:
-                raise BrokenError(f"worker {number} waits for ever for {len(worker.missing)} answers")
+                raise BrokenError(f"worker {number} waits forever for {len(worker.missing)} answers")
             for unit, book in self.books.items():
                 if book.counts[number] < self.answered[number]:
                     raise BrokenError(f"unit {unit} lacks a push of worker {number} that was answered")

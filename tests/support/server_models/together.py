@@ -136,4 +136,4 @@ class _Together:
         pairs = zip(self.tables, states, strict=True)
         answered = (table.answered[at[which]].tolist() for table, at in pairs)
         words = "; ".join(f"server {server} has answered {legs}" for server, legs in enumerate(answered))
-        self.stuck = f"a worker waits for ever: of the workers' requests {words}"
+        self.stuck = f"a worker waits forever: of the workers' requests {words}"

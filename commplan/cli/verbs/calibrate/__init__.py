@@ -115,7 +115,7 @@ def _mpi() -> tuple[Fabric, bool, _Call]:
     from commplan.runtime.calibrate.mpi import MpiFabric
 
     fabric = MpiFabric()
-    return fabric, fabric.rank == 0, fabric.meet
+    return fabric, fabric.rank == 0, fabric.rendezvous
 
 
 def _gpus_of_node() -> list[int] | None:

@@ -37,7 +37,7 @@ def write(args: Namespace, console: Console) -> int:
     if fabric.rank == 0:
         console.note(f"measuring pairs of {len(set(fabric.hosts))} hosts")
     name = "cluster" if args.output == STDIN else Path(args.output).stem
-    discovery = fabric.meet(functools.partial(discover, fabric, name))
+    discovery = fabric.rendezvous(functools.partial(discover, fabric, name))
     if fabric.rank != 0:
         return 0
     console.write(args.output, topology_text(discovery.topology).encode())

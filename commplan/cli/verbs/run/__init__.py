@@ -85,7 +85,7 @@ def _on_ranks(args: Namespace, console: Console) -> int:
     if "jax" not in sys.modules:
         os.environ["JAX_PLATFORMS"] = "cpu"
         os.environ["JAX_NUM_CPU_DEVICES"] = "1"
-    os.environ |= outliving(os.environ)
+    os.environ |= fault_tolerance(os.environ)
     from commplan.runtime.rehearse.mpi import World
 
     world = World()
@@ -115,7 +115,7 @@ def _on_ranks(args: Namespace, console: Console) -> int:
         raise
 
 
-def outliving(environment: Mapping[str, str]) -> dict[str, str]:
+def fault_tolerance(environment: Mapping[str, str]) -> dict[str, str]:
     """Environment variables for MPI jobs that survive failed ranks (`mpirun --with-ft ulfm`).
 
     They skip the final barrier, since Open MPI would wait for dead ranks there.

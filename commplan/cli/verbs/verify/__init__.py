@@ -103,11 +103,11 @@ class LineProof(NamedTuple):
     def proved(self) -> str:
         """Describe which part is proved."""
         if self.proof is None:
-            return "believed: the backend's own"
-        believed = f"; believed: {', '.join(self.proof.believed)}" if self.proof.believed else ""
-        if len(self.proof.tasks) == 1 and not believed:
+            return "assumed: the backend's own"
+        assumed = f"; assumed: {', '.join(self.proof.assumed)}" if self.proof.assumed else ""
+        if len(self.proof.tasks) == 1 and not assumed:
             return "proved"
-        return f"{len(self.proof.tasks)} programs{believed}"
+        return f"{len(self.proof.tasks)} programs{assumed}"
 
     @property
     def busiest(self) -> int | None:
@@ -223,14 +223,14 @@ def _lines(schedule: Schedule) -> list[LineProof]:
 
 def _proof_data(proof: Proof | None, nbytes: int) -> dict[str, Any]:
     if proof is None:
-        return {"proved": False, "believed": ["native"]}
+        return {"proved": False, "assumed": ["native"]}
     shares = {f"{name}_nbytes": _bytes(share, nbytes) for name, share in _shares(proof.cost).items()}
     return {"proved": True, **_proof_document(proof), **shares}
 
 
 def _proof_document(proof: Proof) -> dict[str, Any]:
     return {
-        "believed": list(proof.believed),
+        "assumed": list(proof.assumed),
         "programs": [task._asdict() for task in proof.tasks],
         "rounds": proof.cost.rounds,
         "least_rounds": proof.cost.least_rounds,
@@ -316,7 +316,7 @@ def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
 
 
 def _praise(subject: str, proof: Proof) -> str:
-    out = [f"{subject}: {'proved' if proof.tasks else 'believed'}"]
+    out = [f"{subject}: {'proved' if proof.tasks else 'assumed'}"]
     if proof.tasks:
         out += [
             "  every send has a matching receive; no rank waits forever, even if sends block until received",
@@ -325,8 +325,8 @@ def _praise(subject: str, proof: Proof) -> str:
         ]
     if len(proof.tasks) > 1:
         out += ["  composed of:", *(f"    {str_of(task)}" for task in proof.tasks)]
-    if proof.believed:
-        out.append(f"  believed, being the backend's own: {', '.join(proof.believed)}")
+    if proof.assumed:
+        out.append(f"  assumed, being the backend's own: {', '.join(proof.assumed)}")
     if proof.tasks:
         out += [
             f"  rounds {proof.cost.rounds} (no fewer than {proof.cost.least_rounds})",

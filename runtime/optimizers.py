@@ -1,4 +1,4 @@
-"""Check whether an optimiser works element by element, by comparing a small tree with its parts."""
+"""Check whether an optimizer works element by element, by comparing a small tree with its parts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 Tree = Any
-SHAPES = {"matrix": (130, 140), "vector": (10,), "small": (7, 3)}  # One is large enough to be factored.
+# The matrix is large enough for factored moments.
+SHAPES = {"matrix": (130, 140), "vector": (10,), "small": (7, 3)}
 PARTS, STEPS = 3, 3
-SIZES = (1.0, 1e-4, 1e8)  # Of gradients: some rules show only if a norm is large.
+SIZES = (1.0, 1e-4, 1e8)  # Sizes of gradients: some rules have an effect only if a norm is large.
 # The relative difference that is allowed: kernels round differently for different shapes.
 NEAR = 1e-4
 
@@ -41,7 +42,7 @@ def difference(init: Callable[[Tree], Tree], update: Callable[[Tree, Tree, Tree]
         update: Maps (weights, state, gradients) to (weights, state).
 
     Returns:
-        The element, or None if the optimiser is elementwise.
+        The element, or None if the optimizer is elementwise.
     """
     step = jax.jit(update)
     for size in (*SIZES, None):
