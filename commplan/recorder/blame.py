@@ -21,10 +21,10 @@ from commplan.recorder.verdict import step_of
 
 _NOUNS = {"make": "batch", "wait": "batch", "request": "request", "serve": "request"}
 _GONE = ("dead", "ended")
-ANSWER = "answer"  # a sequence that no rank begins: the answer that another rank owes this one
-_TOGETHER_S = 0.5  # between deaths whose order is not certain
-_RECENT = 48  # calls whose order is compared
-_MISSING = 1000  # ranks without a record that are named: a damaged record may claim any number of ranks
+ANSWER = "answer"  # a sequence for answers that another rank has not sent; no rank begins it
+_TOGETHER_S = 0.5  # between deaths whose order is uncertain
+_RECENT = 48  # number of calls whose order is compared
+_MISSING = 1000  # maximum number of listed ranks without a record; damaged records may have any
 # A watchdog's verdict, with ranks as in `verdict.listed`.
 _SILENT = re.compile(
     r"(?:each of )?(?:ranks?|process(?:es)?) ([\d, -]+)(?: and \d+ more)? ((?:is st|does not answer).*)"

@@ -260,7 +260,7 @@ def _held(group: list[Slice], recorded: Set[int], record: Record) -> list[Slice]
     """
     details = group[0].details
     present = {each.rank for each in group}
-    if _members(details, record) > len(present | recorded):  # a damaged record may claim any number
+    if _members(details, record) > len(present | recorded):  # a damaged record may have any number of ranks
         return group
     absent = _ranks(group[0], record) - present
     rooted = details is not None and details.kind in TOWARDS_SOME

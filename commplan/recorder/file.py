@@ -37,8 +37,8 @@ LIVE = CALL + 3584  # the block of `recorder.live`
 SIZE = LIVE + 4096
 HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
 BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
-_EVENTS = 2**62  # no record has more
-SIGNAL = signal.SIGRTMIN + 11  # requests stacks of a process
+_EVENTS = 2**62  # maximum number of events in a record
+SIGNAL = signal.SIGRTMIN + 11  # the signal that requests the stacks of a process
 _KEPT_S = 7 * 86400.0
 SINCE = struct.Struct("<q")
 

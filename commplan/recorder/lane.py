@@ -38,7 +38,7 @@ class Lane:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self._lock = threading.RLock()  # of the attributes below and the memory; reentrant for finalisers
+        self._lock = threading.RLock()  # for the attributes below and the memory; reentrant for finalizers
         self._names: dict[str, int] = {}
         self._head, self._operations = 0, 0
 

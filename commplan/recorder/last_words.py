@@ -12,8 +12,8 @@ from commplan.recorder.blame import Rank, described, first_death, ranks_of, stat
 from commplan.recorder.file import FAILED, VERDICT, Record
 from commplan.recorder.reading import read_records
 
-_SHOWN = 4  # deaths that are listed after the first
-_FAILED = "has ended with "  # see `file.Recording.remove`
+_SHOWN = 4  # maximum number of deaths that are listed after the first
+_FAILED = "has ended with "  # as `file.Recording.remove` writes it
 
 
 def read_jobs(paths: Iterable[Path]) -> list[Record]:

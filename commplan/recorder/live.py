@@ -20,12 +20,12 @@ _NUMBERS = struct.Struct("<16q")
 _LATE, _LIMITS, _SERVED, _COMPARISON = LIVE + 32, LIVE + 40, LIVE + 56, LIVE + 80
 _FLAGS, _ASKS, _BEAT, _ANSWERED = LIVE + 64, LIVE + 104, LIVE + 112, LIVE + 120
 _VERDICT, _TEXT = LIVE + 128, LIVE + 144
-_LONGEST = 3952 - 3  # bytes of a verdict and the line that waited, each with a zero byte
-_SERVED_S = 1.0  # the time without a report after which a server counts as busy
-_FROZEN_S = 1.5  # the time without a beat after which a thread counts as holding the lock
+_LONGEST = 3952 - 3  # maximum bytes of a verdict and of the waiting line, each with a zero byte
+_SERVED_S = 1.0  # seconds without a report until a server counts as busy
+_FROZEN_S = 1.5  # seconds without a beat until a thread counts as holding the lock
 _WAITS, _PATIENT, _AHEAD, _ABORTED = 1, 2, 4, 8
 LEFT = 2
-BLOCKED = "CP0834"  # the code of a verdict that begins with none
+BLOCKED = "CP0834"  # the default code of a verdict
 _CODE = re.compile(r"(CP\d{4}): ")
 _ALL = (1 << 32) - 1
 

@@ -14,7 +14,7 @@ from commplan.diagnostics import fail
 from commplan.recorder import file
 
 _WHOLE = (0, file.SIZE), (0, file.HEADER.size)
-_RANKS = 2**24  # no job has more
+_RANKS = 2**24  # maximum number of ranks of a job
 
 
 def read_records(paths: Iterable[str]) -> list[file.Record]:

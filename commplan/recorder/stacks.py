@@ -20,9 +20,10 @@ from commplan.recorder.processes import process_state
 from commplan.recorder.reading import writer
 from commplan.tracebacks import is_users
 
-_FRAMES, _MOST = 6, io.MIB  # the innermost ones; bytes of all stacks
+_FRAMES, _MOST = 6, io.MIB  # maximum number of frames, the innermost ones; of bytes of all stacks
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_WAIT_S, _POLL_S, _SETTLED = 2.0, 0.05, 3  # to wait for stacks; polls without more text at their end
+# Timeout of the stacks, seconds between polls, and number of polls without new text at the end.
+_WAIT_S, _POLL_S, _SETTLED = 2.0, 0.05, 3
 
 
 def stacks(record: Path) -> list[list[str]]:
@@ -84,13 +85,13 @@ def user_line() -> str:
 
 
 def _mapped(process: int) -> set[Path]:
-    """The records that a process writes. It puts its stacks behind the newest of them."""
+    """The records that a process writes. It appends its stacks to the newest of them."""
     lines = Path(f"/proc/{process}/maps").read_text("utf-8", "replace").splitlines()
     return {Path(line[line.index("/") :]) for line in lines if line.endswith(".rec") and "/" in line}
 
 
 def _written(begins: Mapping[Path, int]) -> str:
-    """The text that is appended to one of the records, once no more is appended."""
+    """The text that the process appends to one of the records, once it is complete."""
     sizes, polls, until = dict(begins), 0, time.monotonic() + _WAIT_S
     while polls < _SETTLED and time.monotonic() < until:
         time.sleep(_POLL_S)

@@ -15,10 +15,11 @@ from typing import Literal, NamedTuple
 from commplan.recorder.rank_state import STUCK, Comparison, Need, RankState, States, Wait
 
 Kind = Literal["none", "apart", "order", "down", "late", "busy", "behind", "circle", "stalled"]
-SHOWN, _LISTED = 4, 8  # ranks with a separate note; ranges of ranks in a list, and lines about ranks
-FIRST = 12  # times the bound in the first runs of an operation, since late ranks may be compiling
-_SETTLE_S = 1.0  # in which other ranks may also begin a comparison
-_FEW, _INTERVALS, _MEDIANS = 3, 16, 5.0  # first runs; intervals for the median; times the median
+# Maximum number of ranks with a separate note; of ranges of ranks in a list, and of lines about ranks.
+SHOWN, _LISTED = 4, 8
+FIRST = 12  # factor of the bound in the first runs of an operation, since late ranks may be compiling
+_SETTLE_S = 1.0  # seconds for other ranks to begin the comparison
+_FEW, _INTERVALS, _MEDIANS = 3, 16, 5.0  # number of first runs, of intervals; factor of their median
 
 
 class Patience(NamedTuple):

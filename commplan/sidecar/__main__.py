@@ -24,9 +24,9 @@ from commplan.sidecar.process import AttendedProcess
 if TYPE_CHECKING:
     from commplan.sidecar.observer import Observer
 
-_QUIET_S = 0.1  # without another end, before the ends so far are evaluated
-_LATEST_S = 1.0  # after an end, even if messages keep arriving
-_TICK_S = 0.25  # between two looks at processes that are watched
+_QUIET_S = 0.1  # until recorded ends are evaluated, if no process ends meanwhile
+_LATEST_S = 1.0  # until recorded ends are evaluated, even if further messages arrive
+_TICK_S = 0.25  # between two evaluations of watched processes
 
 
 class Sidecar:
@@ -38,7 +38,7 @@ class Sidecar:
         self.observer: Observer | None = None
         self.selector = selectors.DefaultSelector()
         self.running: list[AttendedProcess] = []
-        self.unreported: dict[str, list[AttendedProcess]] = {}  # of jobs that still run: without a report
+        self.unreported: dict[str, list[AttendedProcess]] = {}  # ended processes, by job that still runs
         self.news: list[AttendedProcess] = []  # processes that have just ended
         self.killed = kills_for_memory()
         listener.setblocking(False)
@@ -57,9 +57,8 @@ class Sidecar:
         """Take a message of a process about a job. The open record is removed from `descriptors` if used."""
         record, observer = Path(message["record"]), self.observer
         if "who" in message:
-            job = (
-                message["job"] or record.name.split(".")[0].rpartition("-")[2]
-            )  # see `recorder.file.path_of`
+            # The name of the file contains the job, see `recorder.file.path_of`.
+            job = message["job"] or record.name.split(".")[0].rpartition("-")[2]
             process.who, process.job = process.who or message["who"], process.job or job
             process.records.append(record)
             if message["watched"]:  # find the rank that blocks the others while the job runs

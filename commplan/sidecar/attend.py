@@ -28,15 +28,15 @@ SOCKET = f"sidecar-7-{zlib.crc32(str(Path(__file__).resolve().parent).encode()):
 PORT = f"{SOCKET}.port"  # a file with the port for datagrams and the key
 LOCK_S = 5.0  # limit in seconds to start or end a sidecar, which takes milliseconds
 _POLL_S = 0.005
-_ANSWER_S = 3.0  # for the sidecar to answer a process that aborts
-_HOSTS = 20  # in a message, which has at most 64 kB
-_STACK = 2048  # characters of a stack
-_CREDENTIALS = struct.Struct("3i")  # process, user, group
-_lock = threading.RLock()  # of the two lists below
-_lines: list[socket.socket] = []  # to the sidecar, while there is one
-_sent: list[bytes] = []  # all messages to it, for a sidecar that replaces it
+_ANSWER_S = 3.0  # for an answer to a process that aborts
+_HOSTS = 20  # hosts in a message, which has at most 64 kB
+_STACK = 2048  # maximum characters of a stack
+_CREDENTIALS = struct.Struct("3i")  # the numbers of process, user and group
+_lock = threading.RLock()  # protects the two lists below
+_lines: list[socket.socket] = []  # the connection to the sidecar, if there is one
+_sent: list[bytes] = []  # all messages to the sidecar, for one that replaces it
 _released = threading.Event()  # the sidecar has closed its copy of standard error
-_exempt: list[bool] = []  # this process reports no more of itself
+_exempt: list[bool] = []  # non-empty if this process sends no further messages
 
 
 def attend(
@@ -101,7 +101,7 @@ def introduce_hosts(record: Path, rank: int, addresses: Mapping[int, Address | N
 
 
 def unwatch(record: Path) -> None:
-    """From now on the sidecar does not read this record."""
+    """Stop the sidecar from reading this record."""
     _send(json.dumps({"record": str(record)}).encode())
 
 

@@ -18,12 +18,12 @@ from commplan.sidecar.hosts import OtherHosts
 from commplan.sidecar.process_table import ProcessTable
 from commplan.sidecar.states import COMPARISON, LEFT, OpenRecord, usual_wait_s, waited_s
 
-_GRACE_S = 2.0  # after the death of a process
-_ENDED_S = 1.0  # after the end of a program, and for a comparison
+_GRACE_S = 2.0  # until a wait is evaluated after the death of a process
+_ENDED_S = 1.0  # until a wait is evaluated after the end of a program, and for a comparison
 _AGAIN_S, _LONGEST_S = 1.0, 5.0  # between two evaluations, at least and at most
 _CONFIRM_S = 0.5  # between the two evaluations that must agree
 _STACK_S = 1.5  # for a process to answer with its stack
-_SETTLE_S = 0.2  # in which all ranks receive a verdict, before it applies
+_SETTLE_S = 0.2  # until a verdict applies, so that all ranks have received it
 _HELD = "it holds the interpreter's lock"
 _REASONS = ("down", "order", "late", "circle")  # kinds of verdicts that name ranks
 _TIMEOUT = "run.jit(step, timeout=SECONDS) bounds the wait"

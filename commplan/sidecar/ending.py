@@ -1,4 +1,4 @@
-"""Finds out how a process ended that is no child of this one."""
+"""Determines how a process ended that is not a child of this one."""
 
 from __future__ import annotations
 

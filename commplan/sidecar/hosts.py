@@ -10,9 +10,9 @@ from commplan.recorder.rank_state import RankState
 from commplan.sidecar.mail import Address, SidecarMessage
 from commplan.sidecar.process_table import ProcessTable
 
-_GREET_S, _LOST_S = 2.0, 30.0  # between two greetings; for the sidecar of another host to be heard
-_ANSWER_S, _REPEAT_S = 1.5, 0.5  # for other sidecars to answer, at least; until they are asked again
-_READINGS = 4  # for other sidecars to answer: times the duration of reading the records here
+_GREET_S, _LOST_S = 2.0, 30.0  # between two greetings; until an unheard sidecar is reported
+_ANSWER_S, _REPEAT_S = 1.5, 0.5  # minimum wait for answers of other sidecars; until the query is repeated
+_READINGS = 4  # wait for answers, as a multiple of the time to read the records here
 Send = Callable[[SidecarMessage, Sequence[Address]], None]
 
 
@@ -115,7 +115,7 @@ class OtherHosts:
         if not missing or now > self._queried_at + max(_ANSWER_S, _READINGS * self._table.reading_s):
             self._queried_at = None
             return self._answers | self._silent()
-        if now > self._asked_at + _REPEAT_S:  # datagrams may be lost, above all in large jobs
+        if now > self._asked_at + _REPEAT_S:  # datagrams may be lost, especially in large jobs
             self._ask(missing, now, is_repeat=True)
         return None
 
@@ -134,5 +134,5 @@ class OtherHosts:
         return {
             rank: RankState(rank, "silent", silence("unknown", self.addresses[rank].host))
             for rank in sorted(self._known() - self._answers.keys())
-            if self.addresses[rank] not in self._sent  # else answers are lost, or take long
+            if self.addresses[rank] not in self._sent  # otherwise answers are lost or late
         }

@@ -15,11 +15,11 @@ import msgspec
 
 from commplan.recorder.rank_state import RankState
 
-_LONGEST = 60_000  # bytes of a datagram, which has at most 64 kB
-_SHORT = 1400  # bytes of a datagram that is sent in one packet: some networks drop the others
-_KEY = 64  # bytes of a key, at most
-_BUFFER = 1 << 23  # bytes of datagrams that have arrived, if the system allows so many
-_LARGEST = 1 << 22  # bytes of a message
+_LONGEST = 60_000  # maximum bytes of a datagram; the protocol allows 64 kB
+_SHORT = 1400  # maximum bytes of a datagram in one packet: some networks drop larger ones
+_KEY = 64  # maximum bytes of a key
+_BUFFER = 1 << 23  # bytes of the receive buffer, if the system allows it
+_LARGEST = 1 << 22  # maximum bytes of a message
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR
 
 
@@ -48,8 +48,7 @@ class SidecarMessage(msgspec.Struct, frozen=True, array_like=True):
         states: Of an answer, the states of ranks of the sender's host.
         address: Of `hello`, the address of the sender, which may have replaced a killed sidecar.
         is_reply: Whether `hello` answers another one.
-        is_repeat: Whether a question is asked again, since its answer may be lost. Of an answer, whether its
-            question is.
+        is_repeat: Whether a question is a repetition, or an answer is one to a repetition.
         text, line, abandoned: Of a verdict, see `recorder.live.write_verdict`.
     """
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from commplan.sidecar.attend import peer
 
-_LONGEST = 65536  # bytes of a message
-_READ_MS = 1000  # to wait until standard error is read
+_LONGEST = 65536  # maximum bytes of a message
+_READ_MS = 1000  # milliseconds until standard error can be written
 Take = Callable[["AttendedProcess", dict[str, Any], list[int]], None]
 
 
@@ -100,4 +100,4 @@ class AttendedProcess:
         for descriptor in (self.descriptor, self.errors):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.descriptor = self.errors = -1  # its job may go on, and the numbers may be those of other files
+        self.descriptor = self.errors = -1  # the job may continue, and the descriptors may be reused

@@ -15,7 +15,7 @@ from commplan.recorder.rank_state import RankState
 from commplan.sidecar.process import AttendedProcess
 from commplan.sidecar.states import OpenRecord, states_here
 
-_RECENT_S = 0.25  # in which all hosts that evaluate a job ask: less than between two of their evaluations
+_RECENT_S = 0.25  # maximum age of states for other hosts; shorter than the time between two evaluations
 
 
 class ProcessTable(list[OpenRecord]):
@@ -70,7 +70,7 @@ class ProcessTable(list[OpenRecord]):
         return records, states
 
     def recent_states(self, now: float) -> tuple[RankState, ...]:
-        """The states of the ranks on this host, as they were a moment ago: all hosts ask at the same time."""
+        """The states of the ranks on this host, at most `_RECENT_S` old: all hosts query them at once."""
         if now > self._recent_at + _RECENT_S:
             self.refresh()
             _, self._recent = self.read(now)

@@ -20,9 +20,9 @@ from commplan.recorder.reading import read_open
 from commplan.recorder.verdict import usual_s
 from commplan.sidecar.process import AttendedProcess
 
-LEFT = "left"  # a sequence that a rank begins when it leaves
-_STACK_AFTER_S = 0.5  # without progress
-COMPARISON = "the comparison of a step"  # a wait
+LEFT = "left"  # the sequence that a rank begins when it leaves
+_STACK_AFTER_S = 0.5  # seconds without progress until stacks are read
+COMPARISON = "the comparison of a step"  # the name of a wait
 _ABORTED = "was aborted by its runtime: its own output says why"
 
 
@@ -146,7 +146,7 @@ def _live_state(
 def _joint(state: Live, record: Record, now: float) -> Joint:
     comparison = Comparison("", "")
     if record.call is not None:
-        with contextlib.suppress(TypeError):  # it is just written
+        with contextlib.suppress(TypeError):  # it is being written
             comparison = Comparison.read(record.call.text)
     waits_s = now - state.compares * 1e-9 if state.compares else 0.0
     is_running = not (state.is_ahead or state.compares or state.is_frozen)

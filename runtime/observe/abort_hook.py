@@ -39,8 +39,9 @@ from commplan.tracebacks import from_users_code
 _REPEATS = "commplan_repeats"  # an attribute of errors that another process prints in full: the line to print
 _COMMON = "commplan_common"  # an attribute of errors: whether every process raises it
 _COMPARED = ("CP0845", "CP0854", "CP0856", "CP0861")  # raised by a comparison, on all processes
-_FIRST_S = 1.0  # for another process to print the whole message, before this one ends the job
-_READ_S, _POLL_S = 1.0, 0.005  # for the launcher to read the output of a rank that aborts
+_FIRST_S = 1.0  # until this process ends the job, so that another one prints the whole message
+# Maximum wait for the launcher to read the output of an aborting rank, and the time between polls.
+_READ_S, _POLL_S = 1.0, 0.005
 
 _hooks: list[Any] = []  # the previous `sys.excepthook`
 _ends: list[Callable[[BaseException, int], None]] = []

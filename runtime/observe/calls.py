@@ -37,9 +37,9 @@ from commplan.recorder.verdict import usual_s
 from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.tracebacks import shorten
 
-_KEPT = 4  # arrays of a result: the smallest ones
-_SOURCES = 3  # lines of the program that are named for a step
-_INTERVALS = 16  # intervals between runs, for their median
+_KEPT = 4  # number of arrays to keep of a result: the smallest ones
+_SOURCES = 3  # maximum number of program lines in the name of a step
+_INTERVALS = 16  # number of intervals between runs for their median
 _HEAD = struct.Struct("<q")
 # Events are written in pairs: the end of a call and the begin of the next one, or an event and an empty one.
 _PAIR, _PAIRS = struct.Struct("<12q"), CAPACITY // 2

@@ -17,7 +17,7 @@ from typing import NamedTuple, NoReturn
 
 from commplan.sidecar import leave
 
-STATUS = 130  # of a process that Ctrl-C ended, by the convention of shells
+STATUS = 130  # the exit status after Ctrl-C, by the convention of shells
 
 
 class Place(NamedTuple):

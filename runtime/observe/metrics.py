@@ -22,7 +22,7 @@ from commplan.diagnostics import fail, import_optional
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.wait import Wait, check_seconds, until
 
-PERIOD_S, STUCK_S = 10.0, 10.0  # between two writes; until a write counts as hung
+PERIOD_S, STUCK_S = 10.0, 10.0  # seconds between two writes; seconds until a write counts as hung
 LOOPBACK = "127.0.0.1"
 
 
@@ -162,7 +162,7 @@ def kept(
 
 
 def close_quietly(metrics: Metrics) -> None:
-    """Close `metrics` in a finaliser; errors are ignored."""
+    """Close `metrics` in a finalizer; errors are ignored."""
     with contextlib.suppress(Exception):
         metrics.close()
 

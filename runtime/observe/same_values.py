@@ -24,8 +24,8 @@ from commplan.diagnostics import fail
 from commplan.ir.types import Placement
 from commplan.lowering.jax.pytree import flatten
 
-_ON_DEVICE = 1 << 16  # bytes; leaves of this size or larger are summed on the device
-_BLOCK = 1 << 18  # elements that are summed at once on the host
+_ON_DEVICE = 1 << 16  # leaves of this many bytes or more are summed on the device
+_BLOCK = 1 << 18  # number of elements that are summed at once on the host
 # By type: the unsigned type of the same width, and the bits of infinity. Those of NaN are greater.
 _NAN: dict[str, tuple[Any, int]] = {
     "bfloat16": (np.uint16, 0x7F80),
@@ -35,7 +35,7 @@ _NAN: dict[str, tuple[Any, int]] = {
 }
 _NARROW = re.compile(r"u?int[124]$|float4")
 _HOST = (np.ndarray, np.generic, bool, int, float, complex)
-_SHOWN = 3  # elements that a message shows
+_SHOWN = 3  # maximum number of elements in a message
 _THREADS = 8
 
 
@@ -230,7 +230,7 @@ def _mixed(x: Any) -> Any:
         x = jnp.where(jnp.isnan(x), jnp.nan, x)
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
-    elif _NARROW.match(str(x.dtype)):  # several in a byte
+    elif _NARROW.match(str(x.dtype)):  # several elements in a byte
         x = x.astype(jnp.float32)
     unsigned = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     words = lax.bitcast_convert_type(x, unsigned).reshape(-1).astype(jnp.uint32)

@@ -34,13 +34,13 @@ from commplan.runtime.observe.interruption import Place, is_interruptible
 from commplan.sidecar import attend, introduce_hosts
 from commplan.sidecar.mail import Address
 
-EXIT_STATUS = 75  # of a process that ends with a verdict: EX_TEMPFAIL of sysexits.h
+EXIT_STATUS = 75  # the exit status after a verdict: EX_TEMPFAIL of sysexits.h
 _TICK_S = 0.25
-_GRACE_S = 2.0  # after Ctrl-C
-_SETTLE_S = 1.0  # between two looks for an abort
-_ANSWER_S = 5.0  # for the sidecar to find out why a step has failed
-_LAST_S = 3.0  # for the other processes to print that process 0 has failed
-_UNWIND_S = 10.0  # for the `finally` blocks of a main thread that is in no step
+_GRACE_S = 2.0  # seconds after Ctrl-C until the process ends
+_SETTLE_S = 1.0  # seconds between two checks for an abort
+_ANSWER_S = 5.0  # seconds for the sidecar to find the cause of a failed step
+_LAST_S = 3.0  # seconds for the other processes to report the failure of process 0
+_UNWIND_S = 10.0  # seconds for the `finally` blocks of a main thread outside of steps
 _DOWN = ("dead", "stopped", "stuck in the kernel")
 
 

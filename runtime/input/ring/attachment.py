@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from commplan.runtime.input.stages.stage_threads import StageThreads
     from commplan.runtime.input.stages.worker_pool import Workers
 
-_END_S = 1.0  # seconds that threads have to end
+_END_S = 1.0  # timeout of threads that end
 OPEN: list[Attachment] = []  # open attachments of this process
 LEFT: list[Attachment] = []  # closed attachments whose threads are still running
 _COMER = -1  # a placeholder in `Attachment.members` while a member joins

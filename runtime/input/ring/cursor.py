@@ -22,7 +22,7 @@ _WANTED, _WAITS_SINCE, _WAITED_NS = (CURSOR[name] for name in ("wanted", "waits_
 
 
 class Waiter(Protocol):
-    """The behaviour of a consumer that waits for a unit."""
+    """The behavior of a consumer that waits for a unit."""
 
     @property
     def timeout(self) -> float:
@@ -52,7 +52,7 @@ class Cursor:
         number: the number of the cursor.
         keep: the most units that arrays may reference without a copy.
         slots: a mapping of the slots that only this cursor uses.
-        waiter: the behaviour of waits.
+        waiter: the behavior of waits.
         recording: receives an entry for each wait.
 
     Attributes:

@@ -89,9 +89,9 @@ def join_group(
         "the plan": program.schedule.plan_digest or program.schedule.plan,
         "the place in the order": (epoch_cursor.epoch, epoch_cursor.step, members and members.start),
         "the order of records (lengths of the sources, seeds, visits)": order,
-        "slots and what lies in them": (slots, slot_layout(program, divisions).nbytes),
+        "the number and layout of slots": (slots, slot_layout(program, divisions).nbytes),
         "the hosts": group.hosts,
-        "who makes what": sorted(divisions.items()),
+        "the division of parts among processes": sorted(divisions.items()),
         "the indices of other axes": sorted((a, i) for a, i in program.local.items() if a not in over),
     }
     ops = [op for flow in program.flows if flow.shared for op in flow.before if isinstance(op, Read | Share)]
@@ -309,7 +309,7 @@ def _await_peers(errors: PeerErrors, ring: Ring, facts: Sequence[str]) -> None:
         _look_after_joined(errors, ring)
         if reporter.due(waited):
             LOG.warning(
-                "process %d has waited %.0f s for %s to come; it gives up after %g s", group.index, waited,
+                "process %d has waited %.0f s for %s to join; it gives up after %g s", group.index, waited,
                 missing()[0], group.timeout,
             )  # fmt: skip
 
@@ -333,7 +333,7 @@ def _look_after_joined(errors: PeerErrors, ring: Ring) -> None:
 
 def _refuse_second(errors: PeerErrors) -> NoReturn:
     message = f"another process {errors.group.index} of this run is there"
-    errors.blame.fail("CP0921", message, "give every run an id of its own")
+    errors.blame.fail("CP0921", message, "give every run a different id")
 
 
 def _refuse_unlike(

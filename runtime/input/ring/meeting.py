@@ -21,7 +21,7 @@ from commplan.runtime.input.shm.locks import default_folder, is_locked
 from commplan.wait import Wait, until
 
 _LINK = re.compile(r"/memfd:commplan-([a-z]+)-([A-Za-z0-9_.-]+)(?: \(deleted\))?")
-BEGIN_S = 20.0  # seconds for another process to compile its plan
+BEGIN_S = 20.0  # timeout of another process that compiles its plan
 _MEMORY = Path("/proc/meminfo")
 MEET_S = 60.0  # timeout of waits for another process to join or leave, which takes milliseconds
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from commplan.runtime.input.observe.batch_record import BatchRecord
 
 TEND_S = 2.0  # seconds between checks of whether this process may make units
-_EVERY, _MEASURED = 64, range(1, 4)  # of each `_EVERY` units, those whose production is timed
+_EVERY, _MEASURED = 64, range(1, 4)  # which of each `_EVERY` units are timed
 _CHEAP_US = 2000  # a unit that takes less time is made by one thread
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 

@@ -22,7 +22,7 @@ UNDRIVEN_S = 120.0  # longest wait for a member that no thread drives
 
 @dataclass
 class MemberWaiter:
-    """The behaviour of the waits of a member.
+    """The behavior of the waits of a member.
 
     Attributes:
         attachment: the ring and the members of this process.
@@ -149,7 +149,7 @@ class MemberWaiter:
             "CP0946",
             f"{self._title} would wait for member {slowest}, which the same thread drives",
             f"member {slowest} is {self._behind(unit, slowest)} records behind: {self._room}",
-            f"drive member {slowest} first, give each member a thread of its own, or close its batches",
+            f"drive member {slowest} first, give each member a separate thread, or close its batches",
             span=self.span,
             file=self.file,
         )

@@ -57,11 +57,8 @@ WORK_BELL = RECORD_NBYTES - 8  # byte offset in the record of a process
 NEXT, PROCESS_PLACES, CURSOR_PLACES = HEADER["next"], HEADER["process_places"], HEADER["cursor_places"]
 ORDER, MAKES, IDLE = PROCESS["order"], PROCESS["makes"], PROCESS["idle"]
 PARTS_MADE, RECORDS_MADE = PROCESS["parts"], PROCESS["records"]
-STATE, POSITION, OWNER = (
-    CURSOR["state"],
-    CURSOR["position"],
-    CURSOR["process"],
-)  # the record of a process also starts with `state`
+# The record of a process also starts with `state`.
+STATE, POSITION, OWNER = CURSOR["state"], CURSOR["position"], CURSOR["process"]
 UNIT, MADE, SPOILED, PARTS = SLOT["unit"], SLOT["made"], SLOT["spoiled"], SLOT["parts"]
 
 Words = memoryview  # of 64-bit unsigned integers

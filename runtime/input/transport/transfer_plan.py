@@ -106,7 +106,7 @@ def transfer_list(
 ) -> Instructions:
     """The instructions of `host` for `moves` on a slot with arrays of `forms`, in place.
 
-    Short arrays share messages with their neighbours. All hosts must pass the same arguments except `host`.
+    Short arrays share messages with their neighbors. All hosts must pass the same arguments except `host`.
 
     Args:
         moves: the collectives.

@@ -244,7 +244,7 @@ def test_who_is_waited_for_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         with pytest.raises(CommplanError), caplog.at_level(logging.WARNING, "commplan.input"):
             local = {"member": (index,)}
             PhaseBatches(program, "step", {"images": images(8)}, FUNCTIONS, local=local, group=among)
-        assert f"process {1 - index} of 2 to come" in caplog.text
+        assert f"process {1 - index} of 2 to join" in caplog.text
 
 
 def test_a_late_comer_is_waited_for(team: Team) -> None:
