@@ -21,7 +21,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.analysis.input_slice import source_only
 from commplan.ir.types import DType, TreeType
 
-_CALLS = "#calls"  # the entry of the state that counts calls of random functions
+_CALLS = "#calls"  # the entry of the state that counts the calls of phases that depend on their number
 _HEAD = '''"""Typed faces of plans, written by `commplan stubs`. For type checkers: no such module can be run.
 
 from __future__ import annotations
@@ -115,12 +115,13 @@ def _phase(schedule: ir.Schedule, phase: ir.Phase) -> _Phase:
     outputs = {binding.name: values[binding.value] for binding in phase.outputs if not binding.source_only}
     every, ahead = phase.kind == "every", source_only(phase)
     draws = any(isinstance(op, ir.Map) and op.random and not op.runs_ahead(ahead) for op in phase.ops)
+    is_counted = draws or phase.fragments > 1
     titles = {"start": "at start", "step": "each step", "every": f"every {phase.period} steps"}
     return _Phase(
         phase.name,
         titles.get(phase.kind, f"phase {phase.name}"),
         phase.period if every else 0,
-        _worker_states(schedule, phase.states) | ({_CALLS: "Mapping[str, Array]"} if draws else {}),
+        _worker_states(schedule, phase.states) | ({_CALLS: "Mapping[str, Array]"} if is_counted else {}),
         tuple(_argument(name, value, "ArrayLike") for name, value in inputs.items()),
         tuple(_argument(name, value, "Array") for name, value in outputs.items()),
         any(isinstance(op, ir.Read) for op in phase.ops),

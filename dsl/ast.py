@@ -236,13 +236,18 @@ class BadStmt(SyntaxNode, frozen=True):
 
 
 class PhaseDecl(SyntaxNode, frozen=True):
-    """`at start`, `each step`, `every N steps`, `phase NAME`; `header` spans the words before `{`."""
+    """`at start`, `each step`, `every N steps [in F fragments] [hidden under V steps]`, `phase NAME`.
+
+    `header` spans the words before `{`.
+    """
 
     kind: PhaseKind
     header: Span
     body: tuple[StageStmt | OutputStmt | BadStmt, ...]
     period: Number | None = None
     name: Name | None = None
+    fragments: Number | None = None
+    hidden: Number | None = None
 
 
 Decl = AxisDecl | SourceDecl | FnDecl | InputDecl | StateDecl | TopologyDecl | PhaseDecl | BadStmt

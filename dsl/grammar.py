@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, cast
 
 from commplan.diagnostics import Span
@@ -24,8 +25,10 @@ class PhaseHeader(NamedTuple):
     """The words before the `{` of a phase."""
 
     kind: PhaseKind
-    period: ast.Number | None
-    name: ast.Name | None
+    period: ast.Number | None = None
+    name: ast.Name | None = None
+    fragments: ast.Number | None = None
+    hidden: ast.Number | None = None
 
 
 class Unexpected(Exception):  # noqa: N818  (it never leaves the parser)
@@ -182,7 +185,10 @@ def _fn(children: _Children) -> ast.FnDecl:
 def _phase(children: _Children) -> PhaseHeader:
     kind = PHASE_KINDS[children[0].type]
     name = name_of(children[1]) if kind == "named" else None
-    return PhaseHeader(kind, children[1] if kind == "every" else None, name)
+    # The number after each keyword, such as `every 36 steps in 9 fragments`.
+    pairs = pairwise(children)
+    numbers = {word.type: number for word, number in pairs if isinstance(number, ast.Number)}
+    return PhaseHeader(kind, numbers.get("EVERY"), name, numbers.get("IN"), numbers.get("UNDER"))
 
 
 def _make_bracketed(

@@ -27,7 +27,7 @@ CLAUSES = frozenset(
 # Names may not be any of these.
 KEYWORDS = frozenset(word.lower() for word in DECLARES | HEADS | VERBS | CLAUSES | {"OUTPUT"})
 # Names may be any of these: they are keywords in one position only.
-SOFT = frozenset({"batch", "start", "step", "steps", "same"})
+SOFT = frozenset({"batch", "start", "step", "steps", "same", "in", "fragments", "hidden", "under"})
 
 # Decimal units, which the language does not have, in bytes.
 _DECIMAL_BYTES = {"kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -250,7 +250,14 @@ def _phase_item(
         )
         return ast.BadStmt(span=span, targets=targets)
     return ast.PhaseDecl(
-        span=span, kind=header.kind, header=words, body=tuple(body), period=header.period, name=header.name
+        span=span,
+        kind=header.kind,
+        header=words,
+        body=tuple(body),
+        period=header.period,
+        name=header.name,
+        fragments=header.fragments,
+        hidden=header.hidden,
     )
 
 
@@ -258,14 +265,14 @@ def _guess_header(tokens: Sequence[Token]) -> PhaseHeader | None:
     """The most likely meaning of a wrong phase header, so that its body can be checked."""
     match tokens[0].type:
         case "AT":
-            return PhaseHeader("start", None, None)
+            return PhaseHeader("start")
         case "EACH":
-            return PhaseHeader("step", None, None)
+            return PhaseHeader("step")
         case "EVERY" if len(tokens) > 1 and tokens[1].type == "INT":
             number = ast.Number(span=tokens[1].span, text=tokens[1].text, value=int(tokens[1].text))
-            return PhaseHeader("every", number, None)
+            return PhaseHeader("every", number)
         case "PHASE" if len(tokens) > 1 and tokens[1].is_word:
-            return PhaseHeader("named", None, name_of(tokens[1]))
+            return PhaseHeader("named", name=name_of(tokens[1]))
         case _:
             return None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from commplan.diagnostics import Diagnostic, Fix, Note, Span, near_name, near_names
 from commplan.dsl.grammar import Start, Unexpected, parse_statement
-from commplan.dsl.lexer import DECLARES, HEADS, PUNCTUATION, VERBS, Token, number_mistake, word_type
+from commplan.dsl.lexer import DECLARES, HEADS, PUNCTUATION, SOFT, VERBS, Token, number_mistake, word_type
 from commplan.ir import stages
 
 _KINDS = {
@@ -28,7 +28,7 @@ FORMS = {
     "TOPOLOGY": 'topology "FILE"',
     "AT": "at start { ... }",
     "EACH": "each step { ... }",
-    "EVERY": "every N steps { ... }",
+    "EVERY": "every N steps [in F fragments] [hidden under V steps] { ... }",
     "PHASE": "phase NAME { ... }",
     "OUTPUT": "output NAMES",
 } | {verb.upper(): stage.FORM for verb, stage in stages.VERBS.items()}
@@ -213,7 +213,7 @@ def _character(text: str) -> str:
 
 def is_keyword(text: str) -> bool:
     """Whether `text` is a word that cannot be a name."""
-    return word_type(text) not in ("NAME", "BATCH", "START", "STEP", "STEPS", "SAME")
+    return text not in SOFT and word_type(text) != "NAME"
 
 
 def is_declaration_like(tokens: Sequence[Token]) -> bool:

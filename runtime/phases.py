@@ -14,6 +14,7 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note, Span, listed, 
 from commplan.ir import schedule as ir
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import _compat, _jit, check
+from commplan.lowering.jax.execution import ONCE, CallContext, PhaseInFlight
 from commplan.lowering.jax.functions import RngContext, short_seed
 from commplan.lowering.jax.gradient_times import mark
 from commplan.lowering.jax.layout import leaf_specs
@@ -24,59 +25,8 @@ from commplan.lowering.mpi.job.engine_errors import as_diagnostics
 from commplan.runtime import reduced_values
 from commplan.runtime.context import CALLS, Carried, Context
 from commplan.runtime.machines.explicit import unreduced_over
+from commplan.runtime.outputs import Outputs, built
 from commplan.tracebacks import public_face
-
-
-@jax.tree_util.register_pytree_with_keys_class
-class Outputs:
-    """The outputs of a phase by name: `out.grads` or `out["grads"]`. A pytree."""
-
-    __slots__ = ("_names", "_values")
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        object.__setattr__(self, "_names", tuple(values))
-        object.__setattr__(self, "_values", tuple(values.values()))
-
-    def __getitem__(self, name: str) -> Any:
-        names: tuple[str, ...] = object.__getattribute__(self, "_names")
-        if name not in names:
-            note = "; ".join((*near_note(name, names), f"its outputs: {listed(names) or 'none'}"))
-            raise KeyError(f"the phase has no output `{name}`; {note}")
-        return object.__getattribute__(self, "_values")[names.index(name)]
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError as error:
-            raise AttributeError(str(error.args[0])) from None
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(f"outputs cannot be changed: {name}")
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(cast("tuple[str, ...]", object.__getattribute__(self, "_names")))
-
-    def __len__(self) -> int:
-        return len(cast("tuple[str, ...]", object.__getattribute__(self, "_names")))
-
-    def __contains__(self, name: object) -> bool:
-        return name in object.__getattribute__(self, "_names")
-
-    def __dir__(self) -> list[str]:
-        return list(self)
-
-    def __reduce__(self) -> tuple[type[Outputs], tuple[dict[str, Any]]]:
-        return Outputs, ({name: self[name] for name in self},)
-
-    def __repr__(self) -> str:
-        return f"Outputs({', '.join(f'{name}={self[name]!r}' for name in self)})"
-
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
-        return [(jax.tree_util.GetAttrKey(name), self[name]) for name in self], tuple(self)
-
-    @classmethod
-    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> Outputs:
-        return cls(dict(zip(names, values, strict=True)))
 
 
 @public_face
@@ -111,6 +61,11 @@ class PhaseCall:
             lines = [op.span.line for op in phase.ops if isinstance(op, ir.Collective)]
             calls.locate(index, lines, context.schedule.file)
         self._jitted_local = jax.jit(_jit.renamed(self._inline, phase.name))
+
+    @property
+    def interval(self) -> int:
+        """The number of steps from one call to the next: N, or N / F for `every N steps in F fragments`."""
+        return self._phase.interval
 
     def __repr__(self) -> str:
         inputs = "".join(f", {name}" for name in self.lowered.arguments)
@@ -152,6 +107,37 @@ class PhaseCall:
         with self.context.machine.context():
             return self._call_jitted(self._jitted_global, "global", checked, array_inputs)
 
+    def begin(self, state: Any = None, /, **inputs: Any) -> PhaseRun:
+        """Begin a call whose exchanges run under the following steps; `finish` of the result ends it.
+
+        Both belong into one function with `run.spmd` under jit. Call `advance()` after each of the steps.
+
+            call = run.every[36].begin(state, params=params)
+            for batch in batches:
+                params, opt = inner(params, opt, batch)
+                call.advance()
+            out, state = call.finish(state, params=params)
+
+        Raises:
+            CommplanError: CP0862 for a phase that is not `hidden`, and outside of such a function; those of a
+                call.
+        """
+        if not self._phase.hidden:
+            note = "write `every N steps hidden under V steps`; call other phases at once"
+            self._fail("CP0862", f"phase `{self.name}` is not hidden, and has no beginning and end", note)
+        self._check_names(self.lowered.arguments, inputs)
+        checked = check_state(
+            self.context, state, f"phase `{self.name}` was given", self._read_names, self._phase.span
+        )
+        self.context.unset.check(self._phase, checked)
+        if not self.context.hidden_calls or not _compat.tracing():
+            message = f"phase `{self.name}` begins outside of a function with @run.spmd under jit"
+            self._fail("CP0862", message, "begin and end it in one function with @run.jit and @run.spmd(..)")
+        trees, states = self._local(self._read(checked), inputs)
+        call, counts = self._call_context(checked.get(CALLS))
+        self.context.hidden_calls[-1].append(self.name)
+        return PhaseRun(self, self.lowered.begin(trees, states, call), counts)
+
     def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], array_inputs: dict[str, Any]) -> Any:
         """Call the phase with one rank's arrays.
 
@@ -166,7 +152,7 @@ class PhaseCall:
         if not typed:
             reduced_values.check_terms(inputs, self.lowered.arguments, axes, self._phase.span, file)
         if _compat.tracing():
-            outputs, new = self._merge_state(state, *self._inline(self._read(state), inputs))
+            outputs, new = self.merge_state(state, *self._inline(self._read(state), inputs))
         else:
             with as_diagnostics(self._spans, file):
                 outputs, new = self._call_jitted(self._jitted_local, "local", state, array_inputs)
@@ -207,14 +193,14 @@ class PhaseCall:
         except TypeError:  # JAX cannot take one of the values: report its leaf if that is the reason.
             self._check_arguments(read, inputs, layout)
             raise
-        return self._merge_state(state, outputs, new)
+        return self.merge_state(state, outputs, new)
 
     def _read(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The part of the state that the phase reads, and its own count of calls."""
-        counts = {CALLS: {self.name: state[CALLS][self.name]}} if self.lowered.is_random else {}
+        counts = {CALLS: {self.name: state[CALLS][self.name]}} if self.lowered.is_counted else {}
         return {name: state[name] for name in self._reads} | counts
 
-    def _merge_state(
+    def merge_state(
         self, state: dict[str, Any], outputs: Outputs, new: dict[str, Any]
     ) -> tuple[Outputs, dict[str, Any]]:
         """The outputs, and the state with the new entries of the phase."""
@@ -237,24 +223,47 @@ class PhaseCall:
 
     def _inline(self, state: dict[str, Any], inputs: Mapping[str, Any]) -> tuple[Outputs, dict[str, Any]]:
         """Run the phase on one rank's arrays. Returns its outputs and the new entries of the state."""
+        results, updates, calls = self._run(*self._local(state, inputs), state.get(CALLS))
+        return built(results, updates, calls)
+
+    def _local(
+        self, state: Mapping[str, Any], inputs: Mapping[str, Any]
+    ) -> tuple[dict[str, Tree], dict[str, Tree]]:
+        """One rank's inputs and states after their checks."""
         span, backend = self._phase.span, self.context.backend
         trees, states = self._check_arguments(state, inputs, "local")
         arguments, entry = self.lowered.arguments, self.context.entry
         trees = {n: check.types(n, arguments[n], tree, backend, span) for n, tree in trees.items()}
         states = {n: check.types(n, entry(n), tree, backend, span) for n, tree in states.items()}
-        trees = mark(trees, arguments)
-        results, updates, calls = self._run(trees, states, state.get(CALLS))
-        outputs = Outputs({name: tree.build() for name, tree in results.items()})
-        return outputs, {name: tree.build() for name, tree in updates.items()} | calls
+        return mark(trees, arguments), states
+
+    def late(self, inputs: Mapping[str, Any]) -> dict[str, Tree]:
+        """The inputs that a hidden phase reads at its end, after their checks."""
+        arguments = {name: self.lowered.arguments[name] for name in self.lowered.late_arguments}
+        self._check_names(arguments, inputs)
+        checker = check.Check("local", self.context.sizes, self._phase.span, self.context.schedule.file)
+        return {
+            name: check.types(
+                name, value, checker.value(f"input `{name}`", value, inputs[name]), self.context.backend,
+                self._phase.span,
+            )
+            for name, value in arguments.items()
+        }  # fmt: skip
 
     def _run(
         self, inputs: Mapping[str, Tree], states: Mapping[str, Tree], calls: Any
     ) -> tuple[dict[str, Tree], dict[str, Tree], dict[str, Any]]:
-        if not self.lowered.is_random:
-            return *self.lowered.run(inputs, states, None), {}
-        step = jnp.asarray(calls[self.name])
-        draw = RngContext.from_seed(short_seed(self.context.seed), step, members=self.context.members)
-        return *self.lowered.run(inputs, states, draw), {CALLS: {self.name: step + 1}}
+        call, counts = self._call_context(calls)
+        return *self.lowered.run(inputs, states, call), counts
+
+    def _call_context(self, calls: Any) -> tuple[CallContext, dict[str, Any]]:
+        """The context of a call, and the count of calls after it, as an entry of the state."""
+        if not self.lowered.is_counted:
+            return ONCE, {}
+        number, rng = jnp.asarray(calls[self.name]), None
+        if self.lowered.is_random:
+            rng = RngContext.from_seed(short_seed(self.context.seed), number, members=self.context.members)
+        return CallContext(number, rng), {CALLS: {self.name: number + 1}}
 
     def _check_arguments(
         self, state: Mapping[str, Any], inputs: Mapping[str, Any], layout: check.Layout
@@ -268,8 +277,8 @@ class PhaseCall:
 
     @functools.cached_property
     def _read_names(self) -> tuple[str, ...]:
-        """The names of the states that the phase reads, and the count of calls if it is random."""
-        return (*self._reads, *([CALLS] if self.lowered.is_random else []))
+        """The names of the states that the phase reads, and the count of calls if the phase needs it."""
+        return (*self._reads, *([CALLS] if self.lowered.is_counted else []))
 
     @functools.cached_property
     def _reads(self) -> dict[str, ir.Value]:
@@ -307,7 +316,7 @@ class PhaseCall:
             out, new, count = self._run(local, local_states, calls)
             return results.leave(out), updates.leave(new), count
 
-        counts = {CALLS: PartitionSpec()} if lowered.is_random else {}
+        counts = {CALLS: PartitionSpec()} if lowered.is_counted else {}
         call = context.machine.spread(
             body, (_specs(arguments), _specs(reads), PartitionSpec()), (results.specs, updates.specs, counts)
         )
@@ -317,6 +326,38 @@ class PhaseCall:
         )
         out, new, count = call(*leaves, state.get(CALLS, {}))
         return Outputs(results.build(out)), updates.build(new) | count
+
+
+class PhaseRun:
+    """A call of a hidden phase between its beginning and its end; see `PhaseCall.begin`."""
+
+    def __init__(self, phase: PhaseCall, in_flight: PhaseInFlight, counts: dict[str, Any]) -> None:
+        self._phase, self._in_flight, self._counts = phase, in_flight, counts
+
+    def advance(self) -> None:
+        """Begin the exchanges that are due after one more step."""
+        self._in_flight.advance()
+
+    def finish(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
+        """End the call.
+
+        Args:
+            state: The state of the plan, after the steps.
+            inputs: The present values of the inputs that the phase reads at its end, by name.
+
+        Returns:
+            The outputs and the state, as a call of the phase returns them.
+        """
+        phase = self._phase
+        checked = check_state(phase.context, state, f"the end of phase `{phase.name}` was given")
+        open_calls = phase.context.hidden_calls[-1:]
+        if not open_calls or phase.name not in open_calls[0]:
+            note = "call it once, in the function that began the call"
+            phase.context.fail("CP0862", f"`finish` of phase `{phase.name}` ends no call", note)
+        late = phase.late(inputs)
+        open_calls[0].remove(phase.name)
+        outputs, new = built(*self._in_flight.finish(late), self._counts)
+        return phase.merge_state(checked, outputs, new)
 
 
 class UnknownPeriodError(CommplanError, KeyError):

@@ -335,7 +335,16 @@ class _Step:
             )
         ]
         by_name = {name: value for name, value in values.items() if name not in by_position}
-        return self.function(*(values[name] for name in by_position), **by_name)
+        calls = self.context.hidden_calls
+        calls.append([])
+        try:
+            answer = self.function(*(values[name] for name in by_position), **by_name)
+        finally:
+            open_calls = calls.pop()
+        for name in open_calls:
+            message = f"`{self.name}` returns before the call of phase `{name}` has ended"
+            self.context.fail("CP0862", message, "call `finish` of the result of `begin`")
+        return answer
 
     def _check_same(self, subject: str, tree: Any, placement: Placement, origin: str = "") -> None:
         """Raise CP0813 for leaves that vary over an axis along which the placement is the same.

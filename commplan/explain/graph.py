@@ -12,7 +12,9 @@ from commplan.ir.plan import (
     AxisKind,
     Load,
     MapStage,
+    MergeStage,
     Phase,
+    PickStage,
     Plan,
     Ref,
     SliceStage,
@@ -136,7 +138,7 @@ def _kind(plan: Plan, stage: Stage) -> Kind:
             return "host"
         case MapStage():
             return "host" if plan.fn(stage.fn).where == "host" else "device"
-        case SliceStage():
+        case SliceStage() | PickStage() | MergeStage():
             return "device"
         case _:
             return "network"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from commplan.diagnostics import plural
 from commplan.input.order import Order
 from commplan.ir.hints import NO_HINTS
 from commplan.ir.plan import Hints, Load, Phase, Stage, name_of, results
@@ -19,7 +20,9 @@ def phase_title(phase: Phase) -> str:
         case "step":
             return "each step"
         case "every":
-            return f"every {phase.period} steps"
+            fragments = f" in {phase.fragments} fragments" if phase.fragments > 1 else ""
+            hidden = f" hidden under {plural(phase.hidden, 'step')}" if phase.hidden else ""
+            return f"every {phase.period} steps{fragments}{hidden}"
         case "named":
             return f"phase {phase.name}"
 

@@ -6,8 +6,17 @@ import math
 from collections.abc import Mapping
 
 from commplan.diagnostics import fail_if
-from commplan.frontend.shape_errors import Leaves, ShapeReport, Shapes, check_agreement, check_names, is_tree
+from commplan.frontend.shape_errors import (
+    Leaves,
+    ShapeReport,
+    Shapes,
+    check_agreement,
+    check_names,
+    fragments,
+    is_tree,
+)
 from commplan.ir import plan as graph
+from commplan.ir.fragments import FragmentLayout, is_divisible
 from commplan.ir.schedule import Leaf, Value
 from commplan.ir.shard_shapes import cut_all
 from commplan.ir.types import ArrayType, RecordsType, TreeType
@@ -44,6 +53,7 @@ class _Shaper:
         self._values = {value.id: value for value in plan.values}
         self._states = {self._values[ref].name: ref for ref in plan.states}
         self._inputs = {self._values[ref].name for ref in plan.inputs}
+        self._fragments = fragments(plan)
         self._leaves: dict[graph.Ref, Leaves | None] = {}
 
     def local(self, value: graph.Value) -> Value:
@@ -102,10 +112,32 @@ class _Shaper:
                 return tuple(Leaf(leaf.path, (batch, *leaf.shape), leaf.dtype) for leaf in leaves)
             case graph.ExchangeStage():
                 return self.whole(maker.states[maker.results.index(value.id)])
+            case graph.PickStage():
+                return self._pieces(maker, maker.operand)
+            case graph.MergeStage():
+                return self._merged(maker)
             case graph.ElasticStage():
                 return self.whole(maker.operand if value.id == maker.pull else maker.center)
             case _:
                 return self.whole(maker.operand)
+
+    def _pieces(self, maker: graph.PickStage | graph.MergeStage, ref: graph.Ref) -> Leaves | None:
+        """The leaves of a fragment of the input or state `ref`."""
+        leaves = self.whole(ref)
+        scalar = next((leaf for leaf in leaves or () if not is_divisible(leaf, maker.rows)), None)
+        if scalar is not None:
+            message = f"{scalar.label(ref)} is a scalar, which cannot be cut into fragments"
+            note = "give it a dimension, or use an optimizer without a count of steps"
+            return self._report.add("CP0773", ref, message, note, value=self._values[ref])
+        layout = FragmentLayout(maker.fragments, math.prod(self.sizes[axis] for axis in maker.rows))
+        return leaves and tuple(map(layout.piece, leaves))
+
+    def _merged(self, maker: graph.MergeStage) -> Leaves | None:
+        piece, expected = self.whole(maker.piece), self._pieces(maker, maker.whole)
+        if piece is not None and expected is not None and piece != expected:
+            subject = f"a fragment of `{graph.name_of(maker.whole)}`"
+            self._report.differs(self._values[maker.piece], piece, expected, subject)
+        return self.whole(maker.whole)
 
     def _entry(self, value: graph.Value) -> Leaves | None:
         """The leaves of an input or state: as passed in, or else those of the value that `at start` binds."""
@@ -126,6 +158,8 @@ class _Shaper:
 
     def _map_leaves(self, value: graph.Value, maker: graph.MapStage) -> Leaves | None:
         passed, fn = self.shapes.get(value.name), self.plan.fn(maker.fn)
+        if value.id in self._fragments and self._tree_operands(maker):
+            return self._like_operand(maker, value.id)
         if passed is not None and fn.body is None and not (fn.elementwise and value.name in self._inputs):
             return passed
         if fn.elementwise and self._tree_operands(maker):

@@ -107,6 +107,7 @@ def _given_for_results(
     mapped = {ref for stage in maps if plan.fn(stage.fn).body is None for ref in stage.results}
     open_ = {*plan.inputs, *plan.states, *mapped}
     free = {value.name for value in plan.values if value.id in open_ and is_tree(value)}
+    free |= set(map(graph.name_of, fragments(plan)))
     for value in plan.values:
         passed, inferred = shapes.get(value.name), inferred_leaves[value.id]
         if passed is None or inferred is None or value.name in free:
@@ -114,6 +115,12 @@ def _given_for_results(
         if passed != inferred:
             subject = "the plan implies" if is_tree(value) else "the plan declares"
             report.differs(value, passed, inferred, subject)
+
+
+def fragments(plan: graph.Plan) -> set[graph.Ref]:
+    """The values of phases in fragments. Passed shapes are those of whole values, and not of fragments."""
+    in_fragments = (phase for phase in plan.phases if phase.fragments > 1)
+    return {ref for phase in in_fragments for stage in phase.stages for ref in graph.results(stage)}
 
 
 def check_leaves(

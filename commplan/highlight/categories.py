@@ -59,7 +59,7 @@ _PLAIN = {
     **dict.fromkeys(("EQUAL", "ARROW", "QUESTION"), Category.MARK),
 }
 _OPEN = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
-_HEAD_WORDS = frozenset({"START", "STEP", "STEPS"})
+_HEAD_WORDS = frozenset({"START", "STEP", "STEPS", "IN", "FRAGMENTS", "HIDDEN", "UNDER"})
 # For the type of a token, the meaningful words directly after it (None for all) and their category.
 _BEHIND: dict[str, tuple[frozenset[str] | None, Category]] = {
     "FN": (None, Category.FUNCTION),

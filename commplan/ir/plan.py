@@ -28,6 +28,8 @@ from commplan.ir.stages import ExchangeStage as ExchangeStage
 from commplan.ir.stages import Gather as Gather
 from commplan.ir.stages import Load as Load
 from commplan.ir.stages import MapStage as MapStage
+from commplan.ir.stages import MergeStage as MergeStage
+from commplan.ir.stages import PickStage as PickStage
 from commplan.ir.stages import Reduce as Reduce
 from commplan.ir.stages import Scatter as Scatter
 from commplan.ir.stages import ShareStage as ShareStage
@@ -108,7 +110,9 @@ class Binding(msgspec.Struct, frozen=True):
 class Phase(msgspec.Struct, frozen=True):
     """`at start`, `each step`, `every N steps` or `phase NAME`, in plan order.
 
-    `name` is `start`, `step`, `every_N` or the name in the plan.
+    `name` is `start`, `step`, `every_N` or the name in the plan. A phase in `fragments` is called that many
+    times in `period` steps, for one fragment after another. A `hidden` one exchanges values while the program
+    does that many further steps.
     """
 
     name: Meaning[Name]
@@ -118,6 +122,8 @@ class Phase(msgspec.Struct, frozen=True):
     stages: Meaning[tuple[Stage, ...]] = ()
     outputs: Meaning[tuple[Binding, ...]] = ()
     updates: Meaning[tuple[Binding, ...]] = ()  # states that the phase binds, with their final values
+    fragments: Meaning[int] = 1
+    hidden: Meaning[int] = 0
 
 
 class DeclaredTopology(msgspec.Struct, frozen=True):

@@ -25,8 +25,10 @@ from commplan.ir.ops import Exchange as Exchange
 from commplan.ir.ops import Get as Get
 from commplan.ir.ops import LocalSum as LocalSum
 from commplan.ir.ops import Map as Map
+from commplan.ir.ops import Merge as Merge
 from commplan.ir.ops import Op as Op
 from commplan.ir.ops import Pack as Pack
+from commplan.ir.ops import Pick as Pick
 from commplan.ir.ops import Put as Put
 from commplan.ir.ops import Read as Read
 from commplan.ir.ops import Scale as Scale
@@ -67,7 +69,7 @@ from commplan.ir.values import widest as widest
 
 # Raised when files of the version before would lack a field or have one of another meaning. Older files are
 # refused (CP1002); plans are compiled again.
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 Backend = Literal["jax", "mpi"]
 
@@ -99,6 +101,13 @@ class Phase(msgspec.Struct, frozen=True):
     values: Structure[tuple[Value, ...]]  # results of the ops
     # Source-only values that other ops read: the arguments of the phase.
     takes: Structure[tuple[Binding, ...]] = ()
+    fragments: Meaning[int] = 1  # calls in `period` steps, each for one fragment of the trees
+    hidden: Meaning[int] = 0  # steps of the program between the beginning and the end of a call
+
+    @property
+    def interval(self) -> int:
+        """The number of steps from one call to the next."""
+        return self.period // self.fragments
 
 
 class Spread(msgspec.Struct, frozen=True):

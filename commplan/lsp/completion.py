@@ -22,7 +22,14 @@ from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Symbol
 
 ItemKind = Literal["keyword", "verb", "value", "axis", "function", "algorithm", "option", "type", "constant"]
-_HEADERS = ("at start {", "each step {", "every N steps {", "phase NAME {")
+_HEADERS = (
+    "at start {",
+    "each step {",
+    "every N steps {",
+    "every N steps in F fragments {",
+    "every N steps hidden under V steps {",
+    "phase NAME {",
+)
 _BRACKETS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 
 

@@ -141,7 +141,10 @@ class Symbols:
     ) -> None:
         for name in statement.targets:
             symbol = self.declared.get(name.text)
-            if symbol is None or symbol.kind != "state":
+            is_kept = symbol is not None and (
+                symbol.kind == "state" or (phase.fragments is not None and symbol.kind == "input")
+            )
+            if symbol is None or not is_kept:
                 symbol = Symbol(name.text, "value", statement, [name.span], phase.header)
                 self.bound.append(symbol)
                 self.uses.append(Use(name.span, name.text, symbol))

@@ -53,7 +53,7 @@ class SelectPass(Pass, frozen=True):
             if decision.why == WRITTEN and key_of(phase, op).stage in searched_stages:
                 decision = decision._replace(why="chosen with the buckets of its stage")
             decided[key] = decision
-            chosen = self._chosen(op, decision, chooser)
+            chosen = self._chosen(op, decision, chooser, is_hidden=phase.hidden > 0)
             ops.append(chosen)
             group = (*stage, chosen.algorithm, chosen.hints.chunk, decision.why)
             alike.setdefault(group, []).append((chosen, decision))
@@ -63,7 +63,7 @@ class SelectPass(Pass, frozen=True):
                 choices.append(_choice(group))
         return replace(phase, ops=tuple(ops))
 
-    def _chosen(self, op: Collective, decision: Decision, chooser: Chooser) -> Collective:
+    def _chosen(self, op: Collective, decision: Decision, chooser: Chooser, *, is_hidden: bool) -> Collective:
         """y = all_reduce(x)  -->  y = all_reduce(x) via ring, in messages of 32 KiB, split"""
         hints = op.hints
         if decision.chunk is not None and hints.chunk is None:
@@ -71,7 +71,8 @@ class SelectPass(Pass, frozen=True):
         form = op.form if chooser.schedule.backend == "mpi" else None
         if chooser.schedule.backend == "mpi" and form is None and op.kind in KINDS:
             # A collective that may overlap computation is split in a start and a finish.
-            form = "split" if self.split and op.hints.overlap is not None else "call"
+            overlaps = is_hidden or op.hints.overlap is not None
+            form = "split" if self.split and overlaps else "call"
         return replace(op, algorithm=decision.algorithm, hints=hints, form=form)
 
 

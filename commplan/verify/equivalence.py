@@ -252,8 +252,8 @@ def _check_head(schedule: Schedule, reference: Reference, report: DiagnosticRepo
             report.add("CP0766", f"`{value.id}` {message}")
 
 
-def _frames(phases: Sequence[Phase | graph.Phase]) -> list[tuple[str, str, int]]:
-    return [(phase.name, phase.kind, phase.period) for phase in phases]
+def _frames(phases: Sequence[Phase | graph.Phase]) -> list[tuple[str, str, int, int, int]]:
+    return [(x.name, x.kind, x.period, x.fragments, x.hidden) for x in phases]
 
 
 def _shape(value: Value) -> str:

@@ -17,6 +17,7 @@ import msgspec
 from commplan.diagnostics import Diagnostic, near_name, with_article
 from commplan.ir import roles
 from commplan.ir.analysis.input_slice import bind_sources
+from commplan.ir.analysis.rounds import late_values
 from commplan.ir.ops import shaped_by
 from commplan.ir.plan import NO_HINTS, AxisKind, Hints, Plan, Ref
 from commplan.ir.roles import Role
@@ -122,6 +123,10 @@ def _verify_phase(scope: OpScope) -> None:
     before = len(report.diagnostics)
     if phase.period < 1:
         report.add("CP0735", f"phase `{phase.name}` has period {phase.period}", phase.span)
+    if phase.fragments < 1 or phase.period % phase.fragments or not 0 <= phase.hidden <= phase.interval:
+        message = f"has {phase.fragments} fragments and is hidden under {phase.hidden} steps"
+        report.add("CP0735", f"phase `{phase.name}` of period {phase.period} {message}", phase.span)
+        return
     report.unique("values", (value.id for value in (*schedule.entry, *phase.values)))
     for value in phase.values:
         if not scope.has_seen(value):
@@ -137,10 +142,22 @@ def _verify_phase(scope: OpScope) -> None:
         check_served(scope)
         check_input(scope)
     _clocks(scope)
+    _check_late(scope)
     bound = bind_sources(phase)
     if bound != phase:
         message = f"phase `{phase.name}` has wrong lists of values that depend on sources alone"
         report.add("CP0730", message, phase.span)
+
+
+def _check_late(scope: OpScope) -> None:
+    """Report inputs that are read late in a phase that is not hidden, and exchanges of values of them."""
+    phase, report, late = scope.phase, scope.report, late_values(scope.phase.ops)
+    if late and not phase.hidden:
+        report.add("CP0735", f"phase `{phase.name}` is not hidden, but reads inputs at its end", phase.span)
+    for op in phase.ops:
+        if isinstance(op, Collective) and op.operand in late:
+            message = f"`{op.operand}` depends on an input that is read after the steps"
+            report.add("CP0735", f"{message}: its {op.kind} is not hidden", op.span)
 
 
 def _check_op(scope: OpScope, op: Op) -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from commplan.diagnostics import Fix, Note, Span, listed
 from commplan.dsl import ast
 from commplan.dsl.check.context import CheckContext, all_known
+from commplan.dsl.check.fragments import Fragments, division_of
 from commplan.ir.plan import AxisKind, Binding, Ref, Stage, Value
 from commplan.ir.types import BytesType, Placement, RecordsType, Type
 
@@ -24,6 +25,8 @@ class PhaseScope:
         self.title = title
         self.is_start = decl.kind == "start"
         self.stages: list[Stage] = []
+        division = division_of(ctx, decl)
+        self.fragments = None if division is None else Fragments(ctx, division, self.stages)
         self.outputs: list[Binding] = []
         self.output_spans: dict[str, Span] = {}
         self.output_names: set[str] = set()  # of all `output` lines so far
@@ -51,10 +54,11 @@ class PhaseScope:
             return self.env[text]
         if text in ctx.unknown or text in ctx.doubtful_states or self.lost:
             return BAD
-        if text in ctx.inputs:
-            return ctx.inputs[text]
-        if text in ctx.states and not self.is_start:
-            return ctx.states[text]
+        entry = ctx.inputs.get(text) or (None if self.is_start else ctx.states.get(text))
+        if entry is not None:
+            if self.fragments is not None:
+                self.env[text] = entry = self.fragments.pick(name, entry)
+            return entry
         self._report_unbound(name)
         self.env[text] = BAD
         return BAD
@@ -212,7 +216,19 @@ class PhaseScope:
             self.output_spans[name.text] = name.span
             value = self.operand(name)
             if value is not None and self._may_leave(name, value):
-                self.outputs.append(Binding(name.text, value.id))
+                if self.fragments is not None:
+                    value = self.fragments.merge(name.text, value, name.span)
+                self.outputs += [Binding(name.text, value.id)] if value else []
+
+    def updates(self) -> tuple[Binding, ...]:
+        """The states that the phase binds, with their final values."""
+        names = sorted(
+            self.updated.intersection(self.ctx.states), key=lambda name: self.ctx.states[name].span
+        )
+        values = {name: value for name in names if (value := self.env.get(name))}
+        if self.fragments is not None:
+            values = {name: self.fragments.merge(name, value, value.span) for name, value in values.items()}
+        return tuple(Binding(name, value.id) for name, value in values.items() if value)
 
     def _may_leave(self, name: ast.Name, value: Value) -> bool:
         if value.placement.partial:

@@ -141,7 +141,10 @@ def _phase() -> list[Rule]:
             "beginCaptures": _captures(Category.PHASE),
             "end": r"(\{)|$",
             "endCaptures": _captures(Category.PUNCTUATION),
-            "patterns": [_match(r"\b(start|steps?)\b", Category.PHASE), *_included("words")],
+            "patterns": [
+                _match(r"\b(start|steps?|in|fragments|hidden|under)\b", Category.PHASE),
+                *_included("words"),
+            ],
         }
     ]
 

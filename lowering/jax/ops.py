@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from commplan.diagnostics import Span, fail
 from commplan.ir import schedule as ir
+from commplan.ir.fragments import FragmentLayout
 from commplan.ir.plan import name_of
 from commplan.ir.refs import base_name
 from commplan.ir.types import DType
@@ -139,6 +140,31 @@ def shard(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
     padded = pad(leaf if array else leaf.reshape(-1), ways)
     size = padded.shape[0] // ways
     return lax.dynamic_slice_in_dim(padded, place * size, size)
+
+
+def pick(leaf: Array, fragment: Array, layout: FragmentLayout) -> Array:
+    """The piece of fragment `fragment` of a leaf, flat; see `ir.fragments`."""
+    if layout.fragments == 1:
+        return leaf
+    columns = layout.columns(leaf.size)
+    table = rows(leaf, layout.ways, array=False)
+    start = jnp.minimum(fragment * columns, table.shape[1] - columns)
+    return lax.dynamic_slice_in_dim(table, start, columns, 1).reshape(-1)
+
+
+def merge(leaf: Array, piece: Array, fragment: Array, layout: FragmentLayout) -> Array:
+    """`leaf`, whose fragment `fragment` is `piece`."""
+    if layout.fragments == 1:
+        return piece
+    columns = layout.columns(leaf.size)
+    table = rows(leaf, layout.ways, array=False)
+    start = jnp.minimum(fragment * columns, table.shape[1] - columns)
+    is_inside = start + jnp.arange(columns, dtype=start.dtype) >= fragment * columns
+    window = lax.dynamic_slice_in_dim(table, start, columns, 1)
+    window = jnp.where(is_inside, piece.reshape(window.shape), window)
+    return _head(lax.dynamic_update_slice_in_dim(table, window, start, 1).reshape(-1), leaf.size).reshape(
+        leaf.shape
+    )
 
 
 def number(place: Any, owners: Sequence[int]) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Container, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
@@ -15,11 +15,15 @@ import jax.numpy as jnp
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.analysis.rounds import is_late
 from commplan.ir.analysis.server_ops import ServerOp, server_op, worker_operands
+from commplan.ir.fragments import FragmentLayout
+from commplan.ir.ops.fragment import layout_of
 from commplan.ir.plan import Gather, name_of
 from commplan.lowering.jax import _compat, ops, packing, servers
 from commplan.lowering.jax.backend import Backend
-from commplan.lowering.jax.functions import DeviceFunctions, RngContext
+from commplan.lowering.jax.execution import ONCE, CallContext, Execution, PhaseInFlight
+from commplan.lowering.jax.functions import DeviceFunctions
 from commplan.lowering.jax.layout import varying
 from commplan.lowering.jax.packing import Env
 from commplan.lowering.jax.primitives import warning_when_transposed
@@ -93,6 +97,12 @@ class Lowered:
         return {name: values[ref] for name, ref in refs.items()}
 
     @cached_property
+    def late_arguments(self) -> tuple[str, ...]:
+        """The arguments that a hidden phase reads again at its end."""
+        read = {ref for op in self.ops if is_late(op) for ref in ir.operands(op)}
+        return tuple(name_of(ref) for ref in self.phase.inputs if ref in read)
+
+    @cached_property
     def on_servers(self) -> frozenset[str]:
         """The states that are stored on servers, on entry."""
         entry = self.schedule.entry
@@ -111,18 +121,23 @@ class Lowered:
 
     @cached_property
     def is_random(self) -> bool:
-        """Whether a random function runs in it, so that its calls must be counted."""
+        """Whether a random function runs in it."""
         return any(isinstance(op, ir.Map) and op.random for op in self.ops)
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether it depends on the number of its call, which the state then counts."""
+        return self.is_random or self.phase.fragments > 1
+
     def run(
-        self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], rng: RngContext | None
+        self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], call: CallContext = ONCE
     ) -> tuple[Env, Env]:
         """Run the phase.
 
         Args:
             inputs: One rank's arguments by name.
             state: One rank's states by name.
-            rng: The source of random keys; None if nothing is random.
+            call: The call.
 
         Returns:
             The outputs and the new states by name.
@@ -130,55 +145,47 @@ class Lowered:
         Raises:
             CommplanError: CP0808 for ops that JAX does not run yet.
         """
+        env = self.enter(inputs, state)
+        self.apply(self.ops, env, call)
+        return self.results(env)
+
+    def begin(
+        self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], call: CallContext = ONCE
+    ) -> PhaseInFlight:
+        """Begin the phase: run its ops up to the exchanges that do not depend on others. See `run`."""
+        return PhaseInFlight(self, self.enter(inputs, state), call)
+
+    def enter(self, inputs: Mapping[str, Tree], state: Mapping[str, Tree]) -> Env:
+        """The values on entry by id."""
         for watcher in _watchers:
             watcher.append(self.schedule)
         env: Env = {ref: inputs[name_of(ref)] for ref in self.phase.inputs}
         env |= {ref: state[name_of(ref)] for ref in self.phase.states if ref not in self.on_servers}
-        env |= {binding.value: inputs[binding.name] for binding in self.phase.takes}
-        self.apply(self.ops, env, rng)
-        results = {binding.name: self._result(binding.value, env) for binding in self.outputs}
+        return env | {binding.value: inputs[binding.name] for binding in self.phase.takes}
+
+    def results(self, env: Env) -> tuple[Env, Env]:
+        """The outputs and the new states by name, from the values of the phase."""
+        outputs = {binding.name: self._result(binding.value, env) for binding in self.outputs}
         server_states = {name_of(ref) for ref in self.on_servers}
         updates = [binding for binding in self.phase.updates if binding.name not in server_states]
-        return results, {binding.name: self._result(binding.value, env) for binding in updates}
+        return outputs, {binding.name: self._result(binding.value, env) for binding in updates}
 
-    def apply(self, sequence: Iterable[ir.Op], env: Env, rng: RngContext | None) -> None:
+    def apply(self, sequence: Iterable[ir.Op], env: Env, call: CallContext = ONCE) -> None:
         """Run the ops of `sequence` in order and add their results to `env`.
 
         Split collectives and requests to servers begin at their position, and complete before the first op
         that reads their result. HLO and profiles show ops as `commplan/PHASE/lineN`.
         """
         sequence = tuple(sequence)
-        elision = packing.pack_elision(sequence, self.values, self.backend)
-        chained = {ref for op in sequence for ref in op.after}
-        in_flight: list[tuple[ir.Op, Callable[[], Env]]] = []
-
-        def complete(needed: Container[str] | None = None) -> None:
-            for started in list(in_flight):
-                op, finish = started
-                if needed is None or any(ref in needed for ref in ir.results(op)):
-                    in_flight.remove(started)
-                    with self.scope(op):
-                        env.update(finish())
-
-        for op in sequence:
-            if in_flight:
-                complete(worker_operands(op, self.values))
-            with self.scope(op):
-                finish = elision.begin(op, env) or self._begin(op, env)
-                if finish is None:
-                    if not elision.defers(op, env):
-                        self._run(op, env, chained, rng, elision)
-                elif isinstance(op, ir.Collective) and op.form != "split":
-                    env |= finish()
-                else:
-                    in_flight.append((op, finish))
-        complete()
+        execution = Execution(self, sequence, env, call)
+        execution.run(sequence)
+        execution.complete()
 
     def scope(self, op: ir.Op) -> Any:
         """The name scope of `op` in HLO and in profiles: its phase and the line of the plan."""
         return jax.named_scope(f"commplan/{self.phase.name}/line{op.span.line}")
 
-    def _begin(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:
+    def start(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:
         """Start a split collective or a request to servers; None for other ops."""
         request = server_op(op, self.values)
         if request is not None:
@@ -247,8 +254,8 @@ class Lowered:
             [self.backend.varying(_compat.new_if_empty(x), varying(value, leaf)) for x, leaf in pairs]
         )
 
-    def _run(
-        self, op: ir.Op, env: Env, chained: set[str], rng: RngContext | None, elision: packing.PackElision
+    def run_op(
+        self, op: ir.Op, env: Env, chained: set[str], call: CallContext, elision: packing.PackElision
     ) -> None:
         """Run one op on this rank's values."""
         values = self.values
@@ -280,19 +287,35 @@ class Lowered:
                     index = ops.number(index, op.owners)
                 tree = env[op.operand]
                 env[op.result] = tree.like([ops.shard(x, index, ways, array=array) for x in tree.leaves])
+            case ir.Pick():
+                layout, fragment = self._fragment(op, values[op.operand], call)
+                tree = env[op.operand]
+                env[op.result] = tree.like([ops.pick(x, fragment, layout) for x in tree.leaves])
+            case ir.Merge():
+                layout, fragment = self._fragment(op, values[op.whole], call)
+                tree = env[op.whole]
+                pairs = zip(tree.leaves, env[op.piece].leaves, strict=True)
+                env[op.result] = tree.like([ops.merge(x, piece, fragment, layout) for x, piece in pairs])
             case ir.Elastic() if op.mode == "sync":
                 env[op.pull] = self._elastic(op, env)
             case ir.Update():
                 pairs = zip(env[op.operand].leaves, env[op.delta].leaves, strict=True)
                 env[op.result] = env[op.operand].like([x + delta for x, delta in pairs])
             case ir.Map():
-                env |= self._device_functions.apply(op, env, rng)
+                env |= self._device_functions.apply(op, env, call.rng)
             case ir.Share():
                 env[op.result] = env[op.operand]
             case ir.Put() | ir.Get():
-                pass  # always started by `_begin`
+                pass  # always started by `start`
             case ir.Read() | ir.Elastic() | ir.Exchange():
                 self._refuse(op)
+
+    def _fragment(
+        self, op: ir.Pick | ir.Merge, value: ir.Value, call: CallContext
+    ) -> tuple[FragmentLayout, jax.Array]:
+        """The layout of the fragments of `value` on this rank, and the index of the current one."""
+        number = jnp.zeros((), jnp.int32) if call.number is None else call.number  # of a single fragment
+        return layout_of(op, value, self.schedule.size), number % op.fragments
 
     def _refuse(self, op: ir.Read | ir.Elastic | ir.Exchange) -> None:
         match op:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from commplan.ir import schedule as ir
+from commplan.ir.fragments import FragmentLayout
 from commplan.ir.types import DType
 
 Array = npt.NDArray[Any]
@@ -41,6 +42,26 @@ def shard(x: Array, index: int, ways: int, *, is_array: bool) -> Array:
     if x.ndim == 0:
         return x
     return np.split(pad(x if is_array else x.reshape(-1), ways), ways)[index]
+
+
+def pick(x: Array, fragment: int, layout: FragmentLayout) -> Array:
+    """The piece of fragment `fragment` of a leaf; see `ir.fragments`."""
+    if layout.fragments == 1:
+        return x
+    table, columns = rows(x, layout.ways, is_array=False), layout.columns(x.size)
+    start = min(fragment * columns, table.shape[1] - columns)
+    return table[:, start : start + columns].reshape(-1)
+
+
+def merge(x: Array, piece: Array, fragment: int, layout: FragmentLayout) -> Array:
+    """A leaf whose fragment `fragment` is `piece`."""
+    if layout.fragments == 1:
+        return piece
+    table, columns = rows(x, layout.ways, is_array=False).copy(), layout.columns(x.size)
+    first = fragment * columns
+    owned = table[:, first : first + columns]
+    owned[:] = piece.reshape(layout.ways, columns)[:, columns - owned.shape[1] :]
+    return table.reshape(-1)[: x.size].reshape(x.shape)
 
 
 def unshard(shards: Sequence[Array], leaf: ir.Leaf) -> Array:

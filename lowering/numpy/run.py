@@ -12,6 +12,7 @@ import numpy as np
 from commplan.diagnostics import fail
 from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
+from commplan.ir.ops.fragment import layout_of
 from commplan.ir.plan import Ref, name_of
 from commplan.ir.stages.builtins import Builtin
 from commplan.lowering.builtins import on_leaves
@@ -57,7 +58,7 @@ class NumpyRun:
         return self.schedule.size(tuple(self.schedule.mesh_sizes))
 
     def phase(
-        self, name: str, inputs: Mapping[str, Trees], states: Mapping[str, Trees] | None = None
+        self, name: str, inputs: Mapping[str, Trees], states: Mapping[str, Trees] | None = None, call: int = 0
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """Run a phase.
 
@@ -65,6 +66,7 @@ class NumpyRun:
             name: The phase.
             inputs: The inputs that it reads, and the values from sources that it takes, by name.
             states: The states that it reads, by name; zeros by default.
+            call: The number of calls of the phase before this one, which selects the fragment.
 
         Returns:
             The outputs, except those from sources alone, and the new states, by name: a tree for each rank.
@@ -84,18 +86,20 @@ class NumpyRun:
         outputs = [binding for binding in phase.outputs if not binding.source_only]
         results = [binding.value for binding in (*outputs, *phase.updates)]
         for op in DefUse(phase.ops).ancestors(results, frozenset(env)):
-            env |= self._run(op, values, env)
+            env |= self._run(op, values, env, call)
         returned, updated = (
             {b.name: [self._tree(values[b.value], leaves) for leaves in env[b.value]] for b in bindings}
             for bindings in (outputs, phase.updates)
         )
         return returned, updated
 
-    def _run(self, op: ir.Op, values: Mapping[Ref, ir.Value], env: Env) -> Env:
+    def _run(self, op: ir.Op, values: Mapping[Ref, ir.Value], env: Env, call: int) -> Env:
         if isinstance(op, ir.Collective):
             return {op.result: self._collective(op, values, env)}
         if isinstance(op, ir.Map):
             return self._map(op, values, env)
+        if isinstance(op, ir.Pick | ir.Merge):
+            return {op.result: [self._fragment(op, values, env, rank, call) for rank in range(self.ranks)]}
         return {ir.results(op)[0]: [self._local(op, values, env, rank) for rank in range(self.ranks)]}
 
     def _collective(self, op: ir.Collective, values: Mapping[Ref, ir.Value], env: Env) -> list[Leaves]:
@@ -162,6 +166,17 @@ class NumpyRun:
                 message = f"the NumPy backend does not run `{op.title}`"
                 note = "it runs synchronous phases; sources and servers have other runtimes"
                 return fail("CP0808", message, note, span=op.span, file=self.schedule.file)
+
+    def _fragment(
+        self, op: ir.Pick | ir.Merge, values: Mapping[Ref, ir.Value], env: Env, rank: int, call: int
+    ) -> Leaves:
+        fragment = call % op.fragments
+        if isinstance(op, ir.Pick):
+            layout = layout_of(op, values[op.operand], self.schedule.size)
+            return tuple(ops.pick(x, fragment, layout) for x in env[op.operand][rank])
+        layout = layout_of(op, values[op.whole], self.schedule.size)
+        pairs = zip(env[op.whole][rank], env[op.piece][rank], strict=True)
+        return tuple(ops.merge(x, piece, fragment, layout) for x, piece in pairs)
 
     def _map(self, op: ir.Map, values: Mapping[Ref, ir.Value], env: Env) -> Env:
         body = self.schedule.fn(op.fn).body

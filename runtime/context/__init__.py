@@ -27,7 +27,7 @@ from commplan.runtime.context.member_schedule import ensemble, without
 from commplan.runtime.context.unset_states import UnsetStates
 from commplan.runtime.machines.machine import Machine
 
-CALLS = "#calls"  # The key of the state that counts the calls of each phase with random device functions.
+CALLS = "#calls"  # The key of the state that counts the calls of each phase that depends on their number.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +103,14 @@ class Context:
         return {}
 
     @functools.cached_property
+    def hidden_calls(self) -> list[list[str]]:
+        """For each function of `run.spmd` that is being called, the hidden phases that have not ended."""
+        return []
+
+    @functools.cached_property
     def counted(self) -> tuple[str, ...]:
-        """The phases with random functions, whose calls the state counts."""
-        return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).is_random)
+        """The phases that depend on the number of the call, which the state counts."""
+        return tuple(phase.name for phase in self.schedule.phases if self.lower(phase).is_counted)
 
     def initial_state(self) -> dict[str, Any]:
         """The plan's states before `at start`; see `run.init`."""

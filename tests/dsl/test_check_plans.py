@@ -71,6 +71,8 @@ def _reads(stage: ir.Stage) -> list[ir.Ref]:
             return []
         case ir.MapStage():
             return list(stage.operands)
+        case ir.MergeStage():
+            return [stage.whole, stage.piece]
         case ir.ExchangeStage():
             return [stage.gradient, *stage.states, *([stage.op.weight] if stage.op.weight else [])]
         case ir.ElasticStage():

@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "plans"
 NAMES = """
 data_parallel diloco easgd_async easgd_hogwild easgd_round_robin easgd_sync ensemble_duplicated ensemble_rates
 ensemble_readers ensemble_shared ensemble_training parameter_hub parameter_server_dedicated sharded_update
-two_level weighted_mean
+streaming_diloco two_level weighted_mean
 """
 PLANS = [FOLDER / f"{name}.plan" for name in NAMES.split()]
 TREE = {
@@ -29,7 +29,9 @@ TREE = {
 def compiled(path: Path) -> commplan.Program:
     plan = commplan.load(path)
     names = [ref.rpartition(".")[0] for ref in plan.graph.inputs if str(plan.graph.value(ref).type) == "tree"]
-    return plan.compile(shapes=dict.fromkeys(names, TREE))
+    divisible = {name: leaf for name, leaf in TREE.items() if leaf["shape"]}
+    in_fragments = any(phase.fragments > 1 for phase in plan.graph.phases)
+    return plan.compile(shapes=dict.fromkeys(names, divisible if in_fragments else TREE))
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)

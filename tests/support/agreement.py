@@ -144,7 +144,7 @@ class Ways:
 
     def oracle(self) -> dict[str, tuple[dict[str, Tree], dict[str, Tree]]]:
         """(outputs, states) of each phase, one after the other."""
-        oracle = Oracle(self.schedule, self.case.functions)
+        oracle = Oracle(self.schedule, self.case.functions, call=self.case.call)
         state, answers = oracle.init(), {}
         for name in self.phases:
             outputs, state = oracle.phase(name, state, inputs_of(self.schedule, name, self.inputs))
@@ -155,7 +155,7 @@ class Ways:
         state: dict[str, Meaning] = {}
         answers: dict[str, tuple[dict[str, Meaning], dict[str, Meaning]]] = {}
         for name in self.phases:
-            outputs, state = self.judge.phase(name, state, self.meant)
+            outputs, state = self.judge.phase(name, state, self.meant, self.case.call)
             answers[name] = (outputs, state)
         return answers
 
@@ -191,7 +191,7 @@ class Ways:
 
         runner = UnderJax(self.program, self.case.sizes, self.case.functions)
         epsilon = precision(self.schedule)
-        state = runner.init()
+        state = runner.init(self.case.call)
         for phase in self.phases:
             outputs, state = runner.phase(phase, state, inputs_of(self.schedule, phase, self.inputs))
             wanted_outputs, wanted_state = answers[phase]

@@ -61,9 +61,9 @@ class Judge:
         return np.broadcast_to(leaf.reshape(*lead, *shape), (*self.sizes, *shape))
 
     def phase(
-        self, name: str, state: Mapping[str, Meaning], inputs: Mapping[str, Meaning]
+        self, name: str, state: Mapping[str, Meaning], inputs: Mapping[str, Meaning], number: int = 0
     ) -> tuple[dict[str, Meaning], dict[str, Meaning]]:
-        """(outputs, states after the phase); `inputs` by name."""
+        """(outputs, states after the phase); `inputs` by name. `number` counts the calls of the phase."""
         phase = self.plan.phase(name)
         values = {**inputs, **state}
         entry = (*self.plan.inputs, *self.plan.states)
@@ -73,12 +73,13 @@ class Judge:
                 loaded = (stage.result, *((stage.count,) if stage.count else ()))
                 env |= {ref: values[name] for ref in loaded if (name := ref.rpartition(".")[0]) in values}
             elif all(ref in env for ref in operands(stage)):
-                env |= self.stage(stage, env)
+                env |= self.stage(stage, env, number)
         outputs = {binding.name: env[binding.value] for binding in phase.outputs if binding.value in env}
         updates = {binding.name: env[binding.value] for binding in phase.updates}
         return outputs, {**state, **updates}
 
-    def stage(self, stage: graph.Stage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    def stage(self, stage: graph.Stage, env: Mapping[str, Meaning], number: int = 0) -> dict[str, Meaning]:
+        """The results of a stage in call `number` of its phase."""
         match stage:
             case graph.MapStage():
                 return dict(zip(stage.results, self._map(stage, env), strict=True))
@@ -93,6 +94,10 @@ class Judge:
                 (dim,) = self._dims(stage.axes)
                 value = env[stage.operand]
                 return {stage.result: value.with_leaves([self._swapped(leaf, dim) for leaf in value.leaves])}
+            case graph.PickStage():
+                return {stage.result: self._pick(stage, env[stage.operand], number)}
+            case graph.MergeStage():
+                return {stage.result: self._merge(stage, env, number)}
             case graph.ShareStage() | graph.SliceStage() | graph.Gather():
                 return {stage.result: env[stage.operand]}
             case graph.Reduce():
@@ -107,6 +112,41 @@ class Judge:
                 return self._elastic(stage, env)
             case _:
                 raise NotImplementedError(f"{type(stage).__name__} has no synchronous meaning")
+
+    def _table(self, leaf: Array, stage: graph.PickStage | graph.MergeStage) -> Array:
+        """A leaf as rows, one for each rank along `stage.rows`, with zeros at the end."""
+        flat = leaf.reshape(*self.sizes, -1)
+        ways = int(np.prod([self.sizes[dim] for dim in self._dims(stage.rows)], dtype=int))
+        table = np.zeros((*self.sizes, -(-flat.shape[-1] // ways) * ways), leaf.dtype)
+        table[..., : flat.shape[-1]] = flat
+        return table.reshape(*self.sizes, ways, -1)
+
+    def _columns(
+        self, width: int, stage: graph.PickStage | graph.MergeStage, number: int
+    ) -> tuple[Array, Array]:
+        """The columns of a piece, and which of them the fragment owns."""
+        size, fragment = -(-width // stage.fragments), number % stage.fragments
+        columns = np.arange(size) + min(fragment * size, width - size)
+        return columns, columns // max(size, 1) == fragment
+
+    def _pick(self, stage: graph.PickStage, value: Meaning, number: int) -> Meaning:
+        if stage.fragments == 1:
+            return value
+        tables = [self._table(leaf, stage) for leaf in value.leaves]
+        pieces = [table[..., self._columns(table.shape[-1], stage, number)[0]] for table in tables]
+        return value.with_leaves([piece.reshape(*self.sizes, -1) for piece in pieces])
+
+    def _merge(self, stage: graph.MergeStage, env: Mapping[str, Meaning], number: int) -> Meaning:
+        whole, leaves = env[stage.whole], list[Array]()
+        for leaf, piece in zip(whole.leaves, env[stage.piece].leaves, strict=True):
+            table = self._table(leaf, stage)
+            columns, is_owned = self._columns(table.shape[-1], stage, number)
+            pieces = piece.reshape(*table.shape[:-1], -1)
+            table[..., columns[is_owned]] = pieces[..., is_owned]
+            leaves.append(
+                table.reshape(*self.sizes, -1)[..., : leaf[(0,) * len(self.sizes)].size].reshape(leaf.shape)
+            )
+        return whole.with_leaves(leaves)
 
     def _dims(self, over: Sequence[str]) -> tuple[int, ...]:
         return tuple(self.axes.index(name) for name in over)

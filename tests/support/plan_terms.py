@@ -33,9 +33,9 @@ class TermJudge(Judge):
     """`meaning.Judge` on arrays of exact terms, which have no order: an extreme is one of its members. An
     exchange is a mean and a map: the result if the workers keep the states."""
 
-    def stage(self, stage: graph.Stage, env: Mapping[str, Meaning]) -> dict[str, Meaning]:
+    def stage(self, stage: graph.Stage, env: Mapping[str, Meaning], number: int = 0) -> dict[str, Meaning]:
         if not isinstance(stage, graph.ExchangeStage):
-            return super().stage(stage, env)
+            return super().stage(stage, env, number)
         total = self._reduce(env, stage.gradient, stage.axes, stage.op)
         columns = list(zip(*(env[ref].leaves for ref in stage.states), total.leaves, strict=True))
         return {

@@ -15,7 +15,10 @@ from commplan.diagnostics import Span
 from commplan.dsl import ast
 
 NOWHERE = Span(1, 1, 1, 1)
-NAMES = ["x", "y2", "grads", "_", "member", "data", "batch", "start", "step", "steps", "same", "host", "mean"]
+NAMES = [
+    "x", "y2", "grads", "_", "member", "data", "batch", "start", "step", "steps", "same", "host", "mean",
+    "in", "hidden",
+]  # fmt: skip
 MAY_CONTINUE = (
     "over", "across", "from", "by", "via", "per", "split", "partial", "with", "into", "visit", "seed", "tail",
     "on", "{",
@@ -178,6 +181,8 @@ class Trees:
             span=NOWHERE, kind=kind, header=NOWHERE,
             body=tuple(self.statement() for _ in range(self.rng.randint(0, 4))),
             period=self.whole() if kind == "every" else None,
+            fragments=self.maybe(self.whole) if kind == "every" else None,
+            hidden=self.maybe(self.whole) if kind == "every" else None,
             name=self.name() if kind == "named" else None,
         )  # fmt: skip
 
@@ -209,6 +214,10 @@ class Printer:
         header = {"start": ["at", "start"], "step": ["each", "step"]}.get(phase.kind)
         if phase.period:
             header = ["every", phase.period.text, "steps"]
+        if phase.fragments:
+            header = [*header, "in", phase.fragments.text, "fragments"]
+        if phase.hidden:
+            header = [*header, "hidden", "under", phase.hidden.text, "steps"]
         if phase.name:
             header = ["phase", phase.name.text]
         assert header

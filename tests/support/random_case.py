@@ -7,11 +7,13 @@ float type and integers can be compared bit by bit.
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from commplan.dsl import load
 from commplan.passes.pipeline.registry import PASSES
 from commplan.pytree import flatten
 
@@ -45,6 +47,7 @@ class Case:
     functions: Mapping[str, Callable[..., Any]]
     order: Mapping[str, tuple[str, ...]]
     pipeline: str | None
+    call: int = 0  # the number of calls of the phase in fragments before the one that runs
 
 
 def make_case(
@@ -57,6 +60,15 @@ def make_case(
     return _Writer(seed, dtypes, builtins).case()
 
 
+def hidden(text: str, seed: int) -> str:
+    """Sometimes `text` with its phase in fragments hidden, if it has one that can be."""
+    if random.Random(f"commplan {seed} hidden").random() < 0.5:
+        changed = text.replace(" fragments {", " fragments hidden under 1 step {")
+        if load(changed, "random.plan")[0] is not None:
+            return changed
+    return text
+
+
 class _Writer(StageWriter):
     def case(self) -> Case:
         forms = [self.form(number) for number in range(self.random.randint(1, 2))]
@@ -66,17 +78,18 @@ class _Writer(StageWriter):
         self.inputs.append(Var("count", Spec((), "int32"), "i32[]", per=frozenset(self.axes)))
         start = self.start()
         step, outputs = self.step()
+        fragments, call = self.fragments()
         text = "\n".join(
             [f"plan random_{self.seed}", *self.declarations(), "", "at start {", *start, "}", "",
-             "each step {", *step, f"    output {', '.join(outputs)}", "}", ""]
+             "each step {", *step, f"    output {', '.join(outputs)}", "}", "", *fragments, ""]
         )  # fmt: skip
         return Case(
-            self.seed, text, self.axes,
+            self.seed, hidden(text, self.seed), self.axes,
             {v.name: v.form for v in (*self.inputs, *self.states) if v.is_tree},
             {v.name: self.data(v) for v in self.inputs},
             {v.name: tuple(a for a in self.axes if a in v.varying) for v in self.inputs},
             {v.name: v.split for v in self.inputs},
-            self.functions, self.order(), self.pipeline(),
+            self.functions, self.order(), self.pipeline(), call,
         )  # fmt: skip
 
     # forms and data
@@ -186,6 +199,56 @@ class _Writer(StageWriter):
                 lines.append(f"    {state.name} = map {self.fn('bump', [state])}({state.name})")
         names = [v.name for v in live if not v.partial and v.name[0] in "vs"]
         return lines, list(dict.fromkeys(names)) or ["eta"]
+
+    def fragments(self) -> tuple[list[str], int]:
+        """Sometimes a phase in fragments, which replaces inputs and states, and the number of its call."""
+        before, self.random = self.random, random.Random(f"commplan {self.seed} in fragments")
+        try:
+            return self._fragments()
+        finally:
+            self.random = before
+
+    def divides(self, spec: Spec, axis: tuple[str, ...]) -> bool:
+        """Whether a leaf can be cut into fragments, if others are split over `axis`."""
+        return bool(spec.shape) or (not axis and spec.dtype in map(NUMPY.get, FLOATS))
+
+    def _fragments(self) -> tuple[list[str], int]:
+        trees = [v for v in (*self.inputs[:-2], *self.states) if v.is_tree and not v.partial]
+        axis = self.random.choice([(), *sorted({v.split for v in trees if len(v.split) == 1})])
+        cut = [v for v in trees if v.split in ((), axis) and all(self.divides(s, axis) for s in v.specs)]
+        if not cut or self.random.random() < 0.3:
+            return [], 0
+        live, lines = list(cut), list[str]()
+        for _ in range(self.random.randint(1, 4)):
+            var = self.random.choice(live)
+            kinds = [
+                self.reduce,
+                self.scatter,
+                self.broadcast,
+                self.slice,
+                self.gather,
+                self.shift,
+                self.unary,
+                self.binary,
+            ]
+            self.random.shuffle(kinds)
+            text, result = next(written for kind in kinds if (written := kind(var, live)))
+            live.append(result)
+            lines.append(f"    {text}")
+        names: list[str] = []
+        for whole in self.random.sample(cut, self.random.randint(1, len(cut))):
+            fits = [v for v in live if v.key == whole.key and v.split == whole.split and v.per <= whole.per]
+            other = self.random.choice(fits)
+            kind = "blend" if other.name != whole.name else "bump"
+            operands = [whole, other][: 1 + (kind == "blend")]
+            call = f"map {self.fn(kind, operands)}({', '.join(v.name for v in operands)})"
+            lines.append(f"    {whole.name} = {call}")
+            live = [v for v in live if v.name != whole.name]
+            live.append(whole)
+            names.append(whole.name)
+        count, times = self.random.randint(2, 5), self.random.randint(1, 3)
+        head = f"every {count * times} steps in {count} fragments {{"
+        return [head, *lines, f"    output {', '.join(names)}", "}"], self.random.randrange(2 * count)
 
     def declarations(self) -> list[str]:
         lines: list[str] = []

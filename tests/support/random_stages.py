@@ -261,15 +261,19 @@ class StageWriter:
         return frozenset(self.axes) <= var.varying and not (var.is_tree and var.split)
 
     def scatter(self, var: Var, _: list[Var]) -> tuple[str, Var] | None:
-        axes = self.named(var.partial - self.ensembles)
-        if not axes or not var.can_be_cut:
+        axes = self.named((var.partial or var.per) - self.ensembles)
+        if not axes or not var.can_be_cut or self.has_bool(var):
             return None
         ops = ["sum", "mean"] if var.floats_only else ["sum"]
         if var.floats_only and self.takes_weights(var):
             ops.append("mean(weight = count)")
         op = self.random.choice(ops)
         result = dataclasses.replace(
-            var, name=self.fresh(), partial=var.partial - {axes[0]}, split=(*var.split, axes[0])
+            var,
+            name=self.fresh(),
+            per=var.per - {axes[0]},
+            partial=var.partial - {axes[0]},
+            split=(*var.split, axes[0]),
         )
         via = self.via(axes[:1], "scatter")
         how = via + self.hints(var, op, via)

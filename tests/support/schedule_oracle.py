@@ -273,7 +273,7 @@ class Exactly(Oracle):
             env[ref] = self._spread(values[ref], state[name_of(ref)])
         outputs = [binding.value for binding in (*phase.outputs, *phase.updates)]
         for place, op in oracle_run.needed(phase.ops, outputs, env):
-            env |= self._run(op, values, env, (self.step, place))
+            env |= self._run(op, values, env, (self.step, place), self.step)
         self.step += 1
         results = {b.name: self._leaving(values[b.value], env[b.value]) for b in phase.outputs}
         new = {b.name: self._collect(values[b.value], env[b.value]) for b in phase.updates}
@@ -289,8 +289,9 @@ class Exactly(Oracle):
         return np.stack([buffers[rank][0] for rank in self.grid.ranks])
 
     def _run(
-        self, op: Any, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
-    ) -> dict[str, Held]:
+        self, op: Any, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int],
+        number: int = 0,
+    ) -> dict[str, Held]:  # fmt: skip
         match op:
             case ir.Cast():
                 return {op.result: self._cast(op, values[op.operand], env[op.operand])}
@@ -310,7 +311,7 @@ class Exactly(Oracle):
             case ir.Elastic() if op.mode != "sync":
                 return self._elastic(op, values, env)
             case _:
-                return super()._run(op, values, env, place)
+                return super()._run(op, values, env, place, number)
 
     def _cast(self, op: ir.Cast, value: ir.Value, buffers: Held) -> Held:
         def each(leaf: ir.Leaf, dtype: DType, array: Array) -> Array:

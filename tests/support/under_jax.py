@@ -11,6 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from commplan.lowering.jax.layout import leaf_specs
 from commplan.pytree import flatten
+from commplan.runtime.context import CALLS
 
 Tree = Any
 
@@ -35,16 +36,23 @@ class UnderJax:
         self._mapped: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}  # by phase and layout
         self.entry = {value.id.rpartition(".")[0]: value for value in self.schedule.entry}
 
-    def init(self) -> dict[str, Tree]:
-        return self.run.init()
+    def init(self, call: int = 0) -> dict[str, Tree]:
+        """The states before `at start`, and the counts of phases after `call` calls."""
+        state = self.run.init()
+        self.counts = {name: np.int32(call) for name in state.pop(CALLS, {})}
+        return state
 
     def phase(self, name: str, state: Any, inputs: Mapping[str, Tree]) -> tuple[dict[str, Tree], Any]:
         values = {value.id: value for value in (*self.schedule.entry, *self.schedule.phase(name).values)}
         arguments = self._arguments(name, values)
         if not any(value.placement.partial for value in arguments.values()):
-            outputs, new = self.run.phases[name](state, **inputs)
+            outputs, new = self.run.phases[name](self._counted(state), **inputs)
+            new.pop(CALLS, None)
             return {key: outputs[key] for key in outputs}, new
         return self._inside(name, state, inputs, values, arguments)
+
+    def _counted(self, state: Mapping[str, Tree]) -> dict[str, Tree]:
+        return {**state, CALLS: self.counts} if self.counts else dict(state)
 
     def _arguments(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         phase = self.schedule.phase(name)
@@ -88,7 +96,8 @@ class UnderJax:
         def body(state: Any, inputs: Any) -> Any:
             local = {key: self._strip(tree, arguments[key]) for key, tree in inputs.items()}
             states_of = {key: self._strip(tree, states[key]) for key, tree in state.items()}
-            outputs, new = self.run.phases[name](states_of, **local)
+            outputs, new = self.run.phases[name](self._counted(states_of), **local)
+            new.pop(CALLS, None)
             out = {key: self._lift(outputs[key], bound[key]) for key in outputs}
             back = {key: self._lift(new[key], states[key]) for key in new}
             flat = {}

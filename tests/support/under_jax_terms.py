@@ -19,7 +19,7 @@ def check_jax(plan: InTerms) -> int:
     """Interpret every phase as lowered for JAX; how many elements are as the plan means."""
     case, schedule = plan.case, plan.schedule
     runner = UnderJax(plan.ways.program, case.sizes, case.functions)
-    state, count = dict(runner.init()), 0
+    state, count = runner.init(case.call), 0
     for phase in plan.ways.phases:
         inputs = inputs_of(schedule, phase, plan.inputs)
         values = {value.id: value for value in (*schedule.entry, *schedule.phase(phase).values)}

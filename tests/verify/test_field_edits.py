@@ -95,6 +95,24 @@ each step {
     "servers": SERVED.format(
         servers=2, root=1, op="mean", owners=2, within="", second="mean(weight = n)", late=1, mode="async"
     ),
+    "fragments": """plan streaming
+axis a = 2
+axis island = 2
+input p : tree per island
+state c : tree split island
+fn outer = sgd(rate = 0.5)
+at start {
+    q = broadcast p over island from 1
+    c = slice q over island
+}
+every 6 steps in 3 fragments {
+    m = scatter p over island by mean
+    d = map subtract(c, m)
+    c = map outer(c, d)
+    p = gather c over island
+    output p
+}
+""",
     "elastic": """plan elastic_sync
 axis worker = 4
 input own : tree per worker

@@ -11,6 +11,8 @@ from commplan.ir.ops.cast import Cast as Cast
 from commplan.ir.ops.collective import Collective as Collective
 from commplan.ir.ops.elastic import Elastic as Elastic
 from commplan.ir.ops.exchange import Exchange as Exchange
+from commplan.ir.ops.fragment import Merge as Merge
+from commplan.ir.ops.fragment import Pick as Pick
 from commplan.ir.ops.get import Get as Get
 from commplan.ir.ops.local_sum import LocalSum as LocalSum
 from commplan.ir.ops.map import Map as Map
@@ -28,7 +30,7 @@ from commplan.ir.values import Value
 
 Op = (
     Read | Map | Share | Pack | Unpack | Cast | Collective | LocalSum | Scale | Slice | Elastic
-    | Update | Exchange | Put | Get
+    | Update | Exchange | Put | Get | Pick | Merge
 )  # fmt: skip
 AnyOp = TypeVar("AnyOp", bound=Op)
 

@@ -7,6 +7,8 @@ from commplan.ir.stages.base import StageOverAxes as StageOverAxes
 from commplan.ir.stages.broadcast import Broadcast as Broadcast
 from commplan.ir.stages.elastic import ElasticStage as ElasticStage
 from commplan.ir.stages.exchange import ExchangeStage as ExchangeStage
+from commplan.ir.stages.fragment import MergeStage as MergeStage
+from commplan.ir.stages.fragment import PickStage as PickStage
 from commplan.ir.stages.gather import Gather as Gather
 from commplan.ir.stages.load import Load as Load
 from commplan.ir.stages.map import MapStage as MapStage
@@ -30,9 +32,14 @@ Stage = (
     | Swap
     | ExchangeStage
     | ElasticStage
+    | PickStage
+    | MergeStage
 )
 
-VERBS: dict[str, type[Stage]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Stage)}
+# The verbs of the language. The checker adds the other stages.
+VERBS: dict[str, type[Stage]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Stage) if hasattr(kind, "FORM")
+}
 OVER_AXES = {verb: kind for verb, kind in VERBS.items() if issubclass(kind, StageOverAxes)}
 
 

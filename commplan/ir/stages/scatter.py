@@ -8,10 +8,10 @@ from commplan.ir.symbolic.deferred import Interpretation, steps
 
 
 class Scatter(StageOverAxes, frozen=True, tag="scatter"):
-    """partial -> split: reduce-scatter."""
+    """partial or per -> split: reduce-scatter."""
 
     FORM = "y = scatter x over AXIS by OP [via ALGORITHM] [{ OPTIONS }]"
-    TAKES = ("partial",)
+    TAKES = ("partial", "per")
     MAKES = "split"
     COLLECTIVE = "reduce_scatter"
     READS = ("operand", "op")

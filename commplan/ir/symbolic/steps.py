@@ -10,11 +10,12 @@ from typing import Literal, NamedTuple
 from commplan.ir.hints import Algorithm, Hints, weight_type
 from commplan.ir.refs import Ref
 from commplan.ir.symbolic import blocks
+from commplan.ir.symbolic.blocks import Block
 from commplan.ir.symbolic.interpretation import Interpretation
 from commplan.ir.symbolic.rounding import allowed
 from commplan.ir.symbolic.symbols import UNSHARED
-from commplan.ir.symbolic.terms import Argument, Term
-from commplan.ir.symbolic.values import SymbolicValue, scalar_of, uniform_if_whole
+from commplan.ir.symbolic.terms import Argument, InexpressibleError, Term
+from commplan.ir.symbolic.values import SymbolicValue, leaf_shape, scalar_of, uniform_if_whole
 from commplan.ir.types import DType, Operator
 from commplan.ir.values import Value
 
@@ -284,3 +285,33 @@ def shared_by(
 def random_argument(env: Interpretation, axes: Sequence[str]) -> Argument:
     """Random numbers that differ between ranks along `axes`."""
     return Argument(env.algebra.value("random numbers", axes), -1)
+
+
+def picked(env: Interpretation, operand: SymbolicValue, value: Value, division: str) -> SymbolicValue:
+    """The current fragment of `operand`. The positions of its elements in the leaves are not tracked."""
+    return _by_leaf(env, [operand], value, division)
+
+
+def merged(
+    env: Interpretation, whole: SymbolicValue, piece: SymbolicValue, value: Value, division: str
+) -> SymbolicValue:
+    """`whole`, with `piece` as its current fragment."""
+    return _by_leaf(env, [whole, piece], value, f"{division} replaced")
+
+
+def _by_leaf(
+    env: Interpretation, operands: Sequence[SymbolicValue], value: Value, name: str
+) -> SymbolicValue:
+    """The call `name` on corresponding leaves of `operands`, each of which is one value as a whole."""
+    leaves: list[Block] = []
+    for index, leaf in enumerate(value.leaves):
+        if not leaf.size:
+            leaves.append(blocks.EMPTY)
+            continue
+        pairs = [operand.leaf(index) for operand in operands]
+        chain = pairs[0][0]
+        if any(other != chain for other, _ in pairs):
+            raise InexpressibleError(f"leaf `{leaf.path}` of `{value.id}` is made of differently cut leaves")
+        term = env.algebra.call(name, [Argument(term, number) for number, (_, term) in enumerate(pairs)])
+        leaves.append(blocks.whole(leaf_shape(value, index, chain), leaf.size, chain, term))
+    return uniform_if_whole(value, leaves)

@@ -64,6 +64,14 @@ class SymbolicValue:
         every = (each for block in self.blocks for each in (block, *blocks.inner(block)))
         return all(term is None or term.exact for block in every for _, term in block.slots)
 
+    def leaf(self, index: int) -> tuple[Chain, Term]:
+        """The chain of leaf `index`, which is not empty, and the term of all its elements."""
+        single = self.uniform or _single_term(self.value, index, self.blocks[index])
+        if single is None:
+            path = self.value.leaves[index].path
+            raise InexpressibleError(f"leaf `{path}` of `{self.value.id}` consists of several values")
+        return single
+
     def like(self, value: Value, function: Callable[[Term, DType], Term]) -> SymbolicValue:
         """A `value` whose elements are `function` of the term and type of the elements of this one."""
         dtypes = {leaf.dtype for leaf in self.value.leaves} or {DType.F32}
@@ -104,20 +112,29 @@ def _uniform(value: Value, leaves: Sequence[Block]) -> tuple[Chain, Term] | None
     for index, (block, leaf) in enumerate(zip(leaves, value.leaves, strict=True)):
         if not leaf.size:
             continue
-        if len(block.runs) != 1 or block.rows:
+        single = _single_term(value, index, block)
+        if single is None:
             return None
-        run = block.runs[0]
-        chain, term = block.slots[run.slot]
-        if term is None or (chain and not leaf.shape):
-            return None
-        if run[:4] != (0, leaf.size, leaf_shape(value, index, chain), 0):
-            return None
+        chain, term = single
         terms.add(term)
         if leaf.shape:
             chains.add(chain)
         if len(terms) > 1 or len(chains) > 1:
             return None
     return (chains.pop() if chains else (), terms.pop()) if terms else None
+
+
+def _single_term(value: Value, index: int, block: Block) -> tuple[Chain, Term] | None:
+    """The term of all elements of leaf `index`, and its chain, if the block is that leaf as a whole."""
+    leaf = value.leaves[index]
+    if len(block.runs) != 1 or block.rows:
+        return None
+    run = block.runs[0]
+    chain, term = block.slots[run.slot]
+    if term is None or (chain and not leaf.shape):
+        return None
+    is_whole = run[:4] == (0, leaf.size, leaf_shape(value, index, chain), 0)
+    return (chain, term) if is_whole else None
 
 
 def leaf_shape(value: Value, index: int, chain: Chain) -> LeafShape:

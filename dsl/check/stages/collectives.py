@@ -194,11 +194,6 @@ def _fail_placement(
             code = "CP0315"
             message = f"{name} is partial over {over}: one term of a sum is no value to {expr.kind}"
             remedy = "use `reduce` to add the terms"
-        case _:
-            code, message = "CP0316", f"{name} is per {over}, and `scatter` takes terms of a sum"
-            remedy = (
-                f"declare it `partial {axis.text}` if it is a term; `reduce` takes values that are `per` rank"
-            )
     ctx.fail(code, message, axis.span, operand, remedy)
 
 

@@ -10,13 +10,14 @@ from commplan.diagnostics import Note, Span
 from commplan.dsl import ast
 from commplan.dsl.check.clauses.options import check_effects
 from commplan.dsl.check.context import CheckContext, MistakeError
+from commplan.dsl.check.fragments import check_divisible
 from commplan.dsl.check.numbers import integer
 from commplan.dsl.check.scope import PhaseScope
 from commplan.dsl.check.stages.collectives import check_collective
 from commplan.dsl.check.stages.loads import check_load
 from commplan.dsl.check.stages.maps import check_map
 from commplan.dsl.check.stages.servers import check_elastic, check_exchange
-from commplan.ir.plan import Binding, Phase, Stage
+from commplan.ir.plan import Phase, Stage
 
 # Attributes of a bound plan: a phase with such a name could not be called.
 BOUND_PLAN_METHODS = (
@@ -77,6 +78,7 @@ def _header(ctx: CheckContext, decl: ast.PhaseDecl) -> tuple[str, str]:
 
 
 def _phase(ctx: CheckContext, decl: ast.PhaseDecl, title: str, name: str) -> Phase:
+    before = len(ctx.diagnostics)
     scope = PhaseScope(ctx, decl, title)
     for statement in decl.body:
         match statement:
@@ -86,13 +88,13 @@ def _phase(ctx: CheckContext, decl: ast.PhaseDecl, title: str, name: str) -> Pha
                 scope.output(statement)
             case ast.StageStmt():
                 _statement(ctx, scope, statement, decl.kind)
-    updates = tuple(
-        Binding(state, value.id)
-        for state in sorted(scope.updated.intersection(ctx.states), key=lambda name: ctx.states[name].span)
-        if (value := scope.env.get(state))
-    )
+    updates = scope.updates()
     period = decl.period.value if decl.period is not None and isinstance(decl.period.value, int) else 1
-    return Phase(name, decl.kind, decl.header, period, tuple(scope.stages), tuple(scope.outputs), updates)
+    fragments, _, hidden = scope.fragments.division if scope.fragments is not None else (1, (), 0)
+    if scope.fragments is not None and len(ctx.diagnostics) == before:
+        scope.fragments.check_exchange(decl.header)
+    stages, outputs = tuple(scope.stages), tuple(scope.outputs)
+    return Phase(name, decl.kind, decl.header, period, stages, outputs, updates, fragments, hidden)
 
 
 def _statement(ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, kind: str) -> None:
@@ -101,9 +103,14 @@ def _statement(ctx: CheckContext, scope: PhaseScope, statement: ast.StageStmt, k
     valid = len(ctx.diagnostics) == before
     stage = None
     with suppress(MistakeError):
+        if scope.fragments is not None:
+            check_divisible(ctx, statement.expr, scope.fragments.division)
+            scope.fragments.prepare(statement.expr, scope.env)
         stage = CHECKS[type(statement.expr)](ctx, scope, statement, statement.expr)
     if stage is not None:
         scope.stages.append(stage)
+        if scope.fragments is not None:
+            scope.fragments.add(stage, statement.span)
         check_effects(ctx, statement.expr.options, stage, kind)
     if stage is None or not valid:
         scope.bind_bad((name.text for name in statement.targets), statement.span)

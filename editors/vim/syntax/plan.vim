@@ -12,6 +12,9 @@ syntax keyword planDeclaration axis ensemble input plan server source state topo
 syntax keyword planDeclaration fn nextgroup=planFunction skipwhite
 syntax keyword planPhase at each every phase
 syntax match planPhase "\v(<at\s+)@<=start>|(<each\s+)@<=step>|(<every\s+\d+\s+)@<=steps>"
+syntax match planPhase "\v(<steps\s+)@<=in>|(<in\s+\d+\s+)@<=fragments>"
+syntax match planPhase "\v(<(steps|fragments)\s+)@<=hidden>|(<hidden\s+)@<=under>"
+syntax match planPhase "\v(<under\s+\d+\s+)@<=steps?>"
 syntax keyword planStage broadcast elastic exchange gather load reduce scatter share shift slice swap
 syntax keyword planStage map nextgroup=planFunction skipwhite
 syntax keyword planClause across from into over partial per seed split with output

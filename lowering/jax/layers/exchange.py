@@ -28,7 +28,7 @@ class LeafCollectives:
         (name,), (output,) = self.lowered.arguments, self.lowered.outputs
         selected = tuple(leaves[place] for place in self.places)
         operand = Tree(selected, jax.tree_util.tree_structure([0] * len(selected)))
-        return list(self.lowered.run({name: operand}, {}, None)[0][output.name].leaves)
+        return list(self.lowered.run({name: operand}, {})[0][output.name].leaves)
 
 
 @dataclass(frozen=True, eq=False)

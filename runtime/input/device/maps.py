@@ -14,6 +14,7 @@ from commplan.ir import schedule as ir
 from commplan.ir.analysis.def_use import DefUse
 from commplan.ir.plan import Ref
 from commplan.ir.types import SAME
+from commplan.lowering.jax.execution import CallContext
 from commplan.lowering.jax.functions import RngContext, loaded_by, short_seed
 from commplan.lowering.jax.layout import spec
 from commplan.lowering.jax.pytree import LEAF, Tree
@@ -92,7 +93,7 @@ class DeviceMaps:
                     operand = 2 + self.loads.index(loaded_by(self._phase, op.operands[0]))
                     key = RngContext.from_seed(numbers[operand], numbers[0], numbers[1]).key
                     draw = RngContext(key, mine, context.members)
-                lowered.apply([op], env, draw)
+                lowered.apply([op], env, CallContext(rng=draw))
             return carried.leave({ref: env[ref] for ref in self._outputs})
 
         specs = tuple({ref: spec(placements[ref]) for ref in refs} for refs in (values, records))

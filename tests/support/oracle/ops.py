@@ -34,6 +34,7 @@ class View:
     env: Env
     grid: Grid
     rank: Rank
+    number_of_call: int = 0  # calls of the phase before this one
 
     def __getitem__(self, ref: str) -> tuple[Array, ...]:
         return self.env[ref][self.rank]
@@ -110,6 +111,39 @@ def slice_(op: ir.Slice, view: View) -> tuple[Array, ...]:
     if op.owners:
         place = op.owners.index(place) if place in op.owners else 0
     return tuple(cut(leaf, ways, place, tree=tree) for leaf in view[op.operand])
+
+
+def pick(op: ir.Pick, view: View) -> tuple[Array, ...]:
+    """From every row of a leaf, a window that covers the columns of the current fragment."""
+    if op.fragments == 1:
+        return view[op.operand]
+    return tuple(_windows(op, leaf, view, op.operand)[0].reshape(-1) for leaf in view[op.operand])
+
+
+def merge(op: ir.Merge, view: View) -> tuple[Array, ...]:
+    """Every column of the current fragment replaced by that of the piece."""
+    leaves: list[Array] = []
+    for leaf, piece in zip(view[op.whole], view[op.piece], strict=True):
+        window, columns, is_owned = _windows(op, leaf, view, op.whole)
+        rows = pad_rows(leaf.reshape(-1), len(window)).reshape(len(window), -1).copy()
+        rows[:, columns[is_owned]] = piece.reshape(len(window), -1)[:, is_owned]
+        leaves.append(rows.reshape(-1)[: leaf.size].reshape(leaf.shape))
+    return tuple(leaves)
+
+
+def _windows(op: ir.Pick | ir.Merge, leaf: Array, view: View, ref: str) -> tuple[Array, Array, Array]:
+    """The window of a leaf, its columns, and whether the current fragment owns each of them.
+
+    Fragments are equally many columns each, the last ones fewer.
+    """
+    is_row = bool(op.rows) and view.values[ref].placement.split == op.rows
+    ways = 1 if is_row else view.grid.size(op.rows)
+    rows = pad_rows(leaf.reshape(-1), ways).reshape(ways, -1)
+    every = np.arange(rows.shape[1])
+    each = -(-len(every) // op.fragments)
+    owner, fragment = every // max(each, 1), view.number_of_call % op.fragments
+    columns = every[min(fragment * each, len(every) - each) :][:each]
+    return rows[:, columns], columns, owner[columns] == fragment
 
 
 def elastic(op: ir.Elastic, view: View) -> tuple[Array, ...]:
@@ -216,6 +250,8 @@ LOCAL: Mapping[type[ir.Op], Callable[[Any, View], tuple[Array, ...]]] = {
     ir.LocalSum: local_sum,
     ir.Scale: scale,
     ir.Slice: slice_,
+    ir.Pick: pick,
+    ir.Merge: merge,
     ir.Elastic: elastic,
     ir.Update: update,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -31,6 +32,8 @@ class Oracle:
     `numpy.random.Generator` that depends on (seed, call, place of the op, record, and the members named by
     `per`), so that ranks that must agree do.
 
+    `call` is the number of calls of each phase before the first one, which selects the fragment.
+
     Arrays are in the global layout: one leading dimension for each `per` and each `partial` axis of the
     value, in plan order; the leading dimension of a `split` leaf is the concatenation of the padded parts;
     nothing is added for `same`. Trees are nested dicts, lists and tuples.
@@ -43,13 +46,18 @@ class Oracle:
     """
 
     def __init__(
-        self, schedule: ir.Schedule, functions: Mapping[str, Callable[..., Any]] | None = None, seed: int = 0
+        self,
+        schedule: ir.Schedule,
+        functions: Mapping[str, Callable[..., Any]] | None = None,
+        seed: int = 0,
+        call: int = 0,
     ) -> None:
         self.schedule = schedule
         self.grid = Grid(schedule)
         self._functions = dict(functions or {})
         self._seed = seed
         self._calls = 0
+        self._calls_of = Counter({phase.name: call for phase in schedule.phases})
         self._entry = {value.id: value for value in schedule.entry}
         # How to rebuild a tree from its leaves, by the paths of the leaves; learnt from every tree seen.
         self._rebuild: dict[tuple[str, ...], Callable[[Sequence[Any]], Tree]] = {}
@@ -82,8 +90,9 @@ class Oracle:
             env[ref] = self._spread(values[ref], state[name_of(ref)])
         outputs_of = [binding.value for binding in (*outputs, *phase.updates)]
         for place, op in needed(phase.ops, outputs_of, env):
-            env |= self._run(op, values, env, (self._calls, place))
+            env |= self._run(op, values, env, (self._calls, place), self._calls_of[name])
         self._calls += 1
+        self._calls_of[name] += 1
         results = {b.name: self._collect(values[b.value], env[b.value]) for b in outputs}
         new = {b.name: self._collect(values[b.value], env[b.value]) for b in phase.updates}
         return results, dict(state) | new
@@ -124,8 +133,9 @@ class Oracle:
         return rebuild(list(leaves)) if rebuild else nest(paths, leaves)
 
     def _run(
-        self, op: ir.Op, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int]
-    ) -> dict[str, Held]:
+        self, op: ir.Op, values: Mapping[str, ir.Value], env: Mapping[str, Held], place: tuple[int, int],
+        number: int,
+    ) -> dict[str, Held]:  # fmt: skip
         if isinstance(op, ir.Map):
             return self._map(op, values, env, place)
         if isinstance(op, ir.Share):  # it pins how sameness is made, and changes no value
@@ -135,7 +145,7 @@ class Oracle:
         run = ops.LOCAL.get(type(op))
         if run is None or (isinstance(op, ir.Elastic) and op.mode != "sync"):
             self._refuse(op)
-        results = {rank: run(op, ops.View(values, env, self.grid, rank)) for rank in self.grid.ranks}
+        results = {rank: run(op, ops.View(values, env, self.grid, rank, number)) for rank in self.grid.ranks}
         return {ir.results(op)[0]: results}
 
     def _refuse(self, op: ir.Op) -> NoReturn:

@@ -1,0 +1,106 @@
+"""The execution of a phase: its ops in order, at once or around steps that hide its exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import jax
+
+from commplan.ir import schedule as ir
+from commplan.ir.analysis.rounds import rounds
+from commplan.ir.analysis.server_ops import worker_operands
+from commplan.ir.plan import name_of
+from commplan.lowering.jax import packing
+from commplan.lowering.jax.functions import RngContext
+from commplan.lowering.jax.packing import Env
+from commplan.lowering.jax.pytree import Tree
+
+if TYPE_CHECKING:
+    from commplan.lowering.jax.phase import Lowered
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """A call of a phase.
+
+    Attributes:
+        number: The number of calls of the phase before, i32; None if the phase does not depend on it.
+        rng: The source of random keys; None if nothing is random.
+    """
+
+    number: jax.Array | None = None
+    rng: RngContext | None = None
+
+
+ONCE = CallContext()
+
+
+class Execution:
+    """The execution of ops of a phase, of which later ones may run later.
+
+    Args:
+        lowered: The phase.
+        sequence: All ops, in order.
+        env: The values by id; results are added.
+        call: The call of the phase.
+    """
+
+    def __init__(self, lowered: Lowered, sequence: Sequence[ir.Op], env: Env, call: CallContext) -> None:
+        self.lowered, self.env, self.call = lowered, env, call
+        self.elision = packing.pack_elision(sequence, lowered.values, lowered.backend)
+        self.chained = {ref for op in sequence for ref in op.after}
+        self._in_flight: list[tuple[ir.Op, Callable[[], Env]]] = []
+
+    def run(self, ops: Iterable[ir.Op]) -> None:
+        """Run `ops` in order. Split collectives and requests that no op reads are not completed."""
+        lowered, env, elision = self.lowered, self.env, self.elision
+        for op in ops:
+            if self._in_flight:
+                self.complete(worker_operands(op, lowered.values))
+            with lowered.scope(op):
+                finish = elision.begin(op, env) or lowered.start(op, env)
+                if finish is None:
+                    if not elision.defers(op, env):
+                        lowered.run_op(op, env, self.chained, self.call, elision)
+                elif isinstance(op, ir.Collective) and op.form != "split":
+                    env |= finish()
+                else:
+                    self._in_flight.append((op, finish))
+
+    def complete(self, needed: Container[str] | None = None) -> None:
+        """Complete what makes the values `needed`, or all that is in flight."""
+        for started in list(self._in_flight):
+            op, finish = started
+            if needed is None or any(ref in needed for ref in ir.results(op)):
+                self._in_flight.remove(started)
+                with self.lowered.scope(op):
+                    self.env.update(finish())
+
+
+class PhaseInFlight:
+    """A hidden phase between its beginning and its end."""
+
+    def __init__(self, lowered: Lowered, env: Env, call: CallContext) -> None:
+        self.lowered, self.env = lowered, env
+        (first, *self._rounds), self._end = rounds(lowered.ops)
+        self._count, self._steps = 1 + len(self._rounds), 0
+        self._execution = Execution(lowered, lowered.ops, env, call)
+        self._execution.run(first)
+
+    def advance(self) -> None:
+        """Begin the exchanges that are due after one more step of the program."""
+        self._steps += 1
+        hidden = self.lowered.phase.hidden
+        while self._rounds and (self._count - len(self._rounds)) * hidden <= self._steps * self._count:
+            self._execution.run(self._rounds.pop(0))
+
+    def finish(self, inputs: Mapping[str, Tree]) -> tuple[Env, Env]:
+        """The outputs and the new states. `inputs` are the values at the end of those that are read late."""
+        for exchange in self._rounds:
+            self._execution.run(exchange)
+        self.env |= {ref: inputs[name_of(ref)] for ref in self.lowered.phase.inputs if name_of(ref) in inputs}
+        self._execution.run(self._end)
+        self._execution.complete()
+        return self.lowered.results(self.env)
