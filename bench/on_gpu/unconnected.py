@@ -95,7 +95,7 @@ class Phase:
         return variadic.compiled_with({DISABLED_PASSES: COPYING}, self._run)
 
     def _run(self, grads: Tree) -> Tree:
-        outputs, _ = self._lowered.run({"grads": flatten(grads)[1]}, {}, None)
+        outputs, _ = self._lowered.run({"grads": flatten(grads)[1]}, {})
         return jax.tree.unflatten(jax.tree.structure(grads), outputs["grads"].leaves)
 
 

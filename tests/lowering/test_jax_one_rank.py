@@ -85,7 +85,7 @@ def test_one_rank_neither_moves_nor_packs(platform: str, options: str, compiled:
 
     def step(arrays: Any) -> Any:
         structures = {name: flatten(jax.tree.map(lambda x: x[0], each))[1] for name, each in arrays.items()}
-        outputs, _ = lowered.run(structures, {}, None)
+        outputs, _ = lowered.run(structures, {})
         return {name: _compat.as_varying(jnp.float32(0), ("a",)) + sum(map(jnp.sum, t.leaves))
                 for name, t in outputs.items()}  # fmt: skip
 

@@ -46,7 +46,7 @@ def test_every_leaf_is_summed(options: dict[str, str]) -> None:
 
     def step(grads: Any) -> Any:
         _, tree = flatten(jax.tree.map(lambda leaf: leaf[0], grads))
-        return lowered.run({"grads": tree}, {}, None)[0]["grads"].leaves
+        return lowered.run({"grads": tree}, {})[0]["grads"].leaves
 
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     traced = variadic.compiled_with(

@@ -58,7 +58,7 @@ def test_it_agrees_with_the_oracle(block: int) -> None:
                 each: on_ranks(grid, values[arguments[each]], tree)
                 for each, tree in inputs_of(schedule, name, ways.inputs).items()
             }
-            outputs, updates = run.phase(name, arguments_of_ranks, states)
+            outputs, updates = run.phase(name, arguments_of_ranks, states, ways.case.call)
             expected_outputs, expected_states = answers[name]
             assert outputs.keys() == expected_outputs.keys()
             bound = {binding.name: values[binding.value] for binding in phase.outputs}

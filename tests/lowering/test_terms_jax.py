@@ -116,7 +116,7 @@ def narrow_accumulation(patch: pytest.MonkeyPatch) -> None:
 
 
 def _instead(patch: pytest.MonkeyPatch, kind: Any, how: Callable[[Any, Any], Any]) -> None:
-    right = phase.Lowered._run
+    right = phase.Lowered.run_op
 
     def wrong(self: Any, op: Any, env: Any, *arguments: Any) -> None:
         if not isinstance(op, kind):
@@ -125,7 +125,7 @@ def _instead(patch: pytest.MonkeyPatch, kind: Any, how: Callable[[Any, Any], Any
         tree = env[op.operand]
         env[op.result] = tree.like([how(op, x) for x in tree.leaves])
 
-    patch.setattr(phase.Lowered, "_run", wrong)
+    patch.setattr(phase.Lowered, "run_op", wrong)
 
 
 def columns_shifted(patch: pytest.MonkeyPatch) -> None:

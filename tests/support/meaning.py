@@ -143,9 +143,8 @@ class Judge:
             columns, is_owned = self._columns(table.shape[-1], stage, number)
             pieces = piece.reshape(*table.shape[:-1], -1)
             table[..., columns[is_owned]] = pieces[..., is_owned]
-            leaves.append(
-                table.reshape(*self.sizes, -1)[..., : leaf[(0,) * len(self.sizes)].size].reshape(leaf.shape)
-            )
+            size = int(np.prod(leaf.shape[len(self.sizes) :], dtype=int))
+            leaves.append(table.reshape(*self.sizes, -1)[..., :size].reshape(leaf.shape))
         return whole.with_leaves(leaves)
 
     def _dims(self, over: Sequence[str]) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ class UnderJax:
         self.schedule = program.schedule
         self.axes = tuple(sizes)
         self.run = program.bind(self.mesh, functions=functions)
+        self.counts: dict[str, Any] = {}
         self._mapped: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {}  # by phase and layout
         self.entry = {value.id.rpartition(".")[0]: value for value in self.schedule.entry}
 

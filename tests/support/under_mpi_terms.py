@@ -12,6 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from commplan.ir.plan import name_of
+from commplan.lowering.jax.execution import CallContext
 from commplan.lowering.jax.phase import Lowered
 from commplan.lowering.jax.pytree import flatten as flatten_jax
 from commplan.lowering.mpi import backend as mpi_backend
@@ -84,7 +85,7 @@ def _check(plan: InTerms, schedule: Any, grid: Grid, world: World, backends: Seq
         shapes: list[Any] = []
         for program, at, state in zip(lowered, grid.ranks, states, strict=True):
             mine = {name: _own(grid, program.arguments[name], tree, at) for name, tree in inputs.items()}
-            closed, shape = _traced(program, mine, state)
+            closed, shape = _traced(program, mine, state, plan.case.call)
             flat = [*jax.tree_util.tree_leaves(mine), *jax.tree_util.tree_leaves(state)]
             walks.append(Walker({}, {}).walk(closed.jaxpr, closed.consts, flat))
             shapes.append(jax.tree_util.tree_structure(shape))
@@ -125,13 +126,13 @@ def _own(grid: Grid, value: Any, tree: Any, at: tuple[int, ...]) -> Any:
     )
 
 
-def _traced(lowered: Lowered, inputs: Mapping[str, Any], state: Mapping[str, Any]) -> Any:
+def _traced(lowered: Lowered, inputs: Mapping[str, Any], state: Mapping[str, Any], number: int) -> Any:
     """The jaxpr of a phase on one rank, and the shapes of its outputs and states."""
 
     def body(inputs: Any, state: Any) -> Any:
         structures = {name: flatten_jax(tree)[1] for name, tree in inputs.items()}
         state_structures = {name: flatten_jax(tree)[1] for name, tree in state.items()}
-        outputs, new = lowered.run(structures, state_structures, None)
+        outputs, new = lowered.run(structures, state_structures, CallContext(np.int32(number)))
         return tuple({name: tree.build() for name, tree in env.items()} for env in (outputs, new))
 
     entry = {name_of(value.id): value for value in lowered.schedule.entry}
