@@ -235,7 +235,7 @@ class PhaseCall:
         arguments, entry = self.lowered.arguments, self.context.entry
         trees = {n: check.types(n, arguments[n], tree, backend, span) for n, tree in trees.items()}
         states = {n: check.types(n, entry(n), tree, backend, span) for n, tree in states.items()}
-        return mark(trees, arguments), states
+        return dict(mark(trees, arguments)), states
 
     def late(self, inputs: Mapping[str, Any]) -> dict[str, Tree]:
         """The inputs that a hidden phase reads at its end, after their checks."""

@@ -20,7 +20,9 @@ from commplan.dsl.check.numbers import integer
 from commplan.ir.plan import MergeStage, PickStage, Stage, Value, name_of, operands, results
 from commplan.ir.types import RecordsType, TreeType
 
-_VERBS = {ast.LoadExpr: "load", ast.ExchangeExpr: "exchange", ast.ElasticExpr: "elastic"}
+_VERBS: dict[type[ast.Expr], str] = {
+    ast.LoadExpr: "load", ast.MapExpr: "map", ast.ExchangeExpr: "exchange", ast.ElasticExpr: "elastic",
+}  # fmt: skip
 _DIVISIBLE = ("broadcast", "reduce", "scatter", "gather", "slice", "shift")
 
 
@@ -110,9 +112,9 @@ def _operands(expr: ast.Expr) -> tuple[ast.Name, ...]:
 
 def check_divisible(ctx: CheckContext, expr: ast.Expr, division: Division) -> None:
     """Report a stage that cannot act on a fragment, or whose exchange cannot be hidden."""
-    verb = expr.kind if isinstance(expr, ast.StageExpr) else _VERBS.get(type(expr), "map")
+    verb = expr.kind if isinstance(expr, ast.StageExpr) else _VERBS[type(expr)]
     if division.fragments == 1:
-        if verb in (*_VERBS.values(), "share"):
+        if verb in ("load", "share", "exchange", "elastic"):
             ctx.fail("CP0518", f"`{verb}` cannot be hidden under steps of the program", expr.span)
         return
     if isinstance(expr, ast.MapExpr):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import jax
 
@@ -13,12 +13,10 @@ from commplan.ir.analysis.rounds import rounds
 from commplan.ir.analysis.server_ops import worker_operands
 from commplan.ir.plan import name_of
 from commplan.lowering.jax import packing
+from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.functions import RngContext
 from commplan.lowering.jax.packing import Env
 from commplan.lowering.jax.pytree import Tree
-
-if TYPE_CHECKING:
-    from commplan.lowering.jax.phase import Lowered
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,25 @@ class CallContext:
 ONCE = CallContext()
 
 
+class LoweredPhase(Protocol):
+    """A phase whose ops are executed; see `lowering.jax.phase.Lowered`."""
+
+    @property
+    def phase(self) -> ir.Phase: ...
+    @property
+    def ops(self) -> tuple[ir.Op, ...]: ...
+    @property
+    def values(self) -> Mapping[str, ir.Value]: ...
+    @property
+    def backend(self) -> Backend: ...
+    def scope(self, op: ir.Op) -> Any: ...
+    def start(self, op: ir.Op, env: Env) -> Callable[[], Env] | None: ...
+    def run_op(
+        self, op: ir.Op, env: Env, chained: set[str], call: CallContext, elision: packing.PackElision
+    ) -> None: ...
+    def results(self, env: Env) -> tuple[Env, Env]: ...
+
+
 class Execution:
     """The execution of ops of a phase, of which later ones may run later.
 
@@ -47,7 +64,7 @@ class Execution:
         call: The call of the phase.
     """
 
-    def __init__(self, lowered: Lowered, sequence: Sequence[ir.Op], env: Env, call: CallContext) -> None:
+    def __init__(self, lowered: LoweredPhase, sequence: Sequence[ir.Op], env: Env, call: CallContext) -> None:
         self.lowered, self.env, self.call = lowered, env, call
         self.elision = packing.pack_elision(sequence, lowered.values, lowered.backend)
         self.chained = {ref for op in sequence for ref in op.after}
@@ -82,7 +99,7 @@ class Execution:
 class PhaseInFlight:
     """A hidden phase between its beginning and its end."""
 
-    def __init__(self, lowered: Lowered, env: Env, call: CallContext) -> None:
+    def __init__(self, lowered: LoweredPhase, env: Env, call: CallContext) -> None:
         self.lowered, self.env = lowered, env
         (first, *self._rounds), self._end = rounds(lowered.ops)
         self._count, self._steps = 1 + len(self._rounds), 0

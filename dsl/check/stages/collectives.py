@@ -190,7 +190,7 @@ def _fail_placement(
             code = "CP0314"
             message = f"{name} is split over {over}: its ranks hold different parts, not different values"
             remedy = f"`gather {expr.operand.text} over {axis.text}` puts the parts together"
-        case _, "partial":
+        case _:
             code = "CP0315"
             message = f"{name} is partial over {over}: one term of a sum is no value to {expr.kind}"
             remedy = "use `reduce` to add the terms"
