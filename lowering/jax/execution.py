@@ -41,10 +41,6 @@ class LoweredPhase(Protocol):
     @property
     def phase(self) -> ir.Phase: ...
     @property
-    def ops(self) -> tuple[ir.Op, ...]: ...
-    @property
-    def values(self) -> Mapping[str, ir.Value]: ...
-    @property
     def backend(self) -> Backend: ...
     def scope(self, op: ir.Op) -> Any: ...
     def start(self, op: ir.Op, env: Env) -> Callable[[], Env] | None: ...
@@ -59,14 +55,18 @@ class Execution:
 
     Args:
         lowered: The phase.
+        values: All values of the phase, by id.
         sequence: All ops, in order.
-        env: The values by id; results are added.
+        env: The values so far, by id; results are added.
         call: The call of the phase.
     """
 
-    def __init__(self, lowered: LoweredPhase, sequence: Sequence[ir.Op], env: Env, call: CallContext) -> None:
-        self.lowered, self.env, self.call = lowered, env, call
-        self.elision = packing.pack_elision(sequence, lowered.values, lowered.backend)
+    def __init__(
+        self, lowered: LoweredPhase, values: Mapping[str, ir.Value], sequence: Sequence[ir.Op], env: Env,
+        call: CallContext,
+    ) -> None:  # fmt: skip
+        self.lowered, self.values, self.env, self.call = lowered, values, env, call
+        self.elision = packing.pack_elision(sequence, values, lowered.backend)
         self.chained = {ref for op in sequence for ref in op.after}
         self._in_flight: list[tuple[ir.Op, Callable[[], Env]]] = []
 
@@ -75,7 +75,7 @@ class Execution:
         lowered, env, elision = self.lowered, self.env, self.elision
         for op in ops:
             if self._in_flight:
-                self.complete(worker_operands(op, lowered.values))
+                self.complete(worker_operands(op, self.values))
             with lowered.scope(op):
                 finish = elision.begin(op, env) or lowered.start(op, env)
                 if finish is None:
@@ -99,11 +99,11 @@ class Execution:
 class PhaseInFlight:
     """A hidden phase between its beginning and its end."""
 
-    def __init__(self, lowered: LoweredPhase, env: Env, call: CallContext) -> None:
-        self.lowered, self.env = lowered, env
-        (first, *self._rounds), self._end = rounds(lowered.ops)
+    def __init__(self, execution: Execution, ops: Sequence[ir.Op]) -> None:
+        self.lowered, self.env = execution.lowered, execution.env
+        (first, *self._rounds), self._end = rounds(ops)
         self._count, self._steps = 1 + len(self._rounds), 0
-        self._execution = Execution(lowered, lowered.ops, env, call)
+        self._execution = execution
         self._execution.run(first)
 
     def advance(self) -> None:

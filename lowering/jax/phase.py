@@ -153,7 +153,8 @@ class Lowered:
         self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], call: CallContext = ONCE
     ) -> PhaseInFlight:
         """Begin the phase: run its ops up to the exchanges that do not depend on others. See `run`."""
-        return PhaseInFlight(self, self.enter(inputs, state), call)
+        env = self.enter(inputs, state)
+        return PhaseInFlight(Execution(self, self.values, self.ops, env, call), self.ops)
 
     def enter(self, inputs: Mapping[str, Tree], state: Mapping[str, Tree]) -> Env:
         """The values on entry by id."""
@@ -177,7 +178,7 @@ class Lowered:
         that reads their result. HLO and profiles show ops as `commplan/PHASE/lineN`.
         """
         sequence = tuple(sequence)
-        execution = Execution(self, sequence, env, call)
+        execution = Execution(self, self.values, sequence, env, call)
         execution.run(sequence)
         execution.complete()
 
