@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from commplan.diagnostics import CommplanError, fail
 from commplan.runtime.input.host_batch import HostBatch
-from commplan.runtime.input.observe.visit_check import Checks
 from commplan.runtime.input.observe.wait_log import ClosedError
 from commplan.runtime.input.restarts import Pass
 
@@ -32,7 +31,7 @@ class EpochIterator(Iterator[HostBatch]):
     pinning: Pinning | None = None  # registers their memory with devices
     restart: Pass | None = None  # detects earlier iterators over the same batches
     _closing: weakref.finalize[..., Any]  # alive until closed
-    _checks: Checks | None
+    _checked_until = 0  # batches before this position are of the present epoch, and nobody has closed them
     _patient: tuple[str, ...] = ()  # codes of errors after which iteration may continue
 
     def __init__(self, phase: str) -> None:
@@ -73,25 +72,27 @@ class EpochIterator(Iterator[HostBatch]):
         if os.getpid() != self._process:
             self._refuse_forked()
         with self._turn:  # callers in several threads are served one at a time
-            if not self._closing.alive:
-                self._refuse_closed()
-            if self._position // self._steps > self._epoch_begun:
-                self._end_epoch()
-            if self.restart is not None and self._position == self._first + 1:
+            position = self._position
+            if position >= self._checked_until:
+                self._prepare(position)
+            if self.restart is not None and position == self._first + 1:
                 self.restart.use()
-            return self._take_with_ahead(form, ahead, settle) if ahead else self._take_one(form)
+            if ahead:
+                return self._take_with_ahead(form, ahead, settle)
+            item = form(self._due_batch(position))
+            self._release_before(position + 1)
+            # If interrupted before this line, the iterator does not advance.
+            self._due, self._position = None, position + 1
+            return item
 
-    def _end_epoch(self) -> NoReturn:
-        if self.restart is not None:
-            self.restart.end()
-        raise StopIteration
-
-    def _take_one(self, form: Callable[[HostBatch], _Item]) -> _Item:
-        item = form(self._due_batch())
-        self._release_before(self._position + 1)
-        # If interrupted before this line, the iterator does not advance.
-        self._due, self._position = None, self._position + 1
-        return item
+    def _prepare(self, position: int) -> None:
+        """Raise StopIteration after the epoch, and an error if the iterator is closed."""
+        if not self._closing.alive:
+            self._refuse_closed()
+        if position // self._steps > self._epoch_begun:
+            if self.restart is not None:
+                self.restart.end()
+            raise StopIteration
 
     def _take_with_ahead(
         self, form: Callable[[HostBatch], _Item], ahead: int, settle: Callable[[_Item], object] | None
@@ -99,11 +100,11 @@ class EpochIterator(Iterator[HostBatch]):
         for position in [key for key in self._formed if key < self._position]:
             del self._formed[position]
         if not self._formed:
-            self._form(form, self._due_batch())
+            self._form(form, self._position, self._due_batch(self._position))
         end = min(self._position + ahead, (self._epoch_begun + 1) * self._steps - 1)
-        while self._front <= end and self._is_ready(self._front):
+        while (front := self._front) <= end and self._is_ready(front):
             try:
-                self._form(form, self._next_due_batch())
+                self._form(form, front, self._await_due(front))
             except Exception:  # noqa: BLE001  raised when the caller reaches that batch
                 break
         item = self._formed[self._position]
@@ -114,10 +115,9 @@ class EpochIterator(Iterator[HostBatch]):
         self._position += 1
         return item
 
-    def _form(self, form: Callable[[HostBatch], _Item], batch: HostBatch) -> None:
-        front = self._front
-        self._formed[front] = form(batch)
-        self._release_before(front + 1)
+    def _form(self, form: Callable[[HostBatch], _Item], position: int, batch: HostBatch) -> None:
+        self._formed[position] = form(batch)
+        self._release_before(position + 1)
         self._due = None
 
     @property
@@ -125,17 +125,10 @@ class EpochIterator(Iterator[HostBatch]):
         """The position after the last formed item."""
         return max(self._position, 1 + max(self._formed)) if self._formed else self._position
 
-    def _next_due_batch(self) -> HostBatch:
-        """The batch at `_front`, counted by the visit check."""
-        batch = self._await_due()
-        if self._checks is not None:
-            self._checks.add(batch)
-        return batch
-
-    def _due_batch(self) -> HostBatch:
-        """The batch at `_front`. An error closes the iterator."""
+    def _due_batch(self, position: int) -> HostBatch:
+        """The batch at `position`. An error closes the iterator."""
         try:
-            return self._next_due_batch()
+            return self._await_due(position)
         except ClosedError:
             self._refuse_closed()
         except Exception as error:
@@ -147,8 +140,8 @@ class EpochIterator(Iterator[HostBatch]):
         if not isinstance(error, CommplanError) or error.diagnostics[0].code not in self._patient:
             self.close()
 
-    def _await_due(self) -> HostBatch:
-        """Wait for the batch at `_front` and keep it in `_due`."""
+    def _await_due(self, position: int) -> HostBatch:
+        """Wait for the batch at `position`, keep it in `_due`, and count it by the visit check."""
         raise NotImplementedError
 
     def _is_ready(self, position: int) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +16,9 @@ from commplan.ir.schedule import Read
 from commplan.ir.types import Placement
 from commplan.runtime.input.layout import ALIGNMENT, Array, Bools, agrees, aligned, compacted
 from commplan.runtime.input.program import Coords, Flow, HostProgram
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.unit_batches import UnitRecords
 
 _SMALL = 16  # the smallest values, up to this part of their slot, are copied when the batch is finished
 
@@ -35,24 +39,6 @@ class Visit(NamedTuple):
     skipped: int
 
 
-@dataclass(slots=True, eq=False)
-class PackedVisits:
-    """Visits that are unpacked when they are checked, many batches at a time.
-
-    Attributes:
-        unpack: returns the visits in `data`.
-        data: the record numbers of a batch.
-        size: the number of records.
-    """
-
-    unpack: Callable[[bytes], list[Visit]]
-    data: bytes
-    size: int
-
-    def __iter__(self) -> Iterator[Visit]:
-        return iter(self.unpack(self.data))
-
-
 class Mask(NamedTuple):
     """The rows of a batch that are counted records.
 
@@ -65,8 +51,7 @@ class Mask(NamedTuple):
     placement: Placement
 
 
-@dataclass(frozen=True)
-class HostBatch:
+class HostBatch(msgspec.Struct, frozen=True, eq=False):
     """The values that the host makes in one step, by value id, as this process holds them.
 
     Attributes:
@@ -87,12 +72,12 @@ class HostBatch:
     """
 
     values: dict[Ref, Array]
-    records: dict[Ref, npt.NDArray[np.int64]]
+    records: Mapping[Ref, npt.NDArray[np.int64]]
     seeds: dict[Ref, int]
     epoch: int
     step: int
     number: int = 0
-    visits: Sequence[Visit] | PackedVisits = ()
+    visits: Sequence[Visit] | UnitRecords = ()
     mask: Mask | None = None
 
 

@@ -156,16 +156,21 @@ class PhaseBatches(EpochIterator):
         """The meters of this phase; they stay valid after `close`."""
         return (self._meter,)
 
-    def _await_due(self) -> HostBatch:
-        front = self._front
-        number, step = front - self._first, front % self._steps
+    def _prepare(self, position: int) -> None:
+        super()._prepare(position)
+        self._checked_until = (self._epoch_begun + 1) * self._steps
+
+    def _await_due(self, position: int) -> HostBatch:
+        number, step, batch = position - self._first, position % self._steps, self._due
         if number >= self._until:
             self._arm(number)
-        if self._due is None or self._due.number != number:
+        if batch is None or batch.number != number:
             remaining = self._steps - step  # batches of this epoch, including this one
-            self._due, ready, waited = self._window.take(number, min(self._prefetch, remaining))
+            batch, ready, waited = self._window.take(number, min(self._prefetch, remaining))
+            self._due = batch
             self._meter.handed_out(min(ready, self._ahead), waited, first=step == 0)
-        return self._due
+        self._checks.add(batch)
+        return batch
 
     def _arm(self, number: int) -> None:
         """Have batches made from `number` on: to the end of the epoch, if processes share them."""
@@ -201,7 +206,7 @@ class PhaseBatches(EpochIterator):
     def close(self) -> None:
         """Stop the work ahead, join its threads and leave the group. May be called twice."""
         if self._closing.detach() is not None:
-            self._due = None
+            self._due, self._checked_until = None, 0
             _drop(self._formed, self.pinning)
             self._window.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +13,7 @@ import numpy.typing as npt
 from commplan.input.order import Order
 from commplan.ir.plan import Ref
 from commplan.ir.schedule import Share
-from commplan.runtime.input.host_batch import (
-    FlowState,
-    HostBatch,
-    Mask,
-    PackedVisits,
-    Visit,
-    count,
-    layout,
-    mask,
-    smallest,
-)
+from commplan.runtime.input.host_batch import FlowState, HostBatch, Mask, Visit, count, layout, mask, smallest
 from commplan.runtime.input.layout import Array, Bools, Fresh, aligned
 from commplan.runtime.input.program import Coords, HostProgram, identity
 from commplan.runtime.input.shm.slot_layout import Room, SlotLayout
@@ -64,7 +54,9 @@ class _Load(NamedTuple):
         """The numbers in the result of `UnitBatches.identities`: [copies, rows]."""
         return np.ndarray(self.shape, np.int64, data, self.offset)[:, : self.rows]
 
-    def visits(self, records: npt.NDArray[np.int64]) -> list[Visit]:
+    def visits(self, data: bytes) -> list[Visit]:
+        """The visits in the result of `UnitBatches.identities`."""
+        records = self.records(data)
         return [Visit(self.ref, each, records[i][self.counted], 0) for i, each in enumerate(self.coords)]
 
 
@@ -93,7 +85,7 @@ class UnitTable(NamedTuple):
 
     views: list[_View]
     counts: dict[Ref, Array]
-    loads: list[_Load]
+    loads: dict[Ref, _Load]
     received: list[_Received]
     mask: Mask | None
     size: int
@@ -101,7 +93,35 @@ class UnitTable(NamedTuple):
 
     def visits(self, data: bytes) -> list[Visit]:
         """The visits in the result of `UnitBatches.identities`."""
-        return [visit for load in self.loads for visit in load.visits(load.records(data))]
+        return [visit for load in self.loads.values() for visit in load.visits(data)]
+
+
+class UnitRecords(Mapping[Ref, npt.NDArray[np.int64]]):
+    """The record numbers of a batch by load, unpacked when they are read: few programs read them.
+
+    Args:
+        table: the facts of the unit.
+        data: the result of `UnitBatches.identities`.
+    """
+
+    __slots__ = ("_data", "_table", "size")
+
+    def __init__(self, table: UnitTable, data: bytes) -> None:
+        self._table, self._data, self.size = table, data, table.size
+
+    def __getitem__(self, ref: Ref) -> npt.NDArray[np.int64]:
+        load = self._table.loads[ref]
+        return load.records(self._data).reshape(*load.leading, load.rows)
+
+    def __iter__(self) -> Iterator[Ref]:
+        return iter(self._table.loads)
+
+    def __len__(self) -> int:
+        return len(self._table.loads)
+
+    def visits(self) -> list[Visit]:
+        """The records that count as visited: `size` in total."""
+        return self._table.visits(self._data)
 
 
 @dataclass
@@ -182,19 +202,17 @@ class UnitBatches:
         states = [self._state(index, step) for index in range(len(program.flows))]
         views: list[_View] = []
         counts: dict[Ref, Array] = {}
-        loads: list[_Load] = []
+        loads: dict[Ref, _Load] = {}
         received: list[_Received] = []
         for index, state in enumerate(states):
             rows, cut = len(state.rows), self._layout.divisions[index]
             for read in state.flow.reads:
                 room, per = arrays[identity(read)], read.per
                 counted = state.counts[read.result]
-                loads.append(
-                    _Load(
-                        read.result, program.variants(per), (room.shape[0], room.shape[1]),
-                        tuple(len(program.local[axis]) for axis in per), room.offset - self._from, rows,
-                        slice(None) if counted.all() else counted,
-                    )
+                loads[read.result] = _Load(
+                    read.result, program.variants(per), (room.shape[0], room.shape[1]),
+                    tuple(len(program.local[axis]) for axis in per), room.offset - self._from, rows,
+                    slice(None) if counted.all() else counted,
                 )  # fmt: skip
                 if read.count in program.roots:
                     array = counts[read.count] = count(program, state, read, read.count)
@@ -214,7 +232,7 @@ class UnitBatches:
         nbytes = {view.ref: _nbytes(view) for view in views}
         copied = smallest(nbytes, sum(map(_nbytes, arrays.values())))
         views = [view._replace(is_copied=view.ref in copied) for view in views]
-        size = sum(np.arange(load.rows)[load.counted].size * len(load.coords) for load in loads)
+        size = sum(np.arange(load.rows)[load.counted].size * len(load.coords) for load in loads.values())
         tally = [0] * (self._layout.parts + 1)
         return UnitTable(views, counts, loads, received, mask(program, states, {}), size, tally)
 
@@ -249,13 +267,9 @@ class UnitBatches:
                 array[...] = view
             array.setflags(write=False)
             values[ref] = array
-        data = self.identities(root)
-        records: dict[Ref, npt.NDArray[np.int64]] = {}
-        for load in table.loads:
-            ids = load.records(data)
-            records[load.ref] = ids.reshape(*load.leading, load.rows) if load.leading else ids[0]
-        visits = PackedVisits(table.visits, data, table.size)
+        records = UnitRecords(table, self.identities(root))
         self.receipts.count(table, number, parts)
+        visits = cast("Any", records)  # pyright sees the linked package as a different one
         return HostBatch(values, records, self.seeds, epoch, step, number, visits, table.mask)
 
 

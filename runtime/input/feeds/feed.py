@@ -190,6 +190,7 @@ class Feed(RingMember):
             position = self._position
             if position >= self._checked_until:
                 self._prepare(position)
+                self._begin(position)
             self._driver.thread = threading.current_thread()
             batch = self._ready
             try:

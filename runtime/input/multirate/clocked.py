@@ -253,12 +253,13 @@ class ClockedBatches(RingMember):
         self._register()
         self._records_each = each * plan.rates.unit
 
-    def _await_due(self) -> HostBatch:
+    def _await_due(self, position: int) -> HostBatch:
         self._driver.thread = threading.current_thread()
-        if self._position >= self._checked_until:
-            self._prepare(self._position)
+        if position >= self._checked_until:
+            self._begin(position)
         if self._due is None:
-            self._due = self._build_batch(self._position)
+            self._due = self._build_batch(position)
+        self._visit_check.add(self._due)
         return self._due
 
     def _release_before(self, position: int) -> None:

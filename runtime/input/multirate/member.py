@@ -99,12 +99,11 @@ class RingMember(EpochIterator):
         self._orders = record_orders = orders(program, bound)
         steps = epoch_steps(program, record_orders)
         self._start(*start, steps=steps, order=fingerprint(program, record_orders))
-        self._checked_until = 0  # batches before this one need no check for changes of the ring
         self._ahead: _PendingBatch | None = None
         self._bound, self._called = bound, called_functions(program, functions)
         has_own = any(flow.after for flow in program.flows)
         self._threads = hints(program)[1] if has_own else 0
-        self._checks = self._visit_check = Checks(program, record_orders, steps, start[1], self._meter)
+        self._visit_check = Checks(program, record_orders, steps, start[1], self._meter)
         waiter = MemberWaiter(
             self._attachment, member, timeout, self.idle_s, _weakly_open(self), plan.schedule.file,
             plan.first_load.span, self._is_paced(),
@@ -190,16 +189,8 @@ class RingMember(EpochIterator):
             self._begin(self._position)
         return self
 
-    def _prepare(self, position: int) -> None:
-        """Prepare to take the batches from `position` to `_checked_until`."""
-        if not self._closing.alive:
-            self._refuse_closed()
-        if position // self._steps > self._epoch_begun:
-            self._end_epoch()
-        self._begin(position)
-
     def _begin(self, position: int) -> None:
-        """Begin or continue the epoch of batch `position`."""
+        """Begin or continue the epoch of batch `position`; batches before `_checked_until` need no check."""
         ring, next_epoch = self._ring, position // self._steps + 1
         self._words[_IDLE_SINCE], self._driver.thread = 0, threading.current_thread()
         ring.arm(self.member, next_epoch * self._epoch)

@@ -302,7 +302,7 @@ class Meter:
         # minimum.
         self.batches, self.ready, self.wait_s = 0, 0, 0.0
         self.least: int | None = None
-        self._checked = 0
+        self.checked = 0  # records whose ids were compared with the contract
 
     def line(self, key: str, label: str, span: Span) -> None:
         """Name the line of later reports with `key`, unless it has a name."""
@@ -333,10 +333,6 @@ class Meter:
         self.ready += ready
         if not first:
             self.least = ready if self.least is None else min(self.least, ready)
-
-    def checked(self, records: int) -> None:
-        """Count records whose ids were compared with the contract. Called by the same thread."""
-        self._checked += records
 
     def workers(self, label: str) -> None:
         """Set the description of the workers, such as `2 threads`."""
@@ -370,7 +366,7 @@ class Meter:
                 self._now,
                 batches=self.batches,
                 wait_s=self.wait_s,
-                checked=self._checked,
+                checked=self.checked,
                 lines=tuple(lines.values()),
                 ready_mean=mean,
                 queue=replace(queue or Queue(), mean=mean, least=self.least or 0),

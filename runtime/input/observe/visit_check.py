@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,9 +12,10 @@ import numpy as np
 from commplan.input.order import Order
 from commplan.input.visit_audit import EpochContext, EpochTally, check, expected_sums
 from commplan.ir.plan import Ref
-from commplan.runtime.input.host_batch import HostBatch, PackedVisits, Visit
+from commplan.runtime.input.host_batch import HostBatch, Visit
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.program import Coords, HostProgram
+from commplan.runtime.input.unit_batches import UnitRecords
 
 _AT_ONCE = 2048  # records that are summed together: NumPy takes as long for a few as for many
 
@@ -36,7 +37,9 @@ class Checks:
         default_factory=dict[tuple[Ref, Coords], EpochTally]
     )
     _upto: int = -1  # the last step in the tallies
-    _waiting: dict[int, Iterable[Visit]] = field(default_factory=dict[int, Iterable[Visit]])  # of later steps
+    _waiting: dict[int, Sequence[Visit] | UnitRecords] = field(  # of later steps
+        default_factory=dict[int, "Sequence[Visit] | UnitRecords"]
+    )
     _finished: int = -1  # the last epoch that was compared
 
     def add(self, batch: HostBatch) -> None:
@@ -49,19 +52,20 @@ class Checks:
         if batch.epoch <= self._finished:
             return
         visits, step = batch.visits, batch.step
-        count = visits.size if isinstance(visits, PackedVisits) else sum(v.records.size for v in visits)
+        count = visits.size if isinstance(visits, UnitRecords) else sum(v.records.size for v in visits)
         if step > self._upto:
             self._waiting[step] = visits
             if len(self._waiting) * count >= _AT_ONCE:
                 self._settle()
-        self.meter.checked(count)
+        self.meter.checked += count
         if step == self.steps - 1:
             self._finish(batch.epoch)
 
     def _settle(self) -> None:
         """Add the batches that wait to the tallies."""
         reports: dict[tuple[Ref, Coords], list[Visit]] = {}
-        for visit in itertools.chain.from_iterable(self._waiting.values()):
+        waiting = (v.visits() if isinstance(v, UnitRecords) else v for v in self._waiting.values())
+        for visit in itertools.chain.from_iterable(waiting):
             reports.setdefault((visit.load, visit.coords), []).append(visit)
         tallies = dict(self._tallies)
         for key, visits in reports.items():
