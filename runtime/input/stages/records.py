@@ -129,9 +129,11 @@ class Stage:
             done += 1
             if is_single:
                 columns[0][row] = out
-                continue
-            for column, value in zip(columns, out, strict=True):
-                column[row] = value
+            else:
+                for column, value in zip(columns, out, strict=True):
+                    column[row] = value
+            # Freed now, so that the calls for the next record reuse this memory while the CPU caches it.
+            arguments = out = value = None
         if failure and done and not skipped:
             self._warn(failure)
         if done < len(records):
