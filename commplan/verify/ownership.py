@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from commplan.diagnostics import CommplanError
 from commplan.ir.analysis.server_ops import ServerOp, server_op, server_results, worker_operands
-from commplan.ir.plan import AxisKind, name_of
+from commplan.ir.plan import name_of
 from commplan.ir.schedule import Elastic, Exchange, Get, Op, Put, Schedule, results
 from commplan.ir.stages import rules
 from commplan.protocol.build_sites import sites
@@ -85,8 +85,6 @@ def server_memory(schedule: Schedule) -> ServerMemory | None:
 
 def check_servers(schedule: Schedule, report: DiagnosticReport) -> None:
     """Report invalid states on servers, for a schedule whose ops are valid."""
-    if not any(axis.kind is AxisKind.SERVER for axis in schedule.axes):
-        return
     try:
         surveyed = sites(schedule)
     except CommplanError as error:

@@ -41,7 +41,6 @@ from commplan.ir.transfer import Violations, shown
 from commplan.ir.types import LARGEST, MOST_SERVERS
 from commplan.verify.equivalence import Reference, check_equivalence, check_origin
 from commplan.verify.input_proof import check_input
-from commplan.verify.ownership import check_served, check_server_op, check_servers
 from commplan.verify.scope import Axes, DiagnosticReport, OpScope
 
 _MEANT = [field.name for field in roles.fields(Hints) if field.role is Role.MEANING]
@@ -98,7 +97,9 @@ def verify(
     before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
         _verify_phase(OpScope(schedule, phase, axes, report, before.get(phase.name)))
-    if not report.diagnostics:
+    if not report.diagnostics and any(axis.kind is AxisKind.SERVER for axis in schedule.axes):
+        from commplan.verify.ownership import check_servers  # noqa: PLC0415  few plans have servers
+
         check_servers(schedule, report)
     if not report.diagnostics and schedule.origin is not None:
         if reference is None:
@@ -139,7 +140,10 @@ def _verify_phase(scope: OpScope) -> None:
         if not scope.has_seen_op(op):
             _check_op(scope, op)
     if len(report.diagnostics) == before:
-        check_served(scope)
+        if any(value.placement.server is not None for value in scope.values.values()):
+            from commplan.verify.ownership import check_served  # noqa: PLC0415
+
+            check_served(scope)
         check_input(scope)
     _clocks(scope)
     _check_late(scope)
@@ -171,6 +175,8 @@ def _check_op(scope: OpScope, op: Op) -> None:
     for code, message in wrong:
         scope.report.add(code, message, op.span)
     if isinstance(op, Elastic | Exchange | Put | Get):
+        from commplan.verify.ownership import check_server_op  # noqa: PLC0415
+
         check_server_op(scope, op)
     elif isinstance(op, Collective) and not wrong:
         from commplan.verify.algorithms import check_algorithm  # noqa: PLC0415  input has no collectives

@@ -32,13 +32,11 @@ from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.ring.exchange import GroupExchange
 from commplan.runtime.input.ring.forming import form
 from commplan.runtime.input.ring.producers import Recording
-from commplan.runtime.input.shm.arena import Arena
 from commplan.runtime.input.shm.slots import give_back_freed
-from commplan.runtime.input.sources import adapters as _adapters
 from commplan.runtime.input.sources import files as _sources
-from commplan.runtime.input.stages.batch_builder import BatchFactory
+from commplan.runtime.input.stages.batch_inputs import BatchInputs
+from commplan.runtime.input.stages.declared import declared
 from commplan.runtime.input.stages.functions import called_functions, workers_of
-from commplan.runtime.input.stages.records import stages
 from commplan.runtime.input.unit_batches import UnitBatches, are_units
 from commplan.runtime.input.window import BatchWindow
 
@@ -106,7 +104,7 @@ class PhaseBatches(EpochIterator):
         epoch_cursor = EpochCursor(*position_of(program, self._orders, state, steps, order), steps)
         self._start(epoch_cursor.epoch, epoch_cursor.step, steps, order)
         self._meter = Meter(phase, schedule.plan)
-        stage_of = stages(program, bound_sources, chosen, self._meter)
+        declared(program, self._meter)
         prefetch, cores = hints(program)
         block = block_of(program, cores)
         self.on_devices = device_prefetch(ops_of(program))
@@ -114,29 +112,35 @@ class PhaseBatches(EpochIterator):
         worker_pool = workers_of(workers, cores, program, bound_sources, chosen, block, self._meter, pinning)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
-        maker = BatchFactory(
-            program, self._orders, stage_of, self._meter, block, worker_pool,
-            _adapters.together(bound_sources), epoch_cursor,
-            aligned if pinning is None else Arena(pinning).fresh,
+        memory = aligned
+        if pinning is not None:
+            from commplan.runtime.input.shm.arena import Arena  # noqa: PLC0415  few processes have devices
+
+            memory = Arena(pinning).fresh
+        inputs = BatchInputs(
+            program, self._orders, bound_sources, chosen, self._meter, block, worker_pool, epoch_cursor,
+            memory,
         )  # fmt: skip
+        among = group if apart and any(flow.moved for flow in program.flows) else None
+        if among is None or program.has_caches or not are_units(program):
+            _ = inputs.factory
         self._calls = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
         if worker_pool is not None:
             self._calls.in_worker, self._calls.ask_worker = worker_pool.call_in, worker_pool.ask_stack
-        among = group if apart and any(flow.moved for flow in program.flows) else None
         self._record = record = batch_record(program, epoch_cursor, among)
         name = f"commplan-{schedule.plan}-{phase}"
-        self._window = window = BatchWindow(maker, cores, name, worker_pool, self._calls, record)
+        self._window = window = BatchWindow(inputs, cores, name, worker_pool, self._calls, record)
         if any(flow.moved for flow in program.flows):
             slot_count, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
             window.exchange = form(
-                among or Group(f"{schedule.plan}-{phase}", 0, 1, self._calls.bound_s, (0,)), maker, order,
+                among or Group(f"{schedule.plan}-{phase}", 0, 1, self._calls.bound_s, (0,)), inputs, order,
                 slots=slot_count, keep=keep, calls=replace(self._calls),  # separate state, for other threads
                 recording=Recording(record), doing=record.doing if record is not None else lambda _: "",
                 pinning=pinning,
             )  # fmt: skip
             if are_units(program):
                 layout = window.exchange.units.layout
-                units = UnitBatches(program, self._orders, layout, steps, maker.memory)
+                units = UnitBatches(program, self._orders, layout, steps, memory)
                 if units.are_views and window.exchange.carrier is None:
                     window.unit_batches, units.receipts.key = units, window.exchange.key
                     self._meter.counters += [units.receipts.costs] if among is not None else []

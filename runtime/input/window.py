@@ -15,7 +15,7 @@ from commplan.diagnostics import CommplanError
 from commplan.runtime.input.host_batch import HostBatch
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import ClosedError
-from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory, Task
+from commplan.runtime.input.stages.batch_inputs import BatchInputs
 from commplan.wait import join_within, result_of, until_done
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from commplan.runtime.input.observe.batch_record import BatchRecord
     from commplan.runtime.input.ring.exchange import GroupExchange
+    from commplan.runtime.input.stages.batch_builder import BatchBuilder, Task
     from commplan.runtime.input.stages.stage_threads import StageThreads
     from commplan.runtime.input.stages.worker_pool import Workers
     from commplan.runtime.input.unit_batches import UnitBatches
@@ -52,7 +53,7 @@ class BatchWindow:
     """The batches that the caller has not passed yet.
 
     Attributes:
-        factory: makes the builders of batches.
+        inputs: the inputs of the batches.
         threads: the number of threads for stages that each process runs itself.
         name: the prefix of the threads' names.
         workers: the worker processes, if any.
@@ -62,7 +63,7 @@ class BatchWindow:
         unit_batches: makes batches of units if all stages are in the ring.
     """
 
-    factory: BatchFactory
+    inputs: BatchInputs
     threads: int
     name: str
     workers: Workers | None
@@ -143,8 +144,7 @@ class BatchWindow:
                 finally:
                     units.receipts.waited_s += time.perf_counter() - begun
                 if root is not None:
-                    epoch, step = self.factory.epoch_cursor.at(number)
-                    batch = units.batch(root, epoch, step, number, parts)
+                    batch = units.batch(root, *self.inputs.epoch_cursor.at(number), number, parts)
                     return batch, ready, time.perf_counter() - begun
         entry = self._begin(number)
         for task in entry.begun:
@@ -158,13 +158,13 @@ class BatchWindow:
     @functools.cached_property
     def _uses_stage_threads(self) -> bool:
         """Whether stages that each process runs itself follow the shared ones."""
-        return self.exchange is not None and any(flow.after for flow in self.factory.program.flows)
+        return self.exchange is not None and any(flow.after for flow in self.inputs.program.flows)
 
     def _begin(self, number: int) -> _Entry:
         """Wait for the units of batch `number` and begin the remaining stages."""
         entry, exchange = self._entries.get(number), self.exchange
         if entry is None:
-            entry = self._entries[number] = _Entry(self.factory.batch(number))
+            entry = self._entries[number] = _Entry(self.inputs.factory.batch(number))
         if entry.tasks is None:
             if exchange is not None:
                 exchange.readable(number)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import jax
 
 from commplan.lowering.jax import _compat
-from commplan.runtime.input.observe.wait_log import LOG
+from commplan.runtime.input.observe.wait_log import log_warning
 
 
 class DmaClient(Protocol):
@@ -62,7 +62,7 @@ class Pinning:
                 first, self._is_reported = not self._is_reported, True
             if first:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                LOG.warning(
+                log_warning(
                     "batches are copied to the devices through an intermediate buffer, which is slower: %s",
                     reason,
                 )

@@ -6,9 +6,10 @@ order and no content depends on hashing, so equal schedules have equal bytes.
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import re
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, cast
 
 import msgspec
@@ -154,4 +155,15 @@ def _digest(value: msgspec.Struct) -> str:
     text = msgspec.json.encode(value, order="sorted")
     for place in _PLACES:
         text = place.sub(b"", text)
-    return hashlib.sha256(text).hexdigest()
+    return sha256(text)
+
+
+def sha256(data: bytes) -> str:
+    """The SHA-256 of `data` in hex.
+
+    `hashlib` also loads OpenSSL, half a megabyte in every process, unless Python was built without these.
+    """
+    for module in ("_sha2", "_sha256", "hashlib"):  # of Python 3.12, of 3.11
+        with contextlib.suppress(ImportError):
+            return import_module(module).sha256(data).hexdigest()
+    raise ImportError("this Python has no SHA-256")

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from commplan import io
 from commplan.diagnostics import fail
 from commplan.runtime.input.layout import Array, Bools, rounded
-from commplan.runtime.input.observe.wait_log import LOG
+from commplan.runtime.input.observe.wait_log import log_warning
 
 _MAGIC = b"commplan"
 _HEAD = struct.Struct("<8sIQ")  # magic, then checksum and length of the facts that follow
@@ -183,7 +183,7 @@ class Table:
             self._mark(record, _checksum(record, values) if self.is_file else 0)
         except OSError as error:
             self._is_full = True
-            LOG.warning("the cache of records stores no further records: %s", error.strerror)
+            log_warning("the cache of records stores no further records: %s", error.strerror)
 
     def _mark(self, record: int, checksum: int) -> None:
         word = _WORD.pack(self._generation, checksum)

@@ -28,7 +28,7 @@ from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.multirate.clocked import ClockedBatches
 from commplan.runtime.input.named import refuse_mask
 from commplan.runtime.input.observe.accounting import Meter, Summary
-from commplan.runtime.input.observe.wait_log import LOG, PATIENCE_S
+from commplan.runtime.input.observe.wait_log import PATIENCE_S, log_warning
 from commplan.runtime.input.restarts import Restarts
 from commplan.runtime.machines.machine import Host, Machine, Peers
 from commplan.runtime.observe import metrics
@@ -210,7 +210,7 @@ def check_group(schedule: ir.Schedule, phase: ir.Phase, among: Group) -> None:
     if not shares:
         refuse_group(schedule, phase.name)
     line = f"line {shares[0].span.line}: {name_of(shares[0].result)} via duplicate"
-    LOG.warning("process %d of %d reads everything itself: %s", among.index, among.count, line)
+    log_warning("process %d of %d reads everything itself: %s", among.index, among.count, line)
 
 
 def refuse_group(schedule: ir.Schedule, phase: str) -> NoReturn:

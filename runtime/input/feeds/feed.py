@@ -18,7 +18,7 @@ from commplan.runtime.input.feeds.joining import Sizes, attached, facts_of, plac
 from commplan.runtime.input.feeds.recorded import start_record
 from commplan.runtime.input.multirate.member import RingMember
 from commplan.runtime.input.multirate.schedule import ClockPlan
-from commplan.runtime.input.observe.wait_log import LOG, ClosedError
+from commplan.runtime.input.observe.wait_log import ClosedError, log_warning
 from commplan.runtime.input.phase_order import epoch_steps, fingerprint, hints, orders, position_of
 from commplan.runtime.input.program import host_program
 from commplan.runtime.input.ring.units import UnitProgram
@@ -256,7 +256,7 @@ class Feed(RingMember):
         compiled.keep(self._ring.memory, key, self._plan.schedule)
 
     def _on_idle(self) -> None:
-        LOG.warning(
+        log_warning(
             "member %d of feed %r has not begun its next epoch for %g s: the others go on", self.member,
             self.name, IDLE_S,
         )  # fmt: skip

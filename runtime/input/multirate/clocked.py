@@ -23,7 +23,7 @@ from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprin
 from commplan.runtime.input.program import EpochCursor, host_program
 from commplan.runtime.input.ring import meeting
 from commplan.runtime.input.ring.attachment import OPEN, Attachment
-from commplan.runtime.input.ring.carriage import carriage_of
+from commplan.runtime.input.ring.carriage import Carriage
 from commplan.runtime.input.ring.forming import Members, join_group
 from commplan.runtime.input.ring.producers import Recording
 from commplan.runtime.input.ring.ring import Ring
@@ -173,7 +173,8 @@ class ClockedPhase:
             )  # fmt: skip
             ring, ring_units = joined_group.ring, units_of(content, joined_group.layout, workers)
             slots = ring.memory.mapped_slots()
-            carriage = carriage_of(ring, ring_units, slots, group)
+            carrier, host = group.carrier, group.host
+            carriage = None if carrier is None else Carriage(ring, ring_units, slots, carrier, host)
         ring.memory.title = f"`{plan.clock}`"
         attachment = Attachment(name, ring, content, ring_units, workers, carriage, calls, Recording(record))
         if record is not None:

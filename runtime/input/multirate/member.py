@@ -19,7 +19,7 @@ from commplan.runtime.input.multirate.schedule import ClockPlan
 from commplan.runtime.input.multirate.units import fill
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.runtime.input.observe.visit_check import Checks
-from commplan.runtime.input.observe.wait_log import LOG
+from commplan.runtime.input.observe.wait_log import log_warning
 from commplan.runtime.input.phase_order import block_of, epoch_steps, fingerprint, hints, orders
 from commplan.runtime.input.program import EpochCursor, HostProgram
 from commplan.runtime.input.ring.attachment import Attachment, Driver
@@ -159,7 +159,7 @@ class RingMember(EpochIterator):
         """Hold units from `unit` on. The member first reads `behind` units itself."""
         self._cursor.hold(unit)
         if behind > 0:
-            LOG.warning(
+            log_warning(
                 "member %d of %s is %d records behind: it reads them by itself", self.member,
                 self._ring.memory.title, behind * self._ring.header.get("unit"),
             )  # fmt: skip

@@ -15,7 +15,7 @@ from commplan.recorder.lane import Lane, on_activity
 from commplan.recorder.reading import read_call
 from commplan.recorder.stacks import shown, stacks
 from commplan.runtime.input.group import Group
-from commplan.runtime.input.observe.wait_log import LOG
+from commplan.runtime.input.observe.wait_log import log_warning
 from commplan.runtime.input.program import EpochCursor
 from commplan.runtime.input.stages import records
 
@@ -187,7 +187,7 @@ def _look() -> None:
                 record.look()
             except Exception as error:  # noqa: BLE001  the checks of other records go on
                 _watched.discard(record)
-                LOG.warning("waits of the input are no longer recorded: %s", text_of(error))
+                log_warning("waits of the input are no longer recorded: %s", text_of(error))
 
 
 def _of_user(frames: list[str]) -> list[str]:

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.ir.schedule import Read
-from commplan.recorder.processes import process_state
-from commplan.runtime.input.observe.wait_log import LOG, START_S, WaitReporter
-from commplan.runtime.input.stages.records import Call, call_in
+from commplan.runtime.input.observe.wait_log import START_S, WaitReporter, log_warning
+from commplan.runtime.input.stages.user_calls import Call, call_in
 
 if TYPE_CHECKING:
     from commplan.recorder.file import Call as RecordedCall
@@ -55,7 +54,7 @@ class OverdueCalls:
         if now - begun >= self.bound_s:
             self._fail(call, now - begun)
         if self._reporter.due(now - begun):
-            LOG.warning("%s", self._describe(call, now - begun))
+            log_warning("%s", self._describe(call, now - begun))
 
     def oldest(self, threads: Sequence[threading.Thread]) -> RecordedCall | None:
         """The call that one of `threads` has been in for the longest time, since earlier calls of this
@@ -106,7 +105,7 @@ class OverdueCalls:
 
     def _fail(self, call: Call, waited: float) -> NoReturn:
         notes = [Note(f"its Python: {call.stack}")] if call.stack else []
-        if call.worker and process_state(call.worker) == "alive":
+        if call.worker and _state(call) == "alive":
             self.ask_worker(call.worker)
             notes.append(Note("its Python stack is printed above"))
         notes.append(Note("run.batches(timeout=SECONDS) waits longer"))
@@ -117,10 +116,16 @@ class OverdueCalls:
     @staticmethod
     def _describe(call: Call, waited: float) -> str:
         text = f"{_code(call)} has not returned for {waited:.1f} s{_record(call)}"
-        state = process_state(call.worker) if call.worker else "alive"
+        state = _state(call) if call.worker else "alive"
         if state != "alive":
             return f"{text}: worker process {call.worker} is {state}"
         return f"{text}, in worker process {call.worker}" if call.worker else text
+
+
+def _state(call: Call) -> str:
+    from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a call is overdue
+
+    return process_state(call.worker)
 
 
 def _code(call: Call) -> str:

@@ -3,16 +3,20 @@ wait."""
 
 from __future__ import annotations
 
-import logging
-import statistics
 import time
 from collections import deque
 
-LOG = logging.getLogger("commplan.input")
 TELL_S = 5.0  # a wait is reported after this time, and again each time its duration has doubled
 PATIENCE_S = 1800.0  # the timeout for live but silent peers: includes compilation and start-up
 START_S = 30.0  # the first report of a wait for peers that start, which takes different times
 USUAL_S, _MEDIANS, _INTERVALS = 10.0, 5.0, 16
+
+
+def log_warning(message: str, *arguments: object) -> None:
+    """Log a warning on the logger `commplan.input`. Few processes have one, so `logging` is loaded here."""
+    import logging  # noqa: PLC0415
+
+    logging.getLogger("commplan.input").warning(message, *arguments, stacklevel=2)
 
 
 class ClosedError(Exception):
@@ -57,4 +61,6 @@ class Cadence:
         >>> Cadence().usual_s()
         10.0
         """
-        return max(USUAL_S, _MEDIANS * statistics.median(self._intervals or [0.0]))
+        intervals = sorted(self._intervals) or [0.0]
+        median = (intervals[(len(intervals) - 1) // 2] + intervals[len(intervals) // 2]) / 2
+        return max(USUAL_S, _MEDIANS * median)

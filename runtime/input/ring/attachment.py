@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from commplan.diagnostics import CommplanError
-from commplan.runtime.input.observe.wait_log import LOG
+from commplan.runtime.input.observe.wait_log import log_warning
 from commplan.runtime.input.ring import cursor, meeting
 from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.producers import Producers, Recording
@@ -152,7 +152,7 @@ class Attachment:
                     slots.close()
                 except CommplanError as error:
                     title, reason = self.ring.memory.title, error.diagnostics[0].message
-                    LOG.warning("arrays of %s that the program still holds may change: %s", title, reason)
+                    log_warning("arrays of %s that the program still holds may change: %s", title, reason)
                 self.leave(member)
 
     def _look_after(self) -> None:

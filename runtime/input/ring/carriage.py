@@ -14,7 +14,6 @@ from commplan.runtime.input.shm.futex import LOOK_S, fence
 from commplan.runtime.input.transport.transport import RegroupedError
 
 if TYPE_CHECKING:
-    from commplan.runtime.input.group import Group
     from commplan.runtime.input.ring.ring import Ring
     from commplan.runtime.input.ring.units import Units
     from commplan.runtime.input.shm.slots import Slots
@@ -158,8 +157,3 @@ class Carriage:
         self.ring.cursors[number].set(wanted=(unit + 1) * is_wanted)
         if is_wanted:
             ring_bell(self.ring.memory.bell("changed"))
-
-
-def carriage_of(ring: Ring, units: Units, slots: Slots, group: Group) -> Carriage | None:
-    """Return the carriage of `ring`; None if all processes of `group` are on this host."""
-    return None if group.carrier is None else Carriage(ring, units, slots, group.carrier, group.host)

@@ -13,20 +13,18 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division
 from commplan.ir.plan import Ref
-from commplan.recorder.processes import process_state
 from commplan.runtime.input.layout import Array, aligned
 from commplan.runtime.input.observe.accounting import Meter
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
 from commplan.runtime.input.observe.wait_log import Cadence, WaitReporter
 from commplan.runtime.input.ring import cursor as cursors
-from commplan.runtime.input.ring.carriage import Carriage, carriage_of
 from commplan.runtime.input.ring.cursor import Cursor
 from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.peer_errors import PeerErrors
@@ -38,6 +36,9 @@ from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.transport.transport import RegroupedError
 from commplan.wait import LONGEST_S
+
+if TYPE_CHECKING:
+    from commplan.runtime.input.ring.carriage import Carriage
 
 
 @dataclass(eq=False)
@@ -83,7 +84,11 @@ class GroupExchange:
     def __post_init__(self) -> None:
         ring, group = self.ring, self.errors.group
         self.group, self.carrier, self._local = group, group.carrier, group.local
-        self._carriage = carriage_of(ring, self.units, self.slots, group)
+        self._carriage: Carriage | None = None
+        if group.carrier is not None:
+            from commplan.runtime.input.ring.carriage import Carriage  # noqa: PLC0415  for several hosts
+
+            self._carriage = Carriage(ring, self.units, self.slots, group.carrier, group.host)
         self._cursor = Cursor(ring, ring.place, self.keep, self.slots, weakref.proxy(self), Recording())
         self.made_slots = self.slots if self.slots.is_private else ring.memory.mapped_slots()
         name = f"commplan-{group.run_id}"
@@ -122,14 +127,16 @@ class GroupExchange:
             a part failed or skipped records; then use `readable` and `lend`.
 
         Raises:
-            CommplanError: an error about another process.
+            CommplanError: as `readable`.
         """
         root, waited_ns, is_spoiled = self._cursor.take(number)
         if waited_ns:
             self.awaited = -1
         self._cadence.came()
-        if is_spoiled or not self._is_in_order:
+        if is_spoiled:
             return None, ()
+        if not self._is_in_order:
+            self._check(number)
         return root, self.ring.made_here(number) if self._process[PARTS_MADE] else ()
 
     def readable(self, number: int) -> None:
@@ -150,8 +157,11 @@ class GroupExchange:
                 if self.key:
                     self.meter.add(self.key, wait_s=time.perf_counter() - begun)
         self._cadence.came()
-        if self._is_in_order and not ring.is_spoiled(number):
-            return
+        if not self._is_in_order or ring.is_spoiled(number):
+            self._check(number)
+
+    def _check(self, number: int) -> None:
+        """Raise the error of the first part of batch `number` that failed or belongs to another batch."""
         trouble = self.units.trouble(number, self.slots.memory(number))
         if trouble is None:
             self._is_in_order = self._carriage is None
@@ -161,7 +171,7 @@ class GroupExchange:
             self.errors.raised(process, trouble.errors)
         if trouble.other:
             self.errors.lost(process, f"stopped: {trouble.other}")
-        maker, mine = ring.maker_of_part(number, trouble.part), self.units.position(number)
+        maker, mine = self.ring.maker_of_part(number, trouble.part), self.units.position(number)
         process = self._local[maker] if maker >= 0 else self._division.readers[trouble.part]
         self.errors.fail(
             "CP0922",
@@ -268,6 +278,8 @@ class GroupExchange:
         return self._state(place) == LIVES and self.ring.memory.lives(place)
 
     def _silent(self, place: int, seconds: float) -> NoReturn:
+        from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
+
         pid = self.ring.processes[place].get("pid")
         self.errors.silent(self._local[place], seconds, process_state(pid))
 

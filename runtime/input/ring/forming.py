@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -10,10 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from commplan.diagnostics import CommplanError
 from commplan.input.work_partition import Division, division
 from commplan.ir.schedule import Read, Share
+from commplan.ir.serialization.canonical_json import sha256
 from commplan.runtime.input.group import Blame, Group
 from commplan.runtime.input.observe import wait_log
 from commplan.runtime.input.observe.overdue_calls import OverdueCalls
-from commplan.runtime.input.observe.wait_log import LOG, WaitReporter
+from commplan.runtime.input.observe.wait_log import WaitReporter, log_warning
 from commplan.runtime.input.phase_order import hints
 from commplan.runtime.input.program import EpochCursor, HostProgram, designed
 from commplan.runtime.input.ring import cursor, meeting
@@ -26,7 +26,7 @@ from commplan.runtime.input.ring.units import Units, divisions_of, layout_of, pa
 from commplan.runtime.input.ring.words import ABSENT, DONE, HOLDS, LIVES, PARTS, Shape
 from commplan.runtime.input.shm import futex
 from commplan.runtime.input.shm.slot_layout import SlotLayout, slot_layout
-from commplan.runtime.input.stages.batch_builder import BatchFactory
+from commplan.runtime.input.stages.batch_inputs import BatchInputs
 from commplan.verify.input.visitation import prove_division
 from commplan.wait import Wait, until
 
@@ -163,7 +163,7 @@ class Members(NamedTuple):
 
 def form(
     group: Group,
-    factory: BatchFactory,
+    inputs: BatchInputs,
     order: int,
     *,
     slots: int,
@@ -177,7 +177,7 @@ def form(
 
     Args:
         group: the group.
-        factory: the factory of the batches, equal in all processes.
+        inputs: the inputs of the batches, equal in all processes.
         order: a checksum of the order of records.
         slots: the number of slots.
         keep: the most batches that arrays may reference at a time without a copy. It is less than `slots`,
@@ -190,9 +190,9 @@ def form(
     Raises:
         CommplanError: as `join_group`.
     """
-    program, epoch_cursor, meter = factory.program, factory.epoch_cursor, factory.meter
+    program, epoch_cursor, meter = inputs.program, inputs.epoch_cursor, inputs.meter
     if group.count == 1:
-        return _form_single(group, factory, order, slots, keep, calls, recording, pinning)
+        return _form_single(group, inputs, order, slots, keep, calls, recording, pinning)
     share = next(flow.shared for flow in program.flows if flow.shared is not None)
     with meter.working(share.result, waits=True):
         ring, layout, errors, share = join_group(
@@ -200,7 +200,7 @@ def form(
         )
     try:
         return GroupExchange(
-            ring, Units(lambda: factory, epoch_cursor, order, layout, group.index),
+            ring, Units(lambda: inputs.factory, epoch_cursor, order, layout, group.index),
             ring.memory.mapped_slots(pinning), errors, share.result, meter, keep, calls, recording,
         )  # fmt: skip
     except BaseException:
@@ -209,13 +209,13 @@ def form(
 
 
 def _form_single(
-    group: Group, factory: BatchFactory, order: int, slots: int, keep: int, calls: OverdueCalls,
+    group: Group, inputs: BatchInputs, order: int, slots: int, keep: int, calls: OverdueCalls,
     recording: Recording, pinning: Pinning | None,
 ) -> GroupExchange:  # fmt: skip
     """Create a ring for a process without a group. Its slots are private memory, unless worker processes
     write to them."""
-    program, epoch_cursor, threads = factory.program, factory.epoch_cursor, hints(factory.program)[1]
-    title, is_private = f"the batches of phase `{program.phase.name}`", factory.workers is None
+    program, epoch_cursor, threads = inputs.program, inputs.epoch_cursor, hints(inputs.program)[1]
+    title, is_private = f"the batches of phase `{program.phase.name}`", inputs.workers is None
     layout = layout_of(program, parts_of(program, threads))
     memory = meeting.created(
         "alone", title, Shape(slots, layout.nbytes, layout.parts, 1, 1), {}, kind="own",
@@ -227,8 +227,8 @@ def _form_single(
         ring, blame = Ring(memory), Blame("", program.phase.span, program.schedule.file)
         ring.enter(0, 1)
         return GroupExchange(
-            ring, Units(lambda: factory, epoch_cursor, order, layout, 0, is_single=True),
-            memory.mapped_slots(pinning, is_private=is_private), PeerErrors(group, blame), "", factory.meter,
+            ring, Units(lambda: inputs.factory, epoch_cursor, order, layout, 0, is_single=True),
+            memory.mapped_slots(pinning, is_private=is_private), PeerErrors(group, blame), "", inputs.meter,
             keep, calls, recording,
         )  # fmt: skip
     except BaseException:
@@ -253,7 +253,7 @@ def _memory(
     """Open the memory of the group; the first process creates it. The caller holds `meeting.exclusive`."""
     group = errors.group
     name, title = f"{group.run_id}-{phase[:100]}-{group.host}", f"the group of run {group.run_id!r}"
-    mine = {fact: hashlib.sha256(repr(value).encode()).hexdigest()[:16] for fact, value in facts.items()}
+    mine = {fact: sha256(repr(value).encode())[:16] for fact, value in facts.items()}
     for candidate in meeting.found(name, KIND):
         opened = next((m for m in SharedMemory.opened if m.key == candidate.key and m.descriptor >= 0), None)
         if opened is not None and not opened.header.get("sealed"):
@@ -308,7 +308,7 @@ def _await_peers(errors: PeerErrors, ring: Ring, facts: Sequence[str]) -> None:
             _refuse_unlike(errors, facts, process, header.get("first"), refused >> 32)
         _look_after_joined(errors, ring)
         if reporter.due(waited):
-            LOG.warning(
+            log_warning(
                 "process %d has waited %.0f s for %s to join; it gives up after %g s", group.index, waited,
                 missing()[0], group.timeout,
             )  # fmt: skip

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar
 import msgspec
 
 from commplan.diagnostics import CommplanError, fail
-from commplan.runtime.input.observe.wait_log import LOG, ClosedError
+from commplan.runtime.input.observe.wait_log import ClosedError, log_warning
 from commplan.runtime.input.ring import words
 from commplan.runtime.input.ring.words import PROCESS_LOCK, RING_LOCK, Record, Shape
 from commplan.runtime.input.shm import futex
@@ -331,7 +331,7 @@ def persistent(change: Callable[[], _Result]) -> _Result:
         try:
             return change()
         except CommplanError as error:
-            LOG.warning("%s", error.diagnostics[0].message)
+            log_warning("%s", error.diagnostics[0].message)
 
 
 def ring_bell(bell: ctypes.c_uint32, most: int = futex.ALL) -> None:

@@ -9,9 +9,8 @@ from typing import NoReturn
 import msgspec
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
-from commplan.recorder.processes import process_state
 from commplan.runtime.input.group import Blame, Group
-from commplan.runtime.input.observe.wait_log import LOG
+from commplan.runtime.input.observe.wait_log import log_warning
 
 
 @dataclass
@@ -55,11 +54,13 @@ class PeerErrors:
             task: the pending task of `process`, such as "to take batch 3".
             pid: the PID of `process`.
         """
+        from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
+
         state = process_state(pid)
         doing = self.doing(process) if state == "alive" else state
         if state == "stopped":
             doing += f": kill -CONT {pid} lets it continue"
-        LOG.warning(
+        log_warning(
             "process %d has waited %.0f s for process %d of %d %s; line %d waits%s", self.group.index,
             waited, process, self.group.count, task, self.blame.span.line,
             f"; process {process} (PID {pid}) is {doing}" if doing else "",

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from commplan.diagnostics import CommplanError, fail
-from commplan.runtime.input.observe.wait_log import LOG, ClosedError
+from commplan.runtime.input.observe.wait_log import ClosedError, log_warning
 from commplan.runtime.input.ring.claims import Claim
 from commplan.runtime.input.ring.memory import persistent
 from commplan.runtime.input.ring.ring import Ring
@@ -110,7 +110,7 @@ class Producers:
                     self.slots.detach(unit)
             except OSError as error:
                 title = self.ring.memory.title
-                LOG.warning("%s waits for a thread of this process: %s", title, error.strerror)
+                log_warning("%s waits for a thread of this process: %s", title, error.strerror)
                 return
             self.detached |= self._making.keys()
             self.alive -= len(self._making)
@@ -168,7 +168,7 @@ class Producers:
         except ClosedError:
             pass
         except CommplanError as error:  # another process holds the lock: `_supervise` starts a new maker
-            LOG.warning("%s", error.diagnostics[0].message)
+            log_warning("%s", error.diagnostics[0].message)
         except BaseException as error:  # noqa: BLE001  raised by `check`
             self.failure = error
         finally:
@@ -194,7 +194,7 @@ class Producers:
                 self._refusal = None
             except CommplanError as error:  # retried in the next iteration
                 self._refusal = error
-                LOG.warning("%s", error.diagnostics[0].message)
+                log_warning("%s", error.diagnostics[0].message)
             futex.wait(bell, value, TEND_S)
             with contextlib.suppress(CommplanError, OSError):  # retried in the next iteration
                 self.tend()

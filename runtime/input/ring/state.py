@@ -164,10 +164,12 @@ class RingState:
 
     def _halted_holder(self) -> int:
         """The PID of a process that holds the lock and does not run; 0 if there is none."""
-        from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
-
         holder = self.memory.lock_holder()
-        return holder if holder and process_state(holder) != "alive" else 0
+        if not holder:
+            return 0
+        from commplan.recorder.processes import process_state  # noqa: PLC0415  the lock is free nearly always
+
+        return holder if process_state(holder) != "alive" else 0
 
     def awaited(self, unit: int) -> tuple[list[int], list[int]]:
         """The places of the processes of a group that block `unit`.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from commplan.diagnostics import Span, fail
-from commplan.runtime.input.observe.wait_log import LOG, ClosedError, WaitReporter
+from commplan.runtime.input.observe.wait_log import ClosedError, WaitReporter, log_warning
 from commplan.runtime.input.ring.memory import ring_bell
 from commplan.runtime.input.ring.ring import Ring
 from commplan.runtime.input.shm.futex import LOOK_S
@@ -72,7 +72,7 @@ class MemberWaiter:
             if other is None or not (is_idle or not self.is_paced):
                 self._refuse_own(unit, slowest)
             if not is_idle:
-                LOG.warning(
+                log_warning(
                     "%s goes on without member %d, which the same thread drives and which is %d records"
                     " behind: that one reads for itself until it has caught up",
                     self._title, slowest, self._behind(unit, slowest),
@@ -98,7 +98,7 @@ class MemberWaiter:
         if attachment.calls is not None:
             attachment.calls.look(attachment.producers.running)
         if self._wait[1].due(waited):
-            LOG.warning("%s has waited %.0f s for %s", self._title, waited, blocked_by(ring, unit))
+            log_warning("%s has waited %.0f s for %s", self._title, waited, blocked_by(ring, unit))
 
     def late(self, unit: int, waited: float, remark: str = "") -> NoReturn:
         """Raise CP0947."""

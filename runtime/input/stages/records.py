@@ -8,8 +8,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -33,13 +32,13 @@ from commplan.runtime.input.sources.record_convert import (
     describe,
     numpy_dtype,
 )  # fmt: skip
+from commplan.runtime.input.stages import user_calls
 from commplan.runtime.input.stages.chained import SkippedError, account
 from commplan.runtime.input.stages.declared import declared
 
 if TYPE_CHECKING:
     from commplan.runtime.input.cache.record_cache import RecordCache
 
-_FRAMES = 6  # the number of innermost frames shown of a stack
 Record = Any  # an array, a NumPy or Python scalar, or bytes
 
 
@@ -147,11 +146,7 @@ class Stage:
         )
         return [_seal(column) for column in columns]
 
-    @classmethod
-    def user_calls(cls) -> tuple[CodeType, CodeType]:
-        """The code objects that call user code: with one record, and with several."""
-        return cls._call.__code__, cls._fetch.__code__
-
+    @user_calls.calls_user_code(with_one_record=False)
     def _fetch(
         self, records: Sequence[int], valid: np.ndarray[Any, np.dtype[np.bool_]]
     ) -> tuple[dict[int, object], str]:
@@ -202,6 +197,7 @@ class Stage:
             self._mismatch(record, f"{len(self.elements)} results", actual)
         return tuple(self._check_result(record, number, value) for number, value in enumerate(values or ()))
 
+    @user_calls.calls_user_code(with_one_record=True)
     def _call(self, position: BlockPosition, record: int, arguments: list[Record]) -> object:
         try:
             if self.begins is not None:
@@ -256,41 +252,6 @@ class Stage:
             notes.append(Note("operands are read-only, because members share them: work on `x.copy()`"))
         message = f"{activity} raised {type(error).__name__}: {reason}"
         return Diagnostic(code, message, self.op.span, tuple(notes), file=self.file)
-
-
-class Call(NamedTuple):
-    """A call of user code that has not returned.
-
-    Attributes:
-        op: the stage.
-        record: the record; -1 for several.
-        worker: the PID of its worker process; 0 for this process.
-        stack: the Python frames, innermost first.
-    """
-
-    op: Read | Map
-    record: int
-    worker: int = 0
-    stack: str = ""
-
-
-def call_in(frame: FrameType | None) -> Call | None:
-    """The call of user code that a thread of this process is in; None if there is none.
-
-    Args:
-        frame: The innermost frame of the thread.
-    """
-    lines: list[str] = []
-    single, several = Stage.user_calls()
-    while frame is not None:
-        code = frame.f_code
-        if code in (single, several):  # Python 3.11 may crash on `f_locals` of a frame that just began
-            names = frame.f_locals
-            record = names["record"] if code is single else -1
-            return Call(names["self"].op, record, 0, ", from ".join(lines[:_FRAMES]))
-        lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_name}")
-        frame = frame.f_back
-    return None
 
 
 def _column(

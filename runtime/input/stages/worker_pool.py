@@ -52,7 +52,7 @@ from commplan.runtime.input.shm.arena import HEADER, Arena, Cells
 from commplan.runtime.input.shm.slots import Slots
 from commplan.runtime.input.stages import worker_process as _worker
 from commplan.runtime.input.stages.batch_builder import BatchBuilder
-from commplan.runtime.input.stages.records import Call
+from commplan.runtime.input.stages.user_calls import Call
 from commplan.wait import until_done
 
 if TYPE_CHECKING:

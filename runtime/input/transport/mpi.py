@@ -24,7 +24,7 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.input.work_partition import Division, HostTransfer, failover
 from commplan.lowering.mpi.lists import ListAbortedError
 from commplan.runtime.input.group import Blame
-from commplan.runtime.input.observe.wait_log import LOG, Cadence, ClosedError, WaitReporter
+from commplan.runtime.input.observe.wait_log import Cadence, ClosedError, WaitReporter, log_warning
 from commplan.runtime.input.transport.mpi_group import Team, free_closed, goes_on
 from commplan.runtime.input.transport.transfer_plan import Form
 from commplan.runtime.input.transport.transport import RegroupedError, RowSlices
@@ -275,7 +275,7 @@ class MpiCarrier:
             if self._lasting.due(waited):
                 text = "process %d on host %d has waited %.0f s for %s; line %d waits for its part"
                 mine = self.division.hosts[self._process]
-                LOG.warning(text, self._process, mine, waited, self._named(host), self._blame.span.line)
+                log_warning(text, self._process, mine, waited, self._named(host), self._blame.span.line)
             return
         if not team.has_reported:
             first = next(iter(given_up.values()), None)

@@ -150,7 +150,7 @@ def main(orders: dict[str, Any]) -> None:
     if orders.get("reap_late"):
         reap_late()
     wait_log.USUAL_S = orders.get("usual_s", wait_log.USUAL_S)
-    wait_log.LOG.addHandler(Said())
+    logging.getLogger("commplan.input").addHandler(Said())
     try:
         functions = {**FUNCTIONS, "decode": broken}
         sources = {"images": source}

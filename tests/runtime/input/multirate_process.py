@@ -76,7 +76,7 @@ class Said(logging.Handler):
 
 def main(orders: dict[str, Any]) -> None:
     wait_log.TELL_S = orders.get("tell", wait_log.TELL_S)
-    wait_log.LOG.addHandler(Said())
+    logging.getLogger("commplan.input").addHandler(Said())
     program = rates(orders["batches"], orders["rest"], body=orders.get("body", BODY))
     source = Counting(images(orders["records"]), delay=orders.get("delay", 0.0))
     hub = ClockedPhase(clock_plan(program, "step"), {"images": source}, FUNCTIONS)
