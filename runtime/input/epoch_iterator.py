@@ -31,7 +31,7 @@ class EpochIterator(Iterator[HostBatch]):
     pinning: Pinning | None = None  # registers their memory with devices
     restart: Pass | None = None  # detects earlier iterators over the same batches
     _closing: weakref.finalize[..., Any]  # alive until closed
-    _checked_until = 0  # batches before this position are of the present epoch, and nobody has closed them
+    _checked_until = 0  # batches before this position need no check of the epoch or of `close`
     _patient: tuple[str, ...] = ()  # codes of errors after which iteration may continue
 
     def __init__(self, phase: str) -> None:
