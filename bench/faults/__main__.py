@@ -7,7 +7,7 @@ Places are ranks under MPI (`mpi`: one that ends a job when a rank dies, `ulfm`:
 under `jax.distributed` (`jax`, and `guard` without a plan), one process with its workers (`process`),
 processes that share their input (`input`), workers and parameter servers (`servers`), and ranks on hosts of
 an emulated cluster (`cluster`, root only). One process or rank has one fault, at a random moment. A job is
-right if its messages name the culprit and the waiting line, and no other culprit; it is in time if its first
+right if its messages name the culprit and the waiting line, and no other process; it is in time if its first
 message comes within five seconds of the bound. The module of a place defines the expected result of faults
 that no process waits for. Exit 1 if a job hangs, or fewer than 95% are right in time.
 """

@@ -20,6 +20,7 @@ START_S = 300.0  # of a job, until its fault: the engine may have to be compiled
 DEADLINE_S = 90.0  # from the fault on: what lasts longer hangs
 POLL_S = 0.02
 LATEST_S = 3.0  # for the sidecar to report, after all processes have ended in silence
+MORE_S = 1.0  # the same after a report: a second one may name another process
 LINKS, LINK_S = ("down", "slow"), 0.5  # faults of links, and the seconds until they take effect
 MARK = re.compile(r"fault at ([\d.]+)")
 SAID = re.compile(r"error\[CP|commplan: |signal \d|loss is not finite")
@@ -138,11 +139,11 @@ def observed(
             on_fault()
         if marked is not None and report_time is None and SAID.search(text, marked.end()):
             report_time = time.time() - float(marked[1])
-    silent_until = time.monotonic() + LATEST_S
-    while ended and report_time is None and time.monotonic() < silent_until:  # the sidecar may still report
+    until = time.monotonic() + (LATEST_S if report_time is None else MORE_S)
+    while ended and time.monotonic() < until:  # the sidecar may still report
         time.sleep(POLL_S)
         text = os.pread(output.fileno(), 1 << 20, 0).decode(errors="replace")
-        if marked is not None and SAID.search(text, marked.end()):
+        if marked is not None and report_time is None and SAID.search(text, marked.end()):
             report_time = time.time() - float(marked[1])
     for job in jobs:
         for process in {job.pid, *_session(job.pid)}:  # ranks are in separate groups
@@ -160,6 +161,14 @@ def _session(leader: int) -> list[int]:
             if int(status.read_text().rpartition(")")[2].split()[3]) == leader:
                 processes.append(int(status.parent.name))
     return processes
+
+
+def blamed(text: str) -> set[int]:
+    """The ranks or processes that the text names as the cause, also in a message of the sidecar after others."""
+    states = "is stopped|has died|has not arrived|does not answer|was aborted"
+    who = r"(?:rank|process) (\d)"
+    causes = rf"{who} (?:{states})|program has ended on {who}|error\[CP0834\]: {who} \(process"
+    return {int("".join(numbers)) for numbers in re.findall(causes, text)}
 
 
 def resumed(file: Path | None, judge: Callable[[Fault], Outcome], fault: Fault) -> Outcome:

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 from bench.faults import mpi
-from bench.faults.campaign import Fault, Outcome, Place, observed
+from bench.faults.campaign import Fault, Outcome, Place, blamed, observed
 from bench.harness.mpirun import ULFM, environment
 from bench.netlab import Lab, Shape, shell
 from bench.netlab.lab import BUCKET
@@ -88,7 +88,7 @@ def right(fault: Fault, text: str) -> bool:
     """Whether the culprit and the waiting line are named, and nothing else; for `slow`, no process."""
     if fault.kind == "slow":
         return "CP0834" not in text and text.count("has made all steps") == mpi.RANKS
-    return mpi.blamed(text) == {fault.culprit} and f"line {mpi.LINES['step']} of" in text
+    return blamed(text) == {fault.culprit} and f"line {mpi.LINES['step']} of" in text
 
 
 PLACE = Place(KINDS, BOUND_S, draw, judged)

@@ -14,7 +14,17 @@ import sys
 import tempfile
 from typing import Any
 
-from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen, observed, without_memory
+from bench.faults.campaign import (
+    Fault,
+    Outcome,
+    Place,
+    begin,
+    blamed,
+    fault_of,
+    happen,
+    observed,
+    without_memory,
+)
 from bench.faults.mpi import BOUND_S, BUSY_S, FLAG, LINES, RANKS, STEPS, differs, plan_of
 from bench.faults.mpi import KINDS as OF_RANKS
 from bench.faults.mpi import draw as drawn_rank
@@ -146,7 +156,8 @@ def right(fault: Fault, text: str) -> bool:
         return differs(fault, text, "process")
     if fault.kind == "shape":
         heads = re.findall(r"error\[CP0854\]: (.*)", text)
-        return bool(heads) and all(f"process {fault.culprit} calls `train` with" in head for head in heads)
+        named = all(f"process {fault.culprit} calls `train` with" in head for head in heads)
+        return bool(heads) and named and not blamed(text)
     heads = re.findall(r"error\[CP0834\]: (.*)", text)
     if not heads:
         return False
@@ -154,16 +165,10 @@ def right(fault: Fault, text: str) -> bool:
         named = {
             int(number) for head in heads for number in re.findall(r"in another order: process (\d) `", head)
         }
-        return named == {fault.culprit} and "`evaluate`" not in text and "`look`" in text
-    blamed = re.findall(
-        r"process (\d) (?:is stopped|has died|has not arrived|does not answer|was aborted)"
-        r"|program has ended on process (\d)|process (\d) \(process \d+ on \S+\) was killed",
-        text,
-    )
+        return named == {fault.culprit} and not blamed(text) and "`evaluate`" not in text and "`look`" in text
     reason = "loss is not finite" in text if fault.kind == "raise" else True
-    named = {int("".join(groups)) for groups in blamed}
     line = r"jax\.py:\d+, in `train`" if fault.place == "guard" else f"line {LINES['step']} of"
-    return named == {fault.culprit} and reason and re.search(line, text) is not None
+    return blamed(text) == {fault.culprit} and reason and re.search(line, text) is not None
 
 
 PLACE, GUARD = Place(KINDS, BOUND_S, draw, judged), Place(GUARDED, BOUND_S, draw, judged)

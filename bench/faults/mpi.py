@@ -22,6 +22,7 @@ from bench.faults.campaign import (
     Outcome,
     Place,
     begin,
+    blamed,
     fault_of,
     happen,
     observed,
@@ -132,7 +133,8 @@ def differs(fault: Fault, text: str, noun: str) -> bool:
     """Whether every CP0845 names the culprit (as `noun`), and its other program or flag."""
     subject = "the same program" if fault.kind == "plan" else "with the same XLA_FLAGS"
     heads = re.findall(r"error\[CP0845\]: (.*)", text)
-    return bool(heads) and all(f"{subject}: {noun} {fault.culprit} differs" in head for head in heads)
+    named = all(f"{subject}: {noun} {fault.culprit} differs" in head for head in heads)
+    return bool(heads) and named and not blamed(text)
 
 
 def right(fault: Fault, text: str) -> bool:
@@ -143,23 +145,16 @@ def right(fault: Fault, text: str) -> bool:
         return differs(fault, text, "rank")
     if fault.kind == "raise":  # the job ends with it, before anybody waits
         named = f"MPI_ABORT was invoked on rank {fault.culprit} " in text
-        return named and "loss is not finite" in text and not blamed(text)
+        return named and "loss is not finite" in text and blamed(text) <= {fault.culprit}
     if fault.kind == "kill" and "has died" not in text:  # an MPI that ends the job itself says so
         named = re.search(rf"rank {fault.culprit}\b.{{0,300}}signal\s+9", text, re.DOTALL)
-        return named is not None and not blamed(text)
+        return named is not None and blamed(text) <= {fault.culprit}
     if fault.kind in ("order", "skip"):
         waits = set(re.findall(r"rank (\d) waits in line (\d+)", text))
         lines = {n: LINES["evaluate" if n == fault.culprit else "step"] for n in range(RANKS)}
         return waits == {(str(n), str(line)) for n, line in lines.items()} and not blamed(text)
     ended = fault.kind != "exit" or "program has ended" in text  # which it says itself, before any bound
     return blamed(text) == {fault.culprit} and ended and f"line {LINES['step']} of" in text
-
-
-def blamed(text: str) -> set[int]:
-    """The ranks that the text blames for blocking the others."""
-    states = "is stopped|has died|has not arrived|does not answer"
-    pairs = re.findall(rf"rank (\d) (?:{states})|program has ended on rank (\d)", text)
-    return {int(first or second) for first, second in pairs}
 
 
 PLACE = Place(KINDS, BOUND_S, draw, judged)

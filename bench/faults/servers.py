@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.faults.campaign import Fault, Outcome, Place, begin, fault_of, happen
+from bench.faults.campaign import Fault, Outcome, Place, begin, blamed, fault_of, happen
 from bench.faults.mpi import BUSY_S, FLAG, differs, job
 from bench.harness.mpirun import ULFM, command
 
@@ -140,7 +140,7 @@ def right(fault: Fault, text: str) -> bool:
         return differs(fault, text, "rank")
     server, sync = fault.culprit == SERVER, fault.via == "sync"
     named = set(re.findall(r"\(rank (\d)\) (?:has died|gave up)", text))
-    named |= set(re.findall(r"rank (\d) (?:is stopped|has died|has not arrived|does not answer)", text))
+    named |= set(map(str, blamed(text)))
     if fault.kind == "raise":
         return "loss is not finite" in text and named <= {str(fault.culprit)}
     if server:

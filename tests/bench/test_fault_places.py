@@ -83,6 +83,23 @@ def test_an_innocent_rank_or_another_line_is_wrong(rank: int, line: int, right: 
     assert cluster.right(fault, text) is right
 
 
+SIDECAR = "error[CP0834]: {who} {number} (process 4711 on node) exited with status 1 in line 7 of <plan>\n"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_second_message_that_names_an_innocent_rank_is_wrong(number: int):
+    """The sidecar prints it when no process of the job is left."""
+    text = "error[CP0834]: the program has ended on {who} 1; line 7 of <plan> waits for it\n"
+    note = "  note: {who} 0 (process 4709 on node) was ended (SIGTERM) in line 7 of <plan>\n"
+    for place, who in ((mpi, "rank"), (jax, "process")):
+        fault = Fault(place.__name__, "exit", 1, 5, 100, "")
+        assert place.right(fault, text.format(who=who))
+        assert place.right(fault, (text + SIDECAR + note).format(who=who, number=number)) is (number == 1)
+    raised = "ArithmeticError: loss is not finite\nMPI_ABORT was invoked on rank 1 in communicator\n"
+    fault = Fault("mpi", "raise", 1, 5, 100, "")
+    assert mpi.right(fault, raised + SIDECAR.format(who="rank", number=number)) is (number == 1)
+
+
 @pytest.mark.parametrize(("kind", "lines"), [("skip", "7 11 7"), ("order", "7 11 7")])
 def test_of_another_order_each_rank_stands_in_its_own_line(kind: str, lines: str):
     fault = Fault("mpi", kind, 1, 5, 100, mpi.RING)

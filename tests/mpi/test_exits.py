@@ -132,6 +132,7 @@ def test_what_mpi_does_not_take_back_ends_the_job(form: str, ending: str, tmp_pa
     done = early(tmp_path, "native", form, ending)
     assert done.returncode != 0
     assert f"{GONE}; MPI's own collectives cannot be broken off: the job ends" in done.stderr
+    assert "in the middle of its program" not in done.stderr, "the sidecar names the rank that ended the job"
 
 
 LAST = """

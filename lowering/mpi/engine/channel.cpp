@@ -128,6 +128,9 @@ Channel::~Channel() = default;
 void Channel::watch(char* record) { watch_ = std::make_unique<Watch>(record); }
 
 std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }
+void Channel::fails_in(const Operation& operation) {
+  if (watch_) watch_->fail(operation);
+}
 std::string Channel::summary() { return watch_ ? watch_->summary() : std::string(); }
 
 int64_t Channel::reserve_sends(int rank, int64_t count) {

@@ -47,6 +47,13 @@ void Watch::end(Operation& operation) {
   put_oldest();
 }
 
+void Watch::fail(const Operation& operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const Active& each : active_) {
+    if (each.operation == &operation) recorder_.add(Recorder::kFailed, recorded(operation), each.number, each.runs, 0);
+  }
+}
+
 void Watch::waited(int64_t number, int64_t nanoseconds) {
   std::lock_guard<std::mutex> lock(mutex_);
   recorder_.add(Recorder::kWaited, "", number, 0, nanoseconds);
