@@ -16,11 +16,11 @@ from commplan.diagnostics import fail, type_of
 from commplan.frontend.bind_axes import is_communicator
 from commplan.hang_limits import HangLimits
 from commplan.lowering.audit import CompiledCollective
+from commplan.recorder.notice import NOTICE_S, Notice
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.gather import Absence, gathered_values
 from commplan.runtime.machines.machine import Machine
 from commplan.runtime.machines.mesh import MeshMachine, processes_of
-from commplan.runtime.machines.notice import NOTICE_S, Notice
 from commplan.runtime.observe import watchdog
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
@@ -75,9 +75,10 @@ def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machin
     from commplan.runtime.machines.ranks import Ranks  # noqa: PLC0415
 
     check_communicator(comm, "")
-    rendezvous = Rendezvous(
-        comm, f"guard `{name}`", timeout_s, option="guard.jit(.., timeout=SECONDS)", file=""
-    )
+    waits = f"rank {comm.Get_rank()} waits in `guard.jit` of `{name}`"
+    notice = Notice([waits], limits.watchdog_s or NOTICE_S, "rank")
+    option = "guard.jit(.., timeout=SECONDS)"
+    rendezvous = Rendezvous(comm, f"guard `{name}`", timeout_s, option=option, notice=notice)
     duplicate = rendezvous(comm.Dup)
     ranks = tuple(range(duplicate.Get_size()))
 

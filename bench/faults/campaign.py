@@ -164,7 +164,7 @@ def _session(leader: int) -> list[int]:
 
 
 def blamed(text: str) -> set[int]:
-    """The ranks or processes that the text names as the cause, also in a message of the sidecar after others."""
+    """The ranks or processes that the text names as the cause, also in a later message of the sidecar."""
     states = "is stopped|has died|has not arrived|does not answer|was aborted"
     who = r"(?:rank|process) (\d)"
     causes = rf"{who} (?:{states})|program has ended on {who}|error\[CP0834\]: {who} \(process"

@@ -11,9 +11,9 @@ import jax
 import msgspec
 
 from commplan.diagnostics import fail
+from commplan.recorder.notice import Notice
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.machine import digest
-from commplan.runtime.machines.notice import Notice
 from commplan.wait import Wait, run_in_thread
 
 T = TypeVar("T")

@@ -25,11 +25,11 @@ from commplan.ir import schedule as ir
 from commplan.ir.types import OnFailure, Placement
 from commplan.lowering.jax.backend import Backend
 from commplan.lowering.jax.check import Layout
+from commplan.recorder.notice import Notice
 from commplan.runtime.input.group import Blame
 from commplan.runtime.input.transport.transport import Carrier
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.environment import ALIKE, environment
-from commplan.runtime.machines.notice import Notice
 from commplan.runtime.machines.pinned import Pinning
 from commplan.runtime.observe.abort_hook import common
 from commplan.runtime.observe.calls import Calls

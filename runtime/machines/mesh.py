@@ -30,12 +30,12 @@ from commplan.lowering.jax.listing import collectives_of
 from commplan.lowering.jax.pytree import flatten
 from commplan.lowering.jax.servers import check_servers
 from commplan.lowering.programs import spreads
+from commplan.recorder.notice import NOTICE_S, Notice
 from commplan.runtime.machines import coordinator
 from commplan.runtime.machines.explicit import explicit_axes, resharded
 from commplan.runtime.machines.gather import Absence, gathered, gathered_values
 from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, place_of, shortened
 from commplan.runtime.machines.mesh_input import MeshInput
-from commplan.runtime.machines.notice import NOTICE_S, Notice
 from commplan.runtime.machines.placing import Cut, bounds
 from commplan.runtime.observe import alone, watchdog
 from commplan.runtime.observe.abort_hook import alike

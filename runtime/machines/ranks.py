@@ -28,11 +28,11 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.lowering.mpi.listing import collectives_of
 from commplan.lowering.mpi.service import open_requests
 from commplan.protocol.build_sites import sites
+from commplan.recorder.notice import NOTICE_S, Notice
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.input.transport.ulfm import LOSSES
 from commplan.runtime.machines.communicator import check_communicator, check_size
 from commplan.runtime.machines.machine import BindRequest, Issue, Machine, agree, digest, place_of, shortened
-from commplan.runtime.machines.notice import Notice
 from commplan.runtime.machines.ranks_input import RanksInput
 from commplan.runtime.machines.server import ServerMachine, ServerRank
 from commplan.runtime.observe.abort_hook import alike, watch
@@ -41,6 +41,7 @@ from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
 
+_REPORTED = 1 << 14  # The distance between the tag of an exchange and that of a report in it.
 _LOOK_S = 0.0005  # Seconds between two polls for messages.
 _unread: list[Any] = []  # Sends to ranks that have not arrived; their buffers must stay alive.
 
@@ -121,19 +122,30 @@ class Ranks:
         """Gather through the first rank. The others wait twice as long: it may arrive last and wait."""
         ranks, me = self.participants(), int(self.comm.Get_rank())
         self.gathers[ranks] += 1
-        tag = int.from_bytes(digest(f"{ranks} {self.gathers[ranks]}")[:2]) >> 1  # MPI has 2**15 tags.
+        # MPI has 2**15 tags, of which the upper half is for ranks that report the first one.
+        tag = int.from_bytes(digest(f"{ranks} {self.gathers[ranks]}")[:2]) % _REPORTED
         with deaths(self.mesh, self.file):
             if me == ranks[0]:
                 return self._collect(text, ranks, tag, timeout_s, notice)
             # Completes when the first rank arrives, which reports the others.
             sent = self.comm.issend(text, ranks[0], tag)
             _unread.append(sent)
-            if notice is not None:  # Ranks do not know which others wait: they report it one after another.
+            if notice is not None:  # Ranks do not know which others wait: one after another may report it.
                 notice = dataclasses.replace(notice, after_s=notice.after_s * ranks.index(me))
             wait = ranks[0], tag, 2 * timeout_s, notice
-            for _, ranks_of in self._messages(*wait, lambda: () if sent.Test() else ranks[:1]):
+            for _, ranks_of in self._messages(
+                *wait, lambda: () if sent.Test() else self._first_to_report(ranks, tag)
+            ):
                 return {rank: answer for answer, senders in ranks_of.items() for rank in senders}
         return dict.fromkeys(ranks[1:])
+
+    def _first_to_report(self, ranks: tuple[int, ...], tag: int) -> tuple[int, ...]:
+        """The first rank, which has not arrived, unless another rank has reported it in this exchange."""
+        if self.comm.improbe(MPI.ANY_SOURCE, tag + _REPORTED) is not None:
+            return ()
+        others = [rank for rank in ranks[1:] if rank != self.comm.Get_rank()]
+        _unread.extend(self.comm.isend(None, rank, tag + _REPORTED) for rank in others)
+        return ranks[:1]
 
     def _collect(
         self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float, notice: Notice | None
@@ -290,7 +302,9 @@ def check_backend(schedule: ir.Schedule) -> None:
 def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     schedule, limits = request.schedule, request.limits
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
-    rendezvous = Rendezvous(comm, purpose, request.timeout_s, option=option, file=schedule.file)
+    waits = f"rank {comm.Get_rank()} waits in `program.bind` of `{schedule.plan}`"
+    notice = Notice([waits], limits.watchdog_s or NOTICE_S, "rank")
+    rendezvous = Rendezvous(comm, purpose, request.timeout_s, option=option, file=schedule.file, notice=notice)
     duplicate = rendezvous(comm.Dup)
     exchange = cast("Callable[[Any], list[Any]]", functools.partial(rendezvous, duplicate.allgather))
     with alike("rank", int(duplicate.Get_rank()), 0):
@@ -340,7 +354,8 @@ def host_names(comm: Any, plan: str = "", timeout_s: float = TIMEOUT_S) -> list[
     CP0849 if a rank does not arrive.
     """
     option = "plan.compile(comm, timeout=SECONDS)"
-    rendezvous = Rendezvous(comm, f"compile plan `{plan}`", timeout_s, option=option)
+    notice = Notice([f"rank {comm.Get_rank()} waits in `plan.compile` of `{plan}`"], NOTICE_S, "rank")
+    rendezvous = Rendezvous(comm, f"compile plan `{plan}`", timeout_s, option=option, notice=notice)
     answers: list[tuple[str, str]] = rendezvous(comm.allgather, (socket.gethostname(), _network()))
     machines = {name: {network for host, network in answers if host == name} for name, _ in answers}
     for name, networks in machines.items():

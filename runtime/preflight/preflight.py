@@ -22,11 +22,11 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.ir.types import DType
 from commplan.lowering.gpu.profile import LatencyProfile
 from commplan.lowering.jax import _jit
+from commplan.recorder.notice import NOTICE_S, Notice
 from commplan.recorder.rank_state import Comparison
 from commplan.recorder.stacks import user_line
 from commplan.runtime.machines.difference import first_difference
 from commplan.runtime.machines.machine import Issue, Machine, reason
-from commplan.runtime.machines.notice import NOTICE_S, Notice
 from commplan.runtime.observe.abort_hook import alike, common
 from commplan.runtime.observe.same_values import Copies, check_copies, named_leaves
 from commplan.tracebacks import is_users

@@ -20,10 +20,11 @@ from commplan.recorder.processes import process_state
 from commplan.runtime.calibrate import mpi as measured
 from commplan.runtime.calibrate.calibrate import calibrate
 from commplan.runtime.input.device.batches import shared_group
+from commplan.runtime.machines import ranks
 from commplan.runtime.rehearse.mpi import World
 from commplan.topology import Level, Topology
 
-TIMEOUT_S, LIFE_S = 3.0, 240
+TIMEOUT_S, NOTICE_S, LIFE_S = 3.0, 2.0, 240
 PLAN = """
 plan p
 axis data = 3
@@ -53,7 +54,12 @@ def stay_away() -> None:
 def bind() -> None:
     plan = commplan.loads(PLAN).compile(comm)
     stay_away()
-    plan.bind(comm, timeout=60 if how == "late" else TIMEOUT_S)
+    plan.bind(comm, timeout=60 if how == "late" else TIMEOUT_S, watchdog_s=NOTICE_S)
+
+
+def guard() -> None:
+    stay_away()
+    commplan.guard.jit(lambda x: x, comm=comm, timeout=60, watchdog_s=NOTICE_S)
 
 
 def inside() -> None:
@@ -77,7 +83,8 @@ def inside() -> None:
 def compile_on_hosts() -> None:
     stay_away()
     machine = Topology("t", (Level("process", 3, 1e-6, 1e9),))
-    commplan.loads(PLAN).compile(comm, topology=machine, timeout=TIMEOUT_S)
+    ranks.NOTICE_S = NOTICE_S
+    commplan.loads(PLAN).compile(comm, topology=machine, timeout=60 if how == "late" else TIMEOUT_S)
 
 
 def batches() -> None:
@@ -112,7 +119,7 @@ def rehearsal() -> None:
 
 try:
     {
-        "bind": bind, "inside": inside, "compile": compile_on_hosts, "batches": batches,
+        "bind": bind, "inside": inside, "guard": guard, "compile": compile_on_hosts, "batches": batches,
         "calibrate": calibration, "rehearse": rehearsal,
     }[where]()  # fmt: skip
     print(f"rank {comm.rank} is done", flush=True)

@@ -66,5 +66,16 @@ def test_who_does_not_come_is_named_on_all_others(where: str, how: str, options:
     assert done.stdout.count(" raised ") == len(raised), done.stdout
 
 
-def test_who_comes_late_is_waited_for():
-    assert mpirun.ended_well(job("bind", "late")).count("is done") == 3
+@pytest.mark.parametrize(
+    ("where", "call"),
+    [
+        ("bind", "`program.bind` of `p`"),
+        ("guard", "`guard.jit` of `<lambda>`"),
+        ("compile", "`plan.compile` of `p`"),
+    ],
+)
+def test_a_late_rank_is_reported_once_and_waited_for(where: str, call: str):
+    done = job(where, "late")
+    assert mpirun.ended_well(done).count("is done") == 3
+    notices = re.findall(r"commplan: (.*) within \d+ s\nnote: (.*)\n", done.stderr)
+    assert notices == [("rank 1 has not arrived", f"rank 0 waits in {call}")], done.stderr

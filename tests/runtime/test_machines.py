@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from commplan.diagnostics import CommplanError
+from commplan.recorder.notice import Notice
 from commplan.runtime.context.identity import ByIdentity
 from commplan.runtime.machines import gather
 from commplan.runtime.machines.environment import is_local
-from commplan.runtime.machines.notice import Notice
 from commplan.runtime.machines.server import ServerMachine
 from commplan.runtime.observe import joint_calls
 from commplan.runtime.observe.joint_calls import JointCalls

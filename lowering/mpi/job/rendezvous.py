@@ -17,11 +17,13 @@ from mpi4py import MPI
 
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 from commplan.lowering.mpi.job.engine_errors import IS_REPORTED
+from commplan.recorder.notice import Notice
 from commplan.recorder.processes import process_state
 from commplan.sidecar import leave
 from commplan.wait import TIMEOUT_S, Wait, is_timeout, run_in_thread
 
 _ANSWER_S = 3.0  # seconds to wait for the answers of other ranks after a timeout
+_ARRIVALS_S = 1.0  # the same before a notice, while the call goes on
 _CHECK_S = 0.02  # seconds between two checks for messages
 _SETTLE_S = 0.5  # seconds to send the error to other ranks, and for them to report it
 _SHOWN = 4  # ranks that an error describes
@@ -46,6 +48,18 @@ class Presence(NamedTuple):
     verdict: tuple[str, list[str]] | None = None
 
 
+class Arrival(NamedTuple):
+    """The message of a rank to the others that has waited for long, or hears of one that has.
+
+    Attributes:
+        purpose: The purpose of the call that the rank has joined.
+        number: The number of the call among those of its rendezvous.
+    """
+
+    purpose: str
+    number: int
+
+
 class Rendezvous:
     """Runs the same blocking calls on every rank of `ranks`, each with a timeout.
 
@@ -59,6 +73,7 @@ class Rendezvous:
         ranks: The ranks that join; all of `comm` by default.
         option: The option that extends the timeout, for errors.
         file: The plan's file, for errors.
+        notice: Printed once, by the first rank that has joined a call, if others are late.
     """
 
     def __init__(
@@ -70,20 +85,24 @@ class Rendezvous:
         ranks: Sequence[int] | None = None,
         option: str = "",
         file: str = "",
+        notice: Notice | None = None,
     ) -> None:
-        self.comm, self.purpose, self.option, self.file = comm, purpose, option, file
+        self.comm, self.purpose, self.option, self.file, self.notice = comm, purpose, option, file, notice
         # A rank whose timeout is invalid still joins, and raises later.
         self.timeout_s = timeout_s if is_timeout(timeout_s) else TIMEOUT_S
         self.ranks = range(comm.Get_size()) if ranks is None else ranks
         self.last_progress_s = 0.0  # of `time.monotonic()`
         self._tag = highest_tag()
         self._present: dict[int, Presence] = {}
+        self._call, self._is_announced = Arrival(purpose, 0), False
+        self._arrivals: dict[int, Arrival] = {}  # the last one of each rank
 
     def among(self, ranks: Sequence[int]) -> Rendezvous:
         """A rendezvous of some of the ranks with the same settings."""
         return Rendezvous(
-            self.comm, self.purpose, self.timeout_s, ranks=ranks, option=self.option, file=self.file
-        )
+            self.comm, self.purpose, self.timeout_s,
+            ranks=ranks, option=self.option, file=self.file, notice=self.notice,
+        )  # fmt: skip
 
     def __call__(self, call: Callable[..., _Result], *arguments: Any) -> _Result:
         """Run `call(*arguments)` in a separate thread.
@@ -96,6 +115,8 @@ class Rendezvous:
         if len(self.ranks) == 1:
             return call(*arguments)
         self.last_progress_s = time.monotonic()
+        self._call, self._is_announced = self._call._replace(number=self._call.number + 1), False
+        self._receive()  # also what was sent while an earlier call ended
         ended: list[bool] = []
 
         def run() -> _Result:
@@ -120,15 +141,44 @@ class Rendezvous:
             self._on_timeout(idle)
         if self._present:
             self._answer()
+        if self._arrived():
+            self._announce()
+        if self.notice is not None:
+            self.notice.look(idle, self._missing)
+
+    def _arrived(self) -> list[int]:
+        """The other ranks that are known to have joined this call."""
+        return [rank for rank in self.ranks if self._arrivals.get(rank) == self._call]
+
+    def _announce(self) -> None:
+        """Send to all other ranks that this rank has joined the call, once."""
+        own_rank = int(self.comm.Get_rank())
+        if not self._is_announced:
+            self._is_announced = True
+            _sent.extend(self.comm.isend(self._call, n, self._tag) for n in self.ranks if n != own_rank)
+
+    def _missing(self) -> list[int]:
+        """The ranks that have not joined the call; empty if another rank reports them."""
+        self._announce()
+        deadline = time.monotonic() + _ARRIVALS_S
+        while len(self._arrived()) < len(self.ranks) - 1 and time.monotonic() < deadline:
+            time.sleep(_CHECK_S)
+            self._receive()
+        joined = {int(self.comm.Get_rank()), *self._arrived()}
+        return [n for n in self.ranks if n not in joined] if int(self.comm.Get_rank()) == min(joined) else []
 
     def _receive(self) -> None:
-        """Receive the answers of other ranks. Raises if one contains a verdict."""
+        """Receive the messages of other ranks. Raises if one contains a verdict."""
         status = MPI.Status()
         while (message := self.comm.improbe(MPI.ANY_SOURCE, self._tag, status)) is not None:
-            presence: Presence = message.recv()
-            self._present[int(status.Get_source())] = presence
-            if presence.verdict is not None:
-                self._fail(*presence.verdict)
+            received: Presence | Arrival = message.recv()
+            rank = int(status.Get_source())
+            if isinstance(received, Arrival):
+                self._arrivals[rank] = received
+                continue
+            self._present[rank] = received
+            if received.verdict is not None:
+                self._fail(*received.verdict)
 
     def _answer(self, verdict: tuple[str, list[str]] | None = None) -> list[Any]:
         """Send this rank's answer, or the verdict, to all other ranks; the answer only once."""
