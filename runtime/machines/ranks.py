@@ -143,8 +143,8 @@ class Ranks:
         """The first rank, which has not arrived, unless another rank has reported it in this exchange."""
         if self.comm.improbe(MPI.ANY_SOURCE, tag + _REPORTED) is not None:
             return ()
-        others = [rank for rank in ranks[1:] if rank != self.comm.Get_rank()]
-        _unread.extend(self.comm.isend(None, rank, tag + _REPORTED) for rank in others)
+        peers = [rank for rank in ranks[1:] if rank != self.comm.Get_rank()]
+        _unread.extend(self.comm.isend(None, rank, tag + _REPORTED) for rank in peers)
         return ranks[:1]
 
     def _collect(

@@ -164,8 +164,9 @@ class Rendezvous:
         while len(self._arrived()) < len(self.ranks) - 1 and time.monotonic() < deadline:
             time.sleep(_CHECK_S)
             self._receive()
-        joined = {int(self.comm.Get_rank()), *self._arrived()}
-        return [n for n in self.ranks if n not in joined] if int(self.comm.Get_rank()) == min(joined) else []
+        arrivals = {int(self.comm.Get_rank()), *self._arrived()}
+        is_first = int(self.comm.Get_rank()) == min(arrivals)
+        return [rank for rank in self.ranks if rank not in arrivals] if is_first else []
 
     def _receive(self) -> None:
         """Receive the messages of other ranks. Raises if one contains a verdict."""
