@@ -60,7 +60,9 @@ def test_a_rank_knows_of_no_other_if_the_first_does_not_answer() -> None:
     from commplan.runtime.machines.ranks import Ranks  # noqa: PLC0415  of MPI
 
     sent = SimpleNamespace(Test=lambda: True)
-    comm = SimpleNamespace(Get_rank=lambda: 1, issend=lambda *_: sent, improbe=lambda *_: None)
+    comm = SimpleNamespace(
+        Get_rank=lambda: 1, issend=lambda *_: sent, isend=lambda *_: sent, improbe=lambda *_: None
+    )
     groups = SimpleNamespace(along=lambda _: (0, 1, 2))
     backend: Any = SimpleNamespace(sizes={"data": 3}, channel=SimpleNamespace(groups=groups))
     looks: list[None] = []
@@ -90,7 +92,9 @@ def test_ranks_report_late_ones_that_no_other_reports(
     clock = itertools.count()
     monkeypatch.setattr(ranks.time, "monotonic", lambda: next(clock) / 100)
     sent = SimpleNamespace(Test=lambda: has_arrived)
-    comm = SimpleNamespace(Get_rank=lambda: me, issend=lambda *_: sent, improbe=lambda *_: None)
+    comm = SimpleNamespace(
+        Get_rank=lambda: me, issend=lambda *_: sent, isend=lambda *_: sent, improbe=lambda *_: None
+    )
     groups = SimpleNamespace(along=lambda _: (0, 1, 2))
     backend: Any = SimpleNamespace(sizes={"data": 3}, channel=SimpleNamespace(groups=groups))
     joint: Any = SimpleNamespace(look=lambda: None)
