@@ -25,12 +25,12 @@ from bench.faults.campaign import (
     observed,
     without_memory,
 )
-from bench.faults.mpi import BOUND_S, BUSY_S, FLAG, LINES, RANKS, STEPS, differs, plan_of
+from bench.faults.mpi import BOUND_S, BUSY_S, EARLY, FLAG, LINES, RANKS, STEPS, differs, plan_of, refused
 from bench.faults.mpi import KINDS as OF_RANKS
 from bench.faults.mpi import draw as drawn_rank
 
 BEFORE = "before "  # of what happens before the program is bound
-KINDS = (*OF_RANKS, "lock", BEFORE + "stop", BEFORE + "sleep")
+KINDS = (*OF_RANKS, BEFORE + "stop", BEFORE + "sleep")
 GUARDED = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "lock", "shape")
 AWAITED = re.compile(
     r"commplan: process(?:es)? ([\d, ]+) ha\w+ not arrived within .*\nnote: .* waits in `program\.bind`"
@@ -47,7 +47,7 @@ def process(fault: Fault, port: int, index: int) -> None:
 
     jax.distributed.initialize(f"localhost:{port}", RANKS, index)
     mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    early = fault.kind.startswith(BEFORE) or fault.kind in ("plan", "flag", "memory")
+    early = fault.kind.startswith(BEFORE) or fault.kind in EARLY
     if culprit and early:
         begin()
         happen(fault.kind.removeprefix(BEFORE))
@@ -115,7 +115,7 @@ def guarded(fault: Fault, mesh: Any, *, culprit: bool) -> tuple[Any, Any, Any]:
 
 
 def draw(drawn: random.Random, kind: str) -> Fault:
-    return drawn_rank(drawn, "order" if kind == "shape" else kind)._replace(kind=kind)
+    return drawn_rank(drawn, kind)
 
 
 def judged(fault: Fault) -> Outcome:
@@ -155,9 +155,7 @@ def right(fault: Fault, text: str) -> bool:
     if fault.kind in ("plan", "flag"):
         return differs(fault, text, "process")
     if fault.kind == "shape":
-        heads = re.findall(r"error\[CP0854\]: (.*)", text)
-        named = all(f"process {fault.culprit} calls `train` with" in head for head in heads)
-        return bool(heads) and named and not blamed(text)
+        return refused(fault, text, "process")
     heads = re.findall(r"error\[CP0834\]: (.*)", text)
     if not heads:
         return False

@@ -45,7 +45,8 @@ phase evaluate {{
 }}
 """
 LINES = {"step": 7, "evaluate": 11}
-KINDS = ("stop", "kill", "exit", "raise", "sleep", "skip", "order", "plan", "flag", "memory")
+EARLY = ("plan", "flag", "memory")  # faults from the start
+KINDS = ("stop", "kill", "exit", "raise", "sleep", "lock", "skip", "order", "shape", *EARLY)
 RANKS, STEPS, BOUND_S, BUSY_S = 3, 12, 2.0, 8.0
 RING = " via ring"
 FLAG = "--xla_cpu_enable_fast_math=true"
@@ -67,30 +68,33 @@ def rank(fault: Fault) -> None:
     import commplan  # noqa: PLC0415
 
     program = commplan.loads(plan_of(fault, culprit=culprit)).compile(comm)
-    if culprit and fault.kind in ("plan", "flag", "memory"):
+    if culprit and fault.kind in EARLY:
         begin()
     run = program.bind(comm, watchdog_s=BOUND_S, busy_s=BUSY_S)
 
-    def train(state: Any, grads: Any) -> Any:
-        return run.step(state, grads=grads)
+    def train(state: Any, grads: Any, scale: Any) -> Any:
+        return run.step(state, grads=scale * grads)
 
     def look(state: Any, loss: Any) -> Any:
         return run.evaluate(state, loss=loss)
 
-    step, evaluate = jax.jit(train), jax.jit(look)
-    state, grads, loss = run.init(), jnp.ones(fault.elements), jnp.ones(8)
+    # Arguments outside of the plan are compared under `run.jit`.
+    step, evaluate = run.jit(train) if fault.kind == "shape" else jax.jit(train), jax.jit(look)
+    state, grads, loss, scale = run.init(), jnp.ones(fault.elements), jnp.ones(8), jnp.ones(1)
     for number in range(STEPS):
-        wrong = culprit and number == fault.step and fault.kind not in ("plan", "flag", "memory")
+        wrong = culprit and number == fault.step and fault.kind not in EARLY
         if wrong:
             begin()
+        if wrong and fault.kind == "shape":
+            scale = scale.astype(jnp.float16)
         if wrong and fault.kind == "order":
             jax.block_until_ready(evaluate(state, loss))
         if not (wrong and fault.kind in ("order", "skip")):
             if wrong:
                 happen(fault.kind)
-            jax.block_until_ready(step(state, grads))
+            jax.block_until_ready(step(state, grads, scale))
         if wrong and fault.kind == "order":
-            jax.block_until_ready(step(state, grads))
+            jax.block_until_ready(step(state, grads, scale))
         else:
             jax.block_until_ready(evaluate(state, loss))
     print(f"rank {comm.rank} has made all steps", flush=True)
@@ -104,7 +108,7 @@ def plan_of(fault: Fault, *, culprit: bool) -> str:
 
 def draw(drawn: random.Random, kind: str) -> Fault:
     # Where MPI's own collectives come in another order it is MPI that mixes them up.
-    via = RING if kind in ("order", "skip") else drawn.choice(("", RING, " via native"))
+    via = RING if kind in ("order", "skip", "shape") else drawn.choice(("", RING, " via native"))
     elements = drawn.choice((100, 10_000, 1_000_000))
     return Fault("mpi", kind, drawn.randrange(RANKS), drawn.randrange(4, STEPS - 2), elements, via)
 
@@ -137,12 +141,21 @@ def differs(fault: Fault, text: str, noun: str) -> bool:
     return bool(heads) and named and not blamed(text)
 
 
+def refused(fault: Fault, text: str, noun: str) -> bool:
+    """Whether every CP0854 names the culprit (as `noun`), and its argument of another type."""
+    heads = re.findall(r"error\[CP0854\]: (.*)", text)
+    named = all(f"{noun} {fault.culprit} calls `train` with argument" in head for head in heads)
+    return bool(heads) and named and not blamed(text)
+
+
 def right(fault: Fault, text: str) -> bool:
     """Whether the culprit and the waiting line are named, and nothing else."""
     if fault.kind == "memory":
         return "this run is not recorded" in text and text.count("has made all steps") == RANKS
     if fault.kind in ("plan", "flag"):
         return differs(fault, text, "rank")
+    if fault.kind == "shape":
+        return refused(fault, text, "rank")
     if fault.kind == "raise":  # the job ends with it, before anybody waits
         named = f"MPI_ABORT was invoked on rank {fault.culprit} " in text
         return named and "loss is not finite" in text and blamed(text) <= {fault.culprit}

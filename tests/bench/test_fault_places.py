@@ -100,6 +100,16 @@ def test_a_second_message_that_names_an_innocent_rank_is_wrong(number: int):
     assert mpi.right(fault, raised + SIDECAR.format(who="rank", number=number)) is (number == 1)
 
 
+@pytest.mark.parametrize(("place", "who"), [(mpi, "rank"), (jax, "process")])
+def test_of_another_shape_the_argument_of_the_culprit_is_named(place: ModuleType, who: str):
+    fault = Fault(place.__name__, "shape", 1, 5, 100, mpi.RING)
+    text = "error[CP0854]: {who} {number} calls `train` with argument [2]: f16[1], {who} 0 with f32[1]\n"
+    right = [place.right(fault, text.format(who=who, number=number)) for number in range(3)]
+    assert right == [False, True, False]
+    assert not place.right(fault, text.format(who=who, number=1) + SIDECAR.format(who=who, number=2))
+    assert not place.right(fault, "")
+
+
 @pytest.mark.parametrize(("kind", "lines"), [("skip", "7 11 7"), ("order", "7 11 7")])
 def test_of_another_order_each_rank_stands_in_its_own_line(kind: str, lines: str):
     fault = Fault("mpi", kind, 1, 5, 100, mpi.RING)
