@@ -32,9 +32,10 @@ _ANSWER_S = 3.0  # for an answer to a process that aborts
 _HOSTS = 20  # hosts in a message, which has at most 64 kB
 _STACK = 2048  # maximum characters of a stack
 _CREDENTIALS = struct.Struct("3i")  # the numbers of process, user and group
-_lock = threading.RLock()  # protects the two lists below
+_lock = threading.RLock()  # protects the lists below
 _lines: list[socket.socket] = []  # the connection to the sidecar, if there is one
 _sent: list[bytes] = []  # all messages to the sidecar, for one that replaces it
+_ports: list[bytes] = []  # the content of `PORT` of each sidecar that this process has joined
 _released = threading.Event()  # the sidecar has closed its copy of standard error
 _exempt: list[bool] = []  # non-empty if this process sends no further messages
 
@@ -128,7 +129,7 @@ def _introduce(message: bytes, descriptors: Sequence[int]) -> None:
 
 def _join(descriptors: Sequence[int] = ()) -> socket.socket:
     """Connect to the sidecar and send it all messages. Raises OSError."""
-    line = _connected()
+    line = _connected(_ports)
     # A sidecar that starts after the death of this process still receives both descriptors.
     descriptor = os.pidfd_open(os.getpid())
     try:
@@ -260,21 +261,30 @@ def _opened(place: Path) -> int | None:
     return None
 
 
-def _connected() -> socket.socket:
-    """A connection to the sidecar: to a running one, else to a new one, which may still be starting."""
+def _connected(ports: list[bytes]) -> socket.socket:
+    """A connection to the sidecar: to a running one, else to a new one, which may still be starting.
+
+    Args:
+        ports: The content of `PORT` of each sidecar that has ended, which is extended. A process that is
+            killed may still listen while it closes its files.
+    """
     with locked() as place:
         address = str(place / SOCKET)
         line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            line.connect(address)
-            if peer(line)[1] == os.getuid():
-                return line
+            port = io.read(place / PORT)
+            if port not in ports:
+                line.connect(address)
+                if peer(line)[1] == os.getuid():
+                    ports.append(port)
+                    return line
         (place / SOCKET).unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(address)
         listener.listen(4096)
         mail = open_socket()
-        io.write(place / PORT, f"{mail.getsockname()[1]} {secrets.token_hex(16)}".encode("ascii"))
+        ports.append(f"{mail.getsockname()[1]} {secrets.token_hex(16)}".encode("ascii"))
+        io.write(place / PORT, ports[-1])
         line.connect(address)
     with listener, mail:  # other processes may be connected already
         _start(listener.fileno(), mail.fileno())

@@ -187,6 +187,29 @@ def test_a_killed_sidecar_is_replaced_and_names_the_process_that_then_blocks_oth
     ended(blocking, "\n\n")
 
 
+DYING = """
+import importlib, os, pathlib, socket, time
+joined = importlib.import_module("commplan.sidecar.attend")
+listeners = []
+def start(listener, mail):
+    listeners.append(socket.socket(fileno=os.dup(listener)))
+joined._start = start
+joined.attend(pathlib.Path("record"), "rank 0")
+line, _ = listeners[0].accept()
+line.close()  # a sidecar that is killed: it still listens
+until = time.monotonic() + 20
+while len(listeners) < 2 and time.monotonic() < until:
+    time.sleep(0.01)
+print(len(listeners), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_sidecar_that_is_killed_is_not_joined_again_while_it_still_listens(place: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DYING], capture_output=True, text=True, check=True)
+    assert done.stdout == "2\n", done.stderr
+
+
 def test_a_sidecar_may_open_as_many_files_as_the_system_allows(place: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
