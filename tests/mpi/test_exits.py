@@ -12,6 +12,8 @@ from support import mpirun
 from support.campaign import parameters
 
 from bench import exits
+from bench.faults import mpi
+from bench.faults.campaign import Fault
 from bench.harness.mpirun import ULFM
 
 mpirun.needs_mpi()
@@ -133,6 +135,11 @@ def test_what_mpi_does_not_take_back_ends_the_job(form: str, ending: str, tmp_pa
     assert done.returncode != 0
     assert f"{GONE}; MPI's own collectives cannot be broken off: the job ends" in done.stderr
     assert "in the middle of its program" not in done.stderr, "the sidecar names the rank that ended the job"
+
+
+def test_a_rank_that_ends_the_job_in_a_packed_collective_is_not_named():
+    outcome = mpi.judged(Fault("mpi", "exit", 1, 4, 100, " via native"))
+    assert outcome.ended and outcome.right, outcome.text
 
 
 LAST = """

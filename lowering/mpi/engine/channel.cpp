@@ -128,8 +128,8 @@ Channel::~Channel() = default;
 void Channel::watch(char* record) { watch_ = std::make_unique<Watch>(record); }
 
 std::string Channel::verdict() { return watch_ ? watch_->verdict() : std::string(); }
-void Channel::fails_in(const Operation& operation) {
-  if (watch_) watch_->fail(operation);
+void Channel::record_failure() {
+  if (watch_) watch_->fail();
 }
 std::string Channel::summary() { return watch_ ? watch_->summary() : std::string(); }
 

@@ -339,7 +339,7 @@ class Channel {
   bool has_turn(int64_t turn) const { return turn_.load() == turn; }
   void pass_turn(int64_t turn) { turn_.store(turn + 1); }
 
-  void fails_in(const Operation& operation);  // records that this rank ends the job in it
+  void record_failure();  // of all pending operations, since this rank ends the job
   void uses(MPI_Comm other);  // a communicator that is revoked with this one
   // The rank that has left without this operation, as text; empty if there is none.
   std::string missing(const Operation& operation);

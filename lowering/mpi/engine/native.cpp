@@ -213,7 +213,7 @@ class NativeCall final : public Operation {
       since_ = now();
       revoke(comm_);
     } else if (now() - since_ > (can_revoke() ? kRevoked : kAlone)) {
-      channel_.fails_in(*this);
+      channel_.record_failure();
       end_job(why + kCannotCancel);
     }
   }

@@ -47,10 +47,10 @@ void Watch::end(Operation& operation) {
   put_oldest();
 }
 
-void Watch::fail(const Operation& operation) {
+void Watch::fail() {
   std::lock_guard<std::mutex> lock(mutex_);
   for (const Active& each : active_) {
-    if (each.operation == &operation) recorder_.add(Recorder::kFailed, recorded(operation), each.number, each.runs, 0);
+    recorder_.add(Recorder::kFailed, recorded(*each.operation), each.number, each.runs, 0);
   }
 }
 

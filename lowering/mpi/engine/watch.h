@@ -43,7 +43,7 @@ class Watch {
   explicit Watch(char* record) : recorder_(record), live_(recorder_.live()) { moved(); }
   int64_t begin(Operation& operation);  // returns its number among the operations of this rank
   void end(Operation& operation);
-  void fail(const Operation& operation);  // of an operation that does not end, since the process does
+  void fail();  // all pending operations fail, since the process ends
   // Records how long the program waited for an operation that was started before.
   void waited(int64_t number, int64_t nanoseconds);
   void moved() { put(&Live::moved, now()); }
