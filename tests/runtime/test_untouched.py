@@ -45,6 +45,29 @@ def test_a_program_under_jax_distributed_is_left_as_it_is():
             job.kill()
 
 
+TRAINING = """
+import faulthandler, signal
+from mpi4py import MPI
+from support import untouched
+
+def test_a_training():
+    assert faulthandler.is_enabled()  # pytest's
+    signal.signal(signal.SIGTERM, handler := lambda *_: None)
+    before = untouched.settings()
+    untouched.train(MPI.COMM_WORLD)
+    assert untouched.settings() == before and signal.getsignal(signal.SIGTERM) is handler
+"""
+
+
+def test_a_training_under_pytest_is_left_as_it_is(tmp_path: Path):
+    (tmp_path / "test_training.py").write_text(TRAINING)
+    mpirun.needs_mpi()
+    program = [str(mpirun.MPIRUN), "--oversubscribe", "--bind-to", "none", "-n", "2", sys.executable]
+    words = ["-m", "pytest", "-q", "--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path)]
+    done = mpirun.started([*program, *words])
+    assert mpirun.ended_well(done).count("1 passed") == 2
+
+
 def test_hooks_are_installed_on_request():
     program = (
         "import sys, signal, commplan, untouched\n"
