@@ -304,7 +304,9 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
     waits = f"rank {comm.Get_rank()} waits in `program.bind` of `{schedule.plan}`"
     notice = Notice([waits], limits.watchdog_s or NOTICE_S, "rank")
-    rendezvous = Rendezvous(comm, purpose, request.timeout_s, option=option, file=schedule.file, notice=notice)
+    rendezvous = Rendezvous(
+        comm, purpose, request.timeout_s, option=option, file=schedule.file, notice=notice
+    )
     duplicate = rendezvous(comm.Dup)
     exchange = cast("Callable[[Any], list[Any]]", functools.partial(rendezvous, duplicate.allgather))
     with alike("rank", int(duplicate.Get_rank()), 0):
