@@ -110,12 +110,12 @@ class PhaseCall:
     def begin(self, state: Any = None, /, **inputs: Any) -> PhaseRun:
         """Begin a call whose exchanges run under the following steps; `finish` of the result ends it.
 
-        Both belong into one function with `run.spmd` under jit. Call `advance()` after each of the steps.
+        Both belong into one function with `run.spmd` under jit. `advance`, before each of the steps, begins
+        the exchanges that are due, and returns the values that the step computes with.
 
             call = run.every[36].begin(state, params=params)
             for batch in batches:
-                params, opt = inner(params, opt, batch)
-                call.advance()
+                params, opt = inner(call.advance(params), opt, batch)
             out, state = call.finish(state, params=params)
 
         Raises:
@@ -334,9 +334,18 @@ class PhaseRun:
     def __init__(self, phase: PhaseCall, in_flight: PhaseInFlight, counts: dict[str, Any]) -> None:
         self._phase, self._in_flight, self._counts = phase, in_flight, counts
 
-    def advance(self) -> None:
-        """Begin the exchanges that are due after one more step."""
-        self._in_flight.advance()
+    def advance(self, values: Any) -> Any:
+        """Begin the exchanges that are due before the next step.
+
+        Args:
+            values: An array or pytree of arrays that the step before computed and the next one computes with,
+                such as the weights.
+
+        Returns:
+            `values`, ordered after the beginning of the exchanges.
+        """
+        leaves, structure = jax.tree_util.tree_flatten(values)
+        return jax.tree_util.tree_unflatten(structure, self._in_flight.advance([*map(jnp.asarray, leaves)]))
 
     def finish(self, state: Any, /, **inputs: Any) -> tuple[Outputs, dict[str, Any]]:
         """End the call.

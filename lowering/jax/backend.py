@@ -112,6 +112,14 @@ class Backend(Protocol):
         """
         ...
 
+    def wait_for(self, xs: Sequence[Array]) -> None:
+        """Order the following operations of a hidden phase after `xs`, if they would block computation."""
+        ...
+
+    def after_begun(self, xs: Sequence[Array]) -> list[Array]:
+        """`xs`, ordered after the operations that have begun, if computation could delay these."""
+        ...
+
     def move(self, x: Array, op: Collective) -> Array:
         """Run the collective `op` on one array.
 

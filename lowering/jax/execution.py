@@ -102,19 +102,23 @@ class PhaseInFlight:
     def __init__(self, execution: Execution, ops: Sequence[ir.Op]) -> None:
         self.lowered, self.env = execution.lowered, execution.env
         (first, *self._rounds), self._end = rounds(ops)
-        self._count, self._steps = 1 + len(self._rounds), 0
+        self._count, self._steps = 1 + len(self._rounds), -1
         self._execution = execution
         self._execution.run(first)
 
-    def advance(self) -> None:
-        """Begin the exchanges that are due after one more step of the program."""
+    def advance(self, values: Sequence[jax.Array]) -> list[jax.Array]:
+        """Begin the exchanges that are due before the next step; returns `values`, ordered after them."""
         self._steps += 1
+        if self._steps:
+            self.lowered.backend.wait_for(values)
         hidden = self.lowered.phase.hidden
         while self._rounds and (self._count - len(self._rounds)) * hidden <= self._steps * self._count:
             self._execution.run(self._rounds.pop(0))
+        return self.lowered.backend.after_begun(values)
 
     def finish(self, inputs: Mapping[str, Tree]) -> tuple[Env, Env]:
         """The outputs and the new states. `inputs` are the values at the end of those that are read late."""
+        self.lowered.backend.wait_for([x for tree in inputs.values() for x in tree.leaves])
         for exchange in self._rounds:
             self._execution.run(exchange)
         self.env |= {ref: inputs[name_of(ref)] for ref in self.lowered.phase.inputs if name_of(ref) in inputs}

@@ -23,6 +23,7 @@ from commplan.ir.schedule import Collective, Schedule, Spread
 from commplan.ir.stages.base import StageOverAxes
 from commplan.lowering.jax import _compat
 from commplan.lowering.jax.backend import BufferLayout
+from commplan.lowering.mpi import rounds
 from commplan.lowering.mpi.collectives import Channel, Pending, Spec
 from commplan.lowering.mpi.job.groups import Groups
 from commplan.lowering.mpi.job.rendezvous import Rendezvous
@@ -156,6 +157,19 @@ class MpiBackend:
         self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
     ) -> tuple[list[Array], list[Array]]:
         return list(xs), list(previous)
+
+    def wait_for(self, xs: Sequence[Array]) -> None:
+        """Order the next operation after `xs`. Else XLA:CPU might wait in it before it computes them."""
+        token = self.order.take()
+        for x in (x for x in xs if x.size):
+            token = rounds.after(token, x)
+        self.order.put(token)
+
+    def after_begun(self, xs: Sequence[Array]) -> list[Array]:
+        """`xs`, ordered after the last operation. Else XLA:CPU might compute with them first."""
+        token = self.order.take()
+        self.order.put(token)
+        return [rounds.tied(x, token) for x in xs]
 
     def move(self, x: Array, op: Collective) -> Array:
         result, token = self.channel.run(x, self._spec(op), self.order.take())

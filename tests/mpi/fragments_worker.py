@@ -44,9 +44,8 @@ def train(*, split: bool, hidden: int) -> None:
     def window(state: Any, params: Any, moves: Any) -> Any:
         call = phase.begin(state, params=params) if hidden else None
         for step in range(4):
+            params = params if call is None else call.advance(params)
             params = jax.tree.map(lambda x, move, step=step: x + move[step], params, moves)
-            if call is not None:
-                call.advance()
         out, state = call.finish(state, params=params) if call else phase(state, params=params)
         return state, out.params
 

@@ -139,8 +139,8 @@ def test_an_exchange_is_hidden_under_steps(split: bool, fragments: int):
     def window(state: Any, params: Any, moves: Any) -> Any:
         call = phase.begin(state, params=params)
         for step in range(4):
+            params = call.advance(params)
             params = jax.tree.map(lambda x, move, step=step: x + move[step], params, moves)
-            call.advance()
         out, state = call.finish(state, params=params)
         return state, out.params
 

@@ -101,6 +101,13 @@ class LaxBackend:
             tied = [self.tie(x, before, axes) for x in tied]
         return tied, list(previous)
 
+    def wait_for(self, xs: Sequence[Array]) -> None:
+        """No effect: XLA orders collectives by their operands and overlaps them with computation."""
+
+    def after_begun(self, xs: Sequence[Array]) -> list[Array]:
+        """`xs`; see `wait_for`."""
+        return list(xs)
+
     def move(self, x: Array, op: Collective) -> Array:
         ways, gathers = self.ways(op.axes), op.kind == "all_gather"
         if ways == 1:

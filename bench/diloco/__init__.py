@@ -1,0 +1,1 @@
+"""Streaming DiLoCo between islands with slow links, on simulated devices: `python -m bench.diloco`."""
