@@ -30,8 +30,8 @@ def jit(
     """`jax.jit` of a step that several processes run together, compared and watched.
 
     Before a call for new shapes, all processes compare their arguments, programs and collectives, and refuse
-    steps that would wait for ever. A step that does not end is explained: by the process that has died, is
-    stopped or busy, or calls its steps in another order, with the source lines of the step's collectives. All
+    steps that would wait for ever. If a step does not end, the report names the process that died, is
+    stopped, is busy, or calls steps in another order, and the source lines of the step's collectives. All
     processes must make the same call, after `jax.distributed.initialize`. With one process it is `jax.jit`.
 
     Args:
@@ -41,12 +41,12 @@ def jit(
         watchdog_s: seconds without progress before a process is reported; None: the step is not watched.
         busy_s: seconds before processes end if one is alive and busy with other work; see `late`.
         on_hang: `report` only prints the process, and continues to wait; see `Program.bind`.
-        timeout: seconds to wait for a process in a comparison, which may be compiling.
+        timeout: seconds to wait for another process, which may be compiling, when processes compare steps.
         **options: those of `jax.jit`.
 
     Raises:
-        CommplanError: CP0849 if a process does not arrive, CP0857 for invalid arguments, and from calls
-            CP0854 and CP0855 if steps differ or a process does not arrive at a comparison.
+        CommplanError: CP0849 if a process does not arrive; CP0857 for invalid arguments. Calls of the step
+            raise CP0854 if steps differ, and CP0855 if a process does not arrive at a comparison.
     """
     limits = HangLimits(watchdog_s, busy_s, on_hang)
     if function is None:
@@ -58,7 +58,10 @@ def jit(
 
 @contextmanager
 def late() -> Generator[None]:
-    """While this runs, other processes wait for this one without a limit: it evaluates, or writes."""
+    """Announce that this process is late on purpose, such as to evaluate or to write a checkpoint.
+
+    Inside the `with` block, other processes wait for it without a limit and report nothing.
+    """
     from commplan.lowering.mpi.job.watchdog import expected_late  # noqa: PLC0415
 
     with expected_late():

@@ -27,12 +27,15 @@ def read_jobs(paths: Iterable[Path]) -> list[Record]:
 
 
 def last_words(records: Sequence[Record], who: str, killed: int) -> str:
-    """The error that names the process that died first and how; empty if a launcher, a scheduler or a user
-    ended the job, or a rank has recorded why it failed.
+    """The error that names the process that died first, and how.
+
+    Empty if no death is known, if a launcher, scheduler or user ended the job, or if a rank recorded the
+    failure.
 
     Args:
         who: the noun for a rank in messages, such as `process`.
-        killed: the number of processes that the kernel has killed during the job for lack of memory.
+        killed: the number of processes of this host that the kernel has killed for lack of memory
+            since the sidecar started.
     """
     ranks = ranks_of(records)
     first = first_death(ranks)
@@ -62,7 +65,8 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
             "the records of ranks on other hosts, which may have ended before, are not available here"
         )
     if killed:
-        notes.append(f"during the job the kernel killed {killed} for lack of memory")
+        number = "1 process" if killed == 1 else f"{killed} processes"
+        notes.append(f"the kernel killed {number} on this host for lack of memory during the job")
     notes.append("reported by the sidecar of this host: no process of the job is left there")
     return f"{CommplanError(Diagnostic('CP0834', text, None, tuple(map(Note, notes))))}\n"
 

@@ -15,20 +15,23 @@ from typing import Literal, NamedTuple
 from commplan.recorder.rank_state import STUCK, Comparison, Need, RankState, States, Wait
 
 Kind = Literal["none", "apart", "order", "down", "late", "busy", "behind", "circle", "stalled"]
-# Maximum number of ranks with a separate note; of ranges of ranks in a list, and of lines about ranks.
-SHOWN, _LISTED = 4, 8
+SHOWN = 4  # maximum number of ranks with a separate note
+_LISTED = 8  # maximum number of ranges in a list of ranks, and of lines about ranks
 FIRST = 12  # factor of the bound in the first runs of an operation, since late ranks may be compiling
 _SETTLE_S = 1.0  # seconds for other ranks to begin the comparison
-_FEW, _INTERVALS, _MEDIANS = 3, 16, 5.0  # number of first runs, of intervals; factor of their median
+_FEW = 3  # number of first runs, for which FIRST applies
+_INTERVALS = 16  # number of latest intervals in the median
+_MEDIANS = 5.0  # slow: longer than this many medians
 
 
 class Patience(NamedTuple):
-    """Seconds: a rank that is alive is `late` if a wait for it lasts `late` and nothing moves for `bound`.
+    """Idle times, in seconds, before a verdict.
 
-    A rank that waits for a disk outside of operations may be writing a file: it is `down` after `late`.
-    Ranks wait for one another in a `circle` if nothing moves for `still`, or for `late` if that is None.
-    If all ranks wait in operations and one of them waits for a disk, it is `down` if nothing moves for
-    `stuck`, or for `late` if that is None: another thread of it may run the operation.
+    Attributes:
+        bound: of all ranks concerned, before `late` or `order`.
+        late: of the waiter, before `late`, or before `down` for a rank stuck on a disk outside operations.
+        still: of all waiting ranks, before `circle`; `late` if None.
+        stuck: of all waiting ranks, before `down` for a rank stuck on a disk in an operation; `late` if None.
     """
 
     bound: float = 0.0
@@ -55,7 +58,8 @@ class Verdict(NamedTuple):
             - `circle`: ranks wait for one another in different operations.
             - `stalled`: all ranks are in the operation.
             - `none`: no rank waits.
-        reasons: The blocking ranks, each with its reason; empty if no majority determines them.
+        reasons: The blocking ranks, each with its reason; empty for `stalled` and `none`, or if no
+            majority determines them.
         waiting: The ranks that wait for them.
         names: For `order`, the call of each rank.
         call: For `order`, the number of the call.
@@ -78,7 +82,7 @@ def blame(states: States, waiter: int | None = None, limits: Patience = _NONE) -
         states: by rank.
         waiter: the rank whose wait is evaluated. If it has no unfinished operation, its last one has failed.
             None: all waits.
-        limits: the time within which a rank that is alive may still begin the operation.
+        limits: idle times before each verdict.
     """
     if (verdict := _apart(states)) is not None:
         return verdict
@@ -227,7 +231,7 @@ def _union(sets: Sequence[frozenset[int]]) -> frozenset[int]:
 def _out_of_order(
     states: States, oldest: Mapping[int, Wait], awaited: Mapping[int, Set[int]]
 ) -> dict[int, str]:
-    """The ranks that wait in a call before another call that most ranks begin first.
+    """The ranks that wait in one call although most ranks begin another call first, each with the reason.
 
     awaited: by rank, the ranks for which it waits.
     """

@@ -54,7 +54,7 @@ def pick(x: Array, fragment: int, layout: FragmentLayout) -> Array:
 
 
 def merge(x: Array, piece: Array, fragment: int, layout: FragmentLayout) -> Array:
-    """A leaf whose fragment `fragment` is `piece`."""
+    """`x` with fragment `fragment` replaced by `piece`."""
     if layout.fragments == 1:
         return piece
     table, columns = rows(x, layout.ways, is_array=False).copy(), layout.columns(x.size)

@@ -12,7 +12,7 @@ from commplan.protocol.sites import Buffer
 from commplan.recorder.lane import Lane
 from commplan.runtime.param_server.routing import SiteRoutes
 
-_RECORD_AFTER_S = 1.0  # until the worker that an unanswered request waits for is recorded
+_RECORD_AFTER_S = 1.0  # the age of a request from which the worker that it waits for is recorded
 
 
 class RequestMessage(NamedTuple):
@@ -72,6 +72,7 @@ class ServeRecord:
                 _tags(site_routes, site_routes.site.up),
                 _tags(site_routes, site_routes.site.token),
             ]
+            # Only the first message of a request, which comes from a worker, sets its number of messages.
             for tags in (*alternatives, down):
                 messages = len(tags if tags is not down else alternatives[0]) + len(down)
                 self._by_tag |= dict.fromkeys(tags, RequestMessage(site_routes.site.number, name, messages))
@@ -104,7 +105,13 @@ class ServeRecord:
             self.lane.end(request.name, request.operation, key[2])
 
     def waits(self, workers: Sequence[int]) -> None:
-        """Record that answers wait for these workers."""
+        """Record that the oldest open request waits for `workers[0]`.
+
+        Nothing is recorded before `_RECORD_AFTER_S`, or if this was the last record.
+
+        Args:
+            workers: live workers that do not wait; one of them blocks the others.
+        """
         if not self._open or not workers:
             return
         request = next(iter(self._open.values()))

@@ -73,7 +73,7 @@ def test_the_first_that_died_by_itself_is_named() -> None:
     assert first.endswith(TERMINATED) and second.endswith(TERMINATED)
     assert "lack of memory" not in text and "other hosts" not in text
     text = words((1, KILLED, 5.0), killed=2)
-    assert "during the job the kernel killed 2 for lack of memory" in text and "other hosts" in text
+    assert "the kernel killed 2 processes on this host for lack of memory" in text and "other hosts" in text
 
 
 @pytest.mark.usefixtures("place")

@@ -28,9 +28,9 @@ class BucketPass(Pass, frozen=True):
 
     Their order is the order in which the backward pass makes them, or the forward pass needs them.
 
-    A leaf larger than the limit gets a separate bucket and is not split: its pieces would all be ready at the
-    same time and could not overlap with each other. Leaves of more than 4 limits are split into equal pieces
-    of at most 2 limits.
+    A leaf larger than the limit gets a separate bucket. It stays whole up to 4 times the limit, since its
+    pieces would be ready together and could not overlap. A larger leaf is split into equal pieces of at most
+    twice the limit.
 
     Attributes:
         max: bytes of a bucket for stages without `{ bucket = .. }`. By default, the size with the least
@@ -96,7 +96,7 @@ class BucketPass(Pass, frozen=True):
         if self.max is not None:
             return Size(self.max, f"the limit of the pass is {sized(self.max)}")
         if chosen.bucket is not None and group[0].hints.overlap != "update":
-            return Size(chosen.bucket, f"up to {sized(chosen.bucket)} in one, chosen with the algorithm")
+            return Size(chosen.bucket, f"buckets of up to {sized(chosen.bucket)}, chosen with the algorithm")
         return size_model.size(backend, group[0], sum(op.nbytes for op in group), items)
 
 
@@ -138,7 +138,7 @@ def _key(editor: Editor, op: Collective) -> tuple[object, ...]:
 
 
 def _asks_for_buffers(op: Collective) -> bool:
-    """Whether the stage of `op` has an option that requires a buffer."""
+    """Whether the stage has `{ bucket = .. }`, `{ overlap = update }` or `via` (`op.pinned`)."""
     return op.hints.bucket is not None or op.hints.overlap == "update" or op.pinned
 
 

@@ -15,11 +15,14 @@ SHOWN = 6  # number of alternatives to keep
 
 
 class Searched(NamedTuple):
-    """A table that was tried for a unit.
+    """The prediction for a choice that was tried for a unit.
 
     Attributes:
-        order: the rank of the choice among equally fast ones, simple ones first.
-        operations: the number of collectives of the phase.
+        seconds: exposed time of the phase.
+        operations: number of collectives in the phase.
+        nbytes: sum of the bytes on the phase's busiest links.
+        order: index of the algorithm among the unit's candidates; breaks ties.
+        choice: the choice.
     """
 
     seconds: float
@@ -48,10 +51,11 @@ def remark(
 
 
 def _words(choice: StageChoice, unit: Unit) -> str:
-    """`ring in buckets of 25 MiB, in messages of 32 KiB`: the choice, as far as it was open."""
+    """The options of `choice` that the search decides, such as `ring in buckets of 25 MiB`."""
     parts = list[str]()
     if unit.chooses:
-        parts.append(str(choice.algorithm) if choice.algorithm else "each by the fastest algorithm alone")
+        fastest = "the algorithm predicted fastest for each collective by itself"
+        parts.append(str(choice.algorithm) if choice.algorithm else fastest)
     if unit.packs:
         whole = choice.bucket is not None and choice.bucket >= unit.nbytes
         size = "the usual size" if choice.bucket is None else f"up to {sized(choice.bucket)}"
@@ -60,4 +64,4 @@ def _words(choice: StageChoice, unit: Unit) -> str:
     words = " ".join(parts)
     if choice.chunk is not None:
         return ", ".join(filter(None, (words, f"in messages of {sized(choice.chunk)}")))
-    return words or "in messages of the size that is fastest alone"
+    return words or "in messages of the size predicted fastest for each collective by itself"

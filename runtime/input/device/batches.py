@@ -233,21 +233,21 @@ def shared_group(
     host: str | None = None,
     timeout: float = PATIENCE_S,
 ) -> Group | None:
-    """The processes that share the loaded values of `phase`, on all hosts; None if this one is alone.
+    """The processes on all hosts that share the loaded values of `phase`.
 
-    A collective call: every process of the job must make it, with equal arguments; it is one small
-    all-gather. The processes of a group hold the same indices along all axes except the shared ones. A plan
-    counts readers in members: the processes that hold the first members make the rows.
+    Every process of the job must call this for the same phase: it makes one small all-gather. Members of a
+    group hold the same indices along all unshared axes. `readers` of a plan counts indices along the shared
+    axes: processes whose first index is below it make the rows.
 
     Args:
         context: the context of the run.
         phase: the phase.
         local: the indices that this process holds along each axis.
-        host: the name of this process's host; the machine's name for None.
+        host: the name of this process's host; by default `this_host()`.
         timeout: seconds to wait for a live but silent peer.
 
     Returns:
-        The group.
+        The group; None if the phase shares nothing, the run is one member's, or no other process shares.
     """
     shares = [op for op in phase.ops if isinstance(op, ir.Share) and op.design != "duplicate"]
     if not shares or context.members:

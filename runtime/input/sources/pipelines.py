@@ -31,9 +31,10 @@ def hints(source: object) -> tuple[str, ...]:
 
 
 def content(source: object, digest: Callable[[object], str]) -> list[str] | None:
-    """A description of all that a MapDataset does, from its source on; None for another object.
+    """The class names, numbers and function digests of a MapDataset and its parents; None for another object.
 
-    Pipelines that were built in the same way have equal descriptions, in any process.
+    Attributes of other types, such as the weights of `mix`, are left out. A source contributes its type,
+    `key` and `_fingerprint`, not its records: different pipelines can have equal descriptions.
 
     Args:
         digest: Digests a function.
@@ -56,7 +57,7 @@ def content(source: object, digest: Callable[[object], str]) -> list[str] | None
 
 
 def _settings(transform: object) -> list[str]:
-    """The numbers and texts among the attributes of a transform; empty for None."""
+    """The class name of a transform, and its attributes that are numbers or strings; empty for None."""
     if transform is None:
         return []
     attributes = sorted(getattr(transform, "__dict__", {}).items())
