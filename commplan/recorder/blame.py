@@ -237,7 +237,10 @@ def described(event: Event) -> str:
 
 def state(record: Record) -> Condition:
     """The state of the process that writes the record, see `Rank`."""
-    return process_state(record.process) if record.machine == machine() else "unknown"
+    if record.machine != machine():
+        return "unknown"
+    age_s = time.monotonic() - (record.started - record.clock) if record.clock else 0.0
+    return process_state(record.process, age_s)
 
 
 def _blocking(ranks: Sequence[Rank], when: float, *, is_judged: bool) -> dict[int, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +16,7 @@ _STATES: Mapping[str, Condition] = {
     "Z": "dead",
     "X": "dead",
 }
+_STARTED, _ROUNDING_S = 18, 1.0  # the field with the start of the process, after its state
 _IN_WORDS = {
     "dead": "has died",
     "stopped": "is stopped (SIGSTOP, or a debugger)",
@@ -22,13 +25,23 @@ _IN_WORDS = {
 }
 
 
-def process_state(number: int) -> Condition:
-    """Return `alive`, `stopped`, `stuck in the kernel` or `dead`."""
+def process_state(number: int, age_s: float = 0.0) -> Condition:
+    """Return `alive`, `stopped`, `stuck in the kernel` or `dead`.
+
+    Args:
+        number: The process number.
+        age_s: The age of the process in seconds, at least. If the process with this number is younger, the
+            process is dead, and its number is used again.
+    """
     try:
         text = Path(f"/proc/{number}/stat").read_text("utf-8", "replace")
     except OSError:
         return "dead"
-    return _STATES.get(text.rpartition(")")[2].split()[0], "alive")
+    state, *fields = text.rpartition(")")[2].split()
+    started_s = int(fields[_STARTED]) / os.sysconf("SC_CLK_TCK")
+    if time.clock_gettime(time.CLOCK_BOOTTIME) - started_s < age_s - _ROUNDING_S:
+        return "dead"
+    return _STATES.get(state, "alive")
 
 
 def silence(state: str, host: str) -> str:

@@ -87,7 +87,7 @@ class Calls:
         self.moved, self.waits, self.number = time.monotonic(), 0, 0
         self._pairs = itertools.count()
         self._inside, self._open, self._head = False, _NOTHING, 0
-        self.joint = JointCalls(is_put=recording is not None)
+        self.joint = JointCalls(recording, is_put=True)
         self._result: Any = None
         self._last_state = (0, False, True)
 
@@ -167,7 +167,7 @@ class Calls:
         if self.recording is not None:
             waits_ns = sum(call.nanoseconds for call in self._last()) if self.waits else 0
             live.put_step(self.recording, self.moved, waits_ns)
-            self.joint.put(self.recording)
+            self.joint.put()
 
     def _update(self) -> None:
         number, inside, result = self.number, self._inside, self._result

@@ -35,17 +35,17 @@ class JointCalls:
     """The joint calls of this process, for all steps that the same processes call together.
 
     Args:
-        recording: The record of a rank under MPI, which every change is written to. If None, the progress is
-            written by calls of `put`.
+        recording: The record of a rank, if there is one.
         group: The axes of the record along which the ranks lie that make the calls: bit 0 for its first axis.
-        is_put: Whether there are calls of `put`.
+        is_put: Whether a thread writes the progress by calls of `put`. Then only the begin and the end of
+            comparisons are written at once, since a C call that keeps the interpreter's lock may follow.
     """
 
     def __init__(self, recording: Recording | None = None, group: int = 0, *, is_put: bool = False) -> None:
         self.number, self.name = 0, ""
         self.is_inside = False
         self.comparison: JointStep | None = None
-        self._recording, self._group, self._is_put = recording, group, is_put or recording is not None
+        self._recording, self._group, self._is_put = recording, group, is_put
         self._next = 0  # the number of the call that is compared, whether it is counted yet or not
         self._exchanges = 0  # how often this process has waited for others to compare
         self._waits_since: float | None = None
@@ -75,19 +75,20 @@ class JointCalls:
     @property
     def is_watched(self) -> bool:
         """Whether a sidecar reports the ranks for which the others wait."""
-        return self._is_put and is_attended()
+        return self._recording is not None and is_attended()
 
     def begin(self, name: str) -> None:
         self.name, self.is_inside = name, True
         self.number += 1
-        self._put()
+        if not self._is_put:
+            self.put()
 
     @contextlib.contextmanager
     def ahead(self, comparison: JointStep) -> Generator[None]:
         """Mark the preparation of a call, before it runs. If this fails, the call does not count."""
         before = self.number - self.is_inside
         self.comparison, self._next = comparison, before + 1
-        self._put()
+        self.put()
         try:
             yield
         except BaseException:
@@ -95,34 +96,35 @@ class JointCalls:
             raise
         finally:
             self.comparison = None
-            self._put()
+            self.put()
 
     @contextlib.contextmanager
     def waiting(self) -> Generator[None]:
         """Mark this process as waiting for others to compare, while the block runs."""
         self._waits_since = time.monotonic()
         self._exchanges += 1
-        self._put()
+        self.put()
         try:
             yield
         finally:
             self._waits_since = None
-            self._put()
+            self.put()
 
-    def _put(self) -> None:
-        if self._recording is not None:
-            self.put(self._recording)
+    def put(self) -> None:
+        """Write the progress to the record, for the sidecar, also if another thread changes it meanwhile."""
+        progress = None
+        while self._recording is not None and progress != (self.comparison, self._waits_since):
+            progress = self.comparison, self._waits_since
+            self._put(self._recording, *progress)
 
-    def put(self, recording: Recording) -> None:
-        """Write the progress to a record, for the sidecar."""
-        comparison, since = self.comparison, self._waits_since
+    def _put(self, recording: Recording, comparison: JointStep | None, since: float | None) -> None:
         waits_since = None if comparison is None else since
         if recording.progress != (self.name, waits_since):  # other groups of ranks may write to it, too
-            recording.progress = self.name, waits_since
             mine = Comparison("", self.name)
             if comparison is not None and waits_since is not None:
                 mine = comparison.comparison
             recording.put_call(Call(mine.text(), waits_since or 0.0))
+            recording.progress = self.name, waits_since
         number = live.position(self.number)
         if comparison is not None:
             number = live.position(self._next, self._exchanges)
@@ -134,7 +136,9 @@ class JointCalls:
         Raises:
             CommplanError: CP0854 if another rank runs the step, CP0834 if one cannot go on.
         """
-        verdict = None if self._recording is None else live.verdict_of(self._recording)
+        if self._recording is None or self._is_put:  # the watchdog of the process takes the verdict
+            return
+        verdict = live.verdict_of(self._recording)
         if verdict is None:
             return
         if verdict.code == live.BLOCKED:

@@ -15,7 +15,8 @@ def test_a_process_is_alive_then_stopped_then_dead():
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None and process.stdout.readline()
-            assert process_state(process.pid) == "alive"
+            assert process_state(process.pid) == process_state(process.pid, 0.5) == "alive"
+            assert process_state(process.pid, 3600) == "dead", "another process has its number now"
             process.send_signal(signal.SIGSTOP)
             until = time.monotonic() + 60
             while process_state(process.pid) != "stopped":

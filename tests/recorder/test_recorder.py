@@ -429,7 +429,7 @@ def test_who_ended_with_a_verdict_is_not_to_blame(monkeypatch: pytest.MonkeyPatc
     assert [rank.state for rank in verdict.ranks] == ["ended", "alive", "ended"]
     states = {os.getpid(): "stopped"}
     monkeypatch.setattr(
-        sys.modules["commplan.recorder.blame"], "process_state", lambda process: states.get(process, "dead")
+        sys.modules["commplan.recorder.blame"], "process_state", lambda number, _: states.get(number, "dead")
     )
     lives = f"process {os.getpid()} on node lives, and kill -CONT {os.getpid()} lets it continue"
     assert blame([*records, behind]).holders == {1: f"it is stopped: {lives}"}

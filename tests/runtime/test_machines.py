@@ -6,6 +6,7 @@ import gc
 import itertools
 import re
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from commplan.diagnostics import CommplanError
+from commplan.recorder.file import Recording
 from commplan.recorder.notice import Notice
 from commplan.runtime.context.identity import ByIdentity
 from commplan.runtime.machines import gather
@@ -124,16 +126,17 @@ def test_the_first_of_the_processes_that_have_arrived_reports_the_others_once(
 
 @pytest.mark.parametrize("attends", [True, False])
 def test_a_comparison_reports_late_processes_only_if_no_sidecar_does(
-    attends: bool, monkeypatch: pytest.MonkeyPatch
+    attends: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(joint_calls, "is_attended", lambda: attends)
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
     notices: list[Notice | None] = []
 
     def exchange(text: str, timeout_s: float, notice: Notice | None = None) -> dict[int, str]:
         notices.append(notice)
         return {0: text}
 
-    for joint in (JointCalls(), JointCalls(is_put=True)):
+    for joint in (JointCalls(), JointCalls(Recording("job", "x", 0, 2), is_put=True)):
         machine: Any = SimpleNamespace(
             layout="global", process=lambda: (0, 2), participants=lambda: (0,), gather=exchange, joint=joint
         )

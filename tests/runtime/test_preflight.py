@@ -350,6 +350,28 @@ def test_a_rank_writes_the_progress_of_its_joint_calls_to_its_record(
     assert not hasattr(caught.value, "commplan_repeats")  # no other rank raises it
 
 
+def test_the_end_of_a_comparison_is_recorded_before_a_c_call_keeps_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The thread that records calls cannot run then; a process that seems to compare a step is refused."""
+    monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
+    recording = Recording("job", "x", 0, 2)
+    calls, step = JointCalls(recording, is_put=True), mock.Mock(comparison=Comparison("process 0", "train"))
+
+    def progress() -> tuple[int, bool]:
+        with recording.path.open("rb") as file:
+            state = live.read_live(file.fileno())
+        return state.comparison, state.compares > 0
+
+    with calls.ahead(step), calls.waiting():
+        assert progress() == (live.position(1, 1), True)
+    assert progress() == (live.position(0), False)
+    calls.begin("train")
+    assert progress() == (live.position(0), False), "a call costs a microsecond"
+    calls.put()
+    assert progress() == (live.position(1), False)
+
+
 def test_groups_of_ranks_share_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COMMPLAN_RECORDS", str(tmp_path))
     recording, names = Recording("job", "x", 0, 2, {"data": 2}), list[str]()
