@@ -146,7 +146,8 @@ def right(fault: Fault, text: str) -> bool:
     if server:
         return named == {str(SERVER)} and f"line {LINE[fault.via]} of" in text
     if fault.kind == "kill":
-        return not named and others <= done and f"lost ({fault.culprit},)" in text
+        is_lost = f"lost ({fault.culprit},)" in text
+        return named <= {str(fault.culprit)} and others <= done and is_lost
     if fault.kind == "exit" or (fault.kind == "sleep" and not sync):
         return not named and others <= done and "lost ()" in text
     return named == {str(fault.culprit)} and (f"line {LINE[fault.via]} of" in text or others <= done)

@@ -149,6 +149,10 @@ def test_a_server_is_not_blamed_for_a_worker():
     assert servers.right(fault, text)
     assert not servers.right(fault, text + "\nserver `hub` (rank 2) has died")
     assert not servers.right(fault._replace(culprit=1), text)
+    lost = "worker 0 is done\nserved, lost (1,)\n"
+    killed = Fault("servers", "kill", 1, 5, 100, "async")
+    for number in (0, 1):  # the sidecar reports how the worker died once all have ended
+        assert servers.right(killed, lost + SIDECAR.format(who="rank", number=number)) is (number == 1)
 
 
 def test_plans_have_the_lines_that_are_looked_for():
