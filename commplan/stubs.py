@@ -38,7 +38,7 @@ plan: commplan.Plan[{module}.{name}] = commplan.load("{file}")
 _IMPORTS = {
     "collections.abc": ("Iterator", "Mapping"),
     "typing": ("Any", "Literal", "TypedDict", "overload"),
-    "commplan.typing": ("Batches", "TypedRun"),
+    "commplan.typing": ("Batches", "PhaseRun", "TypedRun"),
     "jax": ("Array",),
     "jax.typing": ("ArrayLike",),
 }
@@ -60,6 +60,7 @@ class _Phase(msgspec.Struct, frozen=True):
     takes: tuple[_Argument, ...]
     gives: tuple[_Argument, ...]
     batches: bool
+    is_hidden: bool
 
 
 def stubs(plans: Sequence[graph.Plan], module: str) -> str:
@@ -125,6 +126,7 @@ def _phase(schedule: ir.Schedule, phase: ir.Phase) -> _Phase:
         tuple(_argument(name, value, "ArrayLike") for name, value in inputs.items()),
         tuple(_argument(name, value, "Array") for name, value in outputs.items()),
         any(isinstance(op, ir.Read) for op in phase.ops),
+        phase.hidden > 0,
     )
 
 
@@ -175,6 +177,10 @@ def _callable(name: str, phase: _Phase) -> str:
     lines.append(f"    def __call__(self, state: {cls}State, /{takes}) -> tuple[{cls}Outputs, {name}State]:")
     remarks = "; ".join(f"{argument.name}: {argument.remark}" for argument in phase.takes)
     lines.append(f'        """{remarks or "It takes nothing but the state."}"""')
+    if phase.period:
+        lines += ["", "    @property", "    def interval(self) -> int: ..."]
+    if phase.is_hidden:
+        lines += ["", f"    def begin(self, state: {cls}State, /{takes}) -> PhaseRun: ..."]
     return "\n".join(lines) + "\n"
 
 

@@ -8,6 +8,7 @@ A generated class derives from `TypedRun` and has the phases of one plan as attr
 """
 
 from commplan.runtime.input.device.batches import Batches
+from commplan.runtime.phases import PhaseRun
 from commplan.runtime.run import TypedRun
 
-__all__ = ["Batches", "TypedRun"]
+__all__ = ["Batches", "PhaseRun", "TypedRun"]

@@ -90,6 +90,9 @@ class LinearEvery4:
     def __call__(self, state: LinearEvery4State, /, *, loss: ArrayLike) -> tuple[LinearEvery4Outputs, LinearState]:
         """loss: f32 per data"""
 
+    @property
+    def interval(self) -> int: ...
+
 
 class LinearEvery16Outputs:
     """What `run.every[16]` returns beside the state."""
@@ -107,6 +110,9 @@ class LinearEvery16:
     name: str
     def __call__(self, state: LinearEvery16State, /, *, params: Any) -> tuple[LinearEvery16Outputs, LinearState]:
         """params: tree per data"""
+
+    @property
+    def interval(self) -> int: ...
 
 
 class LinearEvaluateOutputs:
