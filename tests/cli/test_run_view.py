@@ -44,7 +44,7 @@ def test_the_view_shows_costs_and_how_fast_they_grow() -> None:
     quiet = drawn(view)  # nothing happened since
     assert next(line for line in quiet.splitlines() if "load" in line).split()[6] == "0"
     meter.add("raw", records=1_000_000, cpu_s=5.0)
-    meter.checked(7)
+    meter.checked += 7
     meter.slowed(2, 64, 0.5)
     text = drawn(view)
     assert int(next(line for line in text.splitlines() if "load" in line).split()[6]) > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import socket
@@ -116,7 +117,8 @@ class Rendezvous:
             return call(*arguments)
         self.last_progress_s = time.monotonic()
         self._call, self._is_announced = self._call._replace(number=self._call.number + 1), False
-        self._receive()  # also what was sent while an earlier call ended
+        with contextlib.suppress(MPI.Exception):  # a rank may have died that this call does not need
+            self._receive()  # also what was sent while an earlier call ended
         ended: list[bool] = []
 
         def run() -> _Result:
