@@ -125,6 +125,8 @@ def _devices(ranks: int, device: str | None) -> list[Any]:
 def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> list[PhaseTimes]:
     """Run `at start`, then `steps` steps with the phases of `every N steps`, then each named phase once.
 
+    A phase in F fragments runs every N / F steps, and a hidden one at once.
+
     Phases with loads get their own batches; a named phase runs over at most `steps` of them.
 
     Args:
@@ -154,8 +156,8 @@ def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None =
                 call(stage.name, 1, 1)
         for step in range(1, steps + 1):
             for stage in stages.values():
-                kind, period = stage.phase.kind, stage.phase.period
-                if kind == "step" or (kind == "every" and step % period == 0):
+                kind, interval = stage.phase.kind, stage.phase.interval
+                if kind == "step" or (kind == "every" and step % interval == 0):
                     call(stage.name, step, steps)
         for stage in stages.values():
             if stage.phase.kind == "named":
