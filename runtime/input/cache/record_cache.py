@@ -288,8 +288,11 @@ def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) 
     try:
         key = declared_key(data)
         words = pipelines.content(data, _callable_digest)
-        if key is not None or words is not None:
+        if key is not None:
             return digest(key, words, column)
+        if words is not None:
+            records = [_source_key(program, read, each, cache) for each in pipelines.sources(data)]
+            return digest(key, words, records, column)
         if isinstance(data, Files):
             return digest([_stamp(path) for path in data.paths], column)
         if cache.path is None or type(data) in (list, tuple, np.ndarray):

@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 MAP, ITER = "MapDataset", "IterDataset"
+_NUMBERS = bool | int | float | np.integer
 
 
 def is_pipeline(source: object, kind: str = MAP) -> bool:
@@ -33,8 +34,8 @@ def hints(source: object) -> tuple[str, ...]:
 def content(source: object, digest: Callable[[object], str]) -> list[str] | None:
     """The class names, numbers and function digests of a MapDataset and its parents; None for another object.
 
-    Attributes of other types, such as the weights of `mix`, are left out. A source contributes its type,
-    `key` and `_fingerprint`, not its records: different pipelines can have equal descriptions.
+    Attributes of other types are left out. A source (see `sources`) contributes its type, `key` and
+    `_fingerprint`, not its records: different pipelines can have equal descriptions.
 
     Args:
         digest: Digests a function.
@@ -43,7 +44,7 @@ def content(source: object, digest: Callable[[object], str]) -> list[str] | None
         return None
     words = [type(source).__name__]
     for name, value in sorted(vars(source).items()):
-        if isinstance(value, bool | int | float | np.integer):
+        if isinstance(value, _NUMBERS) or (name != "_source" and _are_numbers(value)):
             words.append(f"{name}={value!s}")
         elif callable(value):
             words.append(f"{name}={digest(value)}")
@@ -54,6 +55,19 @@ def content(source: object, digest: Callable[[object], str]) -> list[str] | None
     for parent in cast("Any", source).parents:
         words += content(parent, digest) or []
     return [*words, f"parents={len(cast('Any', source).parents)}"]
+
+
+def sources(dataset: object) -> list[Any]:
+    """The objects from which a MapDataset and its parents read records."""
+    parents = [each for parent in cast("Any", dataset).parents for each in sources(parent)]
+    return [value for name, value in vars(dataset).items() if name == "_source"] + parents
+
+
+def _are_numbers(value: object) -> bool:
+    """Whether `value` is a list or tuple of numbers, such as the weights of `mix`."""
+    return isinstance(value, list | tuple) and all(
+        isinstance(each, _NUMBERS) for each in cast("list[object]", value)
+    )
 
 
 def _settings(transform: object) -> list[str]:

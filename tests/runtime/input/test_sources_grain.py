@@ -15,6 +15,8 @@ from input_plans import schedule
 
 import commplan
 from commplan.diagnostics import CommplanError
+from commplan.ir.hints import Cache
+from commplan.runtime.input.cache import record_cache
 from commplan.runtime.input.iterator import PhaseBatches
 from commplan.runtime.input.sources import pipelines
 from commplan.runtime.input.sources.content_keys import source_digest
@@ -129,6 +131,16 @@ def test_pipelines_that_do_the_same_have_equal_content() -> None:
     assert contents[0] == contents[1] and contents[0] is not None
     assert all(contents.count(each) == 1 for each in contents[2:])
     assert pipelines.content(list(range(3)), source_digest) is None
+
+
+def test_a_cache_tells_the_records_and_weights_of_pipelines_apart() -> None:
+    def key(records: list[int], weights: list[float]) -> str:
+        mixed = maps().mix([maps().source(records), maps().source([7, 8, 9])], weights).map(squared)
+        return record_cache._source_key(Any, Any, mixed, Cache(1 << 20, "rows"))  # type: ignore[arg-type]
+
+    keys = [key([1, 2, 3], [0.5, 0.5]), key([1, 2, 4], [0.5, 0.5]), key([1, 2, 3], [0.25, 0.75])]
+    assert len(set(keys)) == 3
+    assert keys[0] == key([1, 2, 3], [0.5, 0.5])
 
 
 def test_members_of_a_feed_bring_the_same_pipeline(feed_name: str) -> None:
