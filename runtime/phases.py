@@ -133,6 +133,7 @@ class PhaseCall:
         if not self.context.hidden_calls or not _compat.tracing():
             message = f"phase `{self.name}` begins outside of a function with @run.spmd under jit"
             self._fail("CP0862", message, "begin and end it in one function with @run.jit and @run.spmd(..)")
+        self._check_terms(inputs)
         trees, states = self._local(self._read(checked), inputs)
         call, counts = self._call_context(checked.get(CALLS))
         self.context.hidden_calls[-1].append(self.name)
@@ -146,19 +147,31 @@ class PhaseCall:
             inputs: The inputs by name, as the caller passed them.
             array_inputs: The same inputs, with numbers as arrays.
         """
-        axes = [axis for axis, size in self.context.sizes.items() if size > 1]
-        file, values = self.context.schedule.file, self.lowered.values
-        typed = self.context.backend.typed
-        if not typed:
-            reduced_values.check_terms(inputs, self.lowered.arguments, axes, self._phase.span, file)
+        self._check_terms(inputs)
         if _compat.tracing():
             outputs, new = self.merge_state(state, *self._inline(self._read(state), inputs))
         else:
-            with as_diagnostics(self._spans, file):
+            with as_diagnostics(self._spans, self.context.schedule.file):
                 outputs, new = self._call_jitted(self._jitted_local, "local", state, array_inputs)
-        for binding in () if typed else self.lowered.outputs:
-            reduced_values.record(values[binding.value], outputs[binding.name], axes, self._phase)
+        self.record_reduced(outputs)
         return outputs, new
+
+    def _check_terms(self, inputs: Mapping[str, Any]) -> None:
+        """Refuse partial inputs that are reduced already, if JAX does not type them."""
+        if not self.context.backend.typed:
+            span, file = self._phase.span, self.context.schedule.file
+            reduced_values.check_terms(inputs, self.lowered.arguments, self._axes, span, file)
+
+    def record_reduced(self, outputs: Outputs) -> None:
+        """Record which outputs are reduced, for later phases, if JAX does not type them."""
+        for binding in () if self.context.backend.typed else self.lowered.outputs:
+            value = self.lowered.values[binding.value]
+            reduced_values.record(value, outputs[binding.name], self._axes, self._phase)
+
+    @property
+    def _axes(self) -> list[str]:
+        """The axes of several ranks."""
+        return [axis for axis, size in self.context.sizes.items() if size > 1]
 
     def _put_on_devices(self, trees: Mapping[str, Any], values: Mapping[str, ir.Value]) -> dict[str, Any]:
         """Put the trees of `values` on the devices; see `Context.placed`."""
@@ -328,6 +341,7 @@ class PhaseCall:
         return Outputs(results.build(out)), updates.build(new) | count
 
 
+@public_face
 class PhaseRun:
     """A call of a hidden phase between its beginning and its end; see `PhaseCall.begin`."""
 
@@ -358,7 +372,8 @@ class PhaseRun:
             The outputs and the state, as a call of the phase returns them.
         """
         phase = self._phase
-        checked = check_state(phase.context, state, f"the end of phase `{phase.name}` was given")
+        subject = f"the end of phase `{phase.name}` was given"
+        checked = check_state(phase.context, state, subject, tuple(self._counts))
         open_calls = phase.context.hidden_calls[-1:]
         if not open_calls or phase.name not in open_calls[0]:
             note = "call it once, in the function that began the call"
@@ -366,6 +381,7 @@ class PhaseRun:
         late = phase.late(inputs)
         open_calls[0].remove(phase.name)
         outputs, new = built(*self._in_flight.finish(late), self._counts)
+        phase.record_reduced(outputs)
         return phase.merge_state(checked, outputs, new)
 
 

@@ -121,13 +121,13 @@ def main() -> None:
     device = Device(orders.seconds)
     start = {"w": np.ones(orders.size, np.float32)}
     windows = {way: window_of(way, orders, device, comm, start) for way in orders.ways}
-    held = {way: (state, start) for way, (_, state) in windows.items()}
+    current = {way: (state, start) for way, (_, state) in windows.items()}
     seconds: dict[str, list[float]] = {way: [] for way in orders.ways}
     for _ in range(orders.rounds + 1):
         for way, (window, _) in windows.items():
             comm.Barrier()
             began = time.perf_counter()
-            held[way] = jax.block_until_ready(window(*held[way]))
+            current[way] = jax.block_until_ready(window(*current[way]))
             seconds[way].append(time.perf_counter() - began)
     every = comm.gather({way: times[1:] for way, times in seconds.items()})
     if comm.Get_rank() == 0:

@@ -177,7 +177,8 @@ class Fragments:
         for name in names:
             entry, value = self.ctx.inputs.get(name.text), current[name.text]
             reads = [entry, *(self._picked.get((name.text, late)) for late in (False, True))]
-            if entry is not None and (value is None or value in reads) and name.text not in self.ctx.unknown:
+            is_bound = name.text in env and (value is None or value not in reads)
+            if entry is not None and not is_bound and name.text not in self.ctx.unknown:
                 env[name.text] = self.pick(name, entry, late=late)
 
     def add(self, stage: Stage, span: Span) -> None:

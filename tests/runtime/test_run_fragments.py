@@ -188,6 +188,20 @@ def test_a_call_ends_once(ends: int):
     assert ("returns before" in words) == (ends == 0)
 
 
+def test_the_end_of_a_call_needs_the_count_of_calls():
+    run, params = bind(text(split=True, hidden=4)), weights(0)
+    _, state = run.start(run.init(), params=params)
+
+    @run.spmd(params="params")
+    def window(state: Any, params: Any) -> Any:
+        call = run.every[36].begin(state, params=params)
+        out, state = call.finish({}, params=params)
+        return state, out.params
+
+    code, words = refused(lambda: run.jit(window)(state, params))
+    assert code == "CP0812" and "#calls" in words
+
+
 def test_the_end_of_a_call_takes_the_inputs_that_are_read_late():
     run, params = bind(text(split=True, hidden=4)), weights(0)
     _, state = run.start(run.init(), params=params)

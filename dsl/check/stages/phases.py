@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from commplan.diagnostics import Note, Span
@@ -51,7 +51,21 @@ def check_phases(ctx: CheckContext, items: tuple[ast.Decl, ...]) -> tuple[Phase,
             )  # fmt: skip
         headers.setdefault(name, item.header)
         phases.append(_phase(ctx, item, title, name))
+    _check_hidden_states(ctx, phases)
     return tuple(phases)
+
+
+def _check_hidden_states(ctx: CheckContext, phases: Sequence[Phase]) -> None:
+    """Report states that a hidden phase and another one update: one update would overwrite the other."""
+    for hidden in (phase for phase in phases if phase.hidden):
+        states = {binding.name for binding in hidden.updates}
+        for phase in (each for each in phases if each is not hidden and each.kind != "start"):
+            for binding in (each for each in phase.updates if each.name in states):
+                message = f"`{binding.name}` is updated by a hidden phase, and by another phase"
+                note = Note(
+                    "this phase reads states at its beginning and updates them at its end", hidden.span
+                )
+                ctx.error("CP0518", message, phase.span, note)
 
 
 def _header(ctx: CheckContext, decl: ast.PhaseDecl) -> tuple[str, str]:
