@@ -307,7 +307,7 @@ def described(verdict: Verdict, states: States, who: str, reporter: int) -> str:
     """
     ranks, waiting = list(verdict.reasons), list(verdict.waiting)
     noun = "collective" if who == "rank" else "step"
-    waits = [_waits(who, states[rank]) for rank in waiting[:SHOWN]]
+    waits = [_waits(who, states[rank]) for rank in waiting[:SHOWN] if states[rank].waits]
     seconds = _idle([states[rank] for rank in waiting])
     if verdict.kind == "apart":
         sequence, joint = max(states[waiting[0]].joint.items(), key=lambda item: item[1].waits_s)

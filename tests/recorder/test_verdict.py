@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from commplan.recorder.blame import blame as of_records
 from commplan.recorder.file import BEGIN, END, Details, Event, Record, machine
-from commplan.recorder.rank_state import Need, RankState, Wait
+from commplan.recorder.rank_state import Comparison, Joint, Need, RankState, Wait
 from commplan.recorder.verdict import Patience, Verdict, blame, described
 
 ALL = (0, 1, 2)
@@ -197,6 +197,15 @@ def test_a_rank_that_has_ended_is_named_with_its_reason():
     assert text(state(0, "ab", waits=True), ended).startswith(
         "the program has ended on process 2: Arithmetic"
     )
+
+
+def test_a_comparison_that_others_do_not_join_is_described_without_an_operation():
+    """The waits of comparisons are taken out of the states when a collective is judged."""
+    compared = Joint(8, waits_s=5.0, comparison=Comparison("rank 0", "train", place="train.py:9"))
+    running = Joint(8, is_running=True, comparison=Comparison("rank 1", "evaluate"))
+    states = RankState(0, joint={"all": compared}), RankState(1, joint={"all": running}, stack="train.py:4")
+    assert verdict(*states).kind == "apart"
+    assert "rank 0 calls `train` while process 1 runs `evaluate`" in text(*states)
 
 
 class Step(NamedTuple):
