@@ -32,11 +32,15 @@ from commplan.ir.remark import DESIGNS, Design
 
 TIME_TOLERANCE = 0.02  # as a fraction of the step time: smaller differences are ties
 COST_TOLERANCE = 0.01  # as a fraction of CPU time or bytes: smaller differences are ties
-MANY = 32  # with at most this many members, every number of readers is tried
+MANY = 32  # members: up to this number, every number of readers is tried
 
-Prefer = Literal["time", "cpu"]
+Prefer = Literal["time", "cpu"]  # the quantity that `best` minimizes first
 Links = Callable[[tuple[int, ...], HostTransfer, float], float]
-"""Seconds of a transfer: the members that lead its hosts, the transfer, bytes of the whole buffer."""
+"""Returns the seconds of a transfer.
+
+The arguments are the members that lead the hosts of the transfer (in the order of its hosts), the transfer,
+and the bytes of the whole buffer.
+"""
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ class SharingCut:
 
     Attributes:
         name: A description, such as "after `decode`".
-        shared: The work before the cut, done once per record.
-        per_member: The work after it, done by every member.
+        shared: The work for one record before the cut, done once for all members.
+        per_member: The work for one record after the cut, done by every member.
         nbytes: The bytes of one record at the cut.
     """
 
@@ -83,8 +87,8 @@ class Setting:
 
     Attributes:
         rows: Records per batch of one member.
-        groups: The host of each member, for each group of processes that share records. There are several
-            groups if a batch is split between ranks.
+        groups: [groups][members], the host of each member, for each group of processes that share records.
+            There are several groups if a batch is split between ranks. All have the same number of members.
         cores: Cores per host.
         threads: Threads per process.
         record: CPU seconds of the pipeline itself per record and stage.
@@ -93,7 +97,7 @@ class Setting:
         step: Seconds of a member's step; 0 if not measured.
         step_cpu: CPU seconds of a member's step; 0 if not measured.
         by_caller: Whether transfers run in the consumer's thread.
-        slots: The number of batches that a process of a host may be ahead, plus the one in use.
+        slots: The number of batches in memory: those that a process may have ahead, and the one in use.
         processes: Whether functions run in worker processes, each with its own interpreter lock.
         oversubscription: The fraction by which preprocessing slows down if more processes of a host make
             records than it has cores.
@@ -115,6 +119,7 @@ class Setting:
 
     @property
     def members(self) -> int:
+        """The number of members in each group."""
         return len(self.groups[0])
 
     @functools.cached_property
@@ -133,11 +138,12 @@ class Predicted:
 
     Attributes:
         design: The design.
-        readers: The number of readers, for designs with readers.
+        readers: The number of readers; None for `duplicate` and `all_shared`, whose members all read.
         cut: The cut.
         cpu: CPU seconds per record and member.
         wall: Seconds per step.
-        waits_for: The resource that determines `wall`.
+        waits_for: The resource that determines `wall`: "the consumer", "the CPUs of a host", "one process" or
+            "the links".
         nbytes: Bytes received from other hosts per step, over all hosts.
         memory: Bytes of slots on the host with the most.
         limit: The physical limit of `cpu`.
@@ -160,8 +166,9 @@ class Predicted:
 
 
 def limit(setting: Setting, cuts: Iterable[SharingCut]) -> float:
-    """The physical limit in CPU seconds per record and member; see the module."""
+    """The physical limit in CPU seconds per record and member (see the module); 0 without cuts."""
     members = setting.members
+    # The mean number of hosts, over groups, that receive a record from another host.
     crossings = sum(len(set(group)) - 1 for group in setting.groups) / len(setting.groups)
     bounds: list[float] = []
     for cut in cuts:
@@ -174,31 +181,49 @@ def limit(setting: Setting, cuts: Iterable[SharingCut]) -> float:
 def predict(
     setting: Setting, cut: SharingCut, design: Design, readers: int | None, links: Links | None, bound: float
 ) -> Predicted:
-    """The costs of `design` at `cut`. `bound` is the physical limit; `links` is None for a single host."""
-    load: defaultdict[int, float] = defaultdict(float)
-    slowest = arrived = moving = 0.0
-    divided = {pattern: division(design, pattern, readers) for pattern in setting.patterns}
-    overloaded = _oversubscribed_hosts(setting, divided)
+    """The costs of one design at one cut.
+
+    Args:
+        setting: The machine and the load.
+        cut: The cut.
+        design: The design.
+        readers: The number of readers; None for all members.
+        links: The seconds of a transfer between hosts; None if transfers take no time.
+        bound: The physical limit (see `limit`).
+    """
+    cpu_of_host: defaultdict[int, float] = defaultdict(float)  # CPU seconds of the input per step
+    slowest = 0.0  # seconds per step of the slowest process
+    received_nbytes = 0.0  # per step, over all hosts
+    moving = 0.0  # seconds of transfers per step
+    divisions = {pattern: division(design, pattern, readers) for pattern in setting.patterns}
+    oversubscribed = _oversubscribed_hosts(setting, divisions)
+
+    # Groups with the same pattern of hosts have the same costs, except on oversubscribed hosts.
     for pattern, groups in setting.patterns.items():
-        share = divided[pattern]
-        rows = [_rows(share, member, setting.rows) for member in range(setting.members)]
-        sent, received = _link_bytes(share, setting.rows, cut.nbytes)
+        work = divisions[pattern]
+        rows = [_rows(work, member, setting.rows) for member in range(setting.members)]
+        sent, received = _link_bytes(work, setting.rows, cut.nbytes)
         for member, host in enumerate(pattern):
             making = _seconds(cut.shared, setting) * rows[member]
             cpu = making + _seconds(cut.per_member, setting) * setting.rows + setting.batch
-            if share.leader(host) == member:
+            if work.leader(host) == member:
                 cpu += setting.crossing * (sent[host] + received[host])
-            colder = cpu + setting.oversubscription * making
+            slowed = cpu + setting.oversubscription * making
             for group in groups:
-                load[group[member]] += colder if group[member] in overloaded else cpu
-            most = colder if any(group[member] in overloaded for group in groups) else cpu
+                cpu_of_host[group[member]] += slowed if group[member] in oversubscribed else cpu
+            most = slowed if any(group[member] in oversubscribed for group in groups) else cpu
             slowest = max(slowest, _process(setting, cut, rows[member], most))
-        arrived += sum(received.values()) * len(groups)
+        received_nbytes += sum(received.values()) * len(groups)
         if links is not None:
-            leaders = {host: share.leader(host) for host in set(pattern)}
-            moving = max(moving, _moving(share, setting.rows, cut.nbytes, leaders, links))
-    busy = Counter(host for group in setting.groups for host in group)
-    working = max(load[host] + busy[host] * setting.step_cpu for host in busy) / setting.cores
+            leaders = {host: work.leader(host) for host in set(pattern)}
+            moving = max(moving, _moving(work, setting.rows, cut.nbytes, leaders, links))
+
+    # The slowest resource determines the time of a step: prefetching overlaps all of them.
+    members_of_host = Counter(host for group in setting.groups for host in group)
+    working = (
+        max(cpu_of_host[host] + number * setting.step_cpu for host, number in members_of_host.items())
+        / setting.cores
+    )
     consumer = setting.step + (moving if setting.by_caller else 0.0)
     times = {
         "the consumer": consumer,
@@ -208,28 +233,29 @@ def predict(
     }
     waits_for = max(times, key=lambda name: times[name])
     ranks = setting.members * len(setting.groups)
-    cpu = sum(load.values()) / (ranks * setting.rows)
+    cpu = sum(cpu_of_host.values()) / (ranks * setting.rows)
     memory = _memory(setting, cut, design)
-    return Predicted(design, readers, cut, cpu, times[waits_for], waits_for, arrived, memory, bound)
+    return Predicted(design, readers, cut, cpu, times[waits_for], waits_for, received_nbytes, memory, bound)
 
 
-def _oversubscribed_hosts(setting: Setting, divided: Mapping[tuple[int, ...], Division]) -> set[int]:
-    """The hosts with more processes that make records than cores."""
-    makers: Counter[int] = Counter()
+def _oversubscribed_hosts(setting: Setting, divisions: Mapping[tuple[int, ...], Division]) -> set[int]:
+    """The hosts with more processes that make records than cores. `divisions` has one for each pattern."""
+    makers: Counter[int] = Counter()  # the number of processes of each host that make records
     for pattern, groups in setting.patterns.items():
-        share = divided[pattern]
-        making = range(setting.members) if share.design == "duplicate" else set(share.readers)
+        work = divisions[pattern]
+        making = range(setting.members) if work.design == "duplicate" else set(work.readers)
         for group in groups:
-            makers.update(group[index] for index in making)
+            makers.update(group[member] for member in making)
     return {host for host, count in makers.items() if count > setting.cores}
 
 
-def _rows(share: Division, member: int, rows: int) -> int:
-    """The number of records of a batch that `member` makes."""
-    return sum(high - low for low, high in (share.part(rows, number) for number in share.parts_of(member)))
+def _rows(work: Division, member: int, rows: int) -> int:
+    """The number of records that `member` makes, in a batch of `rows`."""
+    return sum(high - low for low, high in (work.part(rows, number) for number in work.parts_of(member)))
 
 
 def _seconds(work: RecordWork, setting: Setting) -> float:
+    """CPU seconds for one record, including the pipeline's own."""
     return work.cpu + work.steps * setting.record
 
 
@@ -238,6 +264,12 @@ def _process(setting: Setting, cut: SharingCut, records: int, cpu: float) -> flo
 
     The work under the interpreter's lock is serial. The rest is divided among threads, which wait for the
     disk in parallel.
+
+    Args:
+        setting: The machine and the load.
+        cut: The cut.
+        records: The number of records per step that the process makes up to the cut.
+        cpu: CPU seconds of the process per step.
     """
     rows = setting.rows
     threads = max(1, min(setting.threads, setting.cores))
@@ -248,18 +280,18 @@ def _process(setting: Setting, cut: SharingCut, records: int, cpu: float) -> flo
     return min(serial, cpu) + max(0.0, cpu - serial) / threads + waiting / max(1, setting.threads)
 
 
-def _sizes(share: Division, move: HostTransfer, rows: int, nbytes: int) -> list[int]:
-    """The bytes of each run of a transfer."""
-    ends = [(share.part(rows, low)[0], share.part(rows, high - 1)[1]) for low, high in move.runs]
+def _sizes(work: Division, move: HostTransfer, rows: int, nbytes: int) -> list[int]:
+    """The bytes that each contributor to a transfer sends, in a batch of `rows` records of `nbytes` each."""
+    ends = [(work.part(rows, low)[0], work.part(rows, high - 1)[1]) for low, high in move.runs]
     return [(end - begin) * nbytes for begin, end in ends]
 
 
-def _link_bytes(share: Division, rows: int, nbytes: int) -> tuple[Counter[int], Counter[int]]:
+def _link_bytes(work: Division, rows: int, nbytes: int) -> tuple[Counter[int], Counter[int]]:
     """The bytes that each host sends and receives per batch, if each byte goes to every host once."""
     sent: Counter[int] = Counter()
     received: Counter[int] = Counter()
-    for move in share.moves():
-        sizes = _sizes(share, move, rows, nbytes)
+    for move in work.moves():
+        sizes = _sizes(work, move, rows, nbytes)
         if move.kind == "broadcast":  # along a chain
             for host in move.hosts[:-1]:
                 sent[host] += sizes[0]
@@ -273,11 +305,11 @@ def _link_bytes(share: Division, rows: int, nbytes: int) -> tuple[Counter[int], 
     return sent, received
 
 
-def _moving(share: Division, rows: int, nbytes: int, leaders: dict[int, int], links: Links) -> float:
-    """Seconds of the transfers of a batch, one after another."""
+def _moving(work: Division, rows: int, nbytes: int, leaders: dict[int, int], links: Links) -> float:
+    """Seconds of the transfers of a batch, one after another. `leaders` has a member for each host."""
     total = 0.0
-    for move in share.moves():
-        sizes = _sizes(share, move, rows, nbytes)
+    for move in work.moves():
+        sizes = _sizes(work, move, rows, nbytes)
         whole = float(sum(sizes))
         # Uneven parts cost as much as equal ones with the same bytes on the busiest link.
         if move.kind == "all_gather":
@@ -288,7 +320,10 @@ def _moving(share: Division, rows: int, nbytes: int, leaders: dict[int, int], li
 
 
 def _memory(setting: Setting, cut: SharingCut, design: Design) -> float:
-    """Bytes of slots on the fullest host: one set if members share, else one per member."""
+    """Bytes of slots on the host with the most.
+
+    A host has one set of slots per group if members share, else one per member.
+    """
     sets: Counter[int] = Counter()
     for group in setting.groups:
         sets.update(group if design == "duplicate" else set(group))
@@ -296,10 +331,16 @@ def _memory(setting: Setting, cut: SharingCut, design: Design) -> float:
 
 
 def candidates(setting: Setting, cuts: Sequence[SharingCut], links: Links | None = None) -> list[Predicted]:
-    """The predicted costs of all designs, numbers of readers and cuts, simplest first.
+    """The predicted costs of all designs, numbers of readers and cuts, simplest design first.
 
-    `cuts` are sorted by the length of the shared prefix, longest first. Not sharing is the design
-    `duplicate`, without a cut.
+    Args:
+        setting: The machine and the load.
+        cuts: At least one, sorted by the length of the shared prefix, longest first.
+        links: The seconds of a transfer between hosts; None if transfers take no time.
+
+    Returns:
+        First the costs of `duplicate` (members do not share), predicted once, at the first cut. Then those of
+        the other designs at every cut; none if there is a single member.
     """
     bound = limit(setting, cuts)
     costs = [predict(setting, cuts[0], "duplicate", None, links, bound)]
@@ -316,7 +357,8 @@ def candidates(setting: Setting, cuts: Sequence[SharingCut], links: Links | None
 def reader_counts(setting: Setting) -> list[int]:
     """The numbers of readers to try.
 
-    These are all numbers for few members, else powers of two, the number of hosts, and the number of members.
+    These are all numbers for at most `MANY` members. For more, they are the powers of two, the number of
+    hosts of the first group, and the number of members.
     """
     members = setting.members
     if members <= MANY:
@@ -326,7 +368,7 @@ def reader_counts(setting: Setting) -> list[int]:
 
 
 def best(costs: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
-    """The design to use.
+    """The costs of the design to use, of one or more `costs` in the order of `candidates`.
 
     1. Steps within `TIME_TOLERANCE` of the shortest are ties. If not sharing is among them, preprocessing is
        not the bottleneck, and members do not share: sharing would make them wait for one another without
@@ -348,7 +390,10 @@ def best(costs: Sequence[Predicted], prefer: Prefer = "time") -> Predicted:
 def of_each_design(
     costs: Sequence[Predicted], selected: Predicted, prefer: Prefer = "time"
 ) -> list[Predicted]:
-    """The best costs of each design, and those of the selected design at its other cuts, for `explain`."""
+    """The costs that `explain` shows: the best ones of each design, in the order of `DESIGNS`.
+
+    The selected design has `selected` instead, followed by its costs at other cuts with as many readers.
+    """
     shown: list[Predicted] = []
     for design in DESIGNS:
         same_design = [cost for cost in costs if cost.design == design]

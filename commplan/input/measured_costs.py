@@ -1,5 +1,8 @@
 """Measured costs of input work: the `[input]` section of a calibration file.
 
+`commplan.runtime` measures them, and the compiler derives the settings of `commplan.input.costs` from them.
+An example of a section:
+
 [input]
 date = "2026-11-21"
 host = "n0"            # the host of the measurement
@@ -42,20 +45,34 @@ WIRE_COPIES = 3  # the CPU cost of a byte through a socket at one end, in copies
 
 
 class SourceCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The costs of reading one record: CPU seconds, seconds of waiting, and bytes."""
+    """The mean costs of reading one record of a source.
+
+    Attributes:
+        name: the name of the source in plans.
+        cpu: CPU seconds, user and system.
+        wait: seconds without CPU use, such as reads from disk.
+        nbytes: bytes of the record.
+        records: the number of measured records; 0 if unknown.
+    """
 
     name: Name
     cpu: AtLeastZero
     wait: AtLeastZero = 0.0
     nbytes: AtLeastZero = 0.0
-    records: int = 0  # the number of measured records
+    records: int = 0
 
 
 class FnCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The costs of one call of a host function.
+    """The mean costs of one call of a host function, for one record.
 
-    `cpu` is in CPU seconds. `held` is the fraction of it under the interpreter's lock, or None if it could
-    not be measured on a single core.
+    Attributes:
+        name: the name of the function in plans.
+        cpu: CPU seconds, including the write of the result into a batch.
+        held: the fraction of `cpu` under the interpreter's lock; None if it could not be measured, as on a
+            single core.
+        nbytes_in: bytes of the operands.
+        nbytes_out: bytes of the results.
+        records: the number of measured calls; 0 if unknown.
     """
 
     name: Name
@@ -67,7 +84,14 @@ class FnCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ConsumerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The costs of one step of a phase: seconds, and CPU seconds of one member's process."""
+    """The costs of one step of the training program, which consumes one batch of a phase.
+
+    Attributes:
+        plan: the name of the plan.
+        phase: the name of the phase.
+        seconds: seconds of a step that does not wait for its batch.
+        cpu: CPU seconds of one member's process; 0 if a device computes.
+    """
 
     plan: Name
     phase: Name
@@ -76,7 +100,20 @@ class ConsumerCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InputCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The content of the `[input]` section; see the module. All costs are in seconds, or seconds per byte."""
+    """The content of the `[input]` section (see the module).
+
+    Attributes:
+        date: the date of the measurement.
+        cores: the number of CPUs of the measurement.
+        copy: CPU seconds per byte copied into a slot.
+        record: CPU seconds of the pipeline itself per record, pipeline stage and member.
+        batch: CPU seconds of the pipeline itself per batch and member.
+        wire: CPU seconds per byte sent to or received from another host; None if not measured.
+        host: the host of the measurement; "" if unknown.
+        source: the costs of each measured source.
+        fn: the costs of each measured host function.
+        consumer: the costs of each measured phase.
+    """
 
     date: Printed
     cores: Annotated[int, msgspec.Meta(ge=1)]
@@ -95,17 +132,20 @@ class InputCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return WIRE_COPIES * self.copy if self.wire is None else self.wire
 
     def source_named(self, name: str) -> SourceCost | None:
+        """The costs of source `name`; None if it was not measured."""
         return next((cost for cost in self.source if cost.name == name), None)
 
     def fn_named(self, name: str) -> FnCost | None:
+        """The costs of host function `name`; None if it was not measured."""
         return next((cost for cost in self.fn if cost.name == name), None)
 
     def consumer_of(self, plan: str, phase: str) -> ConsumerCost | None:
+        """The costs of a step that consumes batches of `phase`; None if it was not measured."""
         return next((cost for cost in self.consumer if (cost.plan, cost.phase) == (plan, phase)), None)
 
 
 def merged(old: InputCosts | None, new: InputCosts) -> InputCosts:
-    """`new`, plus the sources, functions and consumers of `old` that it does not measure.
+    """`new`, plus the sources, functions, consumers and `wire` of `old` that `new` does not have.
 
     Costs from another host or number of cores are not comparable: then `old` is dropped.
     """

@@ -20,10 +20,10 @@ import numpy.typing as npt
 
 from commplan.ir.types import Tail, Visit
 
-MASK = (1 << 64) - 1
-_ROUNDS = 8  # four are pseudo-random for large halves; small sources need more
-_GOLDEN = 0x9E3779B97F4A7C15
-_WINDOW = 2048  # positions permuted at once: for NumPy a smaller array costs as much
+MASK = (1 << 64) - 1  # the low 64 bits of an integer
+_ROUNDS = 8  # Feistel rounds: four are pseudo-random for large halves; small sources need more
+_GOLDEN = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio, the increment of SplitMix
+_WINDOW = 2048  # positions permuted at once: NumPy needs about as long for fewer
 
 
 def _mix(value: int) -> int:
@@ -62,19 +62,21 @@ def permuted(
         member: The member's index (row-major over several ensembles), or None for an order shared by all
             members.
     """
-    half = max(1, ((length - 1).bit_length() + 1) // 2)
+    half = max(1, ((length - 1).bit_length() + 1) // 2)  # bits of each half of the network
     shift = np.uint64(half)
     mask = np.uint64((1 << half) - 1)
     key = folded(seed, epoch, 0 if member is None else member + 1, length)
     keys = [np.uint64(folded(key, number)) for number in range(_ROUNDS)]
 
     def once(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+        """The network applied to each of `values`."""
         high, low = values >> shift, values & mask
         for round_key in keys:
             high, low = low, high ^ (mixed_array(low ^ round_key) & mask)
         return (high << shift) | low
 
     result = once(positions.astype(np.uint64).ravel())
+    # Cycle walking: apply the network again to each result that is not a record.
     outside = np.flatnonzero(result >= length)
     while outside.size:
         result[outside] = once(result[outside])
@@ -84,7 +86,7 @@ def permuted(
 
 @functools.lru_cache(maxsize=256)
 def _window(number: int, length: int, seed: int, epoch: int, member: int | None) -> npt.NDArray[np.int64]:
-    """The records at positions from number * _WINDOW on, at most _WINDOW of them."""
+    """The records at positions from `number * _WINDOW` on: `_WINDOW` of them, or those until `length`."""
     start = number * _WINDOW
     records = permuted(np.arange(start, min(start + _WINDOW, length)), length, seed, epoch, member)
     records.flags.writeable = False
@@ -93,12 +95,19 @@ def _window(number: int, length: int, seed: int, epoch: int, member: int | None)
 
 @dataclass(frozen=True)
 class Order:
-    """The visits of one load, with `batch` global records per step from a source of `length` records.
+    """The order of the records of one load, and the slots of each step that count as visits.
 
-    With `exactly_once` and `at_most_once`, each record appears once per epoch; slots past the end (tail
+    With `exactly_once` and `at_most_once`, no record counts twice in an epoch. Slots past the end (tail
     `pad`) repeat records from the start of the epoch and do not count. With `at_least_once`, the order wraps
     around and every slot counts. Tail `drop` omits the records that do not fill a batch, and `short` makes
-    the last batch shorter.
+    the last batch shorter, except with `at_least_once`.
+
+    Attributes:
+        length: The number of records of the source.
+        batch: The number of records per step, over all ranks.
+        seed: The seed of the load.
+        visit: How often each record counts in an epoch.
+        tail: The handling of the records that do not fill a batch.
     """
 
     length: int
@@ -138,11 +147,17 @@ class Order:
         return sum(self.rows(step) - self.counted(step) for step in range(max(0, self.steps - 1), self.steps))
 
     def counts(self, step: int) -> npt.NDArray[np.bool_]:
-        """A mask [rows] of the slots of `step` that count."""
+        """Whether each slot of `step` counts as a visit, [rows of the step]."""
         return np.arange(self.rows(step)) < self.counted(step)
 
     def records(self, epoch: int, step: int, member: int | None = None) -> npt.NDArray[np.int64]:
-        """The record indices [rows] of the global batch of `step`, for any number of ranks."""
+        """The record in each slot of the global batch of `step`, [rows of the step] int64.
+
+        Args:
+            epoch: The epoch.
+            step: The step, from 0. Steps beyond `steps` repeat the order of the same epoch.
+            member: The member's index, or None for an order shared by all members.
+        """
         positions = np.arange(*self.span(step), dtype=np.int64) % self.length
         result = np.empty_like(positions)
         numbers = positions // _WINDOW
@@ -154,10 +169,11 @@ class Order:
 
 
 def phase_steps(orders: Sequence[Order]) -> int:
-    """The number of batches per epoch of a phase with these loads, if they are compatible.
+    """The number of batches per epoch of a phase with these loads, of which there is at least one.
 
-    `exactly_once` loads determine the number, `at_least_once` loads are lower bounds, and `at_most_once`
-    loads upper bounds.
+    It is the number of the first `exactly_once` load. Without one it is the largest number of the
+    `at_least_once` loads, and without those the smallest of the `at_most_once` loads. The caller checks that
+    the other loads are compatible with it.
     """
     steps: dict[Visit, list[int]] = {"exactly_once": [], "at_least_once": [], "at_most_once": []}
     for order in orders:
@@ -179,8 +195,8 @@ class _Streams(threading.local):
 
 
 _STREAMS = _Streams()
-_NOTHING = np.zeros(4, np.uint64)
-_folded_once = functools.cache(folded)
+_EMPTY_BUFFER = np.zeros(4, np.uint64)  # Philox computes four 64-bit numbers at a time
+_folded_once = functools.cache(folded)  # one result per stage
 
 
 def generator(seed: int, stage: int, epoch: int, step: int, record: int, member: int) -> np.random.Generator:
@@ -191,13 +207,14 @@ def generator(seed: int, stage: int, epoch: int, step: int, record: int, member:
     thread; functions must not keep it.
 
     Args:
-        seed: The seed.
+        seed: The seed of the load.
         stage: The index of the map in the phase.
-        epoch: The epoch.
-        step: The step.
-        record: The record.
+        epoch: The epoch, modulo 2**32.
+        step: The step, modulo 2**32.
+        record: The index of the record in the source.
         member: The member, or -1 if the stage is the same for all members.
     """
+    # The first word of the counter is 0: it counts the blocks of four numbers within the stream.
     counter = (0, record & MASK, ((epoch & 0xFFFFFFFF) << 32) | (step & 0xFFFFFFFF), (member + 1) & MASK)
     _STREAMS.philox.state = {
         "bit_generator": "Philox",
@@ -205,8 +222,8 @@ def generator(seed: int, stage: int, epoch: int, step: int, record: int, member:
             "counter": np.array(counter, np.uint64),
             "key": np.array((seed & MASK, _folded_once(stage)), np.uint64),
         },
-        "buffer": _NOTHING,
-        "buffer_pos": 4,
+        "buffer": _EMPTY_BUFFER,
+        "buffer_pos": 4,  # the buffer is used up
         "has_uint32": 0,
         "uinteger": 0,
     }

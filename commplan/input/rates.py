@@ -28,8 +28,8 @@ class Rates:
     """Batch sizes of members that read one stream.
 
     Attributes:
-        batches: Records per step of each member.
-        prefetch: The number of steps that each member may have prefetched.
+        batches: Records per step of each member, each at least 1.
+        prefetch: The number of batches that each member may have prefetched, at least 1.
     """
 
     batches: tuple[int, ...]
@@ -59,8 +59,8 @@ class Rates:
     def lag(self) -> int:
         """The largest lead, in received records, of one member over another while they keep pace.
 
-        It is max(b_i - gcd(b_i, b_j)), reached when i begins a batch and j is one divisor short of beginning
-        one.
+        It is the maximum of b_i - gcd(b_i, b_j). Member i reaches it when it begins a batch while member j is
+        gcd(b_i, b_j) records before the end of a batch.
         """
         return self.buffered(in_use=0)
 
@@ -94,20 +94,20 @@ class Rates:
     def order_of(
         self, member: int, length: int, seed: int, visit: Visit = "exactly_once", tail: Tail = "pad"
     ) -> Order:
-        """The visits of member number `member`."""
+        """The order of records of member number `member`, in a source of `length` records."""
         return Order(length, self.batches[member], seed, visit, tail)
 
     def units_of(self, member: int, step: int) -> tuple[int, int]:
-        """The units [low, high) of step `step` of a member, counted from 0 in each epoch."""
+        """The units [low, high) of a member's batch at `step`. Units and steps count from 0 in each epoch."""
         each = self.units[member]
         return step * each, (step + 1) * each
 
     def epoch(self, length: int, visit: Visit = "exactly_once", tail: Tail = "pad") -> int:
         """The number of units in an epoch of `length` records: the maximum over members.
 
-        Other members skip the remaining units, so that all begin the next epoch with the same unit. Units
-        past the end of the records hold the padding of the last batches. In a short last batch, only some
-        units hold rows.
+        Members that need fewer skip the remaining units. All members therefore begin the next epoch with the
+        same unit. Units past the end of the records hold the padding of the last batches. If the last batch
+        is short, there are no such units, and the last unit may have fewer rows.
         """
         most = 0
         for batch in set(self.batches):
@@ -119,14 +119,14 @@ class Rates:
 
 
 def rates(batches: Sequence[int], prefetch: int = PREFETCH) -> Rates:
-    """The rates of members with these batch sizes.
+    """The rates of members with these batch sizes, checked.
 
     Args:
         batches: Records per step of each member, each at least 1.
         prefetch: The number of prefetched batches, at least 1.
 
     Raises:
-        ValueError: If a number is too small.
+        ValueError: If there is no batch size, or a number is less than 1.
     """
     if not batches or min(batches) < 1 or prefetch < 1:
         raise ValueError(f"no rates: batches {list(batches)}, prefetch {prefetch}")
@@ -141,7 +141,12 @@ def round_text(rates: Rates) -> str:
 
 
 def buffer_text(rates: Rates, record_nbytes: int = 0) -> str:
-    """A description of the buffer and the largest lag. `record_nbytes` is 0 if it is unknown."""
+    """A description of the buffer and the largest lag.
+
+    Args:
+        rates: The rates.
+        record_nbytes: The bytes of a record; 0 if unknown, for a text without bytes.
+    """
     nbytes = f" ({sized(rates.bound * record_nbytes)})" if record_nbytes else ""
     ahead = f"in units of {rates.unit}, {rates.prefetch} batches ahead"
     return (

@@ -22,8 +22,8 @@ from commplan.input.order import MASK, Order, mixed_array, permuted
 
 Ids = npt.NDArray[np.int64]
 
-_BLOCK = 1 << 16  # ids per block, so that the arrays of a block fit in a core's cache
-_SEARCHED = 1 << 26  # sources with more records are not searched for a wrong one
+_BLOCK = 1 << 16  # ids per block: the arrays of a block fit in a core's cache
+_SEARCHED = 1 << 26  # candidates: a search for a replaced record does not begin with more
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class RecordSums:
         count: The number of ids.
         total: The sum of the mixed ids modulo 2**64.
         plain: The sum of the ids.
-        low: The smallest id, or -1 if there are no ids.
-        high: The largest id, or -1 if there are no ids.
+        low: The smallest id, or a lower bound of it; -1 if there are no ids.
+        high: The largest id, or an upper bound of it; -1 if there are no ids.
     """
 
     count: int = 0
@@ -72,7 +72,12 @@ def sums(ids: Ids) -> RecordSums:
 
 
 class EpochTally:
-    """The records that one member received in one epoch. Uses constant memory; not thread-safe."""
+    """The records that one member received in one epoch. Uses constant memory; not thread-safe.
+
+    Attributes:
+        sums: The summary of the ids in all slots that count as visits, including skipped records.
+        skipped: The number of skipped records.
+    """
 
     def __init__(self) -> None:
         self.sums = RecordSums()
@@ -101,10 +106,10 @@ def _all(length: int) -> RecordSums:
 
 
 def _stretch(order: Order, epoch: int, member: int | None, low: int, high: int) -> RecordSums:
-    """The summary of the records at positions [low, high), less than an epoch."""
-    positions = (block % order.length for block in _blocks(low, high))
+    """The summary of the records at positions [low, high), which wrap around at the length of the source."""
+    blocks = (block % order.length for block in _blocks(low, high))
     return sum(
-        (sums(permuted(position, order.length, order.seed, epoch, member)) for position in positions),
+        (sums(permuted(positions, order.length, order.seed, epoch, member)) for positions in blocks),
         RecordSums(),
     )
 
@@ -116,21 +121,24 @@ def expected_sums(
     """The expected summary of a member's records from step `start` to the end of an epoch.
 
     Whole epochs cost one sum over all record numbers per source length. Only records that are omitted or
-    repeated at the end are looked up in the order. If a process has only some of the shards, all of its
-    records are looked up.
+    repeated are looked up in the order. If a process has only some of the shards, all of its records are
+    looked up.
 
     Args:
         order: The order of the load.
         epoch: The epoch.
         member: The member, or None if all members have the same order.
         start: The first step.
-        steps: The number of steps of the epoch, if other loads of the phase determine it.
-        shards: The shards that the process has, if the load is split.
-        ways: The number of shards.
+        steps: The number of steps of the epoch, if other loads of the phase determine it; None for
+            `order.steps`.
+        shards: The shards that the process has. Ignored if `ways` is 1.
+        ways: The number of shards of a batch; 1 if the load is not split.
     """
     end = order.steps if steps is None else steps
     if ways > 1 and len(shards) < ways:
         return _shards(order, epoch, member, range(start, end), shards, ways)
+
+    # The counted records are those at positions [first, last), which may exceed one pass over the source.
     first = order.span(start)[0]
     last = order.span(end - 1)[0] + order.counted(end - 1) if end else 0
     if order.visit != "at_least_once":
@@ -139,7 +147,7 @@ def expected_sums(
         return RecordSums()
     if not first and last == order.length:
         return _all(order.length)
-    if last <= order.length < 2 * (last - first):
+    if last <= order.length < 2 * (last - first):  # fewer records are omitted than visited
         before = _stretch(order, epoch, member, 0, first)
         after = _stretch(order, epoch, member, last, order.length)
         return _less(_all(order.length), before + after, order)
@@ -148,21 +156,23 @@ def expected_sums(
 
 
 def _less(whole: RecordSums, part: RecordSums, order: Order) -> RecordSums:
-    """`whole` without its subset `part`; the extremes are those of the source."""
+    """`whole` without its subset `part`. Its `low` and `high` are those of the whole source."""
     total = (whole.total - part.total) & MASK
     return RecordSums(whole.count - part.count, total, whole.plain - part.plain, 0, order.length - 1)
 
 
 def _shards(
-    order: Order, epoch: int, member: int | None, steps: range, shards: Sequence[int], ways: int
+    order: Order, epoch: int, member: int | None, step_range: range, shards: Sequence[int], ways: int
 ) -> RecordSums:
+    """The summary of the counted records in some of the `ways` equal shards of each step."""
     total = RecordSums()
-    for step in steps:
+    for step in step_range:
         ids = order.records(epoch, step, member)
-        counted = order.counted(step)
-        each = len(ids) // ways
+        counted = order.counted(step)  # the first slots of the batch
+        shard_rows = len(ids) // ways
         for shard in shards:
-            total += sums(ids[shard * each : max(shard * each, min((shard + 1) * each, counted))])
+            low = shard * shard_rows
+            total += sums(ids[low : max(low, min(low + shard_rows, counted))])
     return total
 
 
@@ -171,12 +181,12 @@ class EpochContext:
     """The epoch of an audit, for messages.
 
     Attributes:
-        source: The source.
-        visit: The kind of visit.
+        source: The name of the source.
+        visit: The visit of the load, such as `exactly_once`.
         epoch: The epoch.
         member: The member's name and index in words, or "" if all members have the same order.
-        span: The load in the plan.
-        file: The file of the plan.
+        span: The load in the plan; None for a message without a line.
+        file: The file of the plan; "" for a message without a file.
     """
 
     source: str
@@ -188,10 +198,17 @@ class EpochContext:
 
 
 def check(tally: EpochTally, expected: RecordSums, context: EpochContext, length: int) -> None:
-    """Raise CP0763 if the records of an epoch differ from the expected ones.
+    """Check that the records of an epoch are the expected ones.
 
-    The message has the number of missing or extra records, and identifies a single wrong record. `length` is
-    the number of records of the source.
+    Args:
+        tally: The records that the member received.
+        expected: The summary of the expected records.
+        context: The epoch, for the message.
+        length: The number of records of the source.
+
+    Raises:
+        CommplanError: CP0763 if they differ. The message has the number of missing or extra records, and
+            identifies a single wrong record.
     """
     if tally.sums.same(expected):
         return
@@ -217,8 +234,10 @@ def _words(summary: RecordSums) -> str:
 
 def _culprit(actual: RecordSums, expected: RecordSums, length: int) -> tuple[str, ...]:
     """Descriptions of the records that are missing or too many."""
-    more, gap = actual.count - expected.count, actual.plain - expected.plain
-    mixed = (actual.total - expected.total) & MASK
+    more = actual.count - expected.count
+    # With a single wrong record, `gap` is the extra id, the negative of the missing id, or their difference.
+    gap = actual.plain - expected.plain
+    mixed = (actual.total - expected.total) & MASK  # the same for the mixed ids
     if actual.high >= length:
         return (f"record {actual.high} does not exist: the source has {length}",)
     if more == 1 and 0 <= gap < length and sums(np.array([gap])).total == mixed:
@@ -234,7 +253,16 @@ def _culprit(actual: RecordSums, expected: RecordSums, length: int) -> tuple[str
 
 
 def _find_replaced(gap: int, mixed: int, length: int) -> int | None:
-    """The record replaced by the one `gap` further on, given the difference `mixed` of their mixed ids."""
+    """The record that was replaced by the one `gap` further on.
+
+    Args:
+        gap: The id of the replacement minus the id of the replaced record.
+        mixed: The difference of their mixed ids, modulo 2**64.
+        length: The number of records of the source.
+
+    Returns:
+        The first record that fits, or None if there is none or the search would take too long.
+    """
     low = max(0, -gap)
     high = min(length, length - gap)
     if high - low > _SEARCHED:

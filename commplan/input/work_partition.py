@@ -14,7 +14,7 @@ from typing import Literal
 
 from commplan.ir.remark import Design
 
-MOST_PARTS = 8  # of a batch that the processes of one host make together
+MOST_PARTS = 8  # the maximum number of parts of a batch that the processes of one host make
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,9 @@ class HostTransfer:
 
     Attributes:
         kind: The kind of collective.
-        hosts: The participating hosts in order, the same for all of them.
-        parts: The parts that each host contributes; for a broadcast only the root's.
+        hosts: The participating hosts, in an order that is the same on all of them.
+        parts: The numbers of the parts that each host contributes: one entry per host for an all-gather, and
+            the root's alone for a broadcast.
         root: The index in `hosts` of the root of a broadcast.
     """
 
@@ -45,8 +46,8 @@ class Division:
 
     Attributes:
         design: The design in the schedule.
-        readers: The process that makes each part.
-        hosts: The host of each process.
+        readers: [parts], the process that makes each part.
+        hosts: [processes], the host of each process.
     """
 
     design: Design
@@ -55,6 +56,7 @@ class Division:
 
     @property
     def parts(self) -> int:
+        """The number of parts of a batch."""
         return len(self.readers)
 
     def part(self, rows: int, number: int) -> tuple[int, int]:
@@ -68,7 +70,7 @@ class Division:
         return tuple(number for number, reader in enumerate(self.readers) if reader == process)
 
     def parts_on(self, host: int) -> tuple[int, ...]:
-        """The parts that are made on `host`."""
+        """The parts that are made on `host`; all parts in the design `duplicate`."""
         if self.design == "duplicate":
             return tuple(range(self.parts))
         return tuple(number for number, reader in enumerate(self.readers) if self.hosts[reader] == host)
@@ -82,7 +84,7 @@ class Division:
         return _run(self.parts_on(host))
 
     def leader(self, host: int) -> int:
-        """The process that communicates for `host`: its first one."""
+        """The process that communicates for `host`: its first one. Raises ValueError if there is none."""
         return self.hosts.index(host)
 
     def successor(self, process: int, alive: Collection[int]) -> int | None:
@@ -96,10 +98,17 @@ class Division:
         return next((other for other in (*peers[index + 1 :], *peers[:index]) if other in alive), None)
 
     def moves(self, alive: Collection[int] | None = None) -> tuple[HostTransfer, ...]:
-        """The transfers between hosts after each host has made its parts, in order; none for a single host.
+        """The transfers between hosts after each host has made its parts, in order.
 
-        Several simultaneous broadcasts are chains that begin at their roots, so that all links carry equal
-        loads. `alive` are the live processes, all of them if None; hosts without one do not participate.
+        With several makers and receivers, the makers gather first, and the last of them then broadcasts. In
+        the design `multi_broadcast` each maker broadcasts instead, along a chain of hosts that begins at it:
+        all links then carry equal loads.
+
+        Args:
+            alive: The live processes; None for all of them. Hosts without one do not participate.
+
+        Returns:
+            The transfers; none for a single live host, or in the design `duplicate`.
         """
         processes = range(len(self.hosts)) if alive is None else sorted(alive)
         live_hosts = tuple(dict.fromkeys(self.hosts[process] for process in processes))
@@ -109,7 +118,8 @@ class Division:
         receivers = tuple(host for host in live_hosts if host not in makers)
         if self.design == "multi_broadcast":
             return tuple(
-                HostTransfer("broadcast", _from(live_hosts, host), (self.parts_on(host),)) for host in makers
+                HostTransfer("broadcast", _rotated(live_hosts, host), (self.parts_on(host),))
+                for host in makers
             )
         gathered = HostTransfer("all_gather", makers, tuple(self.parts_on(host) for host in makers))
         spread = HostTransfer("broadcast", (makers[-1], *receivers), (tuple(range(self.parts)),))
@@ -117,19 +127,27 @@ class Division:
 
 
 def dealt(unit: int, part: int, parts: int, makers: Sequence[int]) -> int:
-    """The element of `makers`, which are places in a ring, that makes part `part` of batch `unit`.
+    """The maker of one part of a batch. Parts are dealt to the makers in turn, from batch to batch.
 
-    Parts are dealt to `makers` in turn: over as many batches all of them make equally many. With fewer
-    parts than makers, a process makes many rows of a few batches: it is scheduled less often.
+    Over `len(makers)` consecutive batches, all makers make equally many parts. With fewer parts than makers,
+    a process makes many rows of a few batches instead of a few rows of each, and is scheduled less often.
+
+    Args:
+        unit: The number of the batch.
+        part: The number of the part, 0 <= part < parts.
+        parts: The number of parts of a batch.
+        makers: The places in a ring of the processes that make parts, at least one.
     """
     return makers[(unit * parts + part) % len(makers)]
 
 
 def _run(parts: Sequence[int]) -> tuple[int, int]:
+    """The range [low, high) from the first to the last of `parts`; (0, 0) without parts."""
     return (parts[0], parts[-1] + 1) if parts else (0, 0)
 
 
-def _from(hosts: tuple[int, ...], first: int) -> tuple[int, ...]:
+def _rotated(hosts: tuple[int, ...], first: int) -> tuple[int, ...]:
+    """`hosts` in cyclic order from `first` on."""
     index = hosts.index(first)
     return (*hosts[index:], *hosts[:index])
 
@@ -140,8 +158,11 @@ def division(design: Design, hosts: Sequence[int], readers: int | None = None) -
     Args:
         design: The design.
         hosts: The host of each process.
-        readers: The number of readers (`single_broadcast`, `multi_broadcast`): processes 0 to readers - 1, or
-            all if None. Readers are sorted by the first appearance of their hosts.
+        readers: The number of readers, processes 0 to readers - 1; None for all processes. Ignored in the
+            design `all_shared`.
+
+    Returns:
+        The division, with one part per reader. Readers are sorted by the first appearance of their hosts.
     """
     count = len(hosts) if readers is None or design == "all_shared" else min(readers, len(hosts))
     order = {host: index for index, host in enumerate(dict.fromkeys(hosts))}
@@ -174,6 +195,7 @@ def _maker(whole: Division, part: int, alive: Collection[int]) -> int:
     if successor is not None:
         return successor
     host = whole.hosts[reader]
+    # Count the earlier parts of the dead host: consecutive parts go to consecutive processes of other hosts.
     turn = sum(whole.hosts[other] == host for other in whole.readers[:part])
     for candidates in (whole.readers, range(len(whole.hosts))):
         remote = [other for other in candidates if whole.hosts[other] != host]
