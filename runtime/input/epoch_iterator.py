@@ -25,22 +25,35 @@ class EpochIterator(Iterator[HostBatch]):
     Valid until closed, in the process that made it. Several threads may call `next`: each batch goes to one
     of them. A position counts the batches since the start of epoch 0. `_formed` has the items formed ahead of
     the caller, by position.
+
+    Attributes:
+        on_devices: the number of batches that may be formed ahead of the caller, for copies to devices.
+        pinning: registers the memory of batches with devices; None if no batch is copied ahead.
+        restart: detects earlier iterators over the same batches; None without this check.
     """
 
-    on_devices: int = 0  # batches that may be formed ahead of the caller
-    pinning: Pinning | None = None  # registers their memory with devices
-    restart: Pass | None = None  # detects earlier iterators over the same batches
+    on_devices: int = 0
+    pinning: Pinning | None = None
+    restart: Pass | None = None
     _closing: weakref.finalize[..., Any]  # alive until closed
     _checked_until = 0  # batches before this position need no check of the epoch or of `close`
     _patient: tuple[str, ...] = ()  # codes of errors after which iteration may continue
 
     def __init__(self, phase: str) -> None:
-        self._phase, self._process, self._turn = phase, os.getpid(), threading.RLock()
+        self._phase, self._process = phase, os.getpid()
+        self._turn = threading.RLock()  # held while a caller takes a batch
         self._due: HostBatch | None = None  # the batch at `_front`, once available
         self._formed: dict[int, Any] = {}
 
     def _start(self, epoch: int, step: int, steps: int, order: int) -> None:
-        """Set the position of the first batch. `order` is a checksum of the order of records."""
+        """Set the position of the first batch.
+
+        Args:
+            epoch: the epoch of the batch.
+            step: its step, 0 <= step < steps.
+            steps: the number of steps of an epoch.
+            order: a checksum of the order of records.
+        """
         self._steps, self._order, self._epoch_begun = steps, order, epoch
         # Batches since the start of epoch 0: a single number, so that Ctrl-C cannot split its update.
         self._position = self._first = epoch * steps + step
@@ -63,11 +76,16 @@ class EpochIterator(Iterator[HostBatch]):
         Args:
             form: makes an item of a batch.
             ahead: the number of batches after the next one that `form` is applied to now, if they are ready
-                and of the same epoch.
-            settle: called with the item before it is returned.
+                and of the same epoch. An error for one of them is raised when the caller reaches it.
+            settle: called with the item before it is returned, if `ahead` is not 0.
 
         Returns:
             The item.
+
+        Raises:
+            StopIteration: after the last batch of the epoch.
+            CommplanError: the error of the batch; CP0916 if the iterator is closed or this process was forked
+                from its process. Most errors close the iterator.
         """
         if os.getpid() != self._process:
             self._refuse_forked()
@@ -97,6 +115,7 @@ class EpochIterator(Iterator[HostBatch]):
     def _take_with_ahead(
         self, form: Callable[[HostBatch], _Item], ahead: int, settle: Callable[[_Item], object] | None
     ) -> _Item:
+        """As `take`, for `ahead` of at least 1."""
         for position in [key for key in self._formed if key < self._position]:
             del self._formed[position]
         if not self._formed:
@@ -116,6 +135,7 @@ class EpochIterator(Iterator[HostBatch]):
         return item
 
     def _form(self, form: Callable[[HostBatch], _Item], position: int, batch: HostBatch) -> None:
+        """Store the item of `batch`, and release its slot and earlier ones."""
         self._formed[position] = form(batch)
         self._release_before(position + 1)
         self._due = None
@@ -136,7 +156,10 @@ class EpochIterator(Iterator[HostBatch]):
             raise
 
     def _close_after(self, error: Exception) -> None:
-        """Close the iterator unless it can continue after `error`. `state` still has the failed batch."""
+        """Close the iterator unless it can continue after `error`.
+
+        `state` is still the position of the failed batch.
+        """
         if not isinstance(error, CommplanError) or error.diagnostics[0].code not in self._patient:
             self.close()
 
@@ -150,7 +173,7 @@ class EpochIterator(Iterator[HostBatch]):
         return False
 
     def _release_before(self, position: int) -> None:
-        """Release the batches before `position`."""
+        """Release the memory of the batches before `position`, when the caller no longer uses it."""
         raise NotImplementedError
 
     @property
@@ -161,12 +184,15 @@ class EpochIterator(Iterator[HostBatch]):
     def state(self) -> dict[str, int]:
         """The position of the next batch, as integers that JSON can hold; independent of the number of ranks.
 
-        `order` is a checksum of the inputs of the order: lengths, batch sizes, visits, seeds.
+        Returns:
+            `epoch`; `step`, counted from 0 in each epoch; `order`, a checksum of the inputs of the order of
+            records (see `phase_order.fingerprint`).
         """
         epoch, step = divmod(self._position, self._steps)
         return {"epoch": epoch, "step": step, "order": self._order}
 
     def close(self) -> None:
+        """Stop all work for this iterator. Later calls of `next` raise CP0916. May be called twice."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

@@ -18,7 +18,9 @@ class Blame(NamedTuple):
     """The place in the plan that errors refer to.
 
     Attributes:
-        line: the line of the statement.
+        line: the statement, in the syntax of the plan; "" in the ring of a single process.
+        span: the position of the statement in the file.
+        file: the file of the plan.
     """
 
     line: str
@@ -26,12 +28,24 @@ class Blame(NamedTuple):
     file: str
 
     def fail(self, code: str, message: str, *notes: str) -> NoReturn:
+        """Raise a `CommplanError` about this place, with its line as the first note."""
         fail(code, message, f"the line: {self.line}", *notes, span=self.span, file=self.file)
 
 
 @dataclass(frozen=True)
 class Group:
-    """Processes that share loaded values. See `group`."""
+    """Processes that share loaded values. `group` creates it from checked arguments.
+
+    Attributes:
+        run_id: the id of the run, equal in all processes and different from concurrent runs.
+        index: this process, 0 <= index < count.
+        count: the number of processes.
+        timeout: seconds to wait for a live but silent peer.
+        hosts: [count], the host of each process.
+        carrier: moves rows between hosts; None on a single host.
+        readers: the number of processes that make rows; None for the number in the plan.
+        ranks: [count], the rank of each process in the job; () if ranks equal processes.
+    """
 
     run_id: str
     index: int
@@ -48,12 +62,12 @@ class Group:
 
     @property
     def host(self) -> int:
-        """The host of this process."""
+        """The index of the host of this process."""
         return self.hosts[self.index]
 
     @property
     def local(self) -> tuple[int, ...]:
-        """The processes on this host, which map the same memory."""
+        """The processes on this host in ascending order, which map the same memory."""
         return tuple(process for process, host in enumerate(self.hosts) if host == self.host)
 
 
@@ -67,7 +81,7 @@ def group(
     carrier: Carrier | None = None,
     readers: int | None = None,
 ) -> Group:
-    """The processes that share values.
+    """Describe the processes that share values, as seen by one of them.
 
     Args:
         run_id: letters, digits, `-`, `_` and `.`; equal in all processes of the group and different from all

@@ -20,7 +20,8 @@ from commplan.runtime.input.program import Coords, Flow, HostProgram
 if TYPE_CHECKING:
     from commplan.runtime.input.unit_batches import UnitRecords
 
-_SMALL = 16  # the smallest values, up to this part of their slot, are copied when the batch is finished
+# The smallest values of a slot are copied when a batch is finished, up to 1/16 of the bytes of the slot.
+_COPIED_DIVISOR = 16
 
 
 class Visit(NamedTuple):
@@ -28,8 +29,8 @@ class Visit(NamedTuple):
 
     Attributes:
         load: the id of the load's result.
-        coords: the member, if members have separate orders.
-        records: [n] int64, including skipped records.
+        coords: the member's index along each axis of `Read.per`; () if all members have the same order.
+        records: [n] int64, the record indices, including those of skipped records.
         skipped: the number of skipped records.
     """
 
@@ -64,11 +65,11 @@ class HostBatch(msgspec.Struct, frozen=True, eq=False):
         records: the record indices of every load (by the id of its result), int64, laid out like its values.
         seeds: the seed of every load, by the id of its result. Random device functions derive their keys
             from (seed, epoch, step, record, member).
-        epoch: the epoch.
+        epoch: the epoch, counted from 0.
         step: the step, counted from 0 in each epoch.
-        number: the number of batches handed out before.
-        visits: the records that count as visited.
-        mask: the rows that count; None if loads differ in rows.
+        number: the number of batches that the iterator returned before.
+        visits: the records that count as visited, or an object whose `visits()` returns them.
+        mask: the rows that count; None if loads differ in rows or in the axes that split them.
     """
 
     values: dict[Ref, Array]
@@ -83,16 +84,17 @@ class HostBatch(msgspec.Struct, frozen=True, eq=False):
 
 @dataclass(eq=False)
 class FlowState:
-    """One flow of one batch.
+    """One flow of one batch, while the batch is built. `rows` are those of this process.
 
     Attributes:
         flow: the flow.
-        rows: [rows] positions in the global batch.
-        records: [rows] record indices, per load and variant.
-        counts: [rows] per load, the slots that count by the visit's contract.
-        arrays: arrays of the batch.
-        valid: [variants of flow.per, rows], False for a skipped record.
-        layouts: cached facts common to batches with the same number of rows.
+        rows: [rows] int64, positions in the global batch.
+        records: [rows] int64 record indices, by load and variant (indices along the axes of `Read.per`).
+        counts: [rows] bool by load, whether the row counts by the contract of the load's visit.
+        arrays: the arrays that this process has made for the batch, [copies, rows, ...], by value.
+        valid: [variants of flow.per, rows] bool, False for a skipped record.
+        layouts: by value, its shape as a view (see `layout`) or its counts. Batches with the same number of
+            rows share this dictionary as a cache.
         shown: views of the slot that become part of the batch.
     """
 
@@ -116,7 +118,7 @@ def layout(
         ref: the value.
         shape: its shape in the slot, [copies, rows of a full batch, ...].
         dtype: its dtype.
-        rows: the rows of this batch.
+        rows: the number of rows of this batch, at most those of a full batch.
     """
     per = program.per(ref)
     if program.copies[ref] != per and (shape[0] > 1 or any(len(program.local[axis]) > 1 for axis in per)):
@@ -127,8 +129,16 @@ def layout(
 
 
 def smallest(nbytes: Mapping[Ref, int], total: int) -> set[Ref]:
-    """The smallest values of a slot of `total` bytes, which batches copy: a view keeps the whole slot."""
-    copied, remaining = set[Ref](), total // _SMALL
+    """The values of a slot that batches copy, because a small view would keep the whole slot from reuse.
+
+    Args:
+        nbytes: the size of each value in bytes.
+        total: the size of the slot's arrays in bytes.
+
+    Returns:
+        The smallest values, whose total size is at most 1/16 of `total`.
+    """
+    copied, remaining = set[Ref](), total // _COPIED_DIVISOR
     for ref, size in sorted(nbytes.items(), key=lambda item: item[1]):
         remaining -= size
         if remaining < 0:
@@ -138,7 +148,9 @@ def smallest(nbytes: Mapping[Ref, int], total: int) -> set[Ref]:
 
 
 def compacted_state(program: HostProgram, state: FlowState, fresh: Callable[[Ref, int], Array]) -> FlowState:
-    """A copy of `state`: the counted records of every shard come first, and repeats of them fill the rest.
+    """A copy of `state` without skipped records: the counted records of every shard come first.
+
+    Repeats of them fill the remaining rows (see `compacted`). Rows without a record to repeat become zero.
 
     An interrupted caller builds the batch again from `state`, so no array of it changes.
 
@@ -153,8 +165,8 @@ def compacted_state(program: HostProgram, state: FlowState, fresh: Callable[[Ref
     records = dict(state.records)
     shards = len(program.shards(state.flow.split))
     counted = np.logical_and.reduce([state.counts[read.result] for read in state.flow.reads])
-    for place, variant in enumerate(program.variants(state.flow.per)):
-        rows = compacted(counted, state.valid[place], shards)
+    for number, variant in enumerate(program.variants(state.flow.per)):
+        rows = compacted(counted, state.valid[number], shards)
         fixed = dict(zip(state.flow.per, variant, strict=True))
         for ref, array in arrays.items():
             per = program.per(ref)
@@ -169,16 +181,32 @@ def compacted_state(program: HostProgram, state: FlowState, fresh: Callable[[Ref
 
 
 def count(program: HostProgram, state: FlowState, read: Read, ref: Ref) -> npt.NDArray[np.int32]:
-    """Counted records, for every combination of the count's `per` axes (members, and shards)."""
+    """The number of counted records of load `read`, in the layout of its count.
+
+    Args:
+        program: the host program.
+        state: the flow of the load.
+        read: the load.
+        ref: the id of the count.
+
+    Returns:
+        int32, one dimension per `per` axis of the count: members, and the axes that split the batch.
+    """
     return _count(program, state, state.counts[read.result], program.per(ref))
 
 
 def mask(program: HostProgram, states: Sequence[FlowState], cache: dict[Any, Any]) -> Mask | None:
-    """The rows that count in every load, over the states of all flows; None if flows differ in rows.
+    """The rows that count in every load of a batch.
 
     Args:
+        program: the host program.
+        states: the states of all flows, at least one.
         cache: masks of batches without skipped records, which later calls reuse.
+
+    Returns:
+        The mask; None if flows differ in the number of rows or in the axes that split them.
     """
+    # Batches with the same rows share their `layouts` (see `FlowState`), so its identity is a key.
     key = ("mask", *(id(state.layouts) for state in states)) if all(s.valid.all() for s in states) else None
     if key not in cache:
         rows = _mask(program, states)
@@ -190,9 +218,11 @@ def mask(program: HostProgram, states: Sequence[FlowState], cache: dict[Any, Any
 
 
 def _mask(program: HostProgram, states: Sequence[FlowState]) -> Mask | None:
+    """As `mask`, without a cache."""
     first = states[0]
     if any(s.flow.split != first.flow.split or len(s.rows) != len(first.rows) for s in states):
         return None
+    # Only axes that are leading dimensions of all values are dimensions of the mask.
     each_per = [program.per(ref) for ref in program.roots if ref in program.elements]
     per = tuple(axis for axis in each_per[0] if all(axis in axes for axes in each_per)) if each_per else ()
     shards = len(program.shards(first.flow.split))
@@ -208,11 +238,13 @@ def _mask(program: HostProgram, states: Sequence[FlowState]) -> Mask | None:
 def _count(
     program: HostProgram, state: FlowState, counted: Bools, per: Sequence[str]
 ) -> npt.NDArray[np.int32]:
-    """The number of counted records that were not skipped.
+    """The number of counted records that were not skipped, int32 with one dimension per axis of `per`.
 
     Args:
+        program: the host program.
+        state: the flow.
         counted: whether each row counts, [rows].
-        per: the axes of members and shards.
+        per: axes of members and shards.
     """
     shards = program.shards(state.flow.split)
     each = len(state.rows) // len(shards)
@@ -222,8 +254,10 @@ def _count(
         shard = shards.index(program.member(state.flow.split, named)) if state.flow.split else 0
         rows = slice(shard * each, (shard + 1) * each)
         variants = program.variants(state.flow.per)
-        chosen = [p for p, v in enumerate(variants) if agrees(state.flow.per, v, named)]
-        valid: Bools = np.asarray(state.valid[chosen, rows].all(0))
+        numbers = [
+            number for number, variant in enumerate(variants) if agrees(state.flow.per, variant, named)
+        ]
+        valid: Bools = np.asarray(state.valid[numbers, rows].all(0))  # valid for every such member
         result[index] = np.count_nonzero(valid & counted[rows])
     return result
 
@@ -231,7 +265,13 @@ def _count(
 def laid_out(
     program: HostProgram, read: Read, records: Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]
 ) -> npt.NDArray[np.int64]:
-    """The record indices of a load, with member axes as leading dimensions."""
+    """The record indices of a load, int64 [indices of each axis of `read.per`, rows].
+
+    Args:
+        program: the host program.
+        read: the load.
+        records: [rows] record indices, by load and variant.
+    """
     if not read.per:
         return records[read.result, ()]
     ids = np.stack([records[read.result, coords] for coords in program.variants(read.per)])
@@ -245,7 +285,19 @@ def variant_of(
     coords: Coords,
     program: HostProgram,
 ) -> Sequence[Any]:
-    """The variant of an operand for the variant `coords` (along `axes`) of a result."""
+    """The variant of an operand that one variant of a result is computed from.
+
+    Args:
+        columns: the operand's records, by its indices along `have`.
+        have: the axes of the operand's variants.
+        axes: the axes of the result's variants.
+        coords: the variant of the result, its indices along `axes`.
+        program: the host program.
+
+    Returns:
+        The operand's records. If the operand has axes that the result does not have, the first variant that
+        agrees with `coords`.
+    """
     fixed = dict(zip(axes, coords, strict=True))
     if set(have) <= set(axes):
         return columns[tuple(fixed[axis] for axis in have)]

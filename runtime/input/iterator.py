@@ -54,6 +54,8 @@ class PhaseBatches(EpochIterator):
     collected, and at interpreter exit. Waiting uses no CPU. Several threads may call `next`: each batch goes
     to one of them.
 
+    The attribute `on_devices` is the plan's `device_prefetch`; see `EpochIterator` for the others.
+
     Args:
         schedule: the schedule with the phase.
         phase: the name of the phase.
@@ -67,15 +69,16 @@ class PhaseBatches(EpochIterator):
             each process makes all its values.
         state: a result of `.state()`, possibly with another number of ranks or another design; None for the
             start of epoch 0.
-        workers: "threads", or "processes" for functions that hold the interpreter lock.
-        timeout: seconds that one call of a source or a host function may take; the group's timeout replaces
-            it.
-        pinning: registers the memory of batches with the devices that they are copied to, if they are taken
-            ahead.
+        workers: "threads", or "processes" for functions that hold the interpreter lock (CP0955 otherwise).
+        timeout: seconds that one call of a source or a host function may take. With a `group`, its timeout
+            applies instead.
+        pinning: registers the memory of batches with the devices that they are copied to. Unused if the plan
+            copies no batches to devices ahead of the caller (`device_prefetch`).
 
     Raises:
-        CommplanError: CP09xx. Errors of sources, functions, state and designs are raised here; errors of a
-            record or a peer are raised by the `next` that would have returned its batch.
+        CommplanError: CP0817 for an unknown phase, CP0761 for an invalid division among processes, else
+            CP09xx. Errors of sources, functions, state and designs are raised here; errors of a record or a
+            peer are raised by the `next` that would have returned its batch.
     """
 
     def __init__(
@@ -93,23 +96,27 @@ class PhaseBatches(EpochIterator):
         pinning: Pinning | None = None,
     ) -> None:
         super().__init__(phase)
+
+        # The host program, its order of records, and the position of the first batch.
         apart = group is not None and group.count > 1
         program = host_program(schedule, phase, local, apart=apart)
-        read = [read.source for flow in program.flows for read in flow.reads]
-        bound_sources = _sources.bind_sources(schedule, sources, read)
-        chosen = called_functions(program, functions)
+        source_names = [read.source for flow in program.flows for read in flow.reads]
+        bound_sources = _sources.bind_sources(schedule, sources, source_names)
+        called = called_functions(program, functions)
         self._orders = orders(program, bound_sources)
         self._program = program
         steps, order = epoch_steps(program, self._orders), fingerprint(program, self._orders)
         epoch_cursor = EpochCursor(*position_of(program, self._orders, state, steps, order), steps)
         self._start(epoch_cursor.epoch, epoch_cursor.step, steps, order)
+
+        # The inputs of the batches: threads or worker processes, and memory.
         self._meter = Meter(phase, schedule.plan)
         declared(program, self._meter)
         prefetch, cores = hints(program)
         block = block_of(program, cores)
         self.on_devices = device_prefetch(ops_of(program))
         self.pinning = pinning = pinning if self.on_devices else None
-        worker_pool = workers_of(workers, cores, program, bound_sources, chosen, block, self._meter, pinning)
+        worker_pool = workers_of(workers, cores, program, bound_sources, called, block, self._meter, pinning)
         by_caller = group is not None and group.carrier is not None and group.carrier.by_caller
         ahead = prefetch + (CARRIED if by_caller else 0)
         memory = aligned
@@ -118,12 +125,14 @@ class PhaseBatches(EpochIterator):
 
             memory = Arena(pinning).fresh
         inputs = BatchInputs(
-            program, self._orders, bound_sources, chosen, self._meter, block, worker_pool, epoch_cursor,
+            program, self._orders, bound_sources, called, self._meter, block, worker_pool, epoch_cursor,
             memory,
         )  # fmt: skip
         among = group if apart and any(flow.moved for flow in program.flows) else None
         if among is None or program.has_caches or not are_units(program):
-            _ = inputs.factory
+            _ = inputs.factory  # needed in any case: its errors are raised here
+
+        # The window of batches between the ring and the caller.
         self._calls = OverdueCalls(timeout if group is None else group.timeout, schedule.file)
         if worker_pool is not None:
             self._calls.in_worker, self._calls.ask_worker = worker_pool.call_in, worker_pool.ask_stack
@@ -146,8 +155,13 @@ class PhaseBatches(EpochIterator):
                     self._meter.counters += [units.receipts.costs] if among is not None else []
             if worker_pool is not None:
                 worker_pool.share(window.exchange.slots, window.exchange.made_slots)
-        self._is_shared, self._ahead, self._by_caller = among is not None, ahead, by_caller
-        self._prefetch, self._until = prefetch, 0
+
+        # The state of the iteration.
+        self._is_shared = among is not None  # whether processes share the batches
+        self._ahead = ahead  # the most batches that wait for the caller
+        self._by_caller = by_caller  # whether the caller's thread moves batches between hosts
+        self._prefetch = prefetch
+        self._until = 0  # batches before this number have been requested
         self._checks = Checks(program, self._orders, steps, epoch_cursor.step, self._meter)
         if record is not None:
             record.watch(_overdue_call(window, self._calls), _awaited_batch(window.exchange))
@@ -177,7 +191,7 @@ class PhaseBatches(EpochIterator):
         return batch
 
     def _arm(self, number: int) -> None:
-        """Have batches made from `number` on: to the end of the epoch, if processes share them."""
+        """Request batches: all of the epoch if processes share them, else `prefetch` from `number` on."""
         end = (self._epoch_begun + 1) * self._steps - self._first
         limit = end if self._is_shared else min(number + self._prefetch, end)
         if limit > self._until and self._window.exchange is not None and self._closing.alive:
@@ -191,8 +205,10 @@ class PhaseBatches(EpochIterator):
         self._window.pass_on(number, min(number + self._prefetch, end))
 
     def _is_ready(self, position: int) -> bool:
-        """Whether the batch is ready. If the caller's thread carries batches, all processes must form equally
-        many, ready or not."""
+        """Whether the batch is ready, or the caller's thread moves batches between hosts.
+
+        In the second case, all processes must form equally many batches ahead, ready or not.
+        """
         return self._by_caller or self._window.ready(position - self._first) > 0
 
     @property
@@ -223,6 +239,7 @@ def _drop(formed: dict[int, Any], pinning: Pinning | None) -> None:
 
 
 def _end(window: BatchWindow, formed: dict[int, Any], pinning: Pinning | None, process: int) -> None:
+    """Finalize an iterator that was made in `process` (a PID) and not closed."""
     if os.getpid() == process:  # a forked process has separate copies
         _drop(formed, pinning)
     window.end()
@@ -242,6 +259,7 @@ def _overdue_call(window: BatchWindow, calls: OverdueCalls) -> Callable[[], Call
 
 
 def _awaited_batch(exchange: GroupExchange | None) -> Callable[[], int]:
+    """A function that returns the process that blocks a long wait, or -1. Holds only a weak reference."""
     exchange_of = None if exchange is None else weakref.ref(exchange)
 
     def awaited() -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 ALIGNMENT = 64  # bytes: JAX on CPU aliases arrays with this alignment; also a cache line
 
 Array = npt.NDArray[Any]
-Fresh = Callable[[Sequence[int], np.dtype[Any]], Array]
+Fresh = Callable[[Sequence[int], np.dtype[Any]], Array]  # allocates an uninitialized array, as `aligned`
 Bools = npt.NDArray[np.bool_]
 
 
@@ -29,10 +29,15 @@ def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 def blocks(
     leading: Sequence[int], inner: Sequence[int], dtype: np.dtype[Any], fresh: Fresh = aligned
 ) -> Array:
-    """An uninitialized array [*leading, *inner] in which each [*inner] starts at a multiple of 64 bytes.
+    """An uninitialized array [*leading, *inner] in which each block [*inner] is aligned to 64 bytes.
+
+    Blocks are contiguous, but the array is not if their size is not a multiple of 64 bytes.
 
     Args:
-        fresh: the function that allocates memory, with the signature of `aligned`.
+        leading: the number of blocks along each leading dimension.
+        inner: the shape of a block.
+        dtype: the dtype.
+        fresh: allocates memory.
     """
     nbytes = math.prod(inner) * dtype.itemsize
     count = math.prod(leading)
@@ -69,28 +74,34 @@ def compacted(counted: Bools, usable: Bools, shards: int) -> npt.NDArray[np.int6
     """The source row of each slot, so that counted rows come first in every shard.
 
     Args:
-        counted: [rows], the rows that count, in `shards` equal runs.
-        usable: [rows], the rows with a valid record; usable rows that do not count are padding.
-        shards: the number of shards.
+        counted: [rows], whether each row counts. Shards are equal runs of rows.
+        usable: [rows], whether each row has a valid record. Usable rows that do not count are padding.
+        shards: the number of shards, which divides the number of rows.
 
     Returns:
-        [rows]. The remaining slots of a shard repeat its counted rows, or its usable rows if no row counts;
-        -1 if it has neither.
+        [rows], row numbers. The remaining slots of a shard repeat its counted rows, or its usable rows if no
+        row counts; -1 if it has neither.
     """
     source_rows = np.full(len(counted), -1, np.int64)
-    each = len(counted) // shards
-    for start in range(0, each * shards, each or 1):
-        local = slice(start, start + each)
+    shard_rows = len(counted) // shards
+    for start in range(0, shard_rows * shards, shard_rows or 1):  # no iteration for an empty batch
+        local = slice(start, start + shard_rows)
         rows = start + np.flatnonzero(counted[local] & usable[local])
         if not rows.size:
             rows = start + np.flatnonzero(usable[local])
         if rows.size:
-            source_rows[local] = np.resize(rows, each)
+            source_rows[local] = np.resize(rows, shard_rows)  # repeats `rows`
     return source_rows
 
 
 def fill_rows(target: Array, column: Sequence[Any]) -> None:
-    """Copy the records of a block into `target`, unless they share memory; skipped rows become zero."""
+    """Copy records into an array.
+
+    Args:
+        target: [rows, ...], the array.
+        column: an array of the same shape, which is not copied if it shares memory with `target`; or a
+            sequence of records, with None for a skipped record, whose row becomes zero.
+    """
     if isinstance(column, np.ndarray):
         if not np.may_share_memory(target, column):
             target[...] = column

@@ -1,5 +1,7 @@
-"""The order of a phase's batches: orders of its loads, steps of an epoch, saved positions, and the hints in
-braces."""
+"""The order of the batches of a phase: the orders of its loads, the steps of an epoch, and saved positions.
+
+The hints for its work ahead, from the braces of loads and maps, are here, too.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,11 @@ from commplan.ir.types import Visit
 from commplan.runtime.input.program import HostProgram
 from commplan.runtime.input.sources.adapters import Source
 
-BLOCK = 16  # records of one task, at most: small enough to divide a batch evenly over threads
+BLOCK = 16  # the most records of one task: few enough to divide a batch evenly over threads
 
 
 def orders(program: HostProgram, sources: Mapping[str, Source]) -> dict[Ref, Order]:
+    """The order of records of each load, by the id of its result. `sources` are by name."""
     return {
         read.result: Order(len(sources[read.source]), read.batch[0], read.seed, read.visit, read.tail)
         for flow in program.flows
@@ -57,9 +60,12 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
         visit: [orders[read.result].steps for read in reads if read.visit == visit]
         for visit in get_args(Visit)
     }
+    # An `exactly_once` load has as many batches as the phase, an `at_least_once` load at most as many, and an
+    # `at_most_once` load at least as many.
     exact, least, most = by_visit.values()
     steps = phase_steps([orders[read.result] for read in reads])
     agree = set(exact) <= {steps} and max(least, default=steps) <= steps <= min(most, default=steps)
+    # All loads of a flow have the same rows in each batch; only the last batch may be shorter.
     same_rows = all(
         len({orders[read.result].rows(step) for read in flow.reads}) == 1
         for flow in program.flows
@@ -82,7 +88,10 @@ def epoch_steps(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
 
 
 def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
-    """A checksum of the inputs of the order of records."""
+    """A checksum (CRC-32) of the inputs of the order of records.
+
+    These are the source, length, batch size, seed, visit, tail and `per` axes of each load.
+    """
     facts = [
         (read.source, order.length, order.batch, order.seed, order.visit, order.tail, read.per)
         for flow in program.flows
@@ -95,7 +104,18 @@ def fingerprint(program: HostProgram, orders: Mapping[Ref, Order]) -> int:
 def position_of(
     program: HostProgram, orders: Mapping[Ref, Order], state: Mapping[str, int] | None, steps: int, order: int
 ) -> tuple[int, int]:
-    """Epoch and step of `state`; (0, 0) for None. Raises CP0910 for a state of other batches."""
+    """The epoch and step of a saved position.
+
+    Args:
+        program: the host program.
+        orders: the order of records of each load, for the message.
+        state: a result of `EpochIterator.state`; None for the start of epoch 0.
+        steps: the number of steps of an epoch.
+        order: the checksum of the order of records (see `fingerprint`).
+
+    Raises:
+        CommplanError: CP0910 if `state` is not a position, or one of another order of records.
+    """
     if state is None:
         return 0, 0
     phase = program.phase
@@ -107,11 +127,11 @@ def position_of(
         fail("CP0910", "this is not a state of batches", f"found: {dict(state)}", span=phase.span)
     if state["order"] != order or state["step"] >= steps:
         reads = [
-            f"`{read.source}`: {order.length} records, batch {order.batch}, {order.visit}, "
-            f"tail {order.tail}, seed {order.seed}"
+            f"`{read.source}`: {visits.length} records, batch {visits.batch}, {visits.visit}, "
+            f"tail {visits.tail}, seed {visits.seed}"
             for flow in program.flows
             for read in flow.reads
-            for order in (orders[read.result],)
+            for visits in (orders[read.result],)
         ]
         fail(
             "CP0910",
@@ -125,16 +145,17 @@ def position_of(
 
 
 def hints(program: HostProgram) -> tuple[int, int]:
-    """The numbers of batches ahead and of worker threads."""
+    """The number of prefetched batches, and the number of threads (see `commplan.input.prefetch`)."""
     ops = ops_of(program)
     return prefetch(ops), threads(ops, len(os.sched_getaffinity(0)))
 
 
 def block_of(program: HostProgram, cores: int) -> int:
-    """The number of records in a task, so that a batch has work for all `cores`."""
+    """The number of records in a task: at most `BLOCK`, and few enough for a batch to have `cores` tasks."""
     rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
     return max(1, min(BLOCK, -(-rows // cores)))
 
 
 def ops_of(program: HostProgram) -> list[Op]:
+    """The ops of all flows, in plan order within each flow."""
     return [op for flow in program.flows for op in flow.ops]

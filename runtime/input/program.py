@@ -49,22 +49,24 @@ class EpochCursor:
         return self.epoch * self.steps + self.step + number + 1
 
 
-FIRST = EpochCursor(0, 0, 1)
+FIRST = EpochCursor(0, 0, 1)  # for factories whose callers pass the epoch and the step of each batch
 
 
 @dataclass(frozen=True)
 class Flow:
     """Connected stages: one batch of rows passes through all of them.
 
+    Stages are divided at the slots of a ring. A process without a group runs all stages into the slots.
+
     Attributes:
         ops: the stages in plan order.
-        reads: the loads.
-        split: the axes that split the batch.
-        per: the ensembles whose members have separate orders.
-        before: ops whose results travel between processes, done once for all of them.
-        after: ops that every process does.
-        moved: the values that travel.
-        shared: the first stage that shares a value; None if no value travels.
+        reads: the loads, at least one.
+        split: the axes that split the batch; () for whole batches.
+        per: the ensembles whose members have separate orders; () if all members have the same order.
+        before: the stages that are run once for all processes, and whose results are written into slots.
+        after: the stages that every process runs itself, on rows from a slot. Loads of bytes may be in both.
+        moved: the values that are written into slots; () if no value has a fixed size.
+        shared: the first stage that shares a value between processes; None if no value is shared or moved.
     """
 
     ops: tuple[HostOp, ...]
@@ -78,6 +80,7 @@ class Flow:
 
     @property
     def batch(self) -> int:
+        """The number of rows of a full global batch."""
         return self.reads[0].batch[0]
 
 
@@ -89,8 +92,8 @@ class HostProgram:
         schedule: the schedule.
         phase: the phase.
         flows: connected sets of stages.
-        roots: the host-made values of a batch.
-        elements: the record type of each value.
+        roots: the host-made values of a batch, counts included.
+        elements: the record type of each value, without counts.
         copies: the axes along which each value is computed separately: its `per` axes, and those of each
             `duplicate` that is upstream or downstream of it.
         local: the indices that this process holds along each axis.
@@ -118,14 +121,14 @@ class HostProgram:
         return list(itertools.product(*(self.local[axis] for axis in axes)))
 
     def member(self, axes: Sequence[str], coords: Mapping[str, int]) -> int:
-        """The row-major index of `coords` along `axes`; 0 without axes."""
-        place = 0
+        """The row-major index of `coords` (indices by axis) along `axes`; 0 without axes."""
+        index = 0
         for axis in axes:
-            place = place * self.schedule.axis(axis).size + coords[axis]
-        return place
+            index = index * self.schedule.axis(axis).size + coords[axis]
+        return index
 
     def shards(self, split: Sequence[str]) -> list[int]:
-        """The shards that this process holds, in order."""
+        """The numbers of the shards that this process holds, ascending; [0] if the batch is not split."""
         indices = itertools.product(*(self.local[axis] for axis in split))
         return sorted(self.member(split, dict(zip(split, coords, strict=True))) for coords in indices)
 
@@ -133,17 +136,25 @@ class HostProgram:
         """The rows of a global batch of `rows` rows that this process holds, in shard order."""
         if not flow.split:
             return np.arange(rows)
-        each = rows // self.schedule.size(flow.split)
-        return np.concatenate([np.arange(s * each, (s + 1) * each) for s in self.shards(flow.split)])
+        shard_rows = rows // self.schedule.size(flow.split)
+        return np.concatenate(
+            [np.arange(shard * shard_rows, (shard + 1) * shard_rows) for shard in self.shards(flow.split)]
+        )
 
 
 def local_indices(
     schedule: Schedule, local: Mapping[str, Sequence[int]] | None
 ) -> dict[str, tuple[int, ...]]:
-    """The indices that this process holds along every axis; all indices of axes not in `local`.
+    """The indices that this process holds along every axis.
+
+    Args:
+        schedule: the schedule.
+        local: the indices by axis, at least one for each; None for no axes. A process holds all indices of
+            axes that are not in `local`.
 
     Raises:
-        CommplanError: CP0915 for an unknown axis, or for indices that are missing, repeated or out of range.
+        CommplanError: CP0915 for an unknown axis, for indices that are missing, repeated or out of range, or
+            for a value that is no sequence of integers.
     """
     chosen = dict(local or {})
     sizes = {axis.name: axis.size for axis in schedule.axes}
@@ -176,13 +187,17 @@ def _are_indices(value: object) -> bool:
 
 def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref, tuple[str, ...]]:
     """The axes along which each value is computed separately (see HostProgram)."""
+    # Backwards: a value has separate copies for each `duplicate` downstream of it, up to the next sharing
+    # design.
     pinned: dict[Ref, frozenset[str]] = {}
     for op in reversed(ops):
-        down = frozenset[str]().union(*(pinned.get(ref, frozenset[str]()) for ref in results(op)))
+        downstream = frozenset[str]().union(*(pinned.get(ref, frozenset[str]()) for ref in results(op)))
         if isinstance(op, Share):
-            down = down | frozenset(op.axes) if op.design == "duplicate" else frozenset[str]()
+            downstream = downstream | frozenset(op.axes) if op.design == "duplicate" else frozenset[str]()
         for ref in operands(op):
-            pinned[ref] = pinned.get(ref, frozenset[str]()) | down
+            pinned[ref] = pinned.get(ref, frozenset[str]()) | downstream
+
+    # Forwards: a result has the axes of its operands, except those over which it is shared.
     per = {value.id: frozenset(value.placement.per) for value in phase.values}
     ensembles = [axis.name for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
     copies: dict[Ref, frozenset[str]] = {}
@@ -204,7 +219,8 @@ def record_types(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]
         case Read():
             return {op.result: next(s.type for s in schedule.sources if s.name == op.source)}
         case Map():
-            declared = cast("tuple[Element, ...]", schedule.fn(op.fn).results)  # as of all host functions
+            # Host functions return records, unlike device functions, whose results may have other types.
+            declared = cast("tuple[Element, ...]", schedule.fn(op.fn).results)
             return dict(zip(op.results, declared, strict=True))
         case Share():
             return {op.result: elements[op.operand]}
@@ -218,8 +234,20 @@ def _flow(
     apart: bool,
     file: str,
 ) -> Flow:
-    """The flow of one connected set of stages, cut at shared values if `apart` (there are several
-    processes)."""
+    """The flow of one connected set of stages.
+
+    Args:
+        ops: the stages.
+        phase: the phase.
+        roots: the host-made values of a batch.
+        elements: the record type of each value.
+        apart: whether shared values travel between processes. If not, all stages run before the slots.
+        file: the file of the plan.
+
+    Raises:
+        CommplanError: CP0913 if a result of variable length is shared, CP0925 if stages share in different
+            ways.
+    """
     reads = tuple(op for op in ops if isinstance(op, Read))
     split = next(v.placement.split for v in phase.values if v.id == reads[0].result)
     per = tuple(dict.fromkeys(axis for read in reads for axis in read.per))
@@ -228,10 +256,12 @@ def _flow(
     # One process makes whole batches in the slots of its ring.
     before = DefUse(ops).ancestors(op.result for op in shares) if apart else tuple(ops)
     computed = {ref for op in before for ref in results(op)} & set(elements)
+
+    # Values that later stages or the caller read are moved.
     after = [op for op in ops if op not in before]
     consumed = set(roots).union(*(operands(op) for op in after))
     moved: list[Ref] = []
-    again: list[HostOp] = []
+    reread: list[HostOp] = []
     for op in before:
         for ref in results(op):
             if ref not in computed or ref not in consumed:
@@ -239,7 +269,7 @@ def _flow(
             if not isinstance(elements[ref], BytesType):
                 moved.append(ref)
             elif isinstance(op, Read):
-                again.append(op)  # bytes have unknown length: each process reads them again
+                reread.append(op)  # bytes have unknown length: each process reads them again
             else:
                 fail(
                     "CP0913",
@@ -250,13 +280,17 @@ def _flow(
                     file=file,
                 )
     if not moved:  # only counts
-        before, again, after = (), [], list(ops)
+        before, reread, after = (), [], list(ops)
     shared = shares[0] if moved and shares else None
-    return Flow(tuple(ops), reads, split, per, tuple(before), (*again, *after), tuple(moved), shared)
+    return Flow(tuple(ops), reads, split, per, tuple(before), (*reread, *after), tuple(moved), shared)
 
 
 def _agree(shares: Sequence[Share], file: str) -> None:
-    """Check that connected shares have one design and the same readers. Raises CP0925."""
+    """Check that connected shares have one design and the same readers.
+
+    Raises:
+        CommplanError: CP0925 if they differ.
+    """
     for op in shares[1:]:
         first = shares[0]
         if (op.design, op.readers) != (first.design, first.readers):
@@ -272,7 +306,7 @@ def _agree(shares: Sequence[Share], file: str) -> None:
 
 
 def designed(op: Share) -> str:
-    """The design in the syntax of the plan."""
+    """The design of a share in the syntax of the plan, such as `multi_broadcast(readers = 2)`."""
     return op.design if op.readers is None else f"{op.design}(readers = {op.readers})"
 
 
@@ -287,15 +321,20 @@ def host_program(
     """The host part of phase `phase_name`.
 
     Args:
+        schedule: the schedule.
+        phase_name: the name of the phase.
+        local: the indices that this process holds along each axis (see `local_indices`).
         apart: whether shared values travel between processes.
 
     Raises:
-        CommplanError: CP0817 for an unknown phase, CP0912, CP0913, CP0915, CP0925.
+        CommplanError: CP0817 for an unknown phase, CP0915 for invalid indices, CP0912 and CP0913 for ops that
+            this runtime does not support, CP0925 for connected values that are shared in different ways.
     """
     phase = schedule.phase(phase_name)
     indices = local_indices(schedule, local)
     on_host: dict[Ref, HostOp] = {}
     for op in phase.ops:
+        # A share of a device-made value is no work of the host.
         is_host = isinstance(op, Read) or (isinstance(op, Share) and op.operand in on_host)
         is_host = is_host or (isinstance(op, Map) and schedule.fn(op.fn).where == "host")
         if is_host and isinstance(op, Read | Map | Share):

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from commplan.diagnostics import Diagnostic, Note, Severity
 
-_PARTIAL = 2  # incomplete passes without a report: a first look at the data is not a mistake
+_UNREPORTED = 2  # incomplete passes that are not reported: a first look at the data is not a mistake
 
 
 @dataclass
 class Restarts:
-    """Counts iterators over batches that begin at the same position, by key."""
+    """Counts iterators over batches that begin at the same position, by key. Methods are thread-safe."""
 
     _passes: dict[Hashable, list[Pass]] = field(default_factory=dict[Hashable, "list[Pass]"])
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -24,9 +24,12 @@ class Restarts:
         """Register a new iterator.
 
         Args:
-            subject: the batches, for the warning.
-            call: the expression that makes the iterator.
-            key: equal for iterators over the same batches.
+            subject: the batches, in words for the warning.
+            call: the expression that makes the iterator, for the warning.
+            key: equal for iterators that begin at the same position of the same batches.
+
+        Returns:
+            The iterator's pass, which is not counted before `Pass.use`.
         """
         return Pass(subject, call, key, self)
 
@@ -35,22 +38,38 @@ class Restarts:
         with self._lock:
             self._passes.clear()
 
-    def used(self, item: Pass) -> bool:
-        """Count a pass. Returns True for the first one that repeats an earlier one."""
+    def used(self, new: Pass) -> bool:
+        """Count a pass.
+
+        Returns:
+            Whether to report it: True once per key, for the first pass after a complete one or after
+            `_UNREPORTED` incomplete ones.
+        """
         with self._lock:
-            earlier = self._passes.setdefault(item.key, [])
-            is_again = len(earlier) >= _PARTIAL or any(each.is_over for each in earlier)
-            is_reported = any(each.is_reported for each in earlier)
-            item.is_reported = is_again or is_reported
-            if not is_reported:
-                earlier.append(item)
+            earlier = self._passes.setdefault(new.key, [])
+            is_again = len(earlier) >= _UNREPORTED or any(old.is_over for old in earlier)
+            is_reported = any(old.is_reported for old in earlier)
+            new.is_reported = is_again or is_reported
+            if not is_reported:  # later passes need not be counted
+                earlier.append(new)
             return is_again and not is_reported
 
 
 @dataclass(eq=False)
 class Pass:
-    """One iterator. It counts after two batches or a whole epoch, so that a look at the first batch does
-    not count."""
+    """One iterator over batches.
+
+    It counts when its second batch is requested or an epoch ends: a look at the first batch does not count.
+
+    Attributes:
+        subject: the batches, in words for the warning.
+        call: the expression that makes the iterator, for the warning.
+        key: equal for iterators that begin at the same position of the same batches.
+        restarts: counts the passes.
+        is_used: whether this pass has been counted.
+        is_over: whether an epoch has ended.
+        is_reported: whether this pass or an earlier one with the same key has been reported.
+    """
 
     subject: str
     call: str
@@ -69,7 +88,7 @@ class Pass:
             warnings.warn(self._text(), UserWarning, _caller())
 
     def end(self) -> None:
-        """Record the end of an epoch."""
+        """Count the iterator as a complete pass, at the end of an epoch. Warns as `use`."""
         self.use()
         self.is_over = True
 
@@ -82,8 +101,7 @@ class Pass:
 
 
 def _caller() -> int:
-    """The `stacklevel` of the line of the user's program, for `warnings.warn` in the caller of this
-    function."""
+    """The `stacklevel` of the user's line, for a call of `warnings.warn` in the caller of this function."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and frame.f_globals.get("__name__", "").startswith("commplan."):
         frame, level = frame.f_back, level + 1

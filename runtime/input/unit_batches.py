@@ -1,4 +1,8 @@
-"""Batches that are one unit of a ring, without skipped records and private stages: the arrays in its slot."""
+"""Batches that are one unit of a ring: views of its slot.
+
+`BatchWindow` and the members of feeds use them if no record of the unit was skipped and the process runs no
+stages itself. All facts that depend only on the number of rows are computed once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,15 @@ from commplan.runtime.input.shm.slot_layout import Room, SlotLayout
 
 
 class _View(NamedTuple):
-    """An array in a slot. is_copied: whether the batch has a copy, so that it does not keep the slot."""
+    """An array in a slot.
+
+    Attributes:
+        ref: the value.
+        shape: its shape in a batch.
+        dtype: its dtype.
+        offset: its byte offset in the slot.
+        is_copied: whether the batch has a copy, which does not keep the slot from reuse.
+    """
 
     ref: Ref
     shape: tuple[int, ...]
@@ -34,12 +46,13 @@ class _Load(NamedTuple):
 
     Attributes:
         ref: the load.
-        coords: the members with separate orders.
+        coords: for each copy, the member's index along each axis of `Read.per`.
         shape: [copies, rows of a full batch].
-        leading: the sizes of the leading dimensions in a batch.
-        offset: the offset after the first record number in the slot.
-        rows: the rows of a batch.
-        counted: [rows], those that count by the visit's contract; all for a slice.
+        leading: the sizes of the leading dimensions in a batch, whose product is the number of copies.
+        offset: the byte offset of the numbers in the result of `UnitBatches.identities`.
+        rows: the number of rows of the batch.
+        counted: [rows], whether the row counts by the contract of the load's visit; a slice if all rows
+            count.
     """
 
     ref: Ref
@@ -61,7 +74,14 @@ class _Load(NamedTuple):
 
 
 class _Received(NamedTuple):
-    """Rows that other processes make. each: the bytes of a row. parts: the rows of each part."""
+    """A shared value, some of whose rows other processes make.
+
+    Attributes:
+        share: the value.
+        each: the bytes of a row.
+        rows: the number of rows of a batch.
+        parts: the number of rows of each part.
+    """
 
     share: Ref
     each: int
@@ -77,10 +97,10 @@ class UnitTable(NamedTuple):
         counts: the counts of a batch, read-only.
         loads: the record numbers of each load.
         received: the shared values.
-        mask: the rows that count.
-        size: the number of records that count.
-        tally: for each part the number of batches for which this process made it, then the number of batches
-            that it received.
+        mask: the rows that count; None if loads differ in rows or in the axes that split them.
+        size: the number of records that count, over all loads and members.
+        tally: [parts + 1], for each part the number of batches for which this process made it, then the
+            number of batches that it received. `Receipts` changes it.
     """
 
     views: list[_View]
@@ -102,6 +122,9 @@ class UnitRecords(Mapping[Ref, npt.NDArray[np.int64]]):
     Args:
         table: the facts of the unit.
         data: the result of `UnitBatches.identities`.
+
+    Attributes:
+        size: the number of records that count as visited.
     """
 
     __slots__ = ("_data", "_table", "size")
@@ -129,10 +152,10 @@ class Receipts:
     """The costs of receiving units, counted by the one thread that receives them.
 
     Attributes:
-        tables: the facts of the units.
-        key: the line of the plan that waits.
+        tables: the facts of full units and of the last unit of an epoch.
+        key: the id of the value in whose plan line waits are reported; "" in a single process.
         waited_s: seconds that the caller has waited for units.
-        upto: the last batch that was counted.
+        upto: the number of the last batch that was counted; -1 before the first.
     """
 
     tables: Sequence[UnitTable]
@@ -149,12 +172,16 @@ class Receipts:
                 table.tally[part] += 1
 
     def costs(self) -> Iterator[tuple[Ref, dict[str, float]]]:
-        """The waits, and the rows that other processes made, by line (see `Meter.counters`)."""
+        """The waits, and the rows that other processes made, by value (see `Meter.counters`).
+
+        Yields:
+            The id of a value, and amounts by name: seconds, records and bytes.
+        """
         yield self.key, {"wait_s": self.waited_s}
         for table in self.tables:
             for share, each, rows, sizes in table.received:
-                own_rows = sum(size * number for size, number in zip(sizes, table.tally[:-1], strict=True))
-                records = rows * table.tally[-1] - own_rows
+                made_rows = sum(size * number for size, number in zip(sizes, table.tally[:-1], strict=True))
+                records = rows * table.tally[-1] - made_rows
                 yield share, {"records": records, "nbytes": records * each}
 
 
@@ -166,7 +193,7 @@ class UnitBatches:
         orders: the orders of records.
         layout: the layout of a slot.
         steps: the number of steps of an epoch.
-        memory: allocates arrays.
+        memory: allocates the arrays of values that are copied.
 
     Attributes:
         seeds: the seed of each load.
@@ -179,9 +206,10 @@ class UnitBatches:
     ) -> None:  # fmt: skip
         self._program, self._orders, self._layout, self._memory = program, orders, layout, memory
         reads = [read for flow in program.flows for read in flow.reads]
-        identities = [layout.arrays[identity(read)] for read in reads]
-        self._from = min(room.offset for room in identities)
-        self._upto = max(room.offset + 8 * room.shape[0] * room.shape[1] for room in identities)
+        # One range of the slot has the record numbers of all loads (see `slot_layout`): it is copied at once.
+        rooms = [layout.arrays[identity(read)] for read in reads]
+        self._from = min(room.offset for room in rooms)
+        self._upto = max(room.offset + _nbytes(room) for room in rooms)
         self.seeds = {read.result: read.seed for read in reads}
         self._last_step = steps - 1  # only the last batch may have fewer rows
         self._full, self._last = self._table(0), self._table(steps - 1)
@@ -189,7 +217,7 @@ class UnitBatches:
 
     @property
     def are_views(self) -> bool:
-        """Whether the slot has all values in the layout of a batch."""
+        """Whether the slot has all values of the program in the layout of a batch."""
         tables = (self._full, self._last)
         return all(len(table.views) + len(table.counts) == len(self._program.roots) for table in tables)
 
@@ -198,12 +226,15 @@ class UnitBatches:
         return self._full if step < self._last_step else self._last
 
     def _table(self, step: int) -> UnitTable:
+        """Compute the facts of the batch at `step`."""
         program, arrays = self._program, self._layout.arrays
         states = [self._state(index, step) for index in range(len(program.flows))]
         views: list[_View] = []
         counts: dict[Ref, Array] = {}
         loads: dict[Ref, _Load] = {}
         received: list[_Received] = []
+
+        # The record numbers and counts of each load, and the shared values.
         for index, state in enumerate(states):
             rows, cut = len(state.rows), self._layout.divisions[index]
             for read in state.flow.reads:
@@ -222,6 +253,8 @@ class UnitBatches:
                 if isinstance(op, Share) and op.result in arrays:
                     room = arrays[op.result]
                     received.append(_Received(op.result, _nbytes(room) // room.shape[1], rows, parts))
+
+        # The arrays that are views of the slot, and which of them are copied.
         for ref in program.roots:
             if ref in counts:
                 continue
@@ -232,6 +265,7 @@ class UnitBatches:
         nbytes = {view.ref: _nbytes(view) for view in views}
         copied = smallest(nbytes, sum(map(_nbytes, arrays.values())))
         views = [view._replace(is_copied=view.ref in copied) for view in views]
+
         size = sum(np.arange(load.rows)[load.counted].size * len(load.coords) for load in loads.values())
         tally = [0] * (self._layout.parts + 1)
         return UnitTable(views, counts, loads, received, mask(program, states, {}), size, tally)
@@ -254,9 +288,9 @@ class UnitBatches:
         Args:
             root: the bytes of the slot. The arrays keep a reference to them.
             epoch: the epoch.
-            step: the step.
-            number: the number of the batch.
-            parts: the parts that this process made, among several processes.
+            step: the step in the epoch.
+            number: the number of the batch since the iterator began.
+            parts: the parts of the batch that this process made.
         """
         table = self._full if step < self._last_step else self._last
         values: dict[Ref, Array] = dict(table.counts)
@@ -278,5 +312,5 @@ def _nbytes(array: _View | Room) -> int:
 
 
 def are_units(program: HostProgram) -> bool:
-    """Whether all stages of the batches of `program` are in the ring."""
+    """Whether all stages of the batches of `program` run before the slots of the ring."""
     return all(flow.moved and not flow.after for flow in program.flows)

@@ -1,4 +1,8 @@
-"""The batches of a phase between its ring and the caller, with the stages that each process runs itself."""
+"""The batches of a phase between its ring and the caller, with the stages that each process runs itself.
+
+`PhaseBatches` takes its batches from a `BatchWindow`, which waits for their units and runs the remaining
+stages ahead of the caller.
+"""
 
 from __future__ import annotations
 
@@ -28,18 +32,18 @@ if TYPE_CHECKING:
     from commplan.runtime.input.stages.worker_pool import Workers
     from commplan.runtime.input.unit_batches import UnitBatches
 
-_END_S = 1.0  # seconds for threads to end after an interruption
+_END_S = 1.0  # seconds that `close` waits for threads to end after an interruption
 
 
 @dataclass
 class _Entry:
-    """A batch that the caller has not passed yet, unless it is only a unit.
+    """A batch that the caller has not passed yet. Batches that are one unit need no entry.
 
     Attributes:
         builder: builds the batch.
-        tasks: the stages that this process runs itself; None before the units are made.
-        begun: those of `tasks` that run in other threads.
-        batch: the finished batch.
+        tasks: the stages that this process runs itself; None before the unit of the batch is made.
+        begun: the first of `tasks`, which stage threads run or have run.
+        batch: the finished batch; None before.
     """
 
     builder: BatchBuilder
@@ -56,11 +60,11 @@ class BatchWindow:
         inputs: the inputs of the batches.
         threads: the number of threads for stages that each process runs itself.
         name: the prefix of the threads' names.
-        workers: the worker processes, if any.
+        workers: the worker processes that make batches; None if threads make them.
         calls: detects user functions that do not return.
-        record: the record of this process's run, if any.
+        record: the record of this process's run; None if the run is not recorded.
         exchange: waits for the units; None if the phase has no value that can be stored in a slot.
-        unit_batches: makes batches of units if all stages are in the ring.
+        unit_batches: makes batches that are one unit; None if this process runs stages itself.
     """
 
     inputs: BatchInputs
@@ -74,11 +78,11 @@ class BatchWindow:
     _entries: dict[int, _Entry] = field(default_factory=dict[int, _Entry])
     _stage_threads: StageThreads | None = None
     _lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may acquire it again
-    _callers: set[int] = field(default_factory=set[int])  # threads that use the slots
+    _callers: set[int] = field(default_factory=set[int])  # identifiers of threads that use the slots
     _is_closed: bool = False
     _has_departed: bool = False
     _process: int = field(default_factory=os.getpid)
-    _is_interrupted: bool = False  # during a wait for a batch, whose construction may hang
+    _is_interrupted: bool = False  # a wait for a batch was interrupted, so its construction may hang
 
     def take(self, number: int, ahead: int) -> tuple[HostBatch, int, float]:
         """Wait for batch `number`. An interrupted caller can call again.
@@ -88,9 +92,11 @@ class BatchWindow:
             ahead: the number of batches to move between hosts, if the caller's thread does this.
 
         Returns:
-            The batch, the number of ready batches, and the seconds waited.
+            The batch, the number of consecutive batches from `number` on that were ready before the wait, and
+            the seconds waited.
 
         Raises:
+            ClosedError: if the window is closed.
             Exception: the error of the batch.
         """
         caller, record, failure = self._enter(), self.record, None
@@ -113,7 +119,11 @@ class BatchWindow:
             self._exit(caller)
 
     def _enter(self) -> int:
-        """Keep the slots until `_exit`, which takes the result."""
+        """Keep the slots mapped until `_exit` is called with the result, the identifier of this thread.
+
+        Raises:
+            ClosedError: if the window is closed.
+        """
         caller = threading.get_ident()
         # No lock: `abandon` sets `_is_closed` before it reads `_callers`.
         self._callers.add(caller)
@@ -123,15 +133,13 @@ class BatchWindow:
         return caller
 
     def _exit(self, caller: int) -> None:
+        """End the use of the slots by `caller`. If the window was closed meanwhile, the last caller leaves."""
         self._callers.discard(caller)
         if self._is_closed and not self._callers:
             self._depart()
 
     def _take(self, number: int, ahead: int) -> tuple[HostBatch, int, float]:
-        """Wait for a batch.
-
-        Returns it, the number of batches that were ready before, and the seconds waited.
-        """
+        """As `take`, without a record."""
         begun, ready = time.perf_counter(), 0
         exchange, units = self.exchange, self.unit_batches
         if exchange is not None:
@@ -157,11 +165,14 @@ class BatchWindow:
 
     @functools.cached_property
     def _uses_stage_threads(self) -> bool:
-        """Whether stages that each process runs itself follow the shared ones."""
+        """Whether this process runs stages itself, after those that fill the slots."""
         return self.exchange is not None and any(flow.after for flow in self.inputs.program.flows)
 
     def _begin(self, number: int) -> _Entry:
-        """Wait for the units of batch `number` and begin the remaining stages."""
+        """Wait for the unit of batch `number` and begin the stages that this process runs itself.
+
+        Without stage threads, all stages run now, in the calling thread.
+        """
         entry, exchange = self._entries.get(number), self.exchange
         if entry is None:
             entry = self._entries[number] = _Entry(self.inputs.factory.batch(number))
@@ -186,7 +197,7 @@ class BatchWindow:
         return entry
 
     def arm(self, end: int) -> None:
-        """Request all batches before `end`."""
+        """Request all batches before number `end`. Does nothing if the window is closed."""
         with contextlib.suppress(ClosedError):  # `take` raises it
             caller = self._enter()
             try:
@@ -196,10 +207,10 @@ class BatchWindow:
                 self._exit(caller)
 
     def pass_on(self, number: int, end: int) -> None:
-        """Drop all batches before `number`, and begin the stages of made batches from `number` to `end`."""
-        for place in tuple(self._entries):
-            if place < number:
-                self._entries.pop(place, None)  # another thread may close the batches
+        """Drop all batches before `number`, and begin the stages of made batches in [number, end)."""
+        for old in tuple(self._entries):
+            if old < number:
+                self._entries.pop(old, None)  # another thread may close the batches
         if self.exchange is None:
             return
         self.exchange.pass_on(number)
@@ -250,7 +261,7 @@ class BatchWindow:
         if self.exchange is not None:
             self.exchange.producers.detach()
             made_slots = self.exchange.made_slots
-            if not made_slots.is_private:  # private ones are also those of callers, which `leave` closes
+            if not made_slots.is_private:  # `leave` closes private slots, which callers use, too
                 made_slots.close()  # a thread that still makes a part keeps the slot of that part
 
     def abandon(self) -> None:
@@ -273,14 +284,17 @@ class BatchWindow:
             self._depart()
 
     def end(self) -> None:
-        """Stop, from a finalizer. Joins threads only at interpreter exit, when no running code can hold a
-        lock that they need."""
+        """Stop, from a finalizer.
+
+        Threads are joined only at interpreter exit, when no running code can hold a lock that they need.
+        """
         if threading.main_thread().is_alive():
             self.abandon()
         else:
             self.close()
 
     def _depart(self) -> None:
+        """Leave the group and close the worker processes, once."""
         with self._lock:
             if self._has_departed:
                 return
