@@ -1,4 +1,8 @@
-"""The attachment of a process to a ring, shared by its members, with the threads that make units."""
+"""The attachment of a process to a ring, shared by its members, with the threads that make units.
+
+Feeds and members with separate clocks use it. Processes of a group that take all batches together use
+`GroupExchange` instead.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +31,10 @@ if TYPE_CHECKING:
     from commplan.runtime.input.stages.stage_threads import StageThreads
     from commplan.runtime.input.stages.worker_pool import Workers
 
-_END_S = 1.0  # timeout of threads that end
+_END_S = 1.0  # seconds to wait for each thread to end
 OPEN: list[Attachment] = []  # open attachments of this process
 LEFT: list[Attachment] = []  # closed attachments whose threads are still running
-_COMER = -1  # a placeholder in `Attachment.members` while a member joins
+_JOINING = -1  # a placeholder in `Attachment.members` while a member joins
 
 
 os.register_at_fork(after_in_child=lambda: (OPEN.clear(), LEFT.clear()))
@@ -45,7 +49,7 @@ def _leave_all() -> None:
 
 
 class Member(Protocol):
-    """The interface of a member for other threads of its process."""
+    """The interface of a member (`RingMember`) for other threads of its process."""
 
     def let_go_if_idle(self) -> None:
         """Stop keeping units for this member if it has been between two epochs for too long."""
@@ -58,7 +62,12 @@ class Member(Protocol):
 
 @dataclass
 class Driver:
-    """The thread that opened a member, and the thread that requested its last batch, if any."""
+    """The threads that drive a member.
+
+    Attributes:
+        opener: the thread that opened the member.
+        thread: the thread that requested its last batch; None before the first one.
+    """
 
     opener: threading.Thread
     thread: threading.Thread | None = None
@@ -69,18 +78,18 @@ class Attachment:
     """A ring that members of this process read.
 
     Attributes:
-        name: the name in thread names.
-        ring: the ring.
+        name: the name of the ring in the names of threads.
+        ring: the ring, which this process has joined.
         content: the program of the units.
         units: makes the units.
         workers: worker processes that make the units; None if threads do.
         carriage: moves units between hosts; None if there is one host.
-        calls: detects user functions that do not return.
+        calls: detects user functions that do not return; None without this check.
         recording: the record of this process's run.
         producers: the threads that make units.
-        members: the numbers of the members of this process.
-        drivers: the driver of each member.
-        looks: weak references to the members.
+        members: the numbers of the members of this process, and -1 while one joins a running attachment.
+        drivers: the driver of each member, by number.
+        looks: a weak reference to each member, by number.
         record_lock: held while `recording` is changed.
     """
 
@@ -120,7 +129,10 @@ class Attachment:
         self.producers.start()
 
     def stage_threads(self, most: int) -> StageThreads:
-        """The threads for the members' private work, created with at most `most` threads."""
+        """The threads for the stages that members run themselves.
+
+        The first call creates them. `most` is the number of threads; later calls ignore it.
+        """
         with self._leaving:
             if self._stage_threads is None:
                 from commplan.runtime.input.stages import stage_threads  # noqa: PLC0415  few members need any
@@ -156,6 +168,7 @@ class Attachment:
                 self.leave(member)
 
     def _look_after(self) -> None:
+        """Complete departures and release units of idle members. The supervisor of `producers` calls this."""
         if self._leaving.acquire(blocking=False):  # otherwise another thread does it
             try:
                 self.leave_forgotten()
@@ -166,6 +179,7 @@ class Attachment:
                 member.let_go_if_idle()
 
     def _close(self) -> None:
+        """Leave the ring, after the last thread has ended."""
         if self.workers is not None:
             self.workers.close()
         if self.carriage is not None:
@@ -177,11 +191,11 @@ class Attachment:
     @contextlib.contextmanager
     def kept(self) -> Generator[None]:
         """Keep the attachment open, even if all of its members are collected during the block."""
-        self.members.add(_COMER)
+        self.members.add(_JOINING)
         try:
             yield
         finally:
-            self.members.discard(_COMER)
+            self.members.discard(_JOINING)
             if not self.members:
                 self._end()
 

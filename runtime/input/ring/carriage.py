@@ -33,15 +33,19 @@ class Carriage:
         host: the index of this host.
 
     Attributes:
-        leader: the place of the leading process.
+        ring: the ring of this host.
+        carrier: the transport.
+        leader: the place of the leading process; 0 before the first `elect`.
         unit: the unit that is moved next.
-        failure: the first unit that `run` could not move, with the error.
+        failure: the first unit that `run` could not move, with the error; None if there is none.
         thread: the identifier of the thread that calls `run`; 0 if there is none.
     """
 
     def __init__(self, ring: Ring, units: Units, slots: Slots, carrier: Carrier, host: int) -> None:
-        self.ring, self.carrier, self.leader = ring, carrier, 0
-        self.unit, self.thread = 0, 0
+        self.ring, self.carrier = ring, carrier
+        self.leader = 0
+        self.unit = 0
+        self.thread = 0
         self.failure: tuple[int, BaseException] | None = None
         self._units, self._slots, self._host = units, slots, host
         self._reserved = -1  # the last unit whose transfer `run` has reserved
@@ -51,7 +55,7 @@ class Carriage:
         return self.leader == self.ring.place
 
     def elect(self) -> bool:
-        """Choose another leader if the current one is not alive.
+        """Choose another leader if the current one is not alive: the first living process of the host.
 
         Returns:
             True if this call made this process the leader.
@@ -68,7 +72,8 @@ class Carriage:
     def locked(self, change: Callable[[], _Result]) -> _Result:
         """Return `change()`, which acquires the ring's lock.
 
-        The transfer thread has no timeout, because it must record each transfer. Consumers have one.
+        The transfer thread waits for the lock without a timeout, because it must record each transfer. A
+        consumer that moves units in its own thread has the timeout of `SharedMemory.locked`.
         """
         return change() if self.carrier.by_caller else persistent(change)
 
@@ -88,7 +93,14 @@ class Carriage:
         return True
 
     def move(self, unit: int, root: Any) -> None:
-        """Move the parts of `unit`; `root` is the memory of its slot."""
+        """Move the parts of `unit`.
+
+        Hosts that lack the previous unit, because a host died during its transfer, receive that unit, too.
+
+        Args:
+            unit: the unit.
+            root: the memory of its slot.
+        """
         layout, units = self._units.layout, self._units
         has_before = unit > self.ring.header.get("start")
         memory = self._slots.memory
@@ -130,7 +142,8 @@ class Carriage:
         """Move the next unit, if possible, independently of the consumers of this host.
 
         Args:
-            number: a cursor without a process. Its position is the first unit that has not been moved.
+            number: the number of a cursor without a process. Its position is the first unit that has not been
+                moved.
 
         Returns:
             Whether it was moved.
@@ -154,6 +167,6 @@ class Carriage:
         """Request the slot of `unit` from members that are between two epochs, if a cursor needs `unit`."""
         armed = max((record.get("armed") for record in self.ring.present()), default=0)
         is_wanted = unit < armed and not self.ring.is_open(unit)
-        self.ring.cursors[number].set(wanted=(unit + 1) * is_wanted)
+        self.ring.cursors[number].set(wanted=unit + 1 if is_wanted else 0)
         if is_wanted:
             ring_bell(self.ring.memory.bell("changed"))

@@ -18,11 +18,13 @@ from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.wait import Wait, until
 
 SILENT_S = 5.0  # seconds of a wait after which parts are dealt to other makers; see `Ring.excuse`
-_WANTED, _WAITS_SINCE, _WAITED_NS = (CURSOR[name] for name in ("wanted", "waits_since", "waited_ns"))
+_WANTED = CURSOR["wanted"]
+_WAITS_SINCE = CURSOR["waits_since"]
+_WAITED_NS = CURSOR["waited_ns"]
 
 
 class Waiter(Protocol):
-    """The behavior of a consumer that waits for a unit."""
+    """The behavior of a consumer that waits for a unit: `GroupExchange` or `MemberWaiter`."""
 
     @property
     def timeout(self) -> float:
@@ -35,12 +37,14 @@ class Waiter(Protocol):
 
     def blocked(self, unit: int) -> None:
         """Called before a wait for a unit without a slot. Raises if the wait cannot end."""
+        ...
 
     def look(self, unit: int, waited: float) -> None:
-        """Called a few times a second. Raises if the wait cannot end."""
+        """Called a few times a second, after `waited` seconds. Raises if the wait cannot end."""
+        ...
 
     def late(self, unit: int, waited: float) -> NoReturn:
-        """Raise the timeout error."""
+        """Raise the timeout error, after `waited` seconds."""
         ...
 
 
@@ -50,13 +54,17 @@ class Cursor:
     Args:
         ring: the ring.
         number: the number of the cursor.
-        keep: the most units that arrays may reference without a copy.
-        slots: a mapping of the slots that only this cursor uses.
+        keep: the most units that arrays may reference without a copy, at least 1.
+        slots: a mapping of the slots. In a single process, the producers may use it, too.
         waiter: the behavior of waits.
         recording: receives an entry for each wait.
 
     Attributes:
-        roots: the slots of the batch that is being built.
+        ring: the ring.
+        number: the number of the cursor.
+        slots: the mapping of the slots.
+        record: the words of the cursor.
+        roots: the bytes of the slots that are borrowed for batches in use, by unit.
     """
 
     def __init__(
@@ -66,7 +74,8 @@ class Cursor:
         self.record = ring.cursors[number]
         self.roots: dict[int, Any] = {}
         self._words, self._slot_words = self.record.words, ring.memory.slots
-        self._count, self._borrowed = ring.slot_count, min(keep, ring.slot_count) - 1
+        self._slot_count = ring.slot_count
+        self._earlier = min(keep, ring.slot_count) - 1  # borrowed units in addition to the one that is taken
         self._waiter, self._recording = waiter, recording
         self._look_s = min(LOOK_S, waiter.timeout)
         self._bell = ring.memory.bell("made")
@@ -74,7 +83,11 @@ class Cursor:
         slots.returned = self._returns.add  # creates no reference cycle
 
     def enter(self, **values: int) -> None:
-        """Initialize the words of the cursor with `values`. The caller holds the ring's lock."""
+        """Initialize the words of the cursor except `state` and `position`. The caller holds the ring's lock.
+
+        Args:
+            **values: further words.
+        """
         words = dict.fromkeys(("records", "waited_ns", "wanted", "private", "armed", "idle_since"), 0)
         self.record.set(process=self.ring.place + 1, since=time.monotonic_ns(), **words, **values)
         places = self.ring.header.get("cursor_places")
@@ -99,15 +112,18 @@ class Cursor:
 
         Returns:
             The bytes of the slot, the wait in nanoseconds, and 1 if a part failed or skipped records, else 0.
+
+        Raises:
+            CommplanError: CP0923 if there is no memory for copies of earlier units; otherwise as `wait`.
         """
-        slots, words = self.slots, self._slot_words[unit % self._count].words
-        slots.recall_before(unit - self._borrowed)  # so that at most `keep` units are borrowed
-        if words[MADE] != unit + 1:
-            waited = self.wait(unit, self.ring.is_made)
+        slots, slot_words = self.slots, self._slot_words[unit % self._slot_count].words
+        slots.recall_before(unit - self._earlier)  # at most `keep` units are borrowed
+        if slot_words[MADE] != unit + 1:
+            waited_ns = self.wait(unit, self.ring.is_made)
         else:
-            waited = 0
+            waited_ns = 0
             fence()  # the slot must be read after this check
-        return slots.lend(unit, self.roots), waited, words[SPOILED]
+        return slots.lend(unit, self.roots), waited_ns, slot_words[SPOILED]
 
     def recall(self) -> None:
         """Release all slots. Arrays that reference them keep their contents."""
@@ -125,10 +141,14 @@ class Cursor:
 
         Returns:
             The wait in nanoseconds.
+
+        Raises:
+            ClosedError: if the ring is stopped or the consumer is closed.
+            CommplanError: the errors of the waiter.
         """
         words, begun = self._words, time.monotonic_ns()
         words[_WAITS_SINCE], words[_WANTED] = begun, unit + 1
-        record, waited = self._recording.record, 0
+        record, waited_ns = self._recording.record, 0
         operation = record.begin("wait", unit) if record is not None else 0
         try:
             self.wait_unrecorded(unit, is_there)
@@ -136,9 +156,9 @@ class Cursor:
             words[_WANTED] = 0
             if record is not None:
                 record.end(operation)
-            waited = time.monotonic_ns() - begun
-            words[_WAITED_NS] += waited
-        return waited
+            waited_ns = time.monotonic_ns() - begun
+            words[_WAITED_NS] += waited_ns
+        return waited_ns
 
     def wait_unrecorded(self, unit: int, is_there: Callable[[int], bool]) -> None:
         """Wait as `wait` does, in a thread other than the consumer's: it does not mark `unit` as wanted."""
@@ -159,6 +179,7 @@ class Cursor:
         return result
 
     def _wait_long(self, unit: int, is_there: Callable[[int], bool]) -> None:
+        """Wait up to the waiter's timeout, and check meanwhile that the wait can end."""
         ring, waiter = self.ring, self._waiter
 
         def attempt(seconds: float) -> bool:

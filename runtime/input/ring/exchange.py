@@ -1,4 +1,4 @@
-"""A single process or a process of a group: it makes its parts of the units and takes all units.
+"""A single process, or a process of a group: it makes its parts of the units and takes all units.
 
 Each host has a ring. The leader of a host is its first living process. When the parts of this host are made,
 the leader exchanges the parts of the unit with other hosts. Other processes wait for the complete unit.
@@ -43,24 +43,29 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class GroupExchange:
-    """This process's side of a group; a single process is a group of one. Units are numbered from the first
-    batch on.
+    """This process's side of a group; a single process is a group of one.
+
+    Units are batches, numbered from the first batch of this run on.
+
+    Methods that wait for a unit raise a `CommplanError`: CP0920 if a process died or left, CP0921 if one does
+    not respond, CP0922 if one is at another batch, CP0926 if a call of this process does not return, or the
+    errors of records. After `stop` they raise `ClosedError`.
 
     Attributes:
         ring: the ring of this host.
         units: makes the units.
         slots: a mapping of the slots for arrays that the process receives.
         errors: raises errors about other processes.
-        key: the key in `meter` of the line that shares.
+        key: the id in `meter` of the value that is shared; "" in a single process, which counts no waits.
         meter: the costs of the input.
         keep: the most batches that arrays may reference at a time without a copy.
         calls: detects user functions that do not return.
         recording: the record of this process's run.
-
-    Raises:
-        CommplanError: CP0920 if a process died or left, CP0921 if one does not respond, CP0922 if one is at
-            another batch, CP0926 if a call of this process does not return; the errors of records.
-        ClosedError: after `stop`.
+        awaited: the index in the group of the process that blocks a long wait; -1 if there is none.
+        group: the group.
+        carrier: moves parts between hosts; None on a single host.
+        made_slots: a mapping of the slots for the producers; `slots` itself if they are private.
+        producers: the threads that make units.
     """
 
     ring: Ring
@@ -72,7 +77,7 @@ class GroupExchange:
     keep: int
     calls: OverdueCalls
     recording: Recording
-    awaited: int = -1  # the process that blocks a long wait; -1 if there is none
+    awaited: int = -1
     _has_left: bool = False
     _is_released: bool = False  # this object no longer uses the ring; the last thread leaves it
     _has_ended: bool = False
@@ -92,17 +97,17 @@ class GroupExchange:
         self._cursor = Cursor(ring, ring.place, self.keep, self.slots, weakref.proxy(self), Recording())
         self.made_slots = self.slots if self.slots.is_private else ring.memory.mapped_slots()
         name = f"commplan-{group.run_id}"
-        self._armed = 0
+        self._armed = 0  # batches before this number have been requested
         self._process = ring.processes[ring.place].words
         self._is_in_order = group.count == 1  # whether all processes count batches equally
         self.producers = Producers(
-            ring, self.units, self.made_slots, name, self.recording, self._end_party, lambda: None
+            ring, self.units, self.made_slots, name, self.recording, self._leave_ring_at_end, lambda: None
         )
 
     # --- producing ---
 
     def arm(self, upto: int) -> None:
-        """Request all batches before `upto`."""
+        """Request all batches before number `upto`, and start the threads that make and move them."""
         self.producers.start()
         if self._carriage is not None and not self._carriage.carrier.by_caller:
             advance = functools.partial(self._advance, self._carriage)
@@ -127,7 +132,7 @@ class GroupExchange:
             a part failed or skipped records; then use `readable` and `lend`.
 
         Raises:
-            CommplanError: as `readable`.
+            CommplanError: as the class says.
         """
         root, waited_ns, is_spoiled = self._cursor.take(number)
         if waited_ns:
@@ -161,7 +166,10 @@ class GroupExchange:
             self._check(number)
 
     def _check(self, number: int) -> None:
-        """Raise the error of the first part of batch `number` that failed or belongs to another batch."""
+        """Raise the error of the first part of batch `number` that failed or belongs to another batch.
+
+        Does nothing if there is no such part.
+        """
         trouble = self.units.trouble(number, self.slots.memory(number))
         if trouble is None:
             self._is_in_order = self._carriage is None
@@ -181,6 +189,7 @@ class GroupExchange:
 
     @property
     def _division(self) -> Division:
+        """The division of the first flow. All flows have the same number of parts."""
         return next(iter(self.units.layout.divisions.values()))
 
     def lend(self, number: int) -> tuple[Mapping[Ref, Array], Sequence[int] | None]:
@@ -196,9 +205,9 @@ class GroupExchange:
     def pass_on(self, number: int) -> None:
         """Release the slots of batches before `number` that no array references."""
         roots = self._cursor.roots
-        for place in tuple(roots):
-            if place < number:
-                roots.pop(place, None)  # another thread may close the batches
+        for old in tuple(roots):
+            if old < number:
+                roots.pop(old, None)  # another thread may close the batches
 
     def handed(self, number: int) -> None:
         """Record that the caller receives batch `number`. Arrays of the last `keep` batches need no copy."""
@@ -212,26 +221,39 @@ class GroupExchange:
 
     @property
     def timeout(self) -> float:
-        """The timeout of waits. It is shorter for the leader, which reports the blocking process."""
+        """The timeout of waits in seconds.
+
+        With several hosts, the thread that leads a host has the group's timeout, and all others have twice as
+        much: the leader finds the blocking process and raises its error first.
+        """
         if self.group.count == 1:
             return LONGEST_S  # a call that does not return ends it
         is_shorter = self.carrier is None or (self.leads() and not self._is_led_by_thread())
         return self.group.timeout * (1 if is_shorter else 2)
 
     def _is_led_by_thread(self) -> bool:
-        """Whether another thread of this process leads the host. Only that thread looks for the reason of a
-        wait, because the error must reach the other hosts before the caller raises it and leaves."""
+        """Whether another thread of this process leads the host.
+
+        Only that thread looks for the reason of a wait, because the error must reach the other hosts before
+        the caller raises it and leaves.
+        """
         thread = 0 if self._carriage is None else self._carriage.thread
         return thread not in (0, threading.get_ident()) and self.leads()
 
     def is_open(self) -> bool:
+        """True: `stop` also stops the ring, which ends the waits."""
         return True
 
     def blocked(self, unit: int) -> None:
         """Do nothing: other processes still have to take the previous unit in the slot."""
 
     def look(self, unit: int, waited: float) -> None:
-        """Check and report a long wait. Raises an error if the wait cannot end."""
+        """Check and report a long wait. Raises an error if the wait cannot end.
+
+        Args:
+            unit: the unit that this process waits for.
+            waited: seconds since the begin of the wait.
+        """
         if self._carriage is not None:
             self._carriage.check(unit)
             self._carriage.elect()
@@ -256,7 +278,7 @@ class GroupExchange:
             self.errors.warn(self.awaited, waited, task, self.ring.processes[place].get("pid"))
 
     def late(self, unit: int, waited: float) -> NoReturn:
-        """Raise the timeout error."""
+        """Raise the timeout error, about a call of this process if no other process blocks `unit`."""
         makers, takers = self._awaited_by(unit)
         places = [place for place in (*takers, *makers) if place != self.ring.place]
         if not places:
@@ -272,12 +294,14 @@ class GroupExchange:
         return [place for place in makers if place not in (self.ring.place, -1)], takers
 
     def _state(self, place: int) -> int:
+        """The state of the process at `place`, such as `LIVES`."""
         return self.ring.processes[place].get("state")
 
     def _lives(self, place: int) -> bool:
         return self._state(place) == LIVES and self.ring.memory.lives(place)
 
     def _silent(self, place: int, seconds: float) -> NoReturn:
+        """Raise the error for the process at `place`, which has not responded for `seconds`."""
         from commplan.recorder.processes import process_state  # noqa: PLC0415  loaded if a wait lasts
 
         pid = self.ring.processes[place].get("pid")
@@ -348,7 +372,8 @@ class GroupExchange:
     def _carry(self, carriage: Carriage, number: int) -> None:
         """Move the parts of batch `number` between hosts. If a wait fails, send its error instead.
 
-        If another process has reserved the transfer, wait until it completes the transfer or has ended."""
+        If another process has reserved the transfer, wait until it completes the transfer or has ended.
+        """
         ring = self.ring
         try:
             self._cursor.wait_unrecorded(number, ring.is_whole)
@@ -391,9 +416,9 @@ class GroupExchange:
             if self.carrier is not None:
                 self.carrier.close()
             self._is_released = True
-            self._end_party()
+            self._leave_ring_at_end()
 
-    def _end_party(self) -> None:
+    def _leave_ring_at_end(self) -> None:
         """Leave the ring if neither this object nor the producers use it any more."""
         with self._lock:
             is_last = self._is_released and not self.producers.alive and not self._has_ended

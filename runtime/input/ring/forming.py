@@ -1,4 +1,7 @@
-"""Forming a group: its processes on one host join a new ring."""
+"""Forming a group: its processes on one host create or join a ring, and wait for each other.
+
+`form` is for processes that take all batches together; `join_group` is also for members with separate clocks.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ from commplan.wait import Wait, until
 if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
 
-KIND = "group"  # a part of the name of the memory
+KIND = "group"  # the kind of memory in its name; see `meeting.fresh`
 
 
 class JoinedGroup(NamedTuple):
@@ -43,7 +46,7 @@ class JoinedGroup(NamedTuple):
         ring: the ring of the group on this host.
         layout: the layout of a slot.
         errors: raises errors about other processes.
-        share: the stage that shares.
+        share: the first stage that shares.
     """
 
     ring: Ring
@@ -70,12 +73,16 @@ def join_group(
         epoch_cursor: the epochs and steps of units.
         order: a checksum of the order of records.
         slots: the number of slots.
-        members: the members, if they advance independently. Then a process may leave at any time.
+        members: the members, if they advance independently. Then a process may leave at any time. None if all
+            processes take all batches together.
         doing: see `PeerErrors`.
 
     Raises:
-        CommplanError: CP0761, CP0920 to CP0923.
+        CommplanError: CP0761 if the division of parts is invalid, CP0920 if a process has gone, CP0921 if one
+            does not join in time or this process is there twice, CP0922 if two processes differ, CP0923 if
+            there is not enough memory.
     """
+    # The stages that share, and the makers of parts on this host.
     shares = {index: flow.shared for index, flow in enumerate(program.flows) if flow.shared is not None}
     divisions = {index: _proved(group, program, index, share) for index, share in shares.items()}
     share = next(iter(shares.values()))
@@ -85,6 +92,8 @@ def join_group(
     readers = {reader for each in divisions.values() for reader in each.readers}
     makers = max(1, len(readers.intersection(group.local)))
     over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
+
+    # All processes must agree on these facts, whose names are for messages.
     facts = {
         "the plan": program.schedule.plan_digest or program.schedule.plan,
         "the place in the order": (epoch_cursor.epoch, epoch_cursor.step, members and members.start),
@@ -94,12 +103,15 @@ def join_group(
         "the division of parts among processes": sorted(divisions.items()),
         "the indices of other axes": sorted((a, i) for a, i in program.local.items() if a not in over),
     }
+
+    # The shape and the header of the ring, which the first process creates.
     ops = [op for flow in program.flows if flow.shared for op in flow.before if isinstance(op, Read | Share)]
     ends_with_one = members is None and all(op.hints.on_failure != "continue" for op in ops)
     if group.carrier is None:
         cores = min(len(os.sched_getaffinity(0)) * makers, os.cpu_count() or 1)
         divisions = divisions_of(program, parts_of(program, cores))
-    count, place, is_carried = len(group.local), group.local.index(group.index), group.carrier is not None
+    count, place = len(group.local), group.local.index(group.index)
+    is_carried = group.carrier is not None
     errors, layout = PeerErrors(group, blame, doing), slot_layout(program, divisions)
     values = {
         "count": count,
@@ -108,8 +120,8 @@ def join_group(
         "makers": makers,
     }
     values |= {"epoch": epoch_cursor.steps, "unit": program.flows[0].batch}
-    number, start, cursors = place, 0, count
-    if members is not None:
+    number, start, cursors = place, 0, count  # this process's cursor, the first unit, the number of cursors
+    if members is not None:  # the last cursor is that of transfers between hosts, if there are any
         number, start, cursors = members.first, members.start, members.most + is_carried
     shape = Shape(slots, layout.nbytes, layout.parts + is_carried, count, cursors)
     with meeting.exclusive():
@@ -120,7 +132,7 @@ def join_group(
         if is_carried:
             for part in set(range(layout.parts)).difference(divisions[min(divisions)].parts_on(group.host)):
                 memory.slots[-1].words[PARTS + part] = DONE  # other hosts make this part
-        else:  # the first process may have a different number of cores
+        else:  # the first process may have another number of cores, and therefore of parts
             layout = layout_of(program, memory.shape.parts)
         ring, threads = Ring(memory), hints(program)[1]
         available = min(memory.add_cores(os.sched_getaffinity(0)), makers * threads)
@@ -151,9 +163,9 @@ class Members(NamedTuple):
     """The members of a group that advance independently.
 
     Attributes:
-        first: the member of this process that joins.
+        first: the number of the member of this process that joins first.
         start: the first unit of the group.
-        most: the number of members in the plan.
+        most: the number of members in the plan, over all processes.
     """
 
     first: int
@@ -185,7 +197,10 @@ def form(
         calls: detects user functions that do not return.
         recording: the record of this process's run.
         doing: see `PeerErrors`.
-        pinning: registers the slots with devices.
+        pinning: registers the slots with devices; None without devices.
+
+    Returns:
+        This process's side of the group. A single process has a ring of its own.
 
     Raises:
         CommplanError: as `join_group`.
@@ -212,8 +227,10 @@ def _form_single(
     group: Group, inputs: BatchInputs, order: int, slots: int, keep: int, calls: OverdueCalls,
     recording: Recording, pinning: Pinning | None,
 ) -> GroupExchange:  # fmt: skip
-    """Create a ring for a process without a group. Its slots are private memory, unless worker processes
-    write to them."""
+    """Create a ring for a process without a group.
+
+    Its slots are private memory, unless worker processes write to them.
+    """
     program, epoch_cursor, threads = inputs.program, inputs.epoch_cursor, hints(inputs.program)[1]
     title, is_private = f"the batches of phase `{program.phase.name}`", inputs.workers is None
     layout = layout_of(program, parts_of(program, threads))
@@ -237,7 +254,11 @@ def _form_single(
 
 
 def _proved(group: Group, program: HostProgram, flow: int, share: Share) -> Division:
-    """The division of flow number `flow` among the processes, verified for the actual layout of hosts."""
+    """The division of flow number `flow` among the processes, verified for the actual layout of hosts.
+
+    Raises:
+        CommplanError: CP0761 if the proof fails.
+    """
     readers = share.readers if group.readers is None else group.readers
     chosen = group.carrier.division if group.carrier else division(share.design, group.hosts, readers)
     broken = prove_division(chosen, program.flows[flow].batch)
@@ -250,7 +271,19 @@ def _proved(group: Group, program: HostProgram, flow: int, share: Share) -> Divi
 def _memory(
     errors: PeerErrors, phase: str, shape: Shape, facts: Mapping[str, object], **values: int
 ) -> SharedMemory:
-    """Open the memory of the group; the first process creates it. The caller holds `meeting.exclusive`."""
+    """Open the memory of the group; the first process creates it. The caller holds `meeting.exclusive`.
+
+    Args:
+        errors: raises errors about other processes.
+        phase: the name of the phase.
+        shape: the sizes of the ring, if this process creates it.
+        facts: the facts on which all processes must agree.
+        **values: words of the header, if this process creates it.
+
+    Raises:
+        CommplanError: CP0921 if this process has the group open already, CP0922 if facts differ, CP0923 if
+            there is not enough memory.
+    """
     group = errors.group
     name, title = f"{group.run_id}-{phase[:100]}-{group.host}", f"the group of run {group.run_id!r}"
     mine = {fact: sha256(repr(value).encode())[:16] for fact, value in facts.items()}
@@ -265,6 +298,7 @@ def _memory(
                 memory.close()
             continue
         theirs = memory.facts()
+        # A bit for each fact that differs, in the order of `facts`: the waiting processes read them.
         unlike = sum(1 << at for at, fact in enumerate(mine) if theirs.get(fact) != mine[fact])
         if unlike:
             memory.header.set(refused=unlike << 32 | group.index + 1)
@@ -287,7 +321,12 @@ def _memory(
 
 
 def _await_peers(errors: PeerErrors, ring: Ring, facts: Sequence[str]) -> None:
-    """Wait until all processes of the host have joined."""
+    """Wait until all processes of the host have joined, and seal the ring.
+
+    Raises:
+        CommplanError: CP0920 if a process has gone, CP0921 after the group's timeout, CP0922 if another
+            process was refused.
+    """
     group, header, memory = errors.group, ring.header, ring.memory
     bell, reporter = memory.bell("changed"), WaitReporter(wait_log.START_S)
 
@@ -332,6 +371,7 @@ def _look_after_joined(errors: PeerErrors, ring: Ring) -> None:
 
 
 def _refuse_second(errors: PeerErrors) -> NoReturn:
+    """Raise CP0921: the place of this process in the ring is in use."""
     message = f"another process {errors.group.index} of this run is there"
     errors.blame.fail("CP0921", message, "give every run a different id")
 

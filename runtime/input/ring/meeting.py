@@ -20,11 +20,11 @@ from commplan.runtime.input.ring.words import HEADER, MAGIC, PROCESS_LOCK, Shape
 from commplan.runtime.input.shm.locks import default_folder, is_locked
 from commplan.wait import Wait, until
 
+# The target of a descriptor's link in /proc: the kind and the name of the memory (see `fresh`).
 _LINK = re.compile(r"/memfd:commplan-([a-z]+)-([A-Za-z0-9_.-]+)(?: \(deleted\))?")
-BEGIN_S = 20.0  # timeout of another process that compiles its plan
 _MEMORY = Path("/proc/meminfo")
-MEET_S = 60.0  # timeout of waits for another process to join or leave, which takes milliseconds
-
+BEGIN_S = 20.0  # seconds to wait for another process that compiles its plan
+MEET_S = 60.0  # seconds to wait for another process that joins or leaves, which takes milliseconds
 
 OPENING = threading.RLock()  # held by the thread of this process that opens or closes rings
 
@@ -35,7 +35,7 @@ class Found(NamedTuple):
     Attributes:
         name: the name of the feed, group or cache.
         key: the device and inode of the file.
-        path: a path that opens the file.
+        path: a path that opens the file, in /proc.
     """
 
     name: str
@@ -55,12 +55,12 @@ def check_name(name: object) -> str:
 
 
 def fresh(name: str, nbytes: int, kind: str = "feed") -> int:
-    """Allocate memory for a feed or a group.
+    """Allocate memory for a ring.
 
     Args:
         name: the name of the feed or group.
         nbytes: the size of the memory.
-        kind: the kind of memory, a part of its name.
+        kind: the kind of memory, a part of its name: "feed", "group", or "own" for the ring of one process.
 
     Returns:
         The descriptor of the memory.
@@ -81,7 +81,7 @@ def fresh(name: str, nbytes: int, kind: str = "feed") -> int:
 
 
 def _available() -> float:
-    """The kernel's estimate of the memory that can be allocated without swapping, in bytes."""
+    """The kernel's estimate of the bytes that can be allocated without swapping; infinite if unknown."""
     with contextlib.suppress(OSError, ValueError):
         for line in _MEMORY.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -100,9 +100,9 @@ def created(
         title: the name of the ring in messages.
         shape: the sizes of the ring.
         facts: see `SharedMemory.lay_out`.
-        kind: the kind of memory, a part of its name.
+        kind: see `fresh`.
         refuse: raises an error with a code, a message and notes.
-        has_slots: whether the file contains the slots.
+        has_slots: whether the file contains the data of the slots. If not, they are private memory.
         **values: words of the header.
 
     Raises:
@@ -126,7 +126,15 @@ def created(
 
 
 def opened(candidate: Found, title: str) -> SharedMemory | None:
-    """Open the ring in the file of `candidate`; None if it contains no ring with a living process."""
+    """Open the ring in the file of `candidate`.
+
+    Args:
+        candidate: the file. This process does not have it open: closing it would release its locks.
+        title: the name of the ring in messages.
+
+    Returns:
+        The ring; None if the file contains no complete ring with a living process, or cannot be opened.
+    """
     try:
         descriptor = io.open_file(candidate.path, os.O_RDWR)
     except OSError:
@@ -157,7 +165,7 @@ def opened(candidate: Found, title: str) -> SharedMemory | None:
 
 @contextlib.contextmanager
 def visited(candidate: Found, title: str) -> Generator[SharedMemory | None]:
-    """Open the ring in the file of `candidate` for inspection; None if it contains no ring.
+    """Open the ring in the file of `candidate` for inspection, as `opened`; None if it contains no ring.
 
     If this process already has the ring open, the result is that ring, because opening and closing the file
     again would release its locks. No other thread of this process opens or closes rings during the visit.
@@ -208,7 +216,8 @@ def exclusive() -> Generator[None]:
     The mechanism is a lock on a temporary folder. The kernel releases the lock when the process ends.
 
     Raises:
-        CommplanError: CP0928 if another process holds the lock for `MEET_S`; it is probably stopped.
+        CommplanError: CP0928 if another process holds the lock for `MEET_S`, probably because it is stopped,
+            or if no folder can be created.
     """
 
     def late(_: float) -> NoReturn:
@@ -226,11 +235,15 @@ def exclusive() -> Generator[None]:
 def beginning(name: str) -> Generator[None]:
     """Exclude other processes of this user from creating the feed or cache `name` during the block.
 
-    They wait for at most `BEGIN_S`. A feed then contains the compiled plan of the first process.
+    They wait for at most `BEGIN_S`, and then enter their blocks without exclusion. Usually a feed contains
+    the compiled plan of the first process by then.
+
+    Raises:
+        CommplanError: CP0928 if no folder can be created.
     """
-    last = time.monotonic() + BEGIN_S
+    deadline = time.monotonic() + BEGIN_S
     while (locked := _locked(f"-begun-{name}")) is None:
-        if time.monotonic() > last:
+        if time.monotonic() > deadline:
             yield
             return
         time.sleep(0.01)
@@ -240,6 +253,7 @@ def beginning(name: str) -> Generator[None]:
 
 @contextlib.contextmanager
 def _held(descriptor: int, path: Path) -> Generator[None]:
+    """Remove and unlock the folder after the block."""
     try:
         yield
     finally:
@@ -249,7 +263,7 @@ def _held(descriptor: int, path: Path) -> Generator[None]:
 
 
 def _locked(suffix: str = "") -> tuple[int, Path] | None:
-    """Create and lock the folder.
+    """Create and lock the temporary folder with this suffix.
 
     Only this user can read it or write to it. If another user owns a folder of this name, the next name is
     used.

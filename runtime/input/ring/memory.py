@@ -33,13 +33,18 @@ from commplan.wait import Wait, until
 if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
 
-_LOCK_S = 30.0
+_LOCK_S = 30.0  # seconds to wait for another process that holds the lock, for less than a millisecond usually
 _Result = TypeVar("_Result")
 
 
 def close_file(descriptor: int, key: tuple[int, int], process: int) -> None:
-    """Close `descriptor`, unless this process is forked from `process` or the number belongs to another file
-    now."""
+    """Close a descriptor if it is still open, and open in this process.
+
+    Args:
+        descriptor: the descriptor. It stays open if another file has its number now.
+        key: the device and inode of its file.
+        process: the PID of the process that opened it. It stays open in a process forked from that one.
+    """
     with contextlib.suppress(OSError):
         status = os.fstat(descriptor)
         if os.getpid() == process and (status.st_dev, status.st_ino) == key:
@@ -49,33 +54,49 @@ def close_file(descriptor: int, key: tuple[int, int], process: int) -> None:
 class SharedMemory:
     """The memory of a ring.
 
+    A bell is a 32-bit word that changes to wake the threads that wait for it (`ring_bell`, `futex.wait`).
+    Cursors wait for `made`, supervisors and joining processes for `changed`, and the makers of a process for
+    the bell of its place.
+
     Args:
         descriptor: the open file; closed by `close`.
         key: the device and inode of the file.
         title: the name of the ring in messages, such as "feed 'a'".
         shape: the sizes of the ring.
+
+    Attributes:
+        descriptor: the open file; -1 after `close`.
+        key: the device and inode of the file.
+        title: the name of the ring in messages.
+        shape: the sizes of the ring.
+        is_stopped: whether this process is leaving the ring.
+        header: the words of the ring (`words.HEADER`).
+        processes: the words of each place of a process (`words.PROCESS`).
+        cursors: the words of each place of a cursor (`words.CURSOR`).
+        slots: the words of each slot (`words.SLOT`), and last those of a slot that has just been opened.
     """
 
     opened: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()  # open in this process
 
     def __init__(self, descriptor: int, key: tuple[int, int], title: str, shape: Shape) -> None:
         self.descriptor, self.key, self.title, self.shape = descriptor, key, title, shape
-        self.is_stopped, self._place = False, -1
+        self.is_stopped = False
+        self._place = -1  # the place that this process has locked
         self._is_private = shape.processes == 1  # then a lock between threads suffices
         # Python's `mmap` would duplicate the descriptor, and closing the duplicate would release all locks.
         nbytes = shape.data_at
         self._root = owner_of(mapped(nbytes, mmap.MAP_SHARED, descriptor, 0), nbytes)
         self._table = memoryview(self._root).cast("B").cast("Q")  # reading an item is as fast as for a list
         (self.header,) = self._records(0, 1, words.HEADER, words.BELLS["made"])
-        at = words.PAGE
-        self.processes = self._records(at, shape.processes, words.PROCESS)
-        each = words.RECORD_NBYTES
-        self._work = [self._bell(at + place * each + words.WORK_BELL) for place in range(shape.processes)]
-        at += shape.processes * each
-        self.cursors = self._records(at, shape.cursors, words.CURSOR)
-        at += shape.cursors * each
-        self.slots = self._records(at, shape.slots + 1, words.SLOT, shape.slot_record_nbytes)
-        self._bells = {name: self._bell(at) for name, at in words.BELLS.items()}
+        offset, record_nbytes = words.PAGE, words.RECORD_NBYTES
+        self.processes = self._records(offset, shape.processes, words.PROCESS)
+        bells = (offset + place * record_nbytes + words.WORK_BELL for place in range(shape.processes))
+        self._work = [self._bell(bell) for bell in bells]
+        offset += shape.processes * record_nbytes
+        self.cursors = self._records(offset, shape.cursors, words.CURSOR)
+        offset += shape.cursors * record_nbytes
+        self.slots = self._records(offset, shape.slots + 1, words.SLOT, shape.slot_record_nbytes)
+        self._bells = {name: self._bell(bell) for name, bell in words.BELLS.items()}
         self._lock, self._closing = threading.RLock(), threading.Lock()
         SharedMemory.opened.add(self)
         self._finalizer = weakref.finalize(  # if the caller is interrupted
@@ -86,18 +107,20 @@ class SharedMemory:
     def _records(
         self, offset: int, count: int, indices: Mapping[str, int], nbytes: int = words.RECORD_NBYTES
     ) -> list[Record]:
+        """`count` records of `nbytes` each, from the byte `offset` on."""
         starts = ((offset + number * nbytes) // 8 for number in range(count))
         return [Record(self._table[start : start + nbytes // 8], indices) for start in starts]
 
-    def _bell(self, at: int) -> ctypes.c_uint32:
-        return ctypes.c_uint32.from_buffer(self._root, at)
+    def _bell(self, offset: int) -> ctypes.c_uint32:
+        """The bell at the byte `offset`."""
+        return ctypes.c_uint32.from_buffer(self._root, offset)
 
     def lay_out(self, facts: Mapping[str, str], **values: int) -> None:
         """Write the header of a new ring.
 
         Args:
-            facts: descriptions that must be equal in all processes.
-            **values: words of the header.
+            facts: descriptions that must be equal in all processes, by subject.
+            **values: words of the header other than `magic`, `facts` and those of the shape.
 
         Raises:
             CommplanError: CP0928 if `facts` are too long.
@@ -111,7 +134,7 @@ class SharedMemory:
             )
         ctypes.memmove(ctypes.addressof(self._root) + self.shape.facts_at, data, len(data))
         self.header.set(**self.shape._asdict(), facts=len(data), **values)
-        fence()
+        fence()  # a process that reads `magic` must see all other words
         self.header.set(magic=words.MAGIC)
 
     def facts(self) -> dict[str, str]:
@@ -125,22 +148,25 @@ class SharedMemory:
         return msgspec.json.decode(data, type=dict[str, str])
 
     def plan(self) -> bytes | None:
-        """The compiled plan that `keep_plan` stored, if any."""
+        """The compiled plan that `keep_plan` stored; None if there is none."""
         nbytes = min(self.header.get("plan"), words.PLAN_NBYTES)
         fence()  # the plan must be read after its size
-        at = ctypes.addressof(self._root) + self.shape.facts_at + words.FACTS_NBYTES
-        return ctypes.string_at(at, nbytes) if nbytes else None
+        address = ctypes.addressof(self._root) + self.shape.facts_at + words.FACTS_NBYTES
+        return ctypes.string_at(address, nbytes) if nbytes else None
 
     def keep_plan(self, data: bytes) -> None:
         """Store the compiled plan for other processes, unless it is too long. The caller holds the lock."""
         if len(data) <= words.PLAN_NBYTES:
-            at = ctypes.addressof(self._root) + self.shape.facts_at + words.FACTS_NBYTES
-            ctypes.memmove(at, data, len(data))
-            fence()
+            address = ctypes.addressof(self._root) + self.shape.facts_at + words.FACTS_NBYTES
+            ctypes.memmove(address, data, len(data))
+            fence()  # a process that reads the size must see the plan
             self.header.set(plan=len(data))
 
     def add_cores(self, cores: Iterable[int]) -> int:
-        """Add the cores of this process to the set of all processes; returns the size of the set."""
+        """Add the cores of this process to the set of all processes; returns the size of the set.
+
+        Numbers of cores beyond the size of the bit set wrap around. The caller excludes other processes.
+        """
         bits = memoryview(self._root).cast("B")[words.CORES_AT : words.CORES_AT + words.CORES_NBYTES]
         mine = sum(1 << core for core in {core % (8 * len(bits)) for core in cores})
         bits[:] = (int.from_bytes(bits, "little") | mine).to_bytes(len(bits), "little")
@@ -150,7 +176,7 @@ class SharedMemory:
         """Create a mapping of the slots for one cursor or for the producers.
 
         Args:
-            pinning: registers the mapping with devices, if given.
+            pinning: registers the mapping with devices; None without devices.
             is_private: see `Slots`.
 
         Raises:
@@ -215,10 +241,12 @@ class SharedMemory:
         self._lock.release()
 
     def _check_open(self) -> None:
+        """Raise `ClosedError` if the file is closed or this process is leaving the ring."""
         if self.descriptor < 0 or self.is_stopped:  # a leaving process must not wait for a stopped one
             raise ClosedError
 
     def _locked_now(self) -> bool:
+        """Lock the byte of the file, if it is free. A ring of a single process needs only the thread lock."""
         descriptor = self.descriptor
         self._check_open()
         return self._is_private or lock_byte(descriptor, RING_LOCK)
@@ -232,7 +260,7 @@ class SharedMemory:
         )
 
     def lock_holder(self) -> int:
-        """The PID of another process that holds the ring's lock; 0 if the lock is free.
+        """The PID of another process that holds the ring's lock; 0 if there is none.
 
         Raises:
             ClosedError: after `close`.
@@ -241,7 +269,7 @@ class SharedMemory:
             return lock_holder(descriptor, RING_LOCK)
 
     def lock_place(self, place: int) -> bool:
-        """Take `place` for this process until `close`. Returns False if another process has it."""
+        """Lock `place` for this process until `close`. Returns False if another process has locked it."""
         if not lock_byte(self.descriptor, PROCESS_LOCK + place):
             return False
         self._place = place
@@ -260,7 +288,7 @@ class SharedMemory:
 
     @contextlib.contextmanager
     def _opened_file(self) -> Generator[int]:
-        """The descriptor. Raises `ClosedError` if the file is closed, also during the use."""
+        """The descriptor. Raises `ClosedError` if the file is closed before or during the block."""
         descriptor = self.descriptor
         if descriptor < 0:
             raise ClosedError
@@ -274,7 +302,7 @@ class SharedMemory:
     # --- bells ---
 
     def bell(self, name: str) -> ctypes.c_uint32:
-        """The bell `made` or `changed`."""
+        """The bell `name`: "made" or "changed"."""
         return self._bells[name]
 
     def work_bell(self, place: int) -> ctypes.c_uint32:
@@ -285,8 +313,9 @@ class SharedMemory:
 class Hold:
     """A `with` block that holds the lock of `memory`; see `SharedMemory.locked`.
 
-    An interruption releases the lock even if its traceback is kept. Only one on entry of `__exit__` keeps it
-    until the traceback is dropped. A generator would keep it more often: whenever it stays suspended.
+    An interruption of the block releases the lock, even if its traceback is kept. The exception is an
+    interruption on entry of `__exit__`: then the lock is released when the traceback is dropped. A suspended
+    generator would keep the lock after any interruption.
     """
 
     _holds = False
@@ -295,7 +324,7 @@ class Hold:
         self._memory = memory
 
     def __enter__(self) -> None:
-        if self._memory.is_held():  # locks on bytes are not counted: only the outer block releases them
+        if self._memory.is_held():  # in an outer block, which releases the lock
             return
         self._holds = True
         try:

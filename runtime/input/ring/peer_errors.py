@@ -20,7 +20,8 @@ class PeerErrors:
     Attributes:
         group: the group.
         blame: the line of the plan that shares.
-        doing: returns a description of the user function that a process is executing; empty if unknown.
+        doing: returns a description of the user function that a process of the group executes, given its
+            index; "" if unknown.
     """
 
     group: Group
@@ -28,7 +29,12 @@ class PeerErrors:
     doing: Callable[[int], str] = lambda process: ""
 
     def lost(self, process: int, how: str) -> NoReturn:
-        """Raise CP0920: `process` has ended. `how` completes the message."""
+        """Raise CP0920: `process` has ended.
+
+        Args:
+            process: the index of the process.
+            how: a verb phrase that completes the message, such as "died".
+        """
         self.fail("CP0920", f"process {process} of {self.group.count} {how}")
 
     def silent(self, process: int, seconds: float, state: str) -> NoReturn:
@@ -36,8 +42,8 @@ class PeerErrors:
 
         Args:
             process: the index of the process.
-            seconds: the duration of the silence.
-            state: the result of `recorder.processes.process_state`.
+            seconds: the duration of the wait for it.
+            state: the state of the process, as `recorder.processes.process_state` returns it.
         """
         name, doing = f"process {process} of {self.group.count}", self.doing(process)
         notes = [f"process {process} is {doing}"] if doing else []
@@ -46,7 +52,7 @@ class PeerErrors:
         self.fail("CP0921", f"{name} is {state}, and was silent for {seconds:g} s", *notes)
 
     def warn(self, process: int, waited: float, task: str, pid: int) -> None:
-        """Log a wait for `process`.
+        """Log a wait of this process for `process`.
 
         Args:
             process: the index of the process.
@@ -74,6 +80,7 @@ class PeerErrors:
         )
 
     def fail(self, code: str, message: str, *notes: str) -> NoReturn:
+        """Raise a `CommplanError` about the line that shares; the last note names this process."""
         self.blame.fail(
             code,
             f"{message}; line {self.blame.span.line} waits for its part of each batch",
