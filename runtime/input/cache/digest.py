@@ -24,13 +24,14 @@ import numpy as np
 
 from commplan.diagnostics import text_of, type_of
 
+# Attributes of a class that do not change what its code computes, or that Python derives from others.
 _SKIPPED = frozenset({
     "__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
     "__static_attributes__", "__dataclass_fields__", "__dataclass_params__", "_abc_impl",
 })  # fmt: skip
-_ATOMS = (type(None), bool, int, float, complex, str, type(...), np.dtype)
-_STDLIB = str(Path(os.__file__).parent)
-_INSTALLED = ("site-packages", "dist-packages")
+_ATOMS = (type(None), bool, int, float, complex, str, type(...), np.dtype)  # hashed by type and `repr`
+_STDLIB = str(Path(os.__file__).parent)  # the folder of Python's library
+_INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
 
 
 class UnknownError(Exception):
@@ -44,7 +45,8 @@ def declared_key(value: object) -> str | None:
         value: an object that may have an attribute `key`, or the `_fingerprint` of a Hugging Face data set.
 
     Returns:
-        The name and value of the attribute; None if there is neither a str, an int nor bytes.
+        The name and value of the first of these attributes that is a str, an int or bytes; None if there is
+        none.
 
     Raises:
         UnknownError: if the attribute cannot be read.
@@ -87,6 +89,7 @@ class _Digest:
         self._alive: list[object] = []  # keeps ids unique
 
     def of(self, values: tuple[object, ...]) -> str:
+        """The digest of `values`, as `digest`. May be called once."""
         try:
             for number, value in enumerate(values):
                 self._add(value, f"value {number}" if number else "it")
@@ -95,12 +98,14 @@ class _Digest:
         return self._hash.hexdigest()
 
     def _words(self, *words: object) -> None:
+        """Hash the texts of `words`, each with its length: different sequences differ in the hashed bytes."""
         for word in words:
             data = str(word).encode(errors="surrogatepass")
             self._hash.update(f"{len(data)}:".encode())
             self._hash.update(data)
 
     def _bytes(self, data: Any) -> None:
+        """Hash a buffer of bytes with its length."""
         self._words("bytes", len(data))
         self._hash.update(data)
 
@@ -142,9 +147,9 @@ class _Digest:
             self._add(value.__func__, where)
             self._add(value.__self__, f"the object of {where}")
         elif isinstance(value, functools.partial):
-            part = cast("functools.partial[Any]", value)
+            partial = cast("functools.partial[Any]", value)
             self._words("partial")
-            self._add((part.func, part.args, part.keywords), where)
+            self._add((partial.func, partial.args, partial.keywords), where)
         elif isinstance(value, staticmethod | classmethod):
             self._words(type(cast("object", value)).__name__)
             self._add(cast("Any", value).__func__, where)
@@ -166,7 +171,10 @@ class _Digest:
         return True
 
     def _add_function(self, function: types.FunctionType, where: str) -> None:
-        """Hash the code of a function and the values that it uses; of an installed package, its version."""
+        """Hash the code of a function and the values that it uses.
+
+        A function of an installed package is hashed as its name and the version of the package.
+        """
         module = function.__module__ or ""
         if _is_installed(module):
             self._words("installed", module, function.__qualname__, _stamp(module))
@@ -178,7 +186,7 @@ class _Digest:
             self._words("cell", name)
             with contextlib.suppress(ValueError):  # not set yet
                 self._add(cell.cell_contents, f"`{name}` of {where}")
-        uses = _Uses(function.__code__)
+        uses = _Uses(function.__code__)  # sorted below, because the order of sets differs between processes
         for name in sorted(uses.names):
             if name in function.__globals__:
                 self._words("global", name)
@@ -191,6 +199,7 @@ class _Digest:
                 self._words(_stamp(name))
 
     def _add_code(self, code: types.CodeType, where: str) -> None:
+        """Hash the instructions, names and constants of a code object, without its line numbers."""
         self._words("code", code.co_argcount, code.co_kwonlyargcount, code.co_flags, *code.co_names)
         self._bytes(code.co_code)
         self._words(len(code.co_consts))
@@ -201,6 +210,7 @@ class _Digest:
                 self._add(constant, f"a constant of {where}")
 
     def _add_module(self, module: types.ModuleType, where: str, names: Collection[str]) -> None:
+        """Hash the attributes `names` of a module of the program, or the version of an installed module."""
         self._words("module", module.__name__)
         if _is_installed(module.__name__):
             self._words(_stamp(module.__name__))
@@ -212,6 +222,7 @@ class _Digest:
                 self._add(vars(module)[name], f"`{name}` of {where}", names)
 
     def _add_class(self, kind: type[object], where: str) -> None:
+        """Hash the bases and attributes of a class of the program, or the version of an installed class."""
         module = kind.__module__
         if _is_installed(module):
             self._words("class", module, kind.__qualname__, _stamp(module))
@@ -267,21 +278,27 @@ class _Digest:
 
 
 class _Uses:
-    """The globals, attributes and imports of a code object and its nested code objects."""
+    """The names that a code object and its nested code objects use.
+
+    Attributes:
+        names: the names of globals.
+        attributes: the names of attributes of any object, including those in `from module import name`.
+        imports: the names of modules that are imported.
+    """
 
     def __init__(self, code: types.CodeType) -> None:
         self.names, self.attributes, self.imports = set[str](), set[str](), set[str]()
         pending = [code]
         while pending:
-            each = pending.pop()
-            pending += [constant for constant in each.co_consts if isinstance(constant, types.CodeType)]
-            for step in dis.get_instructions(each):
-                if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                    self.names.add(step.argval)
-                elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
-                    self.attributes.add(step.argval)
-                elif step.opname == "IMPORT_NAME":
-                    self.imports.add(step.argval)
+            inner = pending.pop()
+            pending += [constant for constant in inner.co_consts if isinstance(constant, types.CodeType)]
+            for instruction in dis.get_instructions(inner):
+                if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                    self.names.add(instruction.argval)
+                elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
+                    self.attributes.add(instruction.argval)
+                elif instruction.opname == "IMPORT_NAME":
+                    self.imports.add(instruction.argval)
 
 
 @functools.cache
@@ -296,13 +313,13 @@ def _is_installed(module: str) -> bool:
 
 @functools.cache
 def _stamp(module: str) -> str:
-    """The version of an installed module: the size and time of its file, or the version of Python."""
+    """The version of an installed module: that of Python, or the size and time of its top module's file."""
     top = module.partition(".")[0]
     return sys.version if top in sys.stdlib_module_names else _file_stamp(_origin(top))
 
 
 def _origin(top: str) -> str:
-    """The file of a top-level module; empty if there is none."""
+    """The file of a top-level module; "" if there is none."""
     with contextlib.suppress(ImportError, ValueError, AttributeError):
         module = sys.modules.get(top)
         spec = importlib.util.find_spec(top) if module is None else module.__spec__
@@ -311,6 +328,7 @@ def _origin(top: str) -> str:
 
 
 def _file_stamp(path: str) -> str:
+    """The size in bytes and the modification time in nanoseconds of a file; "" if it cannot be read."""
     try:
         status = os.stat(path)  # noqa: PTH116  any path-like
     except OSError:

@@ -35,13 +35,18 @@ from commplan.runtime.input.stages.chained import Chained
 if TYPE_CHECKING:
     from commplan.runtime.input.stages.records import BlockPosition, Record, Stage
 
-_PATIENCE_S = 5.0  # seconds for another process to compute a row
-_PAUSES_S = (0.0005, 0.01)  # least and most seconds between checks of rows that other processes compute
 Records = Mapping[tuple[Ref, Coords], npt.NDArray[np.int64]]  # record numbers of a batch, by load and member
-_OPENING = threading.Lock()
+
+_PATIENCE_S = 5.0  # seconds to wait for another process that computes a row
+# The least and most seconds between two checks of rows that other processes compute.
+_SHORTEST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.01
+
+_OPENING = threading.Lock()  # held while a table is opened. A fork waits for it: the child needs it unlocked.
 os.register_at_fork(
     before=_OPENING.acquire, after_in_parent=_OPENING.release, after_in_child=_OPENING.release
 )
+# The open tables, by PID, shape and path.
 _TABLES: weakref.WeakValueDictionary[tuple[object, ...], Table] = weakref.WeakValueDictionary()
 # Tables in memory of the last bound program. They outlive its batches, so that the next program can use them.
 _LAST: list[Table] = []
@@ -60,14 +65,19 @@ class RecordCache:
     read: Read
 
     def keys(self, records: Records, coords: Mapping[str, int]) -> npt.NDArray[np.int64]:
-        """The row numbers of the records of a batch for the members `coords`."""
+        """The row numbers of the records of a batch, [rows] int64.
+
+        Args:
+            records: the record numbers of the batch.
+            coords: the member's index along each ensemble.
+        """
         return records[self.read.result, tuple(coords[axis] for axis in self.read.per)]
 
     def run(
         self, stage: Stage, keys: npt.NDArray[np.int64], position: BlockPosition, records: Sequence[int],
         inputs: Sequence[Sequence[Record]], valid: Bools, targets: Sequence[Array | None],
     ) -> list[Sequence[Record]]:  # fmt: skip
-        """Read cached results, and run the stage for all other records. The rest is as `Stage.run`.
+        """Read cached results, and run the stage for all other records (see `Stage.run`).
 
         A record that fails and is skipped is not cached, so it is retried in each epoch.
 
@@ -78,10 +88,13 @@ class RecordCache:
             records: see `Stage.run`.
             inputs: see `Stage.run`.
             valid: [rows] which records are valid; updated if records are skipped.
-            targets: see `Stage.run`.
+            targets: an array for each result, [rows, ...], or None to allocate one.
 
         Returns:
-            The results of all records, read-only.
+            The results of all records, [rows, ...], read-only. Rows of invalid records are zero.
+
+        Raises:
+            CommplanError: as `Stage.run`.
         """
         begun = thread_cpu()
         columns = [
@@ -90,12 +103,12 @@ class RecordCache:
         ]
         hits = valid & self.table.has(keys)
         missing = np.flatnonzero(valid & ~hits).tolist()
-        spent = thread_cpu() - begun
+        spent = thread_cpu() - begun  # the costs of the cache itself; `Stage.run` counts the others
         for row in self._turns(missing, keys, hits):
             part = slice(row, row + 1)
             outputs = [column[part] for column in columns]
             stage.run(
-                position, records[part], [_part(each, part) for each in inputs], valid[part], outputs
+                position, records[part], [_part(column, part) for column in inputs], valid[part], outputs
             )  # fmt: skip
             if valid[row]:
                 self.table.write(int(keys[row]), outputs)
@@ -124,7 +137,7 @@ class RecordCache:
         """
         pending = list(missing)
         deadline = time.monotonic() + _PATIENCE_S
-        pause = _PAUSES_S[0]
+        pause = _SHORTEST_PAUSE_S
         while pending:
             later: list[int] = []
             for row in pending:
@@ -139,15 +152,20 @@ class RecordCache:
                         later.append(row)
             if len(later) == len(pending):
                 time.sleep(pause)
-                pause = min(2 * pause, _PAUSES_S[1])
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
             else:
-                pause = _PAUSES_S[0]
+                pause = _SHORTEST_PAUSE_S
             pending = later
 
 
 @dataclass(frozen=True)
 class Caches:
-    """The caches of a program, by the first result of each cached stage."""
+    """The caches of a program.
+
+    Attributes:
+        program: the host program.
+        opened: the cache of each cached stage, by its first result.
+    """
 
     program: HostProgram
     opened: Mapping[Ref, RecordCache]
@@ -161,13 +179,13 @@ class Caches:
 
         Args:
             ops: the ops in plan order.
-            targets: the values that leave the host or the process; all of their rows are needed.
+            targets: the values that are moved or that the caller receives; all of their rows are needed.
             records: the record numbers of the batch.
             low: the first row.
             high: the end of the rows.
 
         Returns:
-            [high - low] for each op, which rows are needed.
+            [high - low] for each op, whether the row is needed.
         """
         rows_of: dict[Ref, Bools] = {}  # the needed rows of each value
         missing: dict[Ref, Bools] = {}
@@ -184,7 +202,7 @@ class Caches:
         return missing
 
     def _cached_rows(self, cache: RecordCache, ref: Ref, records: Records, low: int, high: int) -> Bools:
-        """Which rows the cache contains for all computed members."""
+        """Whether the cache contains each row for all members that this process computes: [high - low]."""
         axes, rows = self.program.copies[ref], np.ones(high - low, bool)
         for coords in self.program.variants(axes):
             rows &= cache.table.has(cache.keys(records, dict(zip(axes, coords, strict=True)))[low:high])
@@ -206,7 +224,7 @@ def caches(
         functions: the host functions by name.
 
     Returns:
-        The caches by the first result of each stage.
+        The caches by the first result of each stage, without those that are too small for a row.
 
     Raises:
         CommplanError: CP0957 if a function or a source cannot be identified, CP0923 if there is no memory,
@@ -229,15 +247,19 @@ def _part(column: Sequence[Record], part: slice) -> Sequence[Record]:
     """The rows `part` of an operand."""
     if not isinstance(column, Chained):
         return column[part]
-    operands = [_part(each, part) for each in column.operands]
-    return replace(column, records=column.records[part], operands=operands)
+    chained_operands = [_part(operand, part) for operand in column.operands]
+    return replace(column, records=column.records[part], operands=chained_operands)
 
 
 def _open_cache(
     program: HostProgram, flow: Flow, op: Map, cache: Cache, stage: Stage, sources: Mapping[str, Source],
     functions: Mapping[str, Callable[..., Any]],
 ) -> RecordCache:  # fmt: skip
-    """Open the cache of a host map. Caches with the same key share a table in this process."""
+    """Open the cache of a host map. Caches with the same key, size and path share a table in this process.
+
+    The key is a digest of everything that determines a row: the source, and the functions up to `op` with
+    their connections.
+    """
     before = DefUse(flow.ops).ancestors(results(op))
     (read,) = [each for each in before if isinstance(each, Read)]
     source = sources[read.source]
@@ -265,7 +287,11 @@ def _open_cache(
 def _wiring(
     program: HostProgram, op: Map, functions: Mapping[str, Callable[..., Any]], before: Sequence[object]
 ) -> tuple[object, ...]:
-    """The digest of an op's function, the positions of its operands in `before`, and its result count."""
+    """The digest of an op's function, the positions of its operands' makers in `before`, and its result count.
+
+    Raises:
+        CommplanError: CP0957 if the function cannot be identified.
+    """
     try:
         function = function_digest(functions[op.fn])
     except UnknownError as error:
@@ -274,12 +300,19 @@ def _wiring(
             f"give the function a `key` that changes whenever its results do: `{op.fn}.key = \"1\"`",
             span=op.span, file=program.schedule.file,
         )  # fmt: skip
-    makers = {ref: number for number, each in enumerate(before) for ref in results(each)}  # pyright: ignore
+    makers = {ref: number for number, maker in enumerate(before) for ref in results(maker)}  # pyright: ignore
     return function, tuple(makers.get(ref, -1) for ref in op.operands), len(op.results)
 
 
 def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) -> str:
-    """The identity of the records of a source."""
+    """The identity of the records of a source, as a digest.
+
+    It is derived from the first of these that the source has: a `key`, its parts if it is a known pipeline,
+    the files of a folder, its content.
+
+    Raises:
+        CommplanError: CP0957 if it has none of them, or only content and the cache is in a file.
+    """
     data, column = source, None
     while isinstance(data, AdaptedColumn | Serial):
         column = (data.keys, column) if isinstance(data, AdaptedColumn) else column
@@ -307,11 +340,12 @@ def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) 
 
 
 def _callable_digest(function: object) -> str:
+    """As `function_digest`, for functions of unknown type."""
     return function_digest(cast("Callable[..., Any]", function))
 
 
 def _stamp(path: str) -> tuple[str, int, int]:
-    """A path with the size and the modification time of its file; -1 if it cannot be read."""
+    """A path with the size in bytes and the modification time in nanoseconds of its file; -1 if unknown."""
     try:
         status = os.stat(path)  # noqa: PTH116  a str, as passed by the user
     except OSError:

@@ -35,22 +35,28 @@ from commplan.runtime.input.observe.wait_log import log_warning
 
 _MAGIC = b"commplan"
 _HEAD = struct.Struct("<8sIQ")  # magic, then checksum and length of the facts that follow
-_PAGE = 4096
+_PAGE = 4096  # bytes
 _WORD = struct.Struct("<II")  # the generation that last wrote or checked the row, and the checksum of the row
 _FIRST = 1  # the first generation
 _GENERATIONS = range(_FIRST, 2**32 - 1)  # 0 marks a row that has not been written
-_MEET_S = 60.0  # timeout for another process to prepare a file, which takes milliseconds
+_MEET_S = 60.0  # seconds to wait for another process that prepares a file, which takes milliseconds
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Column(NamedTuple):
-    """A result of the function: the dtype and shape of a row."""
+    """A result of the cached function.
+
+    Attributes:
+        dtype: the dtype.
+        shape: the shape of one row; () for a scalar.
+    """
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
     @property
     def nbytes(self) -> int:
+        """The size of one row in bytes."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
 
 
@@ -60,7 +66,7 @@ class Shape(NamedTuple):
     Attributes:
         key: the digest of the source and of all functions that compute a row.
         columns: the results.
-        rows: the number of rows.
+        rows: the number of rows; 0 if none fits.
     """
 
     key: str
@@ -70,18 +76,20 @@ class Shape(NamedTuple):
     @staticmethod
     def of(key: str, columns: Sequence[Column], records: int, limit: int) -> Shape:
         """The layout with a row for as many of `records` records as fit into `limit` bytes."""
-        each = _WORD.size + sum(column.nbytes for column in columns)
-        return Shape(key, tuple(columns), min(records, max(0, limit - (len(columns) + 2) * _PAGE) // each))
+        row_nbytes = _WORD.size + sum(column.nbytes for column in columns)
+        header_nbytes = (len(columns) + 2) * _PAGE  # the header, and padding of the words and of each column
+        return Shape(key, tuple(columns), min(records, max(0, limit - header_nbytes) // row_nbytes))
 
     @property
     def offsets(self) -> tuple[int, ...]:
-        """The byte offset of each column, and the size of the table."""
+        """The byte offset of each column, and last the size of the table in bytes."""
         places = [_PAGE + rounded(self.rows * _WORD.size, _PAGE)]
         for column in self.columns:
             places.append(places[-1] + rounded(self.rows * column.nbytes, _PAGE))
         return tuple(places)
 
     def facts(self, generation: int) -> dict[str, Any]:
+        """The content of the header, as JSON values."""
         columns = [[column.dtype.str, column.dtype.name, list(column.shape)] for column in self.columns]
         return {
             "key": self.key,
@@ -93,7 +101,7 @@ class Shape(NamedTuple):
 
 
 class Table:
-    """Rows by record number.
+    """Rows by record number. Methods may be called from several threads and processes at the same time.
 
     Args:
         descriptor: the open memory or file; closed by the table.
@@ -101,6 +109,11 @@ class Table:
         generation: increases whenever a process opens a file that no other process has open. Rows of earlier
             generations are checked before use, because a power failure may have lost parts of them.
         is_file: whether the table is in a file.
+
+    Attributes:
+        shape: the layout.
+        is_file: whether the table is in a file.
+        nbytes: the size of the table.
     """
 
     def __init__(self, descriptor: int, shape: Shape, generation: int, *, is_file: bool) -> None:
@@ -120,7 +133,10 @@ class Table:
         self._closing.atexit = False
 
     def has(self, records: npt.NDArray[np.int64]) -> Bools:
-        """Whether each of `records` has a valid row: [len(records)]."""
+        """Whether each of `records` has a valid row: [len(records)].
+
+        Rows of earlier generations are checked, and marked if they are valid.
+        """
         if not self.shape.rows:
             return np.zeros(len(records), bool)
         inside = records < self.shape.rows
@@ -132,7 +148,13 @@ class Table:
         return hits
 
     def read(self, records: npt.NDArray[np.int64], rows: Bools, targets: Sequence[Array]) -> None:
-        """Copy the rows of the `records` that the mask `rows` selects to the same indices of `targets`."""
+        """Copy rows of the table.
+
+        Args:
+            records: [n], the numbers of records.
+            rows: [n], whether to copy the row of each record, which is valid then.
+            targets: an array [n, ...] for each column. Other indices are not changed.
+        """
         if rows.all():
             for column, target in zip(self._columns, targets, strict=True):
                 np.take(column, records, axis=0, out=target, mode="clip")
@@ -172,7 +194,10 @@ class Table:
                     _lock_byte(self._descriptor, _PAGE + record * _WORD.size, fcntl.F_UNLCK)
 
     def write(self, record: int, values: Sequence[Any]) -> None:
-        """Store the results of `record`. After a failure to allocate space, nothing more is stored."""
+        """Store the results of `record`, one of each column. Does nothing for a record without a row.
+
+        After a failure to allocate space, this object stores nothing more.
+        """
         if record >= self.shape.rows or self._is_full:
             return
         try:
@@ -186,6 +211,7 @@ class Table:
             log_warning("the cache of records stores no further records: %s", error.strerror)
 
     def _mark(self, record: int, checksum: int) -> None:
+        """Mark the row as valid in this generation."""
         word = _WORD.pack(self._generation, checksum)
         _write(self._descriptor, word, _PAGE + record * _WORD.size)
 
@@ -200,10 +226,12 @@ class Table:
 
 
 def _as_bytes(value: Any) -> Any:
+    """The bytes of an array or a scalar, as a contiguous array."""
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
 def _checksum(record: int, values: Sequence[Any]) -> int:
+    """The CRC-32 of a row, which depends on its record number, too."""
     checksum = record & 0xFFFFFFFF
     for value in values:
         checksum = zlib.crc32(_as_bytes(value), checksum)
@@ -211,7 +239,10 @@ def _checksum(record: int, values: Sequence[Any]) -> int:
 
 
 def _lock_byte(descriptor: int, byte: int, kind: int = fcntl.F_WRLCK) -> bool:
-    """Lock a byte against all other open file descriptions; False if one of them has locked it."""
+    """Lock a byte against all other open file descriptions; False if one of them has locked it.
+
+    `kind` is `F_WRLCK` to lock the byte and `F_UNLCK` to unlock it.
+    """
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))
     except BlockingIOError:
@@ -220,7 +251,7 @@ def _lock_byte(descriptor: int, byte: int, kind: int = fcntl.F_WRLCK) -> bool:
 
 
 def _write(descriptor: int, data: Any, offset: int) -> None:
-    """Write with `pwrite`, which raises OSError if there is no space; a store to a mapping raises SIGBUS."""
+    """Write with `pwrite`, which raises OSError if there is no space. A store to a mapping raises SIGBUS then."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)
@@ -233,8 +264,10 @@ def _write(descriptor: int, data: Any, offset: int) -> None:
 def in_memory(shape: Shape) -> Table:
     """Open the table of `shape` of another process of this user, or create one.
 
+    Memory for a row is allocated when the row is written.
+
     Raises:
-        CommplanError: CP0923 if there is no memory for the words.
+        CommplanError: CP0923 if there is no memory for the words, CP0928 as `meeting.beginning`.
     """
     from commplan.runtime.input.ring import meeting  # noqa: PLC0415  not needed for files
 
@@ -258,6 +291,7 @@ def in_memory(shape: Shape) -> Table:
 
 
 def _is_own(descriptor: int, nbytes: int) -> bool:
+    """Whether the memory belongs to this user and has the expected size."""
     status = os.fstat(descriptor)
     return status.st_uid == os.getuid() and status.st_size == nbytes
 
@@ -271,8 +305,8 @@ def in_file(path: str, shape: Shape) -> Table:
     If no process has the file open, a table of other functions, another source or another size is replaced.
 
     Raises:
-        CommplanError: CP0958 if the file is not a cache, belongs to another user, or is in use on another
-            host or with another layout.
+        CommplanError: CP0958 if the file cannot be opened or prepared, is not a cache, belongs to another
+            user, is in use on another host or with another layout, or is locked for too long.
     """
 
     def refuse(problem: str, *notes: str) -> NoReturn:
@@ -286,6 +320,7 @@ def in_file(path: str, shape: Shape) -> Table:
         if os.fstat(descriptor).st_uid != os.getuid():
             refuse("is a file of another user", "give a path of your own")
         deadline = time.monotonic() + _MEET_S
+        # The first process has an exclusive lock while it prepares the file. All users have a shared lock.
         while True:
             is_first = _lock(descriptor, fcntl.LOCK_EX)
             if is_first:
@@ -310,7 +345,10 @@ def in_file(path: str, shape: Shape) -> Table:
 
 
 def _prepare(descriptor: int, shape: Shape, refuse: Any) -> None:
-    """Prepare the file for `shape`, and keep rows of an equal table. No other process has the file open."""
+    """Prepare the file for `shape`, and keep rows of an equal table. No other process has the file open.
+
+    `refuse` raises an error about the file, from a problem and notes.
+    """
     head = os.pread(descriptor, len(_MAGIC), 0)
     if head and head != _MAGIC:
         refuse("is not a cache file", "give the path of a file that does not exist")
@@ -324,6 +362,7 @@ def _prepare(descriptor: int, shape: Shape, refuse: Any) -> None:
 
 
 def _lock(descriptor: int, kind: int) -> bool:
+    """Lock the file, `LOCK_EX` or `LOCK_SH`; False if another process has a conflicting lock."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -335,7 +374,11 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _lay_out(descriptor: int, shape: Shape, generation: int) -> None:
-    """Write the header, and allocate space for the words. Rows are allocated when they are written."""
+    """Write the header, and allocate space for the words. Rows are allocated when they are written.
+
+    Raises:
+        OSError: if there is no space, or the header does not fit into a page.
+    """
     os.ftruncate(descriptor, shape.offsets[-1])
     os.posix_fallocate(descriptor, 0, shape.offsets[0])
     text = json.dumps(shape.facts(generation)).encode()
@@ -361,7 +404,7 @@ def _facts(descriptor: int) -> dict[str, Any] | None:
 
 
 def _boot() -> str:
-    """The identifier of the present boot of this host; empty if unknown."""
+    """The identifier of the present boot of this host; "" if unknown."""
     try:
         return io.read(_BOOT).decode().strip()
     except OSError:

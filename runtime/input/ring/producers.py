@@ -24,14 +24,19 @@ if TYPE_CHECKING:
     from commplan.runtime.input.observe.batch_record import BatchRecord
 
 TEND_S = 2.0  # seconds between checks of whether this process may make units
-_EVERY, _MEASURED = 64, range(1, 4)  # which of each `_EVERY` units are timed
-_CHEAP_US = 2000  # a unit that takes less time is made by one thread
+_PERIOD = 64  # units
+_TIMED = range(1, 4)  # the units of each period whose parts are timed; the first one begins a new measurement
+_CHEAP_US = 2000  # microseconds: a unit that takes less time is made by one thread
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 @dataclass
 class Recording:
-    """A reference to the record of this process's run; `record` is None if the run is not recorded."""
+    """A reference to the record of this process's run, which may begin and end while threads use it.
+
+    Attributes:
+        record: the record; None if the run is not recorded.
+    """
 
     record: BatchRecord | None = None
 
@@ -41,10 +46,18 @@ class Producers:
     """The threads of a process that make units: a supervisor and up to `Ring.threads` makers.
 
     Attributes:
-        slots: a mapping of the slots that only these threads use.
-        recording: receives an entry for each part.
+        ring: the ring, which this process has joined.
+        units: makes the units.
+        slots: a mapping of the slots that only these threads use, or private slots.
+        name: the prefix of the names of the threads.
+        recording: receives an entry for each claim.
         ended: called when the last thread has ended. Detached threads do not count.
-        tend: called by the supervisor every few seconds.
+        tend: called by the supervisor every `TEND_S` seconds, and when the bell `changed` rings.
+        running: the threads; some may have ended.
+        detached: the identifiers of the threads that have been detached.
+        failure: the error that ended a thread; None if there is none. Errors of user functions belong to
+            parts.
+        alive: the number of threads that have begun and not ended, without detached ones.
     """
 
     ring: Ring
@@ -55,16 +68,16 @@ class Producers:
     ended: Callable[[], None]
     tend: Callable[[], None]
     running: list[threading.Thread] = field(default_factory=list[threading.Thread])
-    detached: set[int] = field(default_factory=set[int])  # identifiers of threads
-    failure: BaseException | None = None  # ended a thread
-    alive: int = 0  # threads that have begun and not ended, without detached ones
+    detached: set[int] = field(default_factory=set[int])
+    failure: BaseException | None = None
+    alive: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _begun: set[str] = field(default_factory=set[str])  # the suffixes of `begin_once`
-    _makers: int = 0
-    _waiting: int = 0  # makers that wait for parts
+    _makers: int = 0  # threads that make parts or wait for them
+    _waiting: int = 0  # those that wait
     _refusal: CommplanError | None = None  # the reason why the last maker could not be started
     _making: dict[int, Claim] = field(default_factory=dict[int, Claim])  # by thread identifier
-    _part_us: int = _CHEAP_US  # recent time of making a part
+    _part_us: int = _CHEAP_US  # the recent time of making a part in microseconds
 
     def start(self) -> None:
         """Start the supervisor, unless it has begun.
@@ -87,9 +100,10 @@ class Producers:
                 thread.join(seconds)
 
     def check(self) -> None:
-        """Raise an error if a thread has failed outside of user functions, whose errors belong to parts.
+        """Check that threads have not failed outside of user functions.
 
         Raises:
+            RuntimeError: if a thread has failed; its error is the cause.
             CommplanError: CP0928 if no maker can be started and no other process may make units.
         """
         if self.failure is not None:
@@ -163,6 +177,7 @@ class Producers:
             self.begin(run, suffix)
 
     def _run(self, target: Callable[[], object]) -> None:
+        """Run a thread: call `target`, handle its errors, and count the end of the thread."""
         try:
             target()
         except ClosedError:
@@ -200,6 +215,7 @@ class Producers:
                 self.tend()
 
     def _begin_maker(self) -> None:
+        """Start a thread that makes units. Raises CP0928 if it cannot be started."""
         with self._lock:
             self._makers += 1
             number = self._makers
@@ -248,7 +264,14 @@ class Producers:
             self.ring.mark_idle(self._waiting > 0)
 
     def _make(self, claim: Claim) -> Claim | None:
-        """Make the parts of `claim`. Returns the next claim, if any."""
+        """Make the parts of `claim`.
+
+        Returns:
+            The next claim; None if no part is due.
+
+        Raises:
+            ClosedError: if the ring stops before the parts are complete, or this thread was detached.
+        """
         me, record, memory = threading.get_ident(), self.recording.record, self.ring.memory
         with self._lock:
             if memory.is_stopped:
@@ -256,8 +279,8 @@ class Producers:
             self._making[me] = claim
         root = self.slots.memory(claim.unit)
         operation = record.begin("make", claim.unit) if record is not None else 0
-        turn = claim.unit % _EVERY
-        before = _times() if turn in _MEASURED else None
+        turn = claim.unit % _PERIOD
+        before = _times() if turn in _TIMED else None
         try:
             result = self.units.fill(claim.unit, claim.parts, root, lambda: memory.is_stopped)
         except ClosedError:
@@ -266,12 +289,12 @@ class Producers:
             raise
         after = _times() if before is not None else None
         if before is not None and after is not None:
-            spent, waited = after[0] - before[0], max(0, after[1] - before[1])
-            is_first, part_us = turn == _MEASURED.start, (spent + waited) // claim.part_count
+            spent_us, waited_us = after[0] - before[0], max(0, after[1] - before[1])
+            is_first, part_us = turn == _TIMED.start, (spent_us + waited_us) // claim.part_count
             self._part_us = part_us if is_first else min(part_us, self._part_us)
             self.ring.claims_units = self._part_us * self.ring.parts < _CHEAP_US
             if self.ring.header.get("most"):
-                self.ring.measure(spent, waited, is_first=is_first)
+                self.ring.measure(spent_us, waited_us, is_first=is_first)
         if record is not None:
             record.end(operation, result.error)
         with self._lock:

@@ -1,4 +1,4 @@
-"""The state of shared units: claims of processes on parts, positions of cursors, and dead processes.
+"""Changes of a ring: claims of processes on parts, positions of cursors, and dead processes.
 
 A unit consists of `parts`. One process claims a part, fills it in the unit's slot, and marks it as done. A
 unit is opened when its slot is free: every cursor has passed the previous unit in the slot. Bells wake the
@@ -53,7 +53,10 @@ from commplan.runtime.input.shm.futex import fence
 
 
 class Ring(RingState):
-    """One process's access to a ring.
+    """One process's access to a ring. See `RingState` for the other attributes.
+
+    Args:
+        memory: the memory of the ring.
 
     Attributes:
         claims_units: whether a claim takes consecutive parts of a unit, which saves time if they are cheap.
@@ -65,7 +68,7 @@ class Ring(RingState):
         self.claims_units, self._process = False, os.getpid()
         self._reuses_places, self._is_carried = self.header.get("count") == 0, self.header.get("carried")
         self.ends_with_one = bool(self.header.get("ends_with_one"))
-        self._carry_word = PARTS + self.parts
+        self._carry_word = PARTS + self.parts  # the word of the transfer, as of a part, if units are moved
 
     # --- processes ---
 
@@ -106,8 +109,11 @@ class Ring(RingState):
         self._call_all()
 
     def leave(self) -> None:
-        """Free the place and the claims of this process and close the memory. Its threads may not write to
-        slots afterwards. This takes no lock, because a stopped process may hold it."""
+        """Free the place and the claims of this process and close the memory.
+
+        Threads of this process must not write to slots afterwards. This takes no lock, because a stopped
+        process may hold it.
+        """
         self.memory.is_stopped = True
         place, self.place = self.place, -1
         if place >= 0:
@@ -127,6 +133,7 @@ class Ring(RingState):
         return True
 
     def _dead(self) -> list[int]:
+        """The places of processes that have died and have not been reaped."""
         states = ((p, record.words[STATE]) for p, record in enumerate(self._present_processes()))
         return [place for place, state in states if state in (LIVES, LEAVES) and not self.memory.lives(place)]
 
@@ -142,12 +149,14 @@ class Ring(RingState):
         self.processes[place].set(state=ABSENT if self._reuses_places else DIED, idle=0)
 
     def _free_claims(self, place: int) -> None:
+        """Free the parts and transfers in progress of the process at `place`."""
         for slot in self._slots:
             for index in range(PARTS, PARTS + self.memory.shape.parts):
                 if slot[index] in (place + 1, JOINED + place + 1):
                     slot[index] = 0
 
     def _call_all(self) -> None:
+        """Wake all threads that wait for this ring."""
         ring_bell(self.memory.bell("made"))
         ring_bell(self.memory.bell("changed"))
         for place in range(self.header.words[PROCESS_PLACES]):
@@ -168,7 +177,13 @@ class Ring(RingState):
         record.set(spent_us=earlier[0] + spent_us, waited_us=earlier[1] + waited_us)
 
     def claim(self) -> Claim | None:
-        """Claim the first part that is due for this process, if any. See `claims_units`."""
+        """Claim the first part that is due for this process, and open its unit if necessary.
+
+        If `claims_units` is set, the claim has the parts after it, too.
+
+        Returns:
+            The claim; None if no part is due.
+        """
         with self.memory.locked():
             self.processes[self.place].words[MAKES] = 1
             least, makers = self.least(), self.eligible()
@@ -176,6 +191,7 @@ class Ring(RingState):
                 return None
             due = self._due(least, makers)
             claim = next((claim for claim, maker in due if maker in (self.place, -1)), None)
+            # Units are opened in order, so earlier ones may have to be opened first.
             while claim is not None and not self.is_open(claim.unit):
                 if not self._open(least):
                     claim = None
@@ -193,8 +209,12 @@ class Ring(RingState):
     def _due(self, least: int, makers: list[int]) -> Iterator[tuple[Claim, int]]:
         """The parts that may be claimed now, in order, of open units and those that can be opened.
 
-        There are as many as may be in progress in addition to the present ones. A process leaves earlier
-        parts to their makers, but does not wait for makers that are busy with other parts.
+        There are as many as may be in progress in addition to the present ones (`most_making`). The parts of
+        makers that have their share in progress are omitted: other makers do not wait for them.
+
+        Args:
+            least: the result of `RingState.least`.
+            makers: the result of `RingState.eligible`.
 
         Yields:
             A part, and the place of the process that makes it; -1 if any process may.
@@ -208,15 +228,16 @@ class Ring(RingState):
         following = (
             Claim(unit, part) for unit in range(end if unit is None else unit, end) for part in parts
         )
-        room, each = most - len(making), -(-most // max(len(makers), 1))
+        remaining = most - len(making)
+        most_of_maker = -(-most // max(len(makers), 1))
         for claim in itertools.chain(free, following):
-            if room <= 0:
+            if remaining <= 0:
                 return
             maker = self._maker_of(claim, makers)
-            if maker >= 0 and busy[maker] >= each:
+            if maker >= 0 and busy[maker] >= most_of_maker:
                 continue
             busy[maker] += 1
-            room -= 1
+            remaining -= 1
             yield claim, maker
 
     def _extended(self, claim: Claim, makers: list[int]) -> Claim:
@@ -295,6 +316,7 @@ class Ring(RingState):
             return self.claim()
 
     def _mark_done(self, claim: Claim, records: int, spoiled: bool) -> None:
+        """As `done`. The caller holds the lock."""
         slot, process = self._slots[claim.unit % self.slot_count], self.processes[self.place].words
         for part in claim.parts:
             if slot[PARTS + part] not in (self.place + 1, JOINED + self.place + 1):
@@ -322,8 +344,11 @@ class Ring(RingState):
         return all(slot[index] >= DONE for index in self._part_words)
 
     def _complete(self, slot: Words) -> bool:
-        """Mark a unit as made if all parts are done and it is not moved between hosts. Returns whether all
-        parts are done."""
+        """Mark the unit in `slot` as made if all parts are done and it is not moved between hosts.
+
+        Returns:
+            Whether all parts are done.
+        """
         if any(slot[index] < DONE for index in self._part_words):
             return False
         fence()
@@ -343,6 +368,7 @@ class Ring(RingState):
             self._call(least, self.eligible())
 
     def _call(self, least: int, makers: list[int]) -> None:
+        """Wake a thread of the first process that is idle and may claim a part that is due."""
         for _, maker in self._due(least, makers):
             for place in makers if maker < 0 else (maker,):
                 process = self.processes[place].words
@@ -352,7 +378,9 @@ class Ring(RingState):
                     return
 
     def excuse(self, unit: int) -> bool:
-        """Deal no parts to the other makers if `unit` is not made, parts are free, and none is in progress.
+        """Deal no parts to other makers for now, if parts are free and none is in progress.
+
+        Does nothing if `unit` is made.
 
         This clears `makes` of all other eligible processes, whether or not they run. A process that runs sets
         its word again with its next claim.
@@ -376,7 +404,12 @@ class Ring(RingState):
     # --- between hosts ---
 
     def deal_here(self, parts: Iterable[int], first: int) -> None:
-        """Make `parts` on this host, too, from unit `first` on, which has not been made yet."""
+        """Make `parts` on this host, too, because the hosts that made them have died.
+
+        Args:
+            parts: the parts.
+            first: the first unit with these parts. It has not been made yet.
+        """
         with self.memory.locked():
             fresh = [part for part in parts if self._fresh[PARTS + part]]
             for part in fresh:
@@ -396,12 +429,15 @@ class Ring(RingState):
             return True
 
     def is_carried_or_free(self, unit: int) -> bool:
-        """Whether no process has the transfer of `unit` in progress: `reap` frees that of a dead process."""
+        """Whether no process has the transfer of `unit` in progress.
+
+        `reap` frees the transfer of a dead process.
+        """
         slot = self._slots[unit % self.slot_count]
         return not 0 < slot[self._carry_word] < DONE or slot[UNIT] != unit + 1
 
     def end_carry(self, unit: int) -> None:
-        """Mark `unit` as complete on this host."""
+        """Mark `unit`, whose transfer this process has reserved, as complete on this host."""
         slot = self._slots[unit % self.slot_count]
         with self.memory.locked():
             fence()
@@ -418,7 +454,10 @@ class Ring(RingState):
             self.header.set(next=min(unit, self.header.get("next")))
 
     def arm(self, cursor: int, upto: int) -> None:
-        """Request all units before `upto`. Sets `makes` again if `excuse` has cleared it."""
+        """Request all units before `upto` for a cursor of this process.
+
+        This sets `makes` again if `excuse` has cleared it.
+        """
         record = self.cursors[cursor]
         if record.get("armed") < upto:
             self.processes[self.place].set(makes=1)
@@ -427,7 +466,10 @@ class Ring(RingState):
             self.call_maker()
 
     def release(self, cursor: int, upto: int) -> None:
-        """Release all units before `upto`. Takes no lock, because the garbage collector may call this."""
+        """Release all units before `upto` for a cursor of this process.
+
+        This takes no lock, because the garbage collector may call it.
+        """
         if os.getpid() != self._process:  # a forked process drops arrays that its parent still uses
             return
         words = self.cursors[cursor].words

@@ -26,15 +26,23 @@ from commplan.runtime.input.ring.words import (
 )
 from commplan.runtime.input.shm.futex import fence
 
-# Making units counts as blocked above this share of blocked time, which includes waits between threads.
+# Making units counts as blocked by I/O if threads are blocked for a larger share of the time. Waits of
+# threads for each other take less.
 _MAX_BLOCKED_SHARE = 0.33
 
 
 class RingState:
-    """The state of a ring.
+    """The state of a ring. Methods take no lock; a few require that the caller holds it.
+
+    Args:
+        memory: the memory of the ring.
 
     Attributes:
+        memory: the memory of the ring.
         place: the place of this process; -1 for an observer.
+        header: see `SharedMemory`.
+        processes: see `SharedMemory`.
+        cursors: see `SharedMemory`.
         slot_count: the number of slots.
         parts: the number of parts of a unit.
     """
@@ -44,18 +52,26 @@ class RingState:
         self.header, self.processes, self.cursors = memory.header, memory.processes, memory.cursors
         self.slot_count, self._is_dealt = memory.shape.slots, self.header.get("count") > 1
         self.parts = memory.shape.parts - self.header.get("carried")
-        *self._slots, self._fresh = [record.words for record in memory.slots]
+        *self._slots, self._fresh = [record.words for record in memory.slots]  # see `SharedMemory.slots`
         self._part_words = range(PARTS, PARTS + self.parts)
 
     # --- processes ---
 
     def _present_processes(self) -> list[Record]:
+        """The places up to the last one that has been used."""
         return self.processes[: self.header.words[PROCESS_PLACES]]
 
     def eligible(self) -> list[int]:
-        """The places of the first `makers` processes in the order of joining, those without `makes` last."""
+        """The places of the processes that may make units.
+
+        These are the first `makers` processes in the order of joining. Those without `makes` come last.
+        """
         places = (record.words for record in self._present_processes())
-        living = [(not w[MAKES], w[ORDER], place) for place, w in enumerate(places) if w[STATE] == LIVES]
+        living = [
+            (not words[MAKES], words[ORDER], place)
+            for place, words in enumerate(places)
+            if words[STATE] == LIVES
+        ]
         return [place for _, _, place in sorted(living)[: self.header.get("makers")]]
 
     def threads(self) -> int:
@@ -64,7 +80,10 @@ class RingState:
         return -(-self.most_making() // len(eligible)) if self.place in eligible else 0
 
     def most_making(self) -> int:
-        """The most parts in progress: one for each core, and more if making is blocked by I/O."""
+        """The most parts in progress: one for each core, and more if making is blocked by I/O.
+
+        In the second case, as many as keep the cores busy, but at most the word `most`.
+        """
         cores, most = self.header.get("cores"), self.header.get("most")
         if most <= cores:
             return cores
@@ -75,7 +94,12 @@ class RingState:
         return min(most, -(-cores * (spent + waited) // max(spent, 1)))
 
     def _maker_of(self, claim: Claim, makers: list[int]) -> int:
-        """The place of the process that a free part is dealt to; -1 if any process may make it."""
+        """The place of the process that a free part is dealt to; -1 if any process may make it.
+
+        Args:
+            claim: the part.
+            makers: the result of `eligible`, not empty if parts are dealt.
+        """
         if not self._is_dealt:
             return -1
         responsive = [place for place in makers if self.processes[place].words[MAKES]] or makers
@@ -84,7 +108,7 @@ class RingState:
     # --- cursors and units ---
 
     def present(self) -> list[Record]:
-        """The open cursors, including those of dead processes."""
+        """The cursors in use, including those of dead processes."""
         places = self.cursors[: self.header.words[CURSOR_PLACES]]
         return [record for record in places if record.words[STATE]]
 
@@ -147,7 +171,9 @@ class RingState:
     def slowest(self, unit: int) -> int:
         """The cursor that still holds the slot of `unit`; -1 if there is none."""
         places = enumerate(self.cursors[: self.header.words[CURSOR_PLACES]])
-        positions = [(w.words[POSITION], cursor) for cursor, w in places if w.words[STATE] == HOLDS]
+        positions = [
+            (record.words[POSITION], cursor) for cursor, record in places if record.words[STATE] == HOLDS
+        ]
         position, cursor = min(positions, default=(0, -1))
         return cursor if position <= unit - self.slot_count else -1
 
@@ -175,18 +201,23 @@ class RingState:
         """The places of the processes of a group that block `unit`.
 
         Returns:
-            The places of processes that must make a part of `unit`, and of those that must take the previous
-            unit in its slot. If the holder of the lock does not run, the first list contains only its place,
-            because the other processes cannot claim their parts.
+            The places of processes that must make a part of `unit`, with -1 for a part that any process may
+            make; and the places of those that must take the previous unit in its slot. If the holder of the
+            lock does not run, the first list contains only its place, because no other process can claim a
+            part.
         """
         if holder := self._halted_holder():
             places = (place for place, record in enumerate(self.processes) if record.get("pid") == holder)
             if (place := next(places, -1)) >= 0:
                 return [place], []
         slot, makers = self._slots[unit % self.slot_count], self.eligible()
-        if slot[UNIT] != unit + 1:
-            cursors = (w.words for w in self.cursors if w.words[STATE] == HOLDS and w.words[OWNER])
-            slow = [words[OWNER] - 1 for words in cursors if words[POSITION] <= unit - self.slot_count]
+        if slot[UNIT] != unit + 1:  # the unit is not open
+            cursors = (record.words for record in self.cursors)
+            slow = [
+                words[OWNER] - 1
+                for words in cursors
+                if words[STATE] == HOLDS and words[OWNER] and words[POSITION] <= unit - self.slot_count
+            ]
             undone = [] if slow else [Claim(unit, part) for part in range(self.parts)]
             return [self._maker_of(claim, makers) for claim in undone if makers], slow
         fence()  # the parts must be read after the unit

@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from commplan.runtime.input.stages.batch_builder import BatchFactory
     from commplan.runtime.input.stages.worker_pool import Workers
 
-_BLOCK = 64  # records of a unit that are read in one call, if the source supports it
-_PART_ROWS = 4  # the least number of rows of a part
+_BLOCK = 64  # the most records of a unit that are read in one call, if the source supports it
+_PART_ROWS = 4  # the least number of rows of a part, unless a unit has fewer
 
 
 class Made(NamedTuple):
-    """The result of making a part.
+    """The result of making parts.
 
     Attributes:
-        records: the number of records in the part.
-        is_spoiled: whether the part failed or some of its records were skipped.
-        error: the error, if the part failed.
+        records: the number of rows of the parts in the first flow; 0 if a part failed.
+        is_spoiled: whether a part failed or some of its records were skipped.
+        error: the error if a part failed, else None.
     """
 
     records: int
@@ -49,11 +49,20 @@ class Made(NamedTuple):
 class UnitProgram:
     """The host program whose batches are units.
 
-    Attributes:
+    Args:
+        program: the program.
         epoch: the number of units in an epoch.
+        sources: the sources by name.
+        functions: the host functions by name; others are ignored.
+
+    Attributes:
+        program: the program.
+        epoch: the number of units in an epoch.
+        sources: the sources by name.
+        meter: the costs of making units in this process.
         orders: the order of records of each load.
         order: a checksum of `orders`.
-        called: the functions that the program calls.
+        called: the functions that the program calls, by name.
     """
 
     def __init__(
@@ -83,7 +92,10 @@ def divisions_of(program: HostProgram, parts: int) -> dict[int, Division]:
 
 
 def parts_of(program: HostProgram, cores: int) -> int:
-    """The number of parts of a unit: enough for all `cores` to work on the first unit of an epoch."""
+    """The number of parts of a unit: one for each of `cores`, which all work on the first unit of an epoch.
+
+    Parts have at least `_PART_ROWS` rows, and there are at most `MOST_PARTS`.
+    """
     rows = max(flow.batch for flow in program.flows)
     return max(1, min(cores, rows // _PART_ROWS, MOST_PARTS))
 
@@ -93,9 +105,9 @@ class Trouble(NamedTuple):
 
     Attributes:
         part: the index of the part.
-        position: the epoch and step of the part.
-        errors: errors of records.
-        other: the text of any other error.
+        position: the epoch, step and order of records of the part.
+        errors: errors of records; () if there are none.
+        other: the text of any other error; "" if there is none.
         process: the index in its group of the process that made the part; -1 in a feed.
     """
 
@@ -116,7 +128,12 @@ class Units:
         order: a checksum of the order of records.
         layout: the layout of a slot.
         process: the index of this process in its group; -1 in a feed.
-        is_single: whether no other process consumes the units, so that all errors are raised as they are.
+        is_single: whether no other process consumes the units. Then all errors are raised as they are, not
+            only those that can be written into a slot.
+
+    Attributes:
+        epoch_cursor: the epochs and steps of units.
+        layout: the layout of a slot.
     """
 
     def __init__(
@@ -151,10 +168,13 @@ class Units:
             unit: the unit.
             parts: the indices of the parts.
             root: the bytes of the slot.
-            is_stopped: returns whether to stop. It is called before each task of the part.
+            is_stopped: returns whether to stop. It is called before each task.
+
+        Returns:
+            The number of records, or the error of the parts.
 
         Raises:
-            ClosedError: if `is_stopped()` returns True before the part is complete.
+            ClosedError: if `is_stopped()` returns True before the parts are complete.
         """
         try:
             moved = self.layout.views(root, writable=True)
@@ -167,16 +187,23 @@ class Units:
             return Made(0, True, error)
 
     def note(self, unit: int, part: int, root: Any, error: BaseException | None) -> None:
-        """Write the status of a part: the place of its unit and its error."""
+        """Write the status of a part into the slot `root`: the position of its unit and its error, if any."""
         write_status(root, part, self.position(unit), error, self._process)
 
     def rows(self, unit: int) -> dict[int, int]:
-        """The number of rows of `unit` in each flow."""
+        """The number of rows of `unit` in each flow that moves values, by the index of the flow."""
         states = self._factory.batch(unit).states
         return {flow: len(states[flow].rows) for flow in self.layout.divisions}
 
     def make_private(self, epoch: int, step: int) -> dict[Ref, Array]:
-        """Make a unit in private memory."""
+        """Make a unit in private memory.
+
+        Returns:
+            The arrays of the unit, by id.
+
+        Raises:
+            CommplanError: the error of a record. Other errors are raised as they are, too.
+        """
         workers = self._factory.workers
         fresh = aligned if workers is None else workers.fresh
         moved = self.layout.views(fresh((self.layout.nbytes,), np.dtype(np.uint8)), writable=True)
@@ -186,13 +213,16 @@ class Units:
     def _fill(
         self, epoch: int, step: int, parts: range, moved: Mapping[Ref, Array], is_stopped: Callable[[], bool]
     ) -> Made:
+        """Make consecutive parts of the unit at `step` of `epoch` in `moved`, its arrays."""
         builder = self._factory.at(epoch, step)
         for task in builder.parts(parts, moved, self.layout.divisions):
             if is_stopped():
                 raise ClosedError
             task()
         is_clean, records = True, 0
-        for flow, cut in reversed(tuple(self.layout.divisions.items())):
+        for flow, cut in reversed(
+            tuple(self.layout.divisions.items())
+        ):  # `records` are those of the first flow
             state = builder.states[flow]
             low, high = cut.part(len(state.rows), parts[0])[0], cut.part(len(state.rows), parts[-1])[1]
             is_clean, records = is_clean and bool(state.valid[:, low:high].all()), high - low
@@ -214,16 +244,18 @@ class Units:
             The status of the part; None if all parts succeeded.
 
         Raises:
-            CommplanError: the error of the part, if this process made it.
+            BaseException: the error of the part, if this process made it and still has the error.
         """
         statuses, without_error = memoryview(root), slot_status.head(self.position(unit))
         for part in range(self.layout.parts):
-            at = part * slot_status.ROOM
-            if statuses[at : at + slot_status.HEAD_NBYTES].tobytes() == without_error:
+            offset = part * slot_status.ROOM
+            if statuses[offset : offset + slot_status.HEAD_NBYTES].tobytes() == without_error:
                 continue
             if (error := self._errors.get((unit, part))) is not None:
                 raise error
-            return Trouble(part, *slot_status.read_status(bytes(statuses[at : at + slot_status.ROOM])))
+            return Trouble(
+                part, *slot_status.read_status(bytes(statuses[offset : offset + slot_status.ROOM]))
+            )
         return None
 
     def check(self, unit: int, root: Any, title: str) -> None:
@@ -235,7 +267,7 @@ class Units:
             title: the name of the ring in messages.
 
         Raises:
-            CommplanError: the error of the record, or CP0920 for any other error.
+            CommplanError: the errors of records, or CP0920 for any other error.
         """
         trouble = self.trouble(unit, root)
         if trouble is None:
@@ -265,6 +297,9 @@ def units_of(content: UnitProgram, layout: SlotLayout, workers: Workers | None =
         content: the program of the units.
         layout: the layout of a slot.
         workers: worker processes that make the units; None for threads.
+
+    Raises:
+        CommplanError: as `cache.record_cache.caches`, if the program has caches.
     """
     program, epoch_cursor = content.program, EpochCursor(0, 0, content.epoch)
 

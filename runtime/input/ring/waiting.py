@@ -17,7 +17,7 @@ from commplan.runtime.input.shm.futex import LOOK_S
 if TYPE_CHECKING:
     from commplan.runtime.input.ring.attachment import Attachment, Driver
 
-UNDRIVEN_S = 120.0  # longest wait for a member that no thread drives
+UNDRIVEN_S = 120.0  # seconds of the longest wait for a member that no thread drives
 
 
 @dataclass
@@ -26,12 +26,12 @@ class MemberWaiter:
 
     Attributes:
         attachment: the ring and the members of this process.
-        member: the number of the member.
+        member: the number of the member that waits.
         timeout: the timeout of each wait in seconds.
         idle_s: seconds between two epochs after which an idle member releases slots.
         is_open: returns whether the member has not been closed.
         file: the file of the plan.
-        span: the position of the load in the file.
+        span: the position of the load in the file; None for errors without a line.
         is_paced: whether members advance independently. If not, a thread that drives several members does not
             wait for those of its members that are behind.
     """
@@ -44,12 +44,14 @@ class MemberWaiter:
     file: str
     span: Span | None = None
     is_paced: bool = True
+    # The unit of the present wait, -1 if there is none, and the reporter of that wait.
     _wait: tuple[int, WaitReporter] = field(default_factory=lambda: (-1, WaitReporter()))
 
     def blocked(self, unit: int) -> None:
         """Handle a wait for a slot that is kept for other members.
 
         Members that the calling thread drives release the slot if they are between two epochs or not paced.
+        For an idle member of another process, this wakes that process.
 
         Threads do not wait for each other in a cycle. Suppose that member a_i waits for member b_i, and that
         the thread of b_i waits with member a_i+1. Then a_i is too far ahead of b_i, but a_i+1 is not, because
@@ -80,7 +82,18 @@ class MemberWaiter:
             other.let_go()
 
     def look(self, unit: int, waited: float) -> None:
-        """Log a long wait. Raises an error if the wait cannot end."""
+        """Check and log a long wait.
+
+        Args:
+            unit: the unit that the member waits for.
+            waited: seconds since the begin of the wait.
+
+        Raises:
+            CommplanError: if the wait cannot end: the error of a failed transfer, CP0926 for a call of user
+                code that does not return, CP0928 if no thread can make units, CP0946 as `blocked`, CP0947 for
+                a member that no thread drives.
+            RuntimeError: as `Producers.check`.
+        """
         attachment, ring = self.attachment, self.attachment.ring
         if self._wait[0] != unit:
             self._wait = unit, WaitReporter()
@@ -101,7 +114,13 @@ class MemberWaiter:
             log_warning("%s has waited %.0f s for %s", self._title, waited, blocked_by(ring, unit))
 
     def late(self, unit: int, waited: float, remark: str = "") -> NoReturn:
-        """Raise CP0947."""
+        """Raise the timeout error, CP0947.
+
+        Args:
+            unit: the unit that the member waits for.
+            waited: seconds since the begin of the wait.
+            remark: the end of the message.
+        """
         self._wait = -1, WaitReporter()
         fail(
             "CP0947",
@@ -114,10 +133,12 @@ class MemberWaiter:
 
     @property
     def _title(self) -> str:
+        """The name of the member in messages."""
         return f"member {self.member} of {self.attachment.ring.memory.title}"
 
     @property
     def _room(self) -> str:
+        """A note about the number of records that the ring keeps."""
         ring = self.attachment.ring
         return f"{ring.slot_count * ring.header.get('unit')} records are kept at most"
 
@@ -127,7 +148,7 @@ class MemberWaiter:
         return (unit - ring.cursors[cursor].get("position")) * ring.header.get("unit")
 
     def _is_own(self, member: int) -> bool:
-        """Whether only the calling thread drives `member`."""
+        """Whether only the calling thread drives `member`: False for a member of another process."""
         caller, driver = threading.current_thread(), self.attachment.drivers.get(member)
         if driver is None:
             return False
@@ -145,6 +166,7 @@ class MemberWaiter:
         )
 
     def _refuse_own(self, unit: int, slowest: int) -> NoReturn:
+        """Raise CP0946: the calling thread drives the member `slowest`, for which this one would wait."""
         fail(
             "CP0946",
             f"{self._title} would wait for member {slowest}, which the same thread drives",
@@ -156,6 +178,7 @@ class MemberWaiter:
 
 
 def _is_driven(driver: Driver) -> bool:
+    """Whether the thread that requested the member's last batch is alive."""
     return driver.thread is not None and driver.thread.is_alive()
 
 
@@ -167,7 +190,7 @@ def awaited(attachment: Attachment, processes: Sequence[int]) -> int:
         processes: the indices in the group of the processes of this host.
 
     Returns:
-        The index in the group of the blocking process; -1 if there is none.
+        The index in the group of the blocking process; -1 if there is none on this host, or no member waits.
     """
     ring = attachment.ring
     cursors = [ring.cursors[member] for member in list(attachment.members) if member >= 0]

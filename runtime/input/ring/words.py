@@ -62,7 +62,7 @@ HEADER = _indices(
     "process_places", "cursor_places",  # places after the last one that has been used
     # Words of a group.
     "count",  # its processes on this host; see `Ring`
-    "ends_with_one",  # 1 if it ends when a process dies or leaves early, so that cursors of dead processes stay
+    "ends_with_one",  # 1 if it ends when a process dies or leaves early; then cursors of dead processes stay
     "carried",  # 1 if units are moved between hosts
     "sealed",  # 1 if all processes have joined
     "refused",  # a process that was refused, plus 1; in the upper 32 bits, a bit for each fact that differs

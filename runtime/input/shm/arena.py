@@ -26,16 +26,19 @@ if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
 
 HEADER = 1 << 16  # bytes before the first region, for the progress of workers
-_PAGE = mmap.ALLOCATIONGRANULARITY
+_PAGE = mmap.ALLOCATIONGRANULARITY  # bytes: offsets of mappings are multiples of it
+_MOST_WASTE = 2  # a free region is used for an array if it is at most this many times as large
 
 
 class Cells(NamedTuple):
     """An array in memory that several processes map.
 
     Attributes:
-        memory: 0 for the arena, 1 for the slots of a group.
-        offset: the bytes before its first element.
+        memory: 0 for the arena, 1 for the slots of a ring.
+        offset: the bytes of the file before its first element.
+        shape: its shape.
         strides: its strides in bytes.
+        dtype: its dtype.
     """
 
     memory: int
@@ -45,6 +48,7 @@ class Cells(NamedTuple):
     dtype: np.dtype[Any]
 
     def array(self, memory: mmap.mmap) -> Array:
+        """The array as a view of `memory`, a mapping of the whole file."""
         return np.ndarray(self.shape, self.dtype, memory, self.offset, self.strides)
 
 
@@ -53,7 +57,9 @@ class _Region(NamedTuple):
 
     Attributes:
         address: the address of its first byte.
+        nbytes: its size, a multiple of the page size.
         offset: the offset of its first byte in the file.
+        memory: the mapping.
     """
 
     address: int
@@ -66,7 +72,12 @@ class Arena:
     """Regions of one file. Other processes may map `descriptor`; its size only grows.
 
     Args:
-        pinning: registers regions with devices, until no array uses them.
+        pinning: registers regions with devices, until the arena is collected; None without devices.
+
+    Attributes:
+        descriptor: the file; closed by `close`.
+        header: a mapping of the first `HEADER` bytes.
+        nbytes: the size of the file.
     """
 
     def __init__(self, pinning: Pinning | None = None) -> None:
@@ -83,7 +94,11 @@ class Arena:
             weakref.finalize(self, _unpin, pinning, self._regions)
 
     def fresh(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """An uninitialized, page-aligned array. Raises CP0923 if memory is exhausted."""
+        """An uninitialized, page-aligned array. Its region is free again when all views of it are gone.
+
+        Raises:
+            CommplanError: CP0923 if memory is exhausted.
+        """
         nbytes = max(1, int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
         region = self._region(rounded(nbytes, _PAGE))
         owner = (ctypes.c_ubyte * nbytes).from_buffer(region.memory)
@@ -95,7 +110,7 @@ class Arena:
         self._free.append(region)
 
     def find(self, array: Array) -> int | None:
-        """The offset of an array's first cell in the file; None for other memory."""
+        """The offset in the file of the first element of `array`; None for other memory."""
         address = array.__array_interface__["data"][0]
         with self._lock:
             number = bisect.bisect_right(self._regions, address, key=lambda region: region.address) - 1
@@ -105,15 +120,22 @@ class Arena:
         return region.offset + address - region.address
 
     def _region(self, nbytes: int) -> _Region:
-        """Take a free region of a similar size, or extend the file. Raises CP0923."""
+        """Take a free region of at least `nbytes` and a similar size, or extend the file.
+
+        Raises:
+            CommplanError: CP0923 if memory is exhausted.
+        """
         with self._lock:
-            fitting = [r for r in list(self._free) if nbytes <= r.nbytes <= 2 * nbytes]
+            fitting = [
+                region for region in list(self._free) if nbytes <= region.nbytes <= _MOST_WASTE * nbytes
+            ]
             if fitting:
                 best = min(fitting, key=lambda region: region.nbytes)
                 self._free.remove(best)
                 return best
             try:
-                os.posix_fallocate(self.descriptor, self.nbytes, nbytes)  # or a later SIGBUS
+                # Without allocated memory, a later write would end the process with SIGBUS.
+                os.posix_fallocate(self.descriptor, self.nbytes, nbytes)
                 memory = mmap.mmap(self.descriptor, nbytes, offset=self.nbytes)
             except OSError as error:
                 fail(
@@ -126,7 +148,7 @@ class Arena:
             if self._pinning is not None:
                 self._pinning.pin(address, nbytes)
             self.nbytes += nbytes
-            bisect.insort(self._regions, region, key=lambda each: each.address)
+            bisect.insort(self._regions, region, key=lambda other: other.address)
             return region
 
     def close(self) -> None:
@@ -135,4 +157,5 @@ class Arena:
 
 
 def _unpin(pinning: Pinning, regions: list[_Region]) -> None:
+    """End the registration of all regions, when the arena is collected: then no array uses them."""
     pinning.unpin_all(region.address for region in regions)

@@ -1,4 +1,8 @@
-"""Offsets in a slot: the notes of the parts; for each flow, its validity flags and its shared values."""
+"""Offsets in a slot: the notes of the parts, then the arrays of each flow.
+
+A note is the status of a part (`slot_status`). The arrays of a flow are its validity flags, the record
+numbers of its loads, and the values that it moves.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ from commplan.runtime.input.shm import slot_status
 from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.input.transport.transport import RowSlices
 
-PAGE = 4096
+PAGE = 4096  # bytes
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,9 @@ class Room:
     """The place of one array in a slot.
 
     Attributes:
-        shape: the shape, [copies, rows, ...].
+        offset: its byte offset in the slot, a multiple of 64.
+        shape: the shape, [copies, rows of a full batch, ...].
+        dtype: the dtype.
         flow: the index of its flow in the program.
     """
 
@@ -46,9 +52,11 @@ class SlotLayout:
     """A slot's layout, each array aligned to 64 bytes. The notes come first, one per part.
 
     Attributes:
-        arrays: the place of each array.
-        divisions: the division of each flow with shared values.
-        nbytes: the size of the slot, a multiple of the page.
+        arrays: the place of each array, by the id of the value, or the key of flags (`validity`) or record
+            numbers (`identity`).
+        divisions: the division into parts of each flow that moves values, by the index of the flow; at least
+            one. All have the same number of parts.
+        nbytes: the size of the slot in bytes, a multiple of `PAGE`.
     """
 
     arrays: Mapping[Ref, Room]
@@ -65,24 +73,33 @@ class SlotLayout:
         return {ref: room.view(root, writable=writable) for ref, room in self.arrays.items()}
 
     def parcels(self, root: Any, rows: Mapping[int, int]) -> list[RowSlices]:
-        """The slot for a carrier: notes, then the arrays.
+        """The slot as a carrier moves it: the notes, then the arrays, as bytes.
 
         Args:
-            rows: the rows of the batch, by flow with shared values.
+            root: the bytes of the slot.
+            rows: the number of rows of the batch, by the index of each flow in `divisions`.
+
+        Returns:
+            For each of them its cells, [copies, rows, bytes of a row], and the first row of each part.
         """
         cells = np.ndarray((1, self.parts, slot_status.ROOM), np.uint8, root, 0)
         parcels = [RowSlices(cells, tuple(range(self.parts + 1)))]
         for room in self.arrays.values():
-            each = int(np.prod(room.shape[2:], dtype=np.int64)) * room.dtype.itemsize
-            cells = np.ndarray((*room.shape[:2], each), np.uint8, root, room.offset)
-            division, local = self.divisions[room.flow], rows[room.flow]
-            lows = tuple(division.part(local, part)[0] for part in range(division.parts))
-            parcels.append(RowSlices(cells, (*lows, local)))
+            row_nbytes = int(np.prod(room.shape[2:], dtype=np.int64)) * room.dtype.itemsize
+            cells = np.ndarray((*room.shape[:2], row_nbytes), np.uint8, root, room.offset)
+            division, flow_rows = self.divisions[room.flow], rows[room.flow]
+            lows = tuple(division.part(flow_rows, part)[0] for part in range(division.parts))
+            parcels.append(RowSlices(cells, (*lows, flow_rows)))
         return parcels
 
 
 def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> SlotLayout:
-    """The slot layout of `program`, equal in every process of the group."""
+    """The slot layout of `program`, equal in every process of the group.
+
+    Args:
+        program: the host program.
+        divisions: the division into parts of each flow that moves values, by the index of the flow.
+    """
     arrays: dict[Ref, Room] = {}
     offset = rounded(next(iter(divisions.values())).parts * slot_status.ROOM)
     moving = [(index, flow) for index, flow in enumerate(program.flows) if flow.moved]
@@ -94,11 +111,11 @@ def slot_layout(program: HostProgram, divisions: Mapping[int, Division]) -> Slot
     return SlotLayout(arrays, divisions, rounded(offset, PAGE))
 
 
-_ArraySpec = tuple[Ref, tuple[int, ...], np.dtype[Any]]
+_ArraySpec = tuple[Ref, tuple[int, ...], np.dtype[Any]]  # the key, shape and dtype of an array
 
 
 def _records(program: HostProgram, flow: Flow) -> Iterator[_ArraySpec]:
-    """The validity flags and record indices of a flow."""
+    """The validity flags of a flow, and the record numbers of each of its loads."""
     rows = len(program.rows(flow, flow.batch))
     yield validity(flow), (len(program.variants(flow.per)), rows), np.dtype(np.uint8)
     for read in flow.reads:
@@ -106,6 +123,7 @@ def _records(program: HostProgram, flow: Flow) -> Iterator[_ArraySpec]:
 
 
 def _values(program: HostProgram, flow: Flow) -> Iterator[_ArraySpec]:
+    """The moved values of a flow."""
     rows = len(program.rows(flow, flow.batch))
     for ref in flow.moved:
         element = program.elements[ref]

@@ -10,14 +10,21 @@ import msgspec
 from commplan.diagnostics import CommplanError, Diagnostic, Note
 
 ROOM = 1024  # bytes of a note
-_HEAD = struct.Struct("<IIQQ")  # bytes of text that follow, order, epoch, step
+# The number of bytes of text that follow, the order of records modulo 2**32, the epoch and the step.
+_HEAD = struct.Struct("<IIQQ")
+HEAD_NBYTES = _HEAD.size
+# Characters of each text of an error, tried in this order. A character may take six bytes of JSON.
+_SHORTER = (300, 100, 30)
+_MOST_NOTES = 2  # of an error whose texts are shortened
 
 
 class BatchPosition(NamedTuple):
     """A batch's position, equal in all processes.
 
     Attributes:
-        order: a checksum of the inputs of the order of records.
+        epoch: the epoch.
+        step: the step in the epoch.
+        order: a checksum of the inputs of the order of records. In a decoded note, it is modulo 2**32.
     """
 
     epoch: int
@@ -26,6 +33,14 @@ class BatchPosition(NamedTuple):
 
 
 class _Trouble(msgspec.Struct, frozen=True):
+    """The text of a note.
+
+    Attributes:
+        errors: errors of records.
+        other: the text of any other error.
+        process: the index in the group of the process that failed; -1 if unknown.
+    """
+
     errors: tuple[Diagnostic, ...] = ()
     other: str = ""
     process: int = -1
@@ -36,14 +51,13 @@ def head(position: BatchPosition) -> bytes:
     return _HEAD.pack(0, position.order & 0xFFFFFFFF, position.epoch, position.step)
 
 
-HEAD_NBYTES = _HEAD.size
-
-
 def encode_status(position: BatchPosition, error: BaseException | None, process: int = -1) -> bytes:
-    """A note of at most ROOM bytes; long texts are truncated.
+    """A note of at most `ROOM` bytes; long texts are truncated.
 
     Args:
-        process: the index in the group of the process that failed.
+        position: the position of the batch.
+        error: the error of the part; None if there is none.
+        process: the index in the group of the process that failed; -1 if it has none.
     """
     if error is None:
         return head(position)
@@ -52,11 +66,16 @@ def encode_status(position: BatchPosition, error: BaseException | None, process:
 
 
 def _fitting(error: BaseException, room: int, process: int) -> bytes:
+    """The text of a note of at most `room` bytes.
+
+    The first attempt has all diagnostics of the error. Others have only the first one, with shorter texts. If
+    that is still too long, only its code is left.
+    """
     if not isinstance(error, CommplanError):
-        other = _text(f"{type(error).__name__}: {error}")[: room // 8]
+        other = _text(f"{type(error).__name__}: {error}")[: room // 8]  # fits, whatever the characters are
         return msgspec.json.encode(_Trouble(other=other, process=process))
     problems = error.diagnostics
-    for most in (room, 300, 100, 30):  # characters of each text; one may take six bytes of JSON
+    for most in (room, *_SHORTER):
         shortened = tuple(_short(problem, most) for problem in problems)
         text = msgspec.json.encode(_Trouble(shortened, process=process))
         if len(text) <= room:
@@ -66,11 +85,12 @@ def _fitting(error: BaseException, room: int, process: int) -> bytes:
 
 
 def _short(problem: Diagnostic, most: int) -> Diagnostic:
+    """The diagnostic with at most `most` characters in each text."""
     notes = tuple(Note(_text(note.text)[:most], note.span) for note in problem.notes)
     return msgspec.structs.replace(
         problem,
         message=_text(problem.message)[:most],
-        notes=notes if most > 300 else notes[:2],
+        notes=notes if most > _SHORTER[0] else notes[:_MOST_NOTES],
         file=_text(problem.file)[-most:],
     )
 
@@ -81,7 +101,12 @@ def _text(message: str) -> str:
 
 
 def read_status(data: bytes) -> tuple[BatchPosition, tuple[Diagnostic, ...], str, int]:
-    """Decode a note: position, errors of records, any other error, and the failed process (-1 if unknown)."""
+    """Decode a note.
+
+    Returns:
+        The position, with the order modulo 2**32; the errors of records; the text of any other error, "" if
+        there is none; the index of the failed process, -1 if unknown or there is no error.
+    """
     length, order, epoch, step = _HEAD.unpack_from(data)
     if not length:
         return BatchPosition(epoch, step, order), (), "", -1
@@ -92,7 +117,7 @@ def read_status(data: bytes) -> tuple[BatchPosition, tuple[Diagnostic, ...], str
 def write_status(
     memory: Any, part: int, position: BatchPosition, error: BaseException | None, process: int = -1
 ) -> None:
-    """Write the note of `part` in a slot (see `slot_layout`)."""
+    """Write the note of `part` in the slot `memory`. See `encode_status` for the other arguments."""
     data = encode_status(position, error, process)
     offset = part * ROOM
     memoryview(memory).cast("B")[offset : offset + len(data)] = data

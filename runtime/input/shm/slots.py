@@ -19,6 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from commplan.diagnostics import fail
 
+if TYPE_CHECKING:
+    from commplan.runtime.machines.pinned import Pinning
+
+Root = Any  # a ctypes array of bytes
+
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED of mmap(2)
+_MOVE_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED of mremap(2)
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = (
@@ -26,15 +35,6 @@ _LIBC.mmap.argtypes = (
 )  # fmt: skip
 _LIBC.munmap.restype = ctypes.c_int
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-_NOWHERE = ctypes.c_void_p(-1).value
-_MOVE_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED of mremap(2)
-
-if TYPE_CHECKING:
-    from commplan.runtime.machines.pinned import Pinning
-
-Root = Any  # a ctypes array of bytes
-
 _LIBC.mremap.restype = ctypes.c_void_p
 _LIBC.mremap.argtypes = (
     ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p,
@@ -42,31 +42,49 @@ _LIBC.mremap.argtypes = (
 
 
 def mapped(nbytes: int, flags: int, descriptor: int, offset: int) -> int:
+    """Map memory for reading and writing, as mmap(2).
+
+    Args:
+        nbytes: the size of the mapping.
+        flags: such as `mmap.MAP_SHARED`.
+        descriptor: the file; -1 for anonymous memory.
+        offset: the offset in the file, a multiple of the page size.
+
+    Returns:
+        The address.
+
+    Raises:
+        OSError: if the memory cannot be mapped.
+    """
     address = _LIBC.mmap(None, nbytes, _READ_WRITE, flags, descriptor, offset)
-    if address is None or address == _NOWHERE:
+    if address is None or address == _FAILED:
         raise OSError(ctypes.get_errno(), "memory cannot be mapped")
     return address
 
 
 def give_back_freed() -> None:
-    """Return freed memory in the C library's heap to the system: about a megabyte after modules were
-    loaded."""
+    """Return freed memory of the C library's heap to the system: about 1 MB after modules were loaded."""
     if hasattr(_LIBC, "malloc_trim"):  # glibc
         _LIBC.malloc_trim(0)
 
 
 def owner_of(address: int, nbytes: int, pinning: Pinning | None = None) -> Root:
-    """The mapping as bytes, unmapped when the last view of them is gone.
+    """A mapping as bytes, which is unmapped when the last view of them is gone.
 
-    It uses the system call directly: Python's `mmap` opens the file a second time, and closing that
-    descriptor releases every lock of the process on the file.
+    Args:
+        address: the address, as `mapped` returns it.
+        nbytes: the size of the mapping.
+        pinning: has registered the mapping with devices; None if it is not registered.
     """
+    # This class and not Python's `mmap`, which would duplicate the descriptor of the file: closing the
+    # duplicate would release every lock of this process on the file.
     buffer = (ctypes.c_ubyte * nbytes).from_address(address)
     weakref.finalize(buffer, _unmap, address, nbytes, pinning).atexit = False
     return buffer
 
 
 def _unmap(address: int, nbytes: int, pinning: Pinning | None) -> None:
+    """Finalize a mapping."""
     if pinning is not None:
         pinning.unpin(address)
     _LIBC.munmap(address, nbytes)
@@ -75,7 +93,14 @@ def _unmap(address: int, nbytes: int, pinning: Pinning | None) -> None:
 def copy_on_recall(address: int, nbytes: int) -> None:
     """Replace the pages at `address` by private pages with the same content.
 
-    Readers of the memory see the same bytes at any time. Raises OSError.
+    Readers of the memory see the same bytes at any time.
+
+    Args:
+        address: the address, a multiple of the page size.
+        nbytes: the size, a multiple of the page size.
+
+    Raises:
+        OSError: if there is no memory for the copy.
     """
     fresh = mapped(nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
     ctypes.memmove(fresh, address, nbytes)
@@ -86,8 +111,14 @@ def copy_on_recall(address: int, nbytes: int) -> None:
 
 
 class _Loan(weakref.ref[Root]):
-    """The root of batch `number` and the mapping that it views. A weak reference is cheaper than a finalizer,
-    which would double the cost of lending."""
+    """A weak reference to the root of a batch.
+
+    A finalizer of the root would double the cost of lending.
+
+    Attributes:
+        number: the number of the batch.
+        owner: the mapping that the root views.
+    """
 
     __slots__ = ("number", "owner")
     number: int
@@ -96,16 +127,16 @@ class _Loan(weakref.ref[Root]):
 
 @dataclass
 class Slots:
-    """The slots: batch q is in slot q modulo their number.
+    """One mapping of the slots of a ring. Batch q is in slot q modulo the number of slots.
 
     Attributes:
         descriptor: the file.
-        start: the offset of slot 0 in the file, a multiple of the page.
-        nbytes: the size of each slot, a multiple of the page.
+        start: the offset of slot 0 in the file, a multiple of the page size.
+        nbytes: the size of each slot in bytes, a multiple of the page size.
         count: the number of slots.
         returned: called with the number of each released batch, in any thread and at any point of it, so it
             must not take a lock.
-        pinning: registers slots with devices.
+        pinning: registers slots with devices; None without devices.
         is_private: whether the slots are memory of this process instead of the file. A forked process then
             has a copy, which does not change when the slots are reused.
     """
@@ -117,19 +148,20 @@ class Slots:
     returned: Callable[[int], None] = lambda number: None
     pinning: Pinning | None = None
     is_private: bool = False
-    _owners: list[Root] = field(default_factory=list[Root])
-    _loans: dict[int, _Loan] = field(default_factory=dict[int, _Loan])
+    _owners: list[Root] = field(default_factory=list[Root])  # the mapping of each slot
+    _loans: dict[int, _Loan] = field(default_factory=dict[int, _Loan])  # by the number of the batch
 
     def __post_init__(self) -> None:
         self._type: Any = type("Root", (ctypes.c_ubyte * self.nbytes,), {"__slots__": ("owner",)})
         self._owners = [self._fresh(slot) for slot in range(self.count)]
 
     def _fresh(self, slot: int) -> Root:
+        """A new mapping of slot `slot`. Raises OSError."""
         if self.is_private:
             address = mapped(self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
         else:
-            at = self.start + slot * self.nbytes
-            address = mapped(self.nbytes, mmap.MAP_SHARED, self.descriptor, at)
+            offset = self.start + slot * self.nbytes
+            address = mapped(self.nbytes, mmap.MAP_SHARED, self.descriptor, offset)
         if self.pinning is not None:
             self.pinning.pin(address, self.nbytes)
         return owner_of(address, self.nbytes, self.pinning)
@@ -139,7 +171,7 @@ class Slots:
         return self._owners[number % self.count]
 
     def offset(self, address: int) -> int | None:
-        """The offset of `address` in the file; None for memory outside of it."""
+        """The offset in the file of `address`; None for memory that is in no slot."""
         for slot, owner in enumerate(self._owners):
             base = ctypes.addressof(owner)
             if base <= address < base + self.nbytes:
@@ -147,9 +179,18 @@ class Slots:
         return None
 
     def lend(self, number: int, roots: dict[int, Root]) -> Root:
-        """The slot of batch `number`, for reading. It is released when the returned root dies, or by
-        `recall`. `roots` keeps the root if the caller is interrupted, which may then call again with
-        `roots`."""
+        """The slot of batch `number`, for reading.
+
+        The slot is released when the returned root dies, or by `recall`.
+
+        Args:
+            number: the number of the batch.
+            roots: the roots of the caller by number, to which the root is added. A caller that is interrupted
+                may call again with the same `roots`.
+
+        Returns:
+            The root, which all views of the slot keep alive.
+        """
         root = roots.get(number)
         if root is None:
             owner = self._owners[number % self.count]
@@ -169,10 +210,11 @@ class Slots:
                     self.recall(old)
 
     def lent(self) -> list[int]:
-        """The batches that are lent now."""
+        """The numbers of the batches that are lent now, ascending."""
         return sorted(self._loans)
 
     def _dead(self, loan: _Loan) -> None:
+        """Take back the slot of a root that has died, unless it is lent again."""
         number = loan.number
         if self._loans.get(number) is loan:
             self.recall(number)
@@ -207,8 +249,11 @@ class Slots:
             raise
 
     def _exchange(self, slot: int, owner: Root) -> None:
-        """Map slot `slot` anew, and make `owner`, its former mapping, private memory. Raises OSError;
-        may be called again."""
+        """Map slot `slot` anew, and make `owner`, its former mapping, private memory.
+
+        Raises:
+            OSError: if there is no memory. This function may then be called again.
+        """
         if self.pinning is not None:  # copies from it have finished: their arrays were handed out
             self.pinning.unpin(ctypes.addressof(owner))
         if self._owners[slot] is owner:
@@ -217,13 +262,22 @@ class Slots:
             copy_on_recall(ctypes.addressof(owner), self.nbytes)
 
     def detach(self, number: int) -> None:
-        """Make the slot of batch `number` private memory of this process, with the same content. Writes
-        through it no longer reach other processes. Raises OSError."""
+        """Make this mapping of the slot of batch `number` private memory, with the same content.
+
+        Writes through it no longer reach other processes.
+
+        Raises:
+            OSError: if there is no memory for the copy.
+        """
         if not self.is_private:
             copy_on_recall(ctypes.addressof(self.memory(number)), self.nbytes)
 
     def close(self) -> None:
-        """Recall all slots, and release mappings without views. Raises: as `recall`."""
+        """Recall all slots, and release mappings without views.
+
+        Raises:
+            CommplanError: CP0923 as `recall`. The slots then stay open.
+        """
         for number in self.lent():
             self.recall(number)
         self._owners = []
@@ -235,16 +289,21 @@ class CompletionCounter:
 
     A finalizer may run in a thread that already holds the lock, so `add` does not wait for it: the thread
     that holds the lock delivers the remaining numbers. If `add` is interrupted, it may be called again.
+
+    Attributes:
+        advance: called with the new `upto` whenever it grows.
+        upto: the first number that has not been added.
     """
 
-    advance: Callable[[int], None]  # called with the first number that is not back
+    advance: Callable[[int], None]
     upto: int = 0
     _is_due: bool = False  # `advance` has not been called with `upto`
-    _back: set[int] = field(default_factory=set[int])
-    _new: deque[int] = field(default_factory=deque[int])
+    _back: set[int] = field(default_factory=set[int])  # numbers from `upto` on that have been added
+    _new: deque[int] = field(default_factory=deque[int])  # numbers that have not been delivered
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, number: int) -> None:
+        """Add a number, in any order."""
         self._new.append(number)
         while self._new:
             is_held = False
@@ -258,6 +317,7 @@ class CompletionCounter:
                     self._lock.release()
 
     def _deliver(self) -> None:
+        """Deliver all new numbers. The calling thread holds the lock; it may be interrupted at any point."""
         while self._new:
             self._back.add(self._new[0])
             self._new.popleft()
