@@ -287,7 +287,7 @@ def _open_cache(
 def _wiring(
     program: HostProgram, op: Map, functions: Mapping[str, Callable[..., Any]], before: Sequence[object]
 ) -> tuple[object, ...]:
-    """The digest of an op's function, the positions of its operands' makers in `before`, and its result count.
+    """The digest of an op's function, the positions in `before` of its operands' makers, its result count.
 
     Raises:
         CommplanError: CP0957 if the function cannot be identified.
@@ -311,7 +311,8 @@ def _source_key(program: HostProgram, read: Read, source: Source, cache: Cache) 
     the files of a folder, its content.
 
     Raises:
-        CommplanError: CP0957 if it has none of them, or only content and the cache is in a file.
+        CommplanError: CP0957 if it has none of them, or if the cache is in a file and the content is neither
+            a list nor a tuple nor an array.
     """
     data, column = source, None
     while isinstance(data, AdaptedColumn | Serial):

@@ -251,7 +251,7 @@ def _lock_byte(descriptor: int, byte: int, kind: int = fcntl.F_WRLCK) -> bool:
 
 
 def _write(descriptor: int, data: Any, offset: int) -> None:
-    """Write with `pwrite`, which raises OSError if there is no space. A store to a mapping raises SIGBUS then."""
+    """Write with `pwrite`, which raises OSError without space. A store to a mapping would raise SIGBUS."""
     view = memoryview(data)
     while view:
         written = os.pwrite(descriptor, view, offset)

@@ -20,6 +20,8 @@ class Batch(NamedArrays[Array]):
     Attributes:
         epoch: the epoch of the batch.
         step: the step of the batch in its epoch.
+
+    Both are set by `place`, as is `mask`.
     """
 
     __slots__ = ("_mask", "epoch", "step")
@@ -33,7 +35,10 @@ class Batch(NamedArrays[Array]):
         Args:
             epoch: the epoch.
             step: the step.
-            mask: which rows are records; None if the loads have different numbers of rows.
+            mask: bool [rows], whether each row is a record; None if the loads have different numbers of rows.
+
+        Returns:
+            The batch itself.
         """
         self.epoch, self.step, self._mask = epoch, step, mask
         return self
@@ -65,8 +70,8 @@ class Batch(NamedArrays[Array]):
         """Return the arrays as JAX arrays.
 
         Args:
-            device: the device; None for the default device. On a CPU there is no copy if the memory is
-                aligned to 64 bytes.
+            device: a `jax.Device` or a sharding; None for the default device. On a CPU there is no copy if
+                the memory is aligned to 64 bytes.
 
         Raises:
             CommplanError: CP0918 if JAX is not installed.
@@ -76,7 +81,10 @@ class Batch(NamedArrays[Array]):
 
 
 def _tensor(torch: Any, array: Array) -> Any:
-    """Convert an array. PyTorch warns about read-only arrays and does not support NumPy's bfloat16."""
+    """The array as a tensor.
+
+    PyTorch warns about read-only arrays and does not support NumPy's bfloat16.
+    """
     view = array.view()
     try:
         view.flags.writeable = True

@@ -19,7 +19,7 @@ class _Compiled(msgspec.Struct, frozen=True):
 
     Attributes:
         key: the result of `key_of` for the text.
-        schedule: the schedule without its plan graph, which feeds do not need.
+        schedule: the JSON of the schedule without its plan graph, which feeds do not need.
     """
 
     key: str
@@ -32,7 +32,13 @@ def key_of(text: bytes) -> str:
 
 
 def keep(memory: SharedMemory, key: str, schedule: Schedule) -> None:
-    """Store `schedule` in the memory of a feed if it has no plan yet and there is enough space."""
+    """Store `schedule` in the memory of a feed if it has no plan yet and there is enough space.
+
+    Args:
+        memory: the memory of the feed, which this process has joined.
+        key: the result of `key_of` for the text of the plan.
+        schedule: the compiled plan.
+    """
     with memory.locked():
         if memory.plan() is None:
             bare = msgspec.structs.replace(schedule, origin=None)

@@ -1,4 +1,4 @@
-"""One member's batches of a feed."""
+"""The batches of one member of a feed: joining its ring, and taking units from it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,27 @@ class Feed(RingMember):
     A feed is closed by `close`, at the end of a `with` block, by the garbage collector, and at exit of the
     interpreter. Other members then no longer wait for this one.
 
+    Args:
+        name: the name of the feed.
+        plan: the schedules of the members.
+        sources: the sources by name, as passed by the user.
+        functions: the functions by name.
+        member: the number of the member; None for the first free one.
+        state: a result of `.state()` of this member; None to begin as `epochs` says.
+        batch: the number of records of a batch, a multiple of the unit; None for the batch size of the plan.
+        timeout: the timeout of waits in seconds.
+        epochs: if "shared", a member that joins a running feed begins with its next epoch, or with the next
+            unit if all loads are `at_least_once`. If "own", it begins with epoch 0, and makes units itself
+            that are no longer in the ring.
+
     Attributes:
         member: the number of the member.
         name: the name of the feed.
+
+    Raises:
+        CommplanError: CP09xx. CP0928 for invalid options, CP0929 if there is no such member or it is taken,
+            CP0930 if members share no value, CP0931 for a batch that does not fit; otherwise as
+            `PhaseBatches` and `joining.attached`.
     """
 
     def __init__(
@@ -52,6 +70,8 @@ class Feed(RingMember):
         epochs: str,
     ) -> None:  # fmt: skip
         super().__init__(plan.phase)
+
+        # The arguments.
         check_seconds("CP0928", "timeout", timeout)
         if epochs not in ("shared", "own"):
             fail("CP0928", f"epochs of a feed are 'shared' or 'own', not {epochs!r}")
@@ -63,6 +83,8 @@ class Feed(RingMember):
         if member is not None and not (hasattr(member, "__index__") and member in range(most)):
             fail("CP0929", f"`{plan.clock}` has no member {member!r}", f"its members are 0 to {most - 1}")
         self.name, self._plan, self._timeout = name, plan, timeout
+
+        # The program of the units, and the sizes of the ring if this process creates it.
         units = plan.units
         if units is None:
             fail(
@@ -82,6 +104,8 @@ class Feed(RingMember):
         makers = share.readers if share is not None and share.readers else available
         first = self._first_unit(plan, bound, member or 0, batch, state, content)
         sizes = Sizes(first, ahead, makers, min(cores, available))
+
+        # The member joins under the ring's lock, and gives its cursor back if it fails.
         with attached(name, facts, plan, content, sizes) as (attachment, is_new):
             ring = attachment.ring
             with ring.memory.locked():
@@ -102,10 +126,11 @@ class Feed(RingMember):
 
     @property
     def idle_s(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Seconds between two epochs after which other members no longer wait for this one."""
         return IDLE_S
 
     def _is_paced(self) -> bool:
-        return True
+        return True  # members of a feed always advance independently
 
     # --- joining ---
 
@@ -116,7 +141,7 @@ class Feed(RingMember):
         """The first unit of this member if it creates the feed.
 
         Raises:
-            CommplanError: if `batch` or `state` is invalid.
+            CommplanError: CP0931 if `batch` is invalid, CP0910 if `state` is.
         """
         units_per_batch = plan.units_of(member, batch, content.rows)
         epoch_records = content.epoch * content.rows
@@ -138,7 +163,14 @@ class Feed(RingMember):
         self, bound: Mapping[str, files.Source], functions: Mapping[str, Callable[..., Any]],
         state: Mapping[str, int] | None, is_new: bool,
     ) -> None:  # fmt: skip
-        """Join the ring as a member. The caller holds the ring's lock."""
+        """Join the ring as a member. The caller holds the ring's lock.
+
+        Args:
+            bound: the sources by name.
+            functions: the functions by name.
+            state: the position of the next batch; None for none.
+            is_new: whether this process has created the feed.
+        """
         program, units_per_batch, unit = self._program, self._units_per_batch, self._ring.header.get("unit")
         self._outputs = handed_out(program)
         record_orders = orders(program, bound)
@@ -171,8 +203,8 @@ class Feed(RingMember):
     def _hold(self, next_unit: int, first_kept: int) -> int | None:
         """Hold units from `first_kept` on: the others do not wait while this member reads earlier ones.
 
-        No units are kept for a member that is more than an epoch behind; if it has its own epochs, for a
-        member that is behind at all.
+        No units are kept for a member that is more than an epoch behind. If its epochs are its own, none are
+        kept if it is behind at all.
         """
         if first_kept - next_unit > (0 if self._has_own_epochs else self._epoch):
             self._cursor.hold_none(next_unit)
@@ -183,6 +215,14 @@ class Feed(RingMember):
     # --- taking ---
 
     def __next__(self) -> Batch:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The next batch of the epoch.
+
+        Raises:
+            StopIteration: after the last batch of the epoch.
+            CommplanError: the error of the batch; CP0916 if the feed is closed or this process was forked
+                from its process; CP0946 and CP0947 if other members block this one (the caller may continue
+                after both).
+        """
         # Few calls: after a training step the CPU caches are cold, so that each call is expensive.
         if os.getpid() != self._process:
             self._refuse_forked()
@@ -214,6 +254,7 @@ class Feed(RingMember):
             return batch
 
     def _begin(self, position: int) -> None:
+        """As `RingMember._begin`. Later epochs may belong to another recorded run."""
         start_record(self._attachment)
         super()._begin(position)
 
@@ -223,6 +264,7 @@ class Feed(RingMember):
         super()._finish_batch(position)
 
     def _note(self, position: int) -> None:
+        """Count the records of batches that are one unit, up to that at `position`, in the visit check."""
         if self._one_unit is None:
             return
         visits = self._one_unit.visits(position // self._steps)
@@ -231,6 +273,7 @@ class Feed(RingMember):
             self._one_unit.forget()
 
     def _batch_at(self, position: int) -> Batch:
+        """Wait for the batch at `position`. It is a set of views of a slot if possible."""
         if (
             self._one_unit is not None
             and self._first_ring_unit is not None
@@ -275,5 +318,6 @@ class Feed(RingMember):
         return dataset(cast("Any", self))
 
     def close(self) -> None:
+        """Leave the feed. Raises as `RingMember.close`."""
         self._ready = None
         super().close()

@@ -27,7 +27,9 @@ def handed_out(program: HostProgram) -> list[tuple[str, Ref, bool]]:
         CommplanError: CP0932 if a device function computes an output.
     """
     phase, schedule = program.phase, program.schedule
-    bindings = {b.name: b.value for b in (*phase.outputs, *phase.takes) if b.source_only}
+    bindings = {
+        binding.name: binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only
+    }
     for name, ref in bindings.items():
         if ref not in program.roots:
             fail(
@@ -45,8 +47,8 @@ class _Table(NamedTuple):
 
     Attributes:
         arrays: name, shape, dtype and byte offset in the slot of each array.
-        counts: the outputs that are counts, by name.
-        mask: which rows are not padding; None if the loads have different numbers of rows.
+        counts: the outputs that are counts, by name: read-only scalars.
+        mask: bool [rows], False for padding; None if the loads have different numbers of rows.
         units: the facts of the units.
     """
 
@@ -57,7 +59,9 @@ class _Table(NamedTuple):
 
 
 class OneUnit:
-    """Creates batches that are one unit without skipped records: the arrays in the slot.
+    """Creates batches that are one unit without skipped records: views of the slot.
+
+    It keeps the record numbers of these batches for the visit check, which counts many batches at once.
 
     Args:
         units: describes batches that are units.
@@ -76,7 +80,7 @@ class OneUnit:
         Args:
             root: the bytes of the slot. The arrays keep a reference to them.
             epoch: the epoch.
-            step: the step.
+            step: the step in the epoch.
         """
         table = self._full if step < self._last_step else self._last
         batch = Batch(table.counts)
@@ -88,10 +92,14 @@ class OneUnit:
         return batch
 
     def visits(self, epoch: int) -> HostBatch | None:
-        """Collect the records of all batches since `forget`.
+        """Collect the visits of all batches since `forget`.
+
+        Args:
+            epoch: the epoch of all of these batches.
 
         Returns:
-            One batch without arrays at the position of the last of them; None if there are none.
+            One batch without arrays, at the position of the last of them, with their visits; None if there
+            are none.
         """
         if not self._ids:
             return None
@@ -104,11 +112,17 @@ class OneUnit:
         return HostBatch({}, {}, self._units.seeds, epoch, max(self._ids), 0, tuple(merged))
 
     def forget(self) -> None:
+        """Drop the records that `visits` has returned."""
         self._ids = {}
 
 
 def _table(units: UnitTable, outputs: Sequence[tuple[str, Ref, bool]]) -> _Table:
-    """The facts of batches, with arrays by name and without a dimension for the member."""
+    """The facts of batches, with arrays by name and without a dimension for the member.
+
+    Args:
+        units: the facts of the units.
+        outputs: the result of `handed_out`.
+    """
     views = {view.ref: view for view in units.views}
     arrays = [
         (name, view.shape[1:] if per else view.shape, view.dtype, view.offset)
@@ -124,5 +138,8 @@ def _table(units: UnitTable, outputs: Sequence[tuple[str, Ref, bool]]) -> _Table
 
 
 def is_one_unit(program: HostProgram, each: int) -> bool:
-    """Whether `OneUnit` can create the batches of a member that takes `each` units per step."""
+    """Whether `OneUnit` can create the batches of a member that takes `each` units per step.
+
+    The caller checks that an epoch of the member has as many steps as units.
+    """
     return each == 1 and are_units(program) and not any(flow.per for flow in program.flows)

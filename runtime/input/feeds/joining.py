@@ -21,8 +21,9 @@ from commplan.runtime.input.sources.adapters import Source
 from commplan.runtime.input.sources.content_keys import source_digest, source_key
 from commplan.wait import Wait, until
 
-MEMBERS = 64
-_MOST_CORES = 512
+MEMBERS = 64  # the most members of a feed, and the most processes
+_MOST_CORES = 512  # the most parts of a feed that may be in progress
+_MOST_STARTED = 4  # the most units in progress for which a feed has slots
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ class Sizes:
     """The sizes of a new feed.
 
     Attributes:
-        first: the first unit.
+        first: the first unit of the member that creates the feed.
         ahead: the number of units that are made ahead.
-        makers: the number of processes that make units.
+        makers: the most processes that make units at a time.
         cores: the most parts in progress.
     """
 
@@ -50,7 +51,7 @@ def attached(
 
     Args:
         name: the name of the feed.
-        facts: the facts of this process; they must be equal to those of the feed.
+        facts: the result of `facts_of` for this process; it must be equal to that of the feed.
         plan: the schedules of the members.
         content: the program of the units.
         sizes: the sizes, if the feed is created.
@@ -60,12 +61,13 @@ def attached(
 
     Raises:
         CommplanError: CP0922 if the facts differ, CP0923 if there is no memory, CP0928 if another process or
-            thread blocks the join.
+            thread blocks the join or the feed has no free place for a process.
+        RuntimeError: if no member joins during the block.
     """
     title = f"feed {name!r}"
     if (forgotten := _open_attachment(title)) is not None:
         forgotten.leave_forgotten()
-    with _coming(title), meeting.exclusive():
+    with _other_threads_excluded(title), meeting.exclusive():
         attachment = _open_attachment(title)
         if attachment is not None:
             _refuse_unlike(name, facts, attachment.ring.memory.facts(), plan)
@@ -87,6 +89,7 @@ def attached(
                 raise RuntimeError("no member joined the feed")
             attachment.start()
         except BaseException:
+            # `Attachment.start` lists the attachment before it can fail.
             if (attachment := _open_attachment(title)) is not None:
                 OPEN.remove(attachment)
             for record in ring.cursors if ring.place >= 0 else ():
@@ -97,7 +100,7 @@ def attached(
 
 
 @contextlib.contextmanager
-def _coming(title: str) -> Generator[None]:
+def _other_threads_excluded(title: str) -> Generator[None]:
     """Exclude other threads of this process from joining and leaving feeds during the block.
 
     First wait for threads of an earlier attachment to this feed, because this process would lose all of its
@@ -115,12 +118,12 @@ def _coming(title: str) -> Generator[None]:
         )
 
     def has_ended(seconds: float) -> bool:
-        return not _is_open(title) or bool(time.sleep(min(seconds, 0.01)))
+        return not _has_threads(title) or bool(time.sleep(min(seconds, 0.01)))
 
     while True:
         _ = until(has_ended, Wait(meeting.MEET_S, late))
         with meeting.OPENING:
-            if not _is_open(title):  # otherwise another thread has just left the feed
+            if not _has_threads(title):  # otherwise another thread has just left the feed
                 yield
                 return
 
@@ -130,11 +133,13 @@ def _open_attachment(title: str) -> Attachment | None:
     return next((attachment for attachment in list(OPEN) if attachment.ring.memory.title == title), None)
 
 
-def _is_open(title: str) -> bool:
+def _has_threads(title: str) -> bool:
+    """Whether threads of a former attachment to the feed with this title are still running."""
     return any(attachment.ring.memory.title == title for attachment in list(LEFT))
 
 
 def _find_memory(name: str, title: str) -> SharedMemory | None:
+    """Open the memory of a running feed; None if there is none."""
     candidates = (meeting.opened(candidate, title) for candidate in meeting.found(name))
     return next((memory for memory in candidates if memory is not None), None)
 
@@ -142,8 +147,10 @@ def _find_memory(name: str, title: str) -> SharedMemory | None:
 def _create_memory(
     name: str, title: str, facts: Mapping[str, str], content: UnitProgram, sizes: Sizes
 ) -> SharedMemory:  # fmt: skip
+    """Create the memory of a feed. Raises as `meeting.created`."""
     parts = parts_of(content.program, sizes.cores)
-    slots = min(sizes.ahead + KEEP + min(sizes.cores, 4) - 1, MOST_SLOTS)
+    # The units that are made ahead, those that arrays of a member reference, and further ones in progress.
+    slots = min(sizes.ahead + KEEP + min(sizes.cores, _MOST_STARTED) - 1, MOST_SLOTS)
     nbytes = layout_of(content.program, parts).nbytes
     return meeting.created(
         name, title, Shape(slots, nbytes, parts, MEMBERS, MEMBERS), facts, epoch=content.epoch,
@@ -158,6 +165,9 @@ def place_of(attachment: Attachment, member: int | None, most: int) -> int:
         attachment: the attachment to the feed.
         member: the number of the member; None for the first free place.
         most: the number of members in the plan.
+
+    Returns:
+        The place: the number of the member and of its cursor.
 
     Raises:
         CommplanError: CP0929 if the place is in use, or if no place is free.
@@ -212,7 +222,7 @@ def facts_of(
 def _refuse_unlike(
     name: str, member_facts: Mapping[str, str], feed_facts: Mapping[str, str], plan: ClockPlan
 ) -> None:
-    """Check that this process agrees with a feed.
+    """Check that this process agrees with a feed on its facts.
 
     Args:
         name: the name of the feed.

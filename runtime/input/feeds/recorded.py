@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def start_record(attachment: Attachment) -> None:
-    """Record units and waits of this process if its current run is recorded."""
+    """Record the units and waits of this process if its present run is recorded.
+
+    The record of an earlier run is closed.
+    """
     with attachment.record_lock:
         recording, lane = attachment.recording, lane_of_run(None, "feed")
         if recording.record is not None and recording.record.lane is not lane:
@@ -26,6 +29,7 @@ def start_record(attachment: Attachment) -> None:
 
 
 def _record_of(attachment: Attachment, lane: Lane) -> BatchRecord:
+    """The record of `attachment` in the lane of a run."""
     from commplan.runtime.input.observe.batch_record import BatchRecord  # noqa: PLC0415
     from commplan.runtime.input.observe.overdue_calls import OverdueCalls  # noqa: PLC0415
 
@@ -42,10 +46,11 @@ def _wait(attachment: Attachment) -> Call | None:
     from commplan.runtime.input.ring.waiting import blocked_by  # noqa: PLC0415
 
     ring = attachment.ring
-    waits = [(ring.cursors[m].get("waits_since"), m) for m in list(attachment.members) if m >= 0]
-    waits = [(since, m) for since, m in waits if ring.cursors[m].get("wanted")]
+    members = [member for member in list(attachment.members) if member >= 0]  # see `Attachment.members`
+    waits = [(ring.cursors[member].get("waits_since"), member) for member in members]
+    waits = [(since, member) for since, member in waits if ring.cursors[member].get("wanted")]
     if not waits:
         return None
-    since, member = min(waits)
+    since, member = min(waits)  # in nanoseconds
     blocker = blocked_by(ring, ring.cursors[member].get("wanted") - 1)
     return Call(f"a wait of member {member} of {ring.memory.title} for {blocker}", since / 1e9)

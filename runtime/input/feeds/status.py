@@ -1,4 +1,4 @@
-"""The status of this user's feeds on this host, read from their rings."""
+"""The status of this user's feeds on this host, read from their rings without joining them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class MemberStatus(msgspec.Struct, frozen=True):
         pid: the PID of its process.
         batch: the number of records in a batch.
         epoch: the current epoch.
-        place: the number of records since the start of epoch 0.
+        place: the number of records from the start of epoch 0 to the first one that it has not released.
         records: the number of records that it has received.
-        rate: records per second since it joined.
+        rate: received records per second since it joined.
         waited_s: the total time of its waits in seconds.
-        waits_for: the process or member that blocks its current wait; empty if it does not wait.
-        alone: the number of units that it read itself.
+        waits_for: the process or member that blocks its current wait, in words; "" if it does not wait.
+        alone: the number of units that it has made itself, because they were no longer in the ring.
         is_held: whether units are kept for it.
     """
 
@@ -50,10 +50,10 @@ class FeedStatus(msgspec.Struct, frozen=True):
         plan: the name of the plan.
         phase: the name of the phase.
         unit: the number of records in a unit.
-        slots: the number of slots.
-        nbytes: the size of the memory.
-        made: the number of units that each process has made, by PID.
-        members: the members with a living process.
+        slots: the number of slots, each with the memory of a unit.
+        nbytes: the size of the memory in bytes.
+        made: the records that each process with a member has made, in units rounded up, by PID.
+        members: the members with a living process, by number.
     """
 
     name: str
@@ -77,12 +77,15 @@ def feeds() -> list[FeedStatus]:
 
 
 def _status(name: str, ring: Ring) -> FeedStatus:
+    """The status of the feed `name`."""
     shape = ring.memory.shape
     unit = ring.header.get("unit")
     facts = ring.memory.facts()
     owners = {member: record.get("process") - 1 for member, record in enumerate(ring.cursors)}
     alive = [
-        m for m, process in owners.items() if ring.cursors[m].get("state") and ring.memory.lives(process)
+        member
+        for member, process in owners.items()
+        if ring.cursors[member].get("state") and ring.memory.lives(process)
     ]
     makers = [ring.processes[process] for process in sorted({owners[member] for member in alive})]
     units = {maker.get("pid"): -(-maker.get("records") // unit) for maker in makers}
@@ -92,18 +95,22 @@ def _status(name: str, ring: Ring) -> FeedStatus:
 
 
 def _member(ring: Ring, member: int) -> MemberStatus:
+    """The status of `member`, whose process is alive."""
     record, unit = ring.cursors[member], ring.header.get("unit")
-    lasted = max(1e-9, _seconds_since(record.get("since")))
+    lasted_s = max(1e-9, _seconds_since(record.get("since")))  # not 0, by which `rate` is divided
     awaited = record.get("wanted")
-    waited = record.get("waited_ns") / 1e9 + (_seconds_since(record.get("waits_since")) if awaited else 0.0)
+    waited_s = record.get("waited_ns") / 1e9
+    if awaited:
+        waited_s += _seconds_since(record.get("waits_since"))
     position = record.get("position")
     return MemberStatus(
         member, ring.pid_of(member), record.get("batch"), position // ring.header.get("epoch"),
-        position * unit, record.get("records"), record.get("records") / lasted, waited,
+        position * unit, record.get("records"), record.get("records") / lasted_s, waited_s,
         blocked_by(ring, awaited - 1) if awaited else "", record.get("private"),
         record.get("state") == HOLDS,
     )  # fmt: skip
 
 
 def _seconds_since(ns: int) -> float:
+    """The seconds since a time of `time.monotonic_ns`."""
     return (time.monotonic_ns() - ns) / 1e9

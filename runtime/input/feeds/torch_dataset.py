@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
 
 class WorkerError(CommplanError):
-    """Raised if a feed is read in a worker of a DataLoader.
+    """Raised if a feed is read in a worker of a DataLoader (CP0916).
 
-    The DataLoader creates the error again in the parent process, with a text as the only argument.
+    The DataLoader creates the error again in the parent process, with a text as the only argument, which is
+    ignored.
     """
 
     def __init__(self, *_: object) -> None:
@@ -28,7 +29,9 @@ class WorkerError(CommplanError):
 
 
 def dataset(feed: Feed) -> Any:
-    """Return an `IterableDataset` that yields the batches of one epoch of `feed` per iteration.
+    """Return an `IterableDataset` that yields the batches of one epoch of `feed` per iteration, as tensors.
+
+    Its length is the number of batches of an epoch.
 
     Raises:
         CommplanError: CP0918 if PyTorch is not installed.
