@@ -133,7 +133,7 @@ class BatchWindow:
         return caller
 
     def _exit(self, caller: int) -> None:
-        """End the use of the slots by `caller`. If the window was closed meanwhile, the last caller leaves."""
+        """End the use of the slots by `caller`. The last caller of a closed window leaves the group."""
         self._callers.discard(caller)
         if self._is_closed and not self._callers:
             self._depart()

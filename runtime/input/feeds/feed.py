@@ -50,9 +50,9 @@ class Feed(RingMember):
         state: a result of `.state()` of this member; None to begin as `epochs` says.
         batch: the number of records of a batch, a multiple of the unit; None for the batch size of the plan.
         timeout: the timeout of waits in seconds.
-        epochs: if "shared", a member that joins a running feed begins with its next epoch, or with the next
-            unit if all loads are `at_least_once`. If "own", it begins with epoch 0, and makes units itself
-            that are no longer in the ring.
+        epochs: if "shared", a member that joins a running feed begins with the next epoch that no member has
+            begun, or with the next unit if all loads are `at_least_once`. If "own", it begins with epoch 0,
+            and makes units itself until it has caught up.
 
     Attributes:
         member: the number of the member.

@@ -1,4 +1,7 @@
-"""Members of a run that take their batches one by one from shared units."""
+"""Members of a run that take their batches one by one from shared units.
+
+The runtime creates a `ClockedPhase` per phase, and `member_batches` the iterator of each member.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +45,8 @@ class PeerGroup:
 
     Attributes:
         group: the processes.
-        start: the first unit.
-        members: the first member of each process.
+        start: the first unit of the group, the least first unit of its processes.
+        members: [processes], the number of the first member of each process.
     """
 
     group: Group
@@ -56,7 +59,8 @@ class SharingOptions:
     """Options for sharing between members. The first opened member of a process determines them.
 
     Attributes:
-        ask: returns the processes that share; its argument is the first unit of this process.
+        ask: returns the processes that share, given the first unit of this process; None for this process
+            alone.
         timeout: the timeout of waits between members in seconds.
         workers: "threads" or "processes", which make the units.
     """
@@ -74,18 +78,21 @@ class ClockedPhase:
         plan: the schedules of the members.
         passed_sources: the sources as passed by the user, by name.
         functions: the functions by name.
-        sources: the sources of the phase by name.
+        sources: the sources of the phase by name, as its loads read them.
         epoch: the number of units of an epoch.
+
+    Raises:
+        CommplanError: CP09xx for sources that do not fit the plan.
     """
 
     plan: ClockPlan
     passed_sources: Mapping[str, object]
     functions: Mapping[str, Callable[..., Any]]
     sources: Mapping[str, files.Source] = field(init=False)
-    epoch: int = field(init=False)  # number of units
+    epoch: int = field(init=False)
     _options: SharingOptions = SharingOptions()
     _attachment: Attachment | None = None
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # held while a member joins
 
     def __post_init__(self) -> None:
         reads = [op.source for op in self.plan.schedule.phase(self.plan.phase).ops if isinstance(op, Read)]
@@ -94,7 +101,7 @@ class ClockedPhase:
 
     @property
     def slots(self) -> int:
-        """The most units that are kept."""
+        """The number of slots: the most units that are kept (see `Rates.bound`)."""
         return self.plan.rates.bound // self.plan.rates.unit
 
     @contextlib.contextmanager
@@ -107,7 +114,7 @@ class ClockedPhase:
             member: the number of the member.
             position: the first unit of the member.
             units: the schedule whose batches are units.
-            options: the options of the first member; ignored for later members.
+            options: the options for sharing; ignored if the process has joined already.
 
         Yields:
             The attachment of this process, and the timeout of waits in seconds.
@@ -145,7 +152,10 @@ class ClockedPhase:
     def _open_attachment(
         self, member: int, position: int, units: Schedule, options: SharingOptions
     ) -> Attachment:
-        """Create this process's attachment: a ring of its own, or the ring of a group of processes."""
+        """Create this process's attachment: a ring of its own, or the ring of a group of processes.
+
+        The arguments and errors are those of `joined`.
+        """
         plan = self.plan
         program = host_program(units, plan.phase, None, apart=True)
         content = UnitProgram(program, self.epoch, self.sources, self.functions)
@@ -157,6 +167,8 @@ class ClockedPhase:
         )  # fmt: skip
         if workers is not None:
             calls.in_worker, calls.ask_worker = workers.call_in, workers.ask_stack
+
+        # The ring, and the transfers between hosts.
         peers = options.ask(position)
         cursor = EpochCursor(0, 0, self.epoch)
         record = batch_record(program, cursor, None if peers is None else peers.group)
@@ -175,6 +187,7 @@ class ClockedPhase:
             slots = ring.memory.mapped_slots()
             carrier, host = group.carrier, group.host
             carriage = None if carrier is None else Carriage(ring, ring_units, slots, carrier, host)
+
         ring.memory.title = f"`{plan.clock}`"
         attachment = Attachment(name, ring, content, ring_units, workers, carriage, calls, Recording(record))
         if record is not None:
@@ -185,7 +198,7 @@ class ClockedPhase:
         return attachment
 
     def _own_ring(self, content: UnitProgram, first: int) -> Ring:
-        """Create a ring for this process only."""
+        """Create a ring for this process only, whose first unit is `first`."""
         program, cores = content.program, hints(content.program)[1]
         parts = parts_of(program, cores)
         cursors = self.plan.schedule.axis(self.plan.clock).size
@@ -209,9 +222,9 @@ class ClockedBatches(RingMember):
         clocks: the phase.
         member: the number of the member.
         units: the schedule whose batches are units.
-        local: the indices of other axes that this process holds.
-        state: a result of `.state()` of this member.
-        options: the options for sharing.
+        local: the indices that this process holds along other axes; all indices for None or an omitted axis.
+        state: a result of `.state()` of this member; None for the start of epoch 0.
+        options: the options for sharing; None for the defaults.
 
     Raises:
         CommplanError: as `PhaseBatches`; CP0946 and CP0947 if other members block this one (the caller may
@@ -230,8 +243,8 @@ class ClockedBatches(RingMember):
     ) -> None:
         plan, sources = clocks.plan, clocks.sources
         super().__init__(plan.phase)
-        holds = {**(local or {}), plan.clock: (member,)}
-        program = host_program(plan.member(member), plan.phase, holds, apart=True)
+        indices = {**(local or {}), plan.clock: (member,)}
+        program = host_program(plan.member(member), plan.phase, indices, apart=True)
         record_orders = orders(program, sources)
         start = position_of(
             program,
@@ -240,8 +253,10 @@ class ClockedBatches(RingMember):
             epoch_steps(program, record_orders),
             fingerprint(program, record_orders),
         )
-        each = plan.rates.units[member]
-        position, keep = start[0] * clocks.epoch + start[1] * each, clocks.slots - max(plan.rates.units)
+        each = plan.rates.units[member]  # units per batch
+        position = start[0] * clocks.epoch + start[1] * each  # the first unit
+        # Slots for the next batch of any member must remain free.
+        keep = clocks.slots - max(plan.rates.units)
         with clocks.joined(member, position, units, options or SharingOptions()) as (attachment, timeout):
             self._init_member(attachment, plan, member, each, program)
             with self._ring.memory.locked():
@@ -285,9 +300,12 @@ def member_batches(
     Args:
         clocks: the phase.
         member: the number of the member.
-        local: the indices of other axes that this process holds.
-        state: a result of `.state()` of this member.
-        options: the options for sharing.
+        local: the indices that this process holds along other axes; all indices for None or an omitted axis.
+        state: a result of `.state()` of this member; None for the start of epoch 0.
+        options: the options for sharing; None for the defaults.
+
+    Raises:
+        CommplanError: as `ClockedBatches` or `PhaseBatches`.
     """
     plan, units = clocks.plan, clocks.plan.units
     if units is not None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from commplan.runtime.input.stages.batch_builder import BatchBuilder, BatchFactory
 
-_AT_ONCE = 64  # batches between two checks for changes of the ring
+_AT_ONCE = 64  # the most batches between two calls of `_begin` in an epoch
 _IDLE_SINCE = CURSOR["idle_since"]
 
 
@@ -46,7 +46,7 @@ class _PendingBatch(NamedTuple):
     Attributes:
         position: the number of batches before this one, since the start of epoch 0.
         builder: builds the batch.
-        tasks: the pending work of this member.
+        tasks: the stages that this member runs itself, in threads; () if they have been run.
         is_ready: whether all units were available without a wait.
     """
 
@@ -64,6 +64,7 @@ class RingMember(EpochIterator):
 
     Attributes:
         member: the number of the member and of its cursor.
+        idle_s: seconds between two epochs after which other members need not wait for this one.
     """
 
     _patient = ("CP0946", "CP0947")  # errors after which the iterator can continue
@@ -74,7 +75,15 @@ class RingMember(EpochIterator):
     def _init_member(
         self, attachment: Attachment, plan: ClockPlan, member: int, units_per_batch: int, program: HostProgram
     ) -> None:
-        """Initialize the attributes of all kinds of members."""
+        """Initialize the attributes of all kinds of members.
+
+        Args:
+            attachment: the ring and the members of this process.
+            plan: the schedules of the members.
+            member: the number of the member.
+            units_per_batch: the number of units of a full batch.
+            program: the host program of the member.
+        """
         self._attachment, self._ring, self._units = attachment, attachment.ring, attachment.units
         self.member, self._plan, self._program = member, plan, program
         self._units_per_batch = units_per_batch
@@ -91,7 +100,7 @@ class RingMember(EpochIterator):
         Args:
             bound: the sources by name.
             functions: the functions by name.
-            start: the first epoch and step.
+            start: the epoch and step of the first batch.
             timeout: the timeout of waits in seconds.
             keep: the most units that arrays may reference without a copy.
         """
@@ -251,6 +260,10 @@ class RingMember(EpochIterator):
                 self._ahead = None  # the error is raised again when the batch is due
 
     def _begin_batch(self, position: int) -> _PendingBatch:
+        """Wait for the units of batch `position`, and begin the stages that this member runs itself.
+
+        The member makes units itself that the ring does not keep for it.
+        """
         epoch, step = divmod(position, self._steps)
         units: list[Mapping[Ref, Array]] = []
         is_ready, record = True, self._cursor.record
@@ -277,9 +290,10 @@ class RingMember(EpochIterator):
         return _PendingBatch(position, builder, [], is_ready)
 
     def _builder(self, position: int, units: Sequence[Mapping[Ref, Array]]) -> BatchBuilder:
-        """Create the builder of batch `position` from `units`."""
+        """Create the builder of batch `position` from the arrays of its units, by id."""
         builder = self._factory.batch(position)
         moved = {ref for flow in self._program.flows for ref in flow.moved}
+        # Moved values have one copy in a unit, because they are equal for all members.
         units = [{ref: array[0] if ref in moved else array for ref, array in unit.items()} for unit in units]
         builder.moved = {
             ref: array
@@ -300,6 +314,9 @@ class RingMember(EpochIterator):
 
         Returns:
             The bytes of its slot, whether it was ready, and whether records were skipped.
+
+        Raises:
+            CommplanError: the error of the unit, or that of the wait.
         """
         root, waited_ns, is_spoiled = self._cursor.take(unit)
         self._meter.wait_s += waited_ns * 1e-9
@@ -346,6 +363,7 @@ class RingMember(EpochIterator):
         self._ring.call_maker()
 
     def _drop_ahead(self) -> None:
+        """Cancel the private work for the next batch."""
         pending, self._ahead = self._ahead, None
         if pending is not None:
             for task in pending.tasks:

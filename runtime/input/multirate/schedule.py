@@ -36,7 +36,7 @@ from commplan.ir.types import SAME, BytesType, Element
 from commplan.runtime.input.program import record_types
 from commplan.runtime.input.sources.adapters import Source
 
-OWN = "/own"  # suffix of the name of a value before it is shared
+OWN = "/own"  # suffix of the id of a value before it is shared
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class ClockPlan:
         schedule: the schedule.
         phase: the name of the phase.
         clock: the ensemble axis of the members.
-        rates: the rates of the loads. All loads have the same number of units for a step of a member.
-        shared: the phase with the stages that share; None if no value is equal for all members.
+        rates: the rates of the first load. All loads have the same number of units for a step of a member.
+        shared: the phase with the stages that share; None if no value can be shared (see `clock_plan`).
     """
 
     schedule: Schedule
@@ -79,7 +79,7 @@ class ClockPlan:
 
         Args:
             place: the index of the member, which determines its batch size.
-            alone: whether the member reads all of its records itself.
+            alone: whether the member reads all of its records itself, without the stages that share.
             units: the number of units of a batch; None for the batch size of the plan.
         """
         member_phase = self.schedule.phase(self.phase)
@@ -103,7 +103,7 @@ class ClockPlan:
             unit: the number of records in a unit.
 
         Raises:
-            CommplanError: CP0931 if the batch is not a multiple of the unit.
+            CommplanError: CP0931 if the batch is not a positive multiple of the unit.
         """
         records = self.rates.batches[place] if batch is None else batch
         if not hasattr(records, "__index__") or records < 1 or records % unit:
@@ -124,7 +124,9 @@ class ClockPlan:
         made_of = DefUse(self.shared.ops).ancestors(op.result for op in ahead)
         ops = [self._unit(op) if isinstance(op, Read) else op for op in made_of]
         refs = {ref for op in ops for ref in results(op)}
-        values = tuple(msgspec.structs.replace(v, placement=SAME) for v in self.shared.values if v.id in refs)
+        values = tuple(
+            msgspec.structs.replace(value, placement=SAME) for value in self.shared.values if value.id in refs
+        )
         outputs = tuple(Binding(op.result, op.result, source_only=True) for op in ahead)
         phase = msgspec.structs.replace(
             self.shared, ops=tuple(ops), values=values, outputs=outputs, takes=(), updates=()
@@ -132,14 +134,22 @@ class ClockPlan:
         return self._with(phase)
 
     def _unit(self, read: Read) -> Read:
+        """The load of a unit instead of a batch."""
         unit = rates(batches(read, self.clock, self.schedule)).unit
         return msgspec.structs.replace(read, batch=(unit,), clock=None, split=(), count=None)
 
     def epoch(self, sources: Mapping[str, Source]) -> int:
-        """The units of an epoch: the maximum over all members, or the steps if all have the same clock."""
+        """The number of units of an epoch: the maximum over all members, or the steps if they are not paced.
+
+        Args:
+            sources: the sources by name, for their lengths.
+        """
         reads = [op for op in self.schedule.phase(self.phase).ops if isinstance(op, Read)]
         if not self.is_paced:
-            orders = [Order(len(sources[r.source]), r.batch[0], r.seed, r.visit, r.tail) for r in reads]
+            orders = [
+                Order(len(sources[read.source]), read.batch[0], read.seed, read.visit, read.tail)
+                for read in reads
+            ]
             return phase_steps(orders)
         return max(
             rates(batches(op, self.clock, self.schedule)).epoch(len(sources[op.source]), op.visit, op.tail)
@@ -147,7 +157,8 @@ class ClockPlan:
         )
 
     def _with(self, phase: Phase) -> Schedule:
-        phases = tuple(phase if each.name == phase.name else each for each in self.schedule.phases)
+        """The schedule with `phase` instead of the phase of the same name."""
+        phases = tuple(phase if other.name == phase.name else other for other in self.schedule.phases)
         return msgspec.structs.replace(self.schedule, phases=phases)
 
 
@@ -170,16 +181,20 @@ def taken_apart(schedule: Schedule, phase: Phase) -> str | None:
 
 
 def _shares(op: Op, clock: str) -> bool:
+    """Whether `op` shares a value between the members of `clock`, so that it is made once."""
     return isinstance(op, Share) and op.axes == (clock,) and op.design != "duplicate"
 
 
 def batches(read: Read, clock: str, schedule: Schedule) -> tuple[int, ...]:
-    """The batch size of each member for the load `read`."""
+    """The batch size of each member for the load `read`, in order of the members of `clock`."""
     return read.batch if read.clock == clock else read.batch * schedule.axis(clock).size
 
 
 def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
     """Create the `ClockPlan` of a phase whose members share loads or advance independently.
+
+    Members with separate clocks share all values that are equal for them. Others share what the plan shares.
+    Values of variable length are not shared.
 
     Args:
         schedule: the schedule.
@@ -194,33 +209,35 @@ def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
     if clock is None:
         raise ValueError(f"the members of phase {name!r} share no value")
     reads = [op for op in phase.ops if isinstance(op, Read)]
-    prefetch = max((op.hints.prefetch for op in phase.ops if isinstance(op, Read | Map) if op.hints.prefetch),
-                   default=PREFETCH)  # fmt: skip
-    costs = [rates(batches(read, clock, schedule), prefetch) for read in reads]
-    for read, cost in zip(reads, costs, strict=True):
-        if cost.units != costs[0].units:
+    depths = (op.hints.prefetch for op in phase.ops if isinstance(op, Read | Map))
+    prefetch = max((depth for depth in depths if depth), default=PREFETCH)
+    load_rates = [rates(batches(read, clock, schedule), prefetch) for read in reads]
+    for read, read_rates in zip(reads, load_rates, strict=True):
+        if read_rates.units != load_rates[0].units:
             fail(
                 "CP0945",
                 f"the loads of phase `{name}` have different clocks",
                 *(
-                    f"line {r.span.line}: `{r.source}` gives the members of `{clock}`"
-                    f" {list(batches(r, clock, schedule))} records a step"
-                    for r in (reads[0], read)
+                    f"line {load.span.line}: `{load.source}` gives the members of `{clock}`"
+                    f" {list(batches(load, clock, schedule))} records a step"
+                    for load in (reads[0], read)
                 ),
                 "keep the batch sizes of both in proportion, or put the loads in separate phases",
                 span=read.span,
                 file=schedule.file,
             )
     if clocked(phase) is None:
-        return ClockPlan(schedule, name, clock, costs[0], _without_variable_shares(schedule, phase, clock))
-    return ClockPlan(schedule, name, clock, costs[0], _add_shares(schedule, phase, clock))
+        shared = _without_variable_shares(schedule, phase, clock)
+    else:
+        shared = _add_shares(schedule, phase, clock)
+    return ClockPlan(schedule, name, clock, load_rates[0], shared)
 
 
 def _without_variable_shares(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     """Remove the stages that share records of variable length, which have no slot, from `phase`.
 
     Returns:
-        The phase; None if it shares no other value.
+        The phase; None if it shares no other value, or if a function makes one of these records.
     """
     types: dict[Ref, Element] = {}
     uses = DefUse(phase.ops)
@@ -246,14 +263,14 @@ def _add_shares(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
     pixels = map decode(raw)  -->  pixels/own = map decode(raw); pixels = share pixels/own
 
     Returns:
-        The phase. None if no value is equal, if the last such stage makes records of variable length, which
-        have no slot, or if the pipeline disables sharing.
+        The phase. None if no value is equal, if a function makes one of these values of variable length,
+        which has no slot, or if the pipeline of passes disables sharing.
     """
-    if any(f"share{{design={how}" in schedule.pipeline for how in ("duplicate", "none")):
+    if any(f"share{{design={design}" in schedule.pipeline for design in ("duplicate", "none")):
         return None
     alike = _equal_values(schedule, phase)
     # Outputs of the host, and values that other stages of the members read, in plan order.
-    bound = [b.value for b in (*phase.outputs, *phase.takes) if b.source_only]
+    bound = [binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only]
     sources = DefUse(phase.ops).sources(bound, alike)
     ends = [ref for op in phase.ops for ref in results(op) if ref in sources]
     types: dict[Ref, Element] = {}
@@ -277,7 +294,7 @@ def _add_shares(schedule: Schedule, phase: Phase, clock: str) -> Phase | None:
 
 
 def _equal_values(schedule: Schedule, phase: Phase) -> set[Ref]:
-    """The loaded values that are equal for all members, record by record."""
+    """The values of the host that are equal for all members: loads, and maps of equal values."""
     fns = {fn.name: fn for fn in schedule.fns}
     equal: set[Ref] = set()
     for op in phase.ops:

@@ -1,4 +1,4 @@
-"""Building a batch from rows of units."""
+"""Building the batch of a member from rows of one or more units of a ring."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ def fill(state: FlowState, units: Sequence[Mapping[Ref, Array]], each: int) -> d
     """Collect the rows of a batch from units, and update validity and record numbers in `state`.
 
     Args:
-        state: the flow of the batch; `state.rows` are the rows, counted from the first row of `units`.
-        units: the arrays of each unit, by id, with validity and record numbers if available.
-        each: the number of rows of a unit.
+        state: the flow of the batch; `state.rows` are the rows, ascending, counted from the first row of
+            `units`.
+        units: the consecutive units of the batch, each with its arrays by id: moved values [rows, ...], and
+            validity flags and record numbers [1, rows] if available.
+        each: the number of rows of a full unit.
 
     Returns:
-        The moved values of the batch, by id: [1, rows, ...]. There is no copy if all rows are in one unit.
+        The moved values of the batch, by id: [1, rows, ...]. They are views if all rows are in one unit.
     """
     flow = state.flow
     runs = _runs(state.rows, each)
     for read in flow.reads:
+        # The key is that of `validity`, for flows of the units that begin with this load.
         flags = [unit.get(f"{read.result}?") for unit in units]
         for rows, unit, unit_rows in runs:
             valid = flags[unit]
@@ -44,24 +47,33 @@ def _runs(rows: npt.NDArray[np.int64], each: int) -> list[tuple[slice, int, slic
     """Split the ascending rows of a batch into runs inside units of `each` rows.
 
     Returns:
-        For each run the rows of the batch, the index of the unit, and the rows of the unit.
+        For each run its rows in the batch, the index of the unit, and its rows in the unit.
     """
     if not len(rows):
         return []
-    ends = np.flatnonzero((np.diff(rows) != 1) | (rows[1:] % each == 0)) + 1
-    starts = [0, *ends.tolist()]
-    return [
-        (slice(a, b), int(rows[a]) // each, slice(int(rows[a]) % each, int(rows[a]) % each + b - a))
-        for a, b in zip(starts, [*ends.tolist(), len(rows)], strict=True)
-    ]
+    # A run ends before a gap and before the first row of a unit.
+    ends = (np.flatnonzero((np.diff(rows) != 1) | (rows[1:] % each == 0)) + 1).tolist()
+    runs: list[tuple[slice, int, slice]] = []
+    for start, end in zip([0, *ends], [*ends, len(rows)], strict=True):
+        unit, unit_row = divmod(int(rows[start]), each)
+        runs.append((slice(start, end), unit, slice(unit_row, unit_row + end - start)))
+    return runs
 
 
-def _join(runs: Sequence[tuple[slice, int, slice]], parts: Sequence[Array]) -> Array:
-    """Join rows of units: [1, rows, ...]. There is no copy if all rows are in one unit."""
+def _join(runs: Sequence[tuple[slice, int, slice]], unit_arrays: Sequence[Array]) -> Array:
+    """Join rows of units.
+
+    Args:
+        runs: the result of `_runs`, not empty.
+        unit_arrays: [rows, ...], the array of each unit.
+
+    Returns:
+        [1, rows, ...]. It is a read-only view if all rows are in one unit.
+    """
     if len(runs) == 1:
         (_, unit, unit_rows), *_ = runs
-        return read_only(parts[unit][unit_rows])[None]
-    result = aligned((runs[-1][0].stop, *parts[0].shape[1:]), parts[0].dtype)
+        return read_only(unit_arrays[unit][unit_rows])[None]
+    result = aligned((runs[-1][0].stop, *unit_arrays[0].shape[1:]), unit_arrays[0].dtype)
     for rows, unit, unit_rows in runs:
-        result[rows] = parts[unit][unit_rows]
+        result[rows] = unit_arrays[unit][unit_rows]
     return result[None]
