@@ -169,7 +169,7 @@ class Order:
 
 
 def phase_steps(orders: Sequence[Order]) -> int:
-    """The number of batches per epoch of a phase with these loads, of which there is at least one.
+    """The number of batches per epoch of a phase with these loads, at least one.
 
     It is the number of the first `exactly_once` load. Without one it is the largest number of the
     `at_least_once` loads, and without those the smallest of the `at_most_once` loads. The caller checks that

@@ -207,9 +207,9 @@ class UnitBatches:
         self._program, self._orders, self._layout, self._memory = program, orders, layout, memory
         reads = [read for flow in program.flows for read in flow.reads]
         # One range of the slot has the record numbers of all loads (see `slot_layout`): it is copied at once.
-        rooms = [layout.arrays[identity(read)] for read in reads]
-        self._from = min(room.offset for room in rooms)
-        self._upto = max(room.offset + _nbytes(room) for room in rooms)
+        identities = [layout.arrays[identity(read)] for read in reads]
+        self._from = min(room.offset for room in identities)
+        self._upto = max(room.offset + _nbytes(room) for room in identities)
         self.seeds = {read.result: read.seed for read in reads}
         self._last_step = steps - 1  # only the last batch may have fewer rows
         self._full, self._last = self._table(0), self._table(steps - 1)

@@ -97,7 +97,7 @@ def _status(name: str, ring: Ring) -> FeedStatus:
 def _member(ring: Ring, member: int) -> MemberStatus:
     """The status of `member`, whose process is alive."""
     record, unit = ring.cursors[member], ring.header.get("unit")
-    lasted_s = max(1e-9, _seconds_since(record.get("since")))  # not 0, by which `rate` is divided
+    lasted_s = max(1e-9, _seconds_since(record.get("since")))  # not 0: it divides `rate`
     awaited = record.get("wanted")
     waited_s = record.get("waited_ns") / 1e9
     if awaited:

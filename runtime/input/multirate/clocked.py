@@ -152,7 +152,7 @@ class ClockedPhase:
     def _open_attachment(
         self, member: int, position: int, units: Schedule, options: SharingOptions
     ) -> Attachment:
-        """Create this process's attachment: a ring of its own, or the ring of a group of processes.
+        """Create this process's attachment: a private ring, or the ring of a group of processes.
 
         The arguments and errors are those of `joined`.
         """

@@ -111,7 +111,7 @@ class Carriage:
         )
 
     def check(self, unit: int) -> None:
-        """Raise the error because of which `unit` is not moved, if any."""
+        """Raise the error that prevents the transfer of `unit`, if any."""
         if self.failure is not None and self.failure[0] <= unit:
             raise self.failure[1]
 

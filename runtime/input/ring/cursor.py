@@ -179,7 +179,7 @@ class Cursor:
         return result
 
     def _wait_long(self, unit: int, is_there: Callable[[int], bool]) -> None:
-        """Wait up to the waiter's timeout, and check meanwhile that the wait can end."""
+        """Wait up to the waiter's timeout, and check now and then that the wait can end."""
         ring, waiter = self.ring, self._waiter
 
         def attempt(seconds: float) -> bool:

@@ -200,7 +200,7 @@ def form(
         pinning: registers the slots with devices; None without devices.
 
     Returns:
-        This process's side of the group. A single process has a ring of its own.
+        This process's side of the group. A single process has a private ring.
 
     Raises:
         CommplanError: as `join_group`.
@@ -277,7 +277,7 @@ def _memory(
         errors: raises errors about other processes.
         phase: the name of the phase.
         shape: the sizes of the ring, if this process creates it.
-        facts: the facts on which all processes must agree.
+        facts: the facts that must be equal in all processes.
         **values: words of the header, if this process creates it.
 
     Raises:

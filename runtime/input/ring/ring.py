@@ -378,7 +378,7 @@ class Ring(RingState):
                     return
 
     def excuse(self, unit: int) -> bool:
-        """Deal no parts to other makers for now, if parts are free and none is in progress.
+        """Deal no parts to other makers for now, if parts are free and all claims are done.
 
         Does nothing if `unit` is made.
 

@@ -77,7 +77,7 @@ PROCESS = _indices(
     "makes",  # 0 if no parts are dealt to it; see `Ring.excuse`
     "idle",  # 1 if one of its threads waits for `Ring.call_maker`
     "parts", "records",  # the parts and records that it has made
-    "culprit",  # place + 1 of the process because of which it gives up; see `GroupExchange`
+    "culprit",  # place + 1 of the process that made it give up; 0 if there is none; see `GroupExchange`
     "spent_us", "waited_us",  # microseconds that making parts ran and was blocked
 )  # fmt: skip
 CURSOR = _indices(
