@@ -203,8 +203,8 @@ class Feed(RingMember):
     def _hold(self, next_unit: int, first_kept: int) -> int | None:
         """Hold units from `first_kept` on: the others do not wait while this member reads earlier ones.
 
-        No units are kept for a member that is more than an epoch behind. If its epochs are its own, none are
-        kept if it is behind at all.
+        No units are kept for a member that is more than an epoch behind. With `epochs="own"`,
+        none are kept for a member that is behind at all.
         """
         if first_kept - next_unit > (0 if self._has_own_epochs else self._epoch):
             self._cursor.hold_none(next_unit)

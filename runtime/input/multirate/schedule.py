@@ -193,8 +193,8 @@ def batches(read: Read, clock: str, schedule: Schedule) -> tuple[int, ...]:
 def clock_plan(schedule: Schedule, name: str) -> ClockPlan:
     """Create the `ClockPlan` of a phase whose members share loads or advance independently.
 
-    Members with separate clocks share all values that are equal for them. Others share the values of the plan's `share` stages.
-    Values of variable length are not shared.
+    Members with separate clocks share all values that are equal for them. Others share the values of the
+    plan's `share` stages. Values of variable length are not shared.
 
     Args:
         schedule: the schedule.

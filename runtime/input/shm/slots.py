@@ -185,8 +185,8 @@ class Slots:
 
         Args:
             number: the number of the batch.
-            roots: the roots of the caller by number, to which the root is added. A caller that is interrupted
-                may call again with the same `roots`.
+            roots: the roots of the caller by number. The root is added to them. An interrupted caller may
+                call again with the same `roots`.
 
         Returns:
             The root, which all views of the slot keep alive.
