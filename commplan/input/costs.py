@@ -393,6 +393,11 @@ def of_each_design(
     """The costs that `explain` shows: the best ones of each design, in the order of `DESIGNS`.
 
     The selected design has `selected` instead, followed by its costs at other cuts with as many readers.
+
+    Args:
+        costs: The result of `candidates`.
+        selected: The element of `costs` that the plan uses.
+        prefer: As for `best`.
     """
     shown: list[Predicted] = []
     for design in DESIGNS:

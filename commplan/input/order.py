@@ -191,6 +191,7 @@ class _Streams(threading.local):
 
     @functools.cached_property
     def philox(self) -> np.random.Philox:
+        """The bit generator, whose state `generator` sets."""
         return np.random.Philox(0)
 
 

@@ -94,7 +94,7 @@ class Rates:
     def order_of(
         self, member: int, length: int, seed: int, visit: Visit = "exactly_once", tail: Tail = "pad"
     ) -> Order:
-        """The order of records of member number `member`, in a source of `length` records."""
+        """The order of records of member number `member`; see `Order` for the other arguments."""
         return Order(length, self.batches[member], seed, visit, tail)
 
     def units_of(self, member: int, step: int) -> tuple[int, int]:
@@ -104,6 +104,8 @@ class Rates:
 
     def epoch(self, length: int, visit: Visit = "exactly_once", tail: Tail = "pad") -> int:
         """The number of units in an epoch of `length` records: the maximum over members.
+
+        See `Order` for `visit` and `tail`.
 
         Members that need fewer skip the remaining units. All members therefore begin the next epoch with the
         same unit. Units past the end of the records hold the padding of the last batches. If the last batch

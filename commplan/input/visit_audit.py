@@ -20,7 +20,7 @@ import numpy.typing as npt
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
 from commplan.input.order import MASK, Order, mixed_array, permuted
 
-Ids = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.int64]  # numbers of records, of any shape
 
 _BLOCK = 1 << 16  # ids per block: the arrays of a block fit in a core's cache
 _SEARCHED = 1 << 26  # candidates: a search for a replaced record does not begin with more

@@ -24,7 +24,10 @@ class EpochIterator(Iterator[HostBatch]):
 
     Valid until closed, in the process that made it. Several threads may call `next`: each batch goes to one
     of them. A position counts the batches since the start of epoch 0. `_formed` has the items formed ahead of
-    the caller, by position.
+    the caller, by position. A subclass calls `_start` and sets `_closing`.
+
+    Args:
+        phase: the name of the phase.
 
     Attributes:
         on_devices: the number of batches that may be formed ahead of the caller, for copies to devices.

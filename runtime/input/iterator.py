@@ -54,7 +54,7 @@ class PhaseBatches(EpochIterator):
     collected, and at interpreter exit. Waiting uses no CPU. Several threads may call `next`: each batch goes
     to one of them.
 
-    The attribute `on_devices` is the plan's `device_prefetch`; see `EpochIterator` for the others.
+    Attributes: see `EpochIterator`. `on_devices` is the plan's `device_prefetch`.
 
     Args:
         schedule: the schedule with the phase.
@@ -140,21 +140,7 @@ class PhaseBatches(EpochIterator):
         name = f"commplan-{schedule.plan}-{phase}"
         self._window = window = BatchWindow(inputs, cores, name, worker_pool, self._calls, record)
         if any(flow.moved for flow in program.flows):
-            slot_count, keep = slots(prefetch, self.on_devices, by_caller=by_caller), KEEP + self.on_devices
-            window.exchange = form(
-                among or Group(f"{schedule.plan}-{phase}", 0, 1, self._calls.bound_s, (0,)), inputs, order,
-                slots=slot_count, keep=keep, calls=replace(self._calls),  # separate state, for other threads
-                recording=Recording(record), doing=record.doing if record is not None else lambda _: "",
-                pinning=pinning,
-            )  # fmt: skip
-            if are_units(program):
-                layout = window.exchange.units.layout
-                units = UnitBatches(program, self._orders, layout, steps, memory)
-                if units.are_views and window.exchange.carrier is None:
-                    window.unit_batches, units.receipts.key = units, window.exchange.key
-                    self._meter.counters += [units.receipts.costs] if among is not None else []
-            if worker_pool is not None:
-                worker_pool.share(window.exchange.slots, window.exchange.made_slots)
+            self._open_ring(among, inputs, order, slots(prefetch, self.on_devices, by_caller=by_caller))
 
         # The state of the iteration.
         self._is_shared = among is not None  # whether processes share the batches
@@ -168,6 +154,32 @@ class PhaseBatches(EpochIterator):
         if among is not None:
             give_back_freed()
         self._closing = weakref.finalize(self, _end, window, self._formed, pinning, self._process)
+
+    def _open_ring(self, among: Group | None, inputs: BatchInputs, order: int, slot_count: int) -> None:
+        """Connect the window with a ring.
+
+        Args:
+            among: the processes that share the ring; None for this process alone.
+            inputs: the inputs of the batches.
+            order: the checksum of the order of records.
+            slot_count: the number of slots.
+        """
+        program, window, record = self._program, self._window, self._record
+        group = among or Group(f"{program.schedule.plan}-{self._phase}", 0, 1, self._calls.bound_s, (0,))
+        exchange = window.exchange = form(
+            group, inputs, order, slots=slot_count, keep=KEEP + self.on_devices,
+            calls=replace(self._calls),  # separate state, for other threads
+            recording=Recording(record), doing=record.doing if record is not None else lambda _: "",
+            pinning=self.pinning,
+        )  # fmt: skip
+        if are_units(program):
+            layout, steps = exchange.units.layout, inputs.epoch_cursor.steps
+            units = UnitBatches(program, self._orders, layout, steps, inputs.memory)
+            if units.are_views and exchange.carrier is None:
+                window.unit_batches, units.receipts.key = units, exchange.key
+                self._meter.counters += [units.receipts.costs] if among is not None else []
+        if inputs.workers is not None:
+            inputs.workers.share(exchange.slots, exchange.made_slots)
 
     @property
     def meters(self) -> tuple[Meter, ...]:
@@ -191,7 +203,7 @@ class PhaseBatches(EpochIterator):
         return batch
 
     def _arm(self, number: int) -> None:
-        """Request batches: all of the epoch if processes share them, else `prefetch` from `number` on."""
+        """Request all batches of the epoch if processes share them, else `prefetch` from `number` on."""
         end = (self._epoch_begun + 1) * self._steps - self._first
         limit = end if self._is_shared else min(number + self._prefetch, end)
         if limit > self._until and self._window.exchange is not None and self._closing.alive:

@@ -17,7 +17,7 @@ from commplan.ir.plan import AxisKind, Ref
 from commplan.ir.schedule import Map, Phase, Read, Schedule, Share, operands, results
 from commplan.ir.types import BytesType, Element, TreeType
 
-HostOp = Read | Map | Share
+HostOp = Read | Map | Share  # a stage that the host runs
 Coords = tuple[int, ...]  # indices along the axes of a value's copies
 
 
@@ -214,7 +214,13 @@ def _copies(schedule: Schedule, phase: Phase, ops: Sequence[HostOp]) -> dict[Ref
 
 
 def record_types(schedule: Schedule, op: HostOp, elements: Mapping[Ref, Element]) -> dict[Ref, Element]:
-    """The record types of an op's results, without counts."""
+    """The record types of an op's results, without counts.
+
+    Args:
+        schedule: the schedule.
+        op: the op.
+        elements: the record types of its operands.
+    """
     match op:
         case Read():
             return {op.result: next(s.type for s in schedule.sources if s.name == op.source)}

@@ -93,6 +93,7 @@ class Pass:
         self.is_over = True
 
     def _text(self) -> str:
+        """The text of the warning."""
         loop = f"take them once, `batches = {self.call}`, and write `for item in batches:` for each epoch"
         intended = "if intended, pass the position: `state=first`, from `first = batches.state()` of new ones"
         message = f"{self.subject} begin at the same place again: the same order and the same random draws"

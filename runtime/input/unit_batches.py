@@ -164,7 +164,13 @@ class Receipts:
     upto: int = -1
 
     def count(self, table: UnitTable, number: int, parts: Sequence[int]) -> None:
-        """Count batch `number`, of which this process made `parts`."""
+        """Count a batch that this process received.
+
+        Args:
+            table: the facts of the unit.
+            number: the number of the batch. A number that has just been counted is not counted again.
+            parts: the parts that this process made.
+        """
         if number != self.upto:  # an interrupted caller calls again
             self.upto = number
             table.tally[-1] += 1

@@ -280,6 +280,9 @@ class _Digest:
 class _Uses:
     """The names that a code object and its nested code objects use.
 
+    Args:
+        code: the code object.
+
     Attributes:
         names: the names of globals.
         attributes: the names of attributes of any object, including those in `from module import name`.

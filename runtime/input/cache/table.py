@@ -33,14 +33,14 @@ from commplan.diagnostics import fail
 from commplan.runtime.input.layout import Array, Bools, rounded
 from commplan.runtime.input.observe.wait_log import log_warning
 
-_MAGIC = b"commplan"
+_MAGIC = b"commplan"  # the first bytes of a table
 _HEAD = struct.Struct("<8sIQ")  # magic, then checksum and length of the facts that follow
 _PAGE = 4096  # bytes
 _WORD = struct.Struct("<II")  # the generation that last wrote or checked the row, and the checksum of the row
 _FIRST = 1  # the first generation
 _GENERATIONS = range(_FIRST, 2**32 - 1)  # 0 marks a row that has not been written
 _MEET_S = 60.0  # seconds to wait for another process that prepares a file, which takes milliseconds
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # differs after each start of the host
 
 
 class Column(NamedTuple):
@@ -75,7 +75,10 @@ class Shape(NamedTuple):
 
     @staticmethod
     def of(key: str, columns: Sequence[Column], records: int, limit: int) -> Shape:
-        """The layout with a row for as many of `records` records as fit into `limit` bytes."""
+        """The layout with a row for as many of `records` records as fit into `limit` bytes.
+
+        See `Shape` for `key` and `columns`.
+        """
         row_nbytes = _WORD.size + sum(column.nbytes for column in columns)
         header_nbytes = (len(columns) + 2) * _PAGE  # the header, and padding of the words and of each column
         return Shape(key, tuple(columns), min(records, max(0, limit - header_nbytes) // row_nbytes))

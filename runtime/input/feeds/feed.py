@@ -29,7 +29,7 @@ from commplan.runtime.input.unit_batches import UnitBatches
 from commplan.wait import check_seconds
 
 IDLE_S = 60.0  # seconds between two epochs of a member after which others no longer wait for it
-_RECORDS = CURSOR["records"]
+_RECORDS = CURSOR["records"]  # an index, because `Record.set` is too slow for every batch
 
 
 class Feed(RingMember):
@@ -299,6 +299,7 @@ class Feed(RingMember):
         compiled.keep(self._ring.memory, key, self._plan.schedule)
 
     def _on_idle(self) -> None:
+        """Log that the other members no longer wait for this one."""
         log_warning(
             "member %d of feed %r has not begun its next epoch for %g s: the others go on", self.member,
             self.name, IDLE_S,

@@ -36,7 +36,7 @@ from commplan.runtime.input.ring.words import ABSENT, CURSOR, Shape
 from commplan.runtime.input.sources import files
 from commplan.runtime.input.stages.functions import workers_of
 
-_RECORDS = CURSOR["records"]
+_RECORDS = CURSOR["records"]  # an index, because `Record.set` is too slow for every batch
 
 
 @dataclass(frozen=True)

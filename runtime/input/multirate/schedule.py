@@ -86,6 +86,7 @@ class ClockPlan:
         base = member_phase if alone or self.shared is None else self.shared
 
         def rebatched(op: Op) -> Op:
+            """A load with the batch size of the member; any other op as it is."""
             if not isinstance(op, Read):
                 return op
             sizes = batches(op, self.clock, self.schedule)

@@ -18,6 +18,7 @@ from commplan.runtime.input.shm.slots import CompletionCounter, Slots
 from commplan.wait import Wait, until
 
 SILENT_S = 5.0  # seconds of a wait after which parts are dealt to other makers; see `Ring.excuse`
+# Indices, because `Record.set` is too slow for every wait.
 _WANTED = CURSOR["wanted"]
 _WAITS_SINCE = CURSOR["waits_since"]
 _WAITED_NS = CURSOR["waited_ns"]

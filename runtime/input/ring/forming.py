@@ -89,9 +89,11 @@ def join_group(
     blame = Blame(
         f"share {share.result.rpartition('.')[0]} via {designed(share)}", share.span, program.schedule.file
     )
-    readers = {reader for each in divisions.values() for reader in each.readers}
+    readers = {reader for parts in divisions.values() for reader in parts.readers}
     makers = max(1, len(readers.intersection(group.local)))
-    over = {axis for f in program.flows for op in f.before if isinstance(op, Share) for axis in op.axes}
+    shared_axes = {
+        axis for flow in program.flows for op in flow.before if isinstance(op, Share) for axis in op.axes
+    }
 
     # All processes must agree on these facts, whose names are for messages.
     facts = {
@@ -101,13 +103,15 @@ def join_group(
         "the number and layout of slots": (slots, slot_layout(program, divisions).nbytes),
         "the hosts": group.hosts,
         "the division of parts among processes": sorted(divisions.items()),
-        "the indices of other axes": sorted((a, i) for a, i in program.local.items() if a not in over),
+        "the indices of other axes": sorted(
+            (axis, indices) for axis, indices in program.local.items() if axis not in shared_axes
+        ),
     }
 
     # The shape and the header of the ring, which the first process creates.
     ops = [op for flow in program.flows if flow.shared for op in flow.before if isinstance(op, Read | Share)]
     ends_with_one = members is None and all(op.hints.on_failure != "continue" for op in ops)
-    if group.carrier is None:
+    if group.carrier is None:  # any process of the host may make each part
         cores = min(len(os.sched_getaffinity(0)) * makers, os.cpu_count() or 1)
         divisions = divisions_of(program, parts_of(program, cores))
     count, place = len(group.local), group.local.index(group.index)
@@ -124,6 +128,8 @@ def join_group(
     if members is not None:  # the last cursor is that of transfers between hosts, if there are any
         number, start, cursors = members.first, members.start, members.most + is_carried
     shape = Shape(slots, layout.nbytes, layout.parts + is_carried, count, cursors)
+
+    # Create or join the ring.
     with meeting.exclusive():
         memory = _memory(errors, program.phase.name, shape, facts, start=start, next=start, **values)
         if not memory.lock_place(place):
@@ -141,6 +147,7 @@ def join_group(
         if members is not None and is_carried:
             memory.cursors[-1].set(position=start, state=HOLDS)  # see `Carriage.advance`
         ring.enter(place, place + 1)
+
     try:
         _await_peers(errors, ring, tuple(facts))
     except BaseException:

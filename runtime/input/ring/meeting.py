@@ -22,7 +22,7 @@ from commplan.wait import Wait, until
 
 # The target of a descriptor's link in /proc: the kind and the name of the memory (see `fresh`).
 _LINK = re.compile(r"/memfd:commplan-([a-z]+)-([A-Za-z0-9_.-]+)(?: \(deleted\))?")
-_MEMORY = Path("/proc/meminfo")
+_MEMORY = Path("/proc/meminfo")  # the kernel's figures of free memory
 BEGIN_S = 20.0  # seconds to wait for another process that compiles its plan
 MEET_S = 60.0  # seconds to wait for another process that joins or leaves, which takes milliseconds
 

@@ -65,6 +65,7 @@ class SharedMemory:
         shape: the sizes of the ring.
 
     Attributes:
+        opened: all objects of this class in this process; some may have been closed.
         descriptor: the open file; -1 after `close`.
         key: the device and inode of the file.
         title: the name of the ring in messages.
@@ -76,7 +77,7 @@ class SharedMemory:
         slots: the words of each slot (`words.SLOT`), and last those of a slot that has just been opened.
     """
 
-    opened: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()  # open in this process
+    opened: ClassVar[weakref.WeakSet[SharedMemory]] = weakref.WeakSet()
 
     def __init__(self, descriptor: int, key: tuple[int, int], title: str, shape: Shape) -> None:
         self.descriptor, self.key, self.title, self.shape = descriptor, key, title, shape
@@ -252,6 +253,7 @@ class SharedMemory:
         return self._is_private or lock_byte(descriptor, RING_LOCK)
 
     def _locked_late(self, waited: float) -> NoReturn:
+        """Raise CP0921 after `waited` seconds."""
         holder = self.lock_holder()
         fail(
             "CP0921",
@@ -311,7 +313,10 @@ class SharedMemory:
 
 
 class Hold:
-    """A `with` block that holds the lock of `memory`; see `SharedMemory.locked`.
+    """A `with` block that holds the lock of a ring; see `SharedMemory.locked`.
+
+    Args:
+        memory: the memory of the ring.
 
     An interruption of the block releases the lock, even if its traceback is kept. The exception is an
     interruption on entry of `__exit__`: then the lock is released when the traceback is dropped. A suspended
@@ -340,6 +345,7 @@ class Hold:
             self._release()  # if the first call was interrupted
 
     def _release(self) -> None:
+        """Release the lock if this block holds it. May be called again after an interruption."""
         if self._holds:
             if self._memory.is_held():
                 self._memory.release_lock()

@@ -305,12 +305,18 @@ class Ring(RingState):
         return True
 
     def done(self, claim: Claim, records: int, *, spoiled: bool) -> None:
-        """Mark the parts of `claim` as done; `spoiled` if making failed or skipped some of the `records`."""
+        """Mark the parts of `claim` as done.
+
+        Args:
+            claim: the claim, which this process holds.
+            records: the number of records in the parts, for the counters of this process.
+            spoiled: whether making a part failed or skipped records.
+        """
         with self.memory.locked():
             self._mark_done(claim, records, spoiled)
 
     def next_claim(self, claim: Claim, records: int, *, spoiled: bool) -> Claim | None:
-        """Mark the parts of `claim` as done and claim the next ones; see `done` and `claim`."""
+        """Mark the parts of `claim` as done, as `done`, and claim the next ones, as `claim`."""
         with self.memory.locked():
             self._mark_done(claim, records, spoiled)
             return self.claim()

@@ -187,7 +187,14 @@ class Units:
             return Made(0, True, error)
 
     def note(self, unit: int, part: int, root: Any, error: BaseException | None) -> None:
-        """Write the status of a part into the slot `root`: the position of its unit and its error, if any."""
+        """Write the status of a part into its slot: the position of its unit and its error.
+
+        Args:
+            unit: the unit.
+            part: the index of the part.
+            root: the bytes of the slot.
+            error: the error of the part; None if there is none.
+        """
         write_status(root, part, self.position(unit), error, self._process)
 
     def rows(self, unit: int) -> dict[int, int]:
@@ -304,6 +311,7 @@ def units_of(content: UnitProgram, layout: SlotLayout, workers: Workers | None =
     program, epoch_cursor = content.program, EpochCursor(0, 0, content.epoch)
 
     def load() -> BatchFactory:
+        """Create the factory of the units, with modules that processes without makers do not need."""
         from commplan.runtime.input.stages.batch_builder import BatchFactory  # noqa: PLC0415
         from commplan.runtime.input.stages.records import stages  # noqa: PLC0415
 

@@ -19,7 +19,7 @@ RECORD_NBYTES = 128  # size of the record of a process or cursor: whole cache li
 FACTS_NBYTES = 1 << 14  # space for the facts
 PLAN_NBYTES = 1 << 16  # space for the compiled plan
 
-# Limits of `Shape`.
+# The largest sizes of a valid `Shape`.
 MOST_SLOTS = 4096
 MOST_PARTS = 4096
 MOST_PLACES = 4096

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 Root = Any  # a ctypes array of bytes
 
+# Arguments and results of mmap(2) and mremap(2).
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
-_FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED of mmap(2)
-_MOVE_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED of mremap(2)
+_FAILED = ctypes.c_void_p(-1).value  # MAP_FAILED
+_MOVE_TO = 1 | 2  # MREMAP_MAYMOVE | MREMAP_FIXED
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
