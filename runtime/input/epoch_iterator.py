@@ -87,8 +87,9 @@ class EpochIterator(Iterator[HostBatch]):
 
         Raises:
             StopIteration: after the last batch of the epoch.
-            CommplanError: the error of the batch; CP0916 if the iterator is closed or this process was forked
-                from its process. Most errors close the iterator.
+            Exception: the error of the batch, or of `form` or `settle`. Most errors of batches close the
+                iterator.
+            CommplanError: CP0916 if the iterator is closed or this process was forked from its process.
         """
         if os.getpid() != self._process:
             self._refuse_forked()

@@ -150,7 +150,8 @@ def smallest(nbytes: Mapping[Ref, int], total: int) -> set[Ref]:
 def compacted_state(program: HostProgram, state: FlowState, fresh: Callable[[Ref, int], Array]) -> FlowState:
     """A copy of `state` without skipped records: the counted records of every shard come first.
 
-    Repeats of them fill the remaining rows (see `compacted`). Rows without a record to repeat become zero.
+    Repeats of them fill the remaining rows (see `compacted`). The values of rows without a record to repeat
+    become zero.
 
     An interrupted caller builds the batch again from `state`, so no array of it changes.
 

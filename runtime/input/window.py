@@ -64,7 +64,7 @@ class BatchWindow:
         calls: detects user functions that do not return.
         record: the record of this process's run; None if the run is not recorded.
         exchange: waits for the units; None if the phase has no value that can be stored in a slot.
-        unit_batches: makes batches that are one unit; None if this process runs stages itself.
+        unit_batches: makes batches that are views of one unit; None if batches of this phase are not.
     """
 
     inputs: BatchInputs

@@ -252,7 +252,7 @@ class GroupExchange:
 
         Args:
             unit: the unit that this process waits for.
-            waited: seconds since the begin of the wait.
+            waited: seconds since the start of the wait.
         """
         if self._carriage is not None:
             self._carriage.check(unit)

@@ -33,12 +33,12 @@ from commplan.wait import Wait, until
 if TYPE_CHECKING:
     from commplan.runtime.machines.pinned import Pinning
 
-_LOCK_S = 30.0  # seconds to wait for another process that holds the lock, for less than a millisecond usually
+_LOCK_S = 30.0  # seconds to wait for the lock, which a process holds for less than a millisecond
 _Result = TypeVar("_Result")
 
 
 def close_file(descriptor: int, key: tuple[int, int], process: int) -> None:
-    """Close a descriptor if it is still open, and open in this process.
+    """Close a descriptor, unless it belongs to another file or to another process now.
 
     Args:
         descriptor: the descriptor. It stays open if another file has its number now.

@@ -86,7 +86,7 @@ class MemberWaiter:
 
         Args:
             unit: the unit that the member waits for.
-            waited: seconds since the begin of the wait.
+            waited: seconds since the start of the wait.
 
         Raises:
             CommplanError: if the wait cannot end: the error of a failed transfer, CP0926 for a call of user
@@ -118,7 +118,7 @@ class MemberWaiter:
 
         Args:
             unit: the unit that the member waits for.
-            waited: seconds since the begin of the wait.
+            waited: seconds since the start of the wait.
             remark: the end of the message.
         """
         self._wait = -1, WaitReporter()

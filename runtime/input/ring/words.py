@@ -86,7 +86,7 @@ CURSOR = _indices(
     "armed",  # it has requested all units before this one
     "process",  # place + 1 of its process; 0 without a process
     "wanted",  # the unit that it waits for, plus 1; 0 if it does not wait
-    "waits_since",  # the begin of its latest wait in nanoseconds, as `time.monotonic_ns`
+    "waits_since",  # the start of its latest wait in nanoseconds, as `time.monotonic_ns`
     "waited_ns",  # the duration of all earlier waits in nanoseconds
     "records",  # the records that its member has received
     "since",  # the time of its joining, as `time.monotonic_ns`
