@@ -21,7 +21,7 @@ class Batch(NamedArrays[Array]):
         epoch: the epoch of the batch.
         step: the step of the batch in its epoch.
 
-    Both are set by `place`, as is `mask`.
+    `place` sets them and the mask.
     """
 
     __slots__ = ("_mask", "epoch", "step")

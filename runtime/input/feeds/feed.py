@@ -168,7 +168,7 @@ class Feed(RingMember):
         Args:
             bound: the sources by name.
             functions: the functions by name.
-            state: the position of the next batch; None for none.
+            state: a result of `.state()` of this member; None for the start of the feed or as `epochs` says.
             is_new: whether this process has created the feed.
         """
         program, units_per_batch, unit = self._program, self._units_per_batch, self._ring.header.get("unit")
@@ -203,8 +203,8 @@ class Feed(RingMember):
     def _hold(self, next_unit: int, first_kept: int) -> int | None:
         """Hold units from `first_kept` on: the others do not wait while this member reads earlier ones.
 
-        No units are kept for a member that is more than an epoch behind. With `epochs="own"`,
-        none are kept for a member that is behind at all.
+        No units are kept for a member that is more than an epoch behind. With `epochs="own"`, no units are
+        kept for a member that is behind at all.
         """
         if first_kept - next_unit > (0 if self._has_own_epochs else self._epoch):
             self._cursor.hold_none(next_unit)

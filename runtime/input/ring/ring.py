@@ -179,7 +179,7 @@ class Ring(RingState):
     def claim(self) -> Claim | None:
         """Claim the first part that is due for this process, and open its unit if necessary.
 
-        If `claims_units` is set, the claim has the parts after it, too.
+        If `claims_units` is set, the claim includes the free parts directly after it.
 
         Returns:
             The claim; None if no part is due.

@@ -82,7 +82,7 @@ class RingState:
     def most_making(self) -> int:
         """The most parts in progress: one for each core, and more if making is blocked by I/O.
 
-        In the second case, as many as keep the cores busy, but at most the word `most`.
+        In the second case there are as many as keep the cores busy, but at most the word `most`.
         """
         cores, most = self.header.get("cores"), self.header.get("most")
         if most <= cores:

@@ -227,9 +227,8 @@ class Units:
                 raise ClosedError
             task()
         is_clean, records = True, 0
-        for flow, cut in reversed(
-            tuple(self.layout.divisions.items())
-        ):  # `records` are those of the first flow
+        # Backwards: `records` are those of the first flow.
+        for flow, cut in reversed(tuple(self.layout.divisions.items())):
             state = builder.states[flow]
             low, high = cut.part(len(state.rows), parts[0])[0], cut.part(len(state.rows), parts[-1])[1]
             is_clean, records = is_clean and bool(state.valid[:, low:high].all()), high - low
@@ -258,11 +257,10 @@ class Units:
             offset = part * slot_status.ROOM
             if statuses[offset : offset + slot_status.HEAD_NBYTES].tobytes() == without_error:
                 continue
+            status = bytes(statuses[offset : offset + slot_status.ROOM])
             if (error := self._errors.get((unit, part))) is not None:
                 raise error
-            return Trouble(
-                part, *slot_status.read_status(bytes(statuses[offset : offset + slot_status.ROOM]))
-            )
+            return Trouble(part, *slot_status.read_status(status))
         return None
 
     def check(self, unit: int, root: Any, title: str) -> None:
