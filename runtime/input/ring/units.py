@@ -94,7 +94,8 @@ def divisions_of(program: HostProgram, parts: int) -> dict[int, Division]:
 def parts_of(program: HostProgram, cores: int) -> int:
     """The number of parts of a unit: one for each of `cores`, which all work on the first unit of an epoch.
 
-    Parts have at least `_PART_ROWS` rows, and there are at most `MOST_PARTS`.
+    Parts of the largest flow have at least `_PART_ROWS` rows, unless there is one part. There are at most
+    `MOST_PARTS`.
     """
     rows = max(flow.batch for flow in program.flows)
     return max(1, min(cores, rows // _PART_ROWS, MOST_PARTS))

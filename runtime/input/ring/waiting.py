@@ -51,7 +51,7 @@ class MemberWaiter:
         """Handle a wait for a slot that is kept for other members.
 
         Members that the calling thread drives release the slot if they are between two epochs or not paced.
-        For an idle member of another process, this wakes that process.
+        If a member of another process has been idle for `idle_s`, this wakes that process.
 
         Threads do not wait for each other in a cycle. Suppose that member a_i waits for member b_i, and that
         the thread of b_i waits with member a_i+1. Then a_i is too far ahead of b_i, but a_i+1 is not, because
