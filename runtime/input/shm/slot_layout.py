@@ -80,7 +80,8 @@ class SlotLayout:
             rows: the number of rows of the batch, by the index of each flow in `divisions`.
 
         Returns:
-            For each of them its cells, [copies, rows, bytes of a row], and the first row of each part.
+            For each of them its cells, [copies, rows, bytes of a row], the first row of each part and the
+            number of rows.
         """
         cells = np.ndarray((1, self.parts, slot_status.ROOM), np.uint8, root, 0)
         parcels = [RowSlices(cells, tuple(range(self.parts + 1)))]

@@ -12,10 +12,10 @@ from commplan.diagnostics import CommplanError, Diagnostic, Note
 ROOM = 1024  # bytes of a note
 # The number of bytes of text that follow, the order of records modulo 2**32, the epoch and the step.
 _HEAD = struct.Struct("<IIQQ")
-HEAD_NBYTES = _HEAD.size
-# Characters of each text of an error, tried in this order. A character may take six bytes of JSON.
+HEAD_NBYTES = _HEAD.size  # bytes of a note without an error
+# The most characters of each text of an error, tried in this order. A character may take six bytes of JSON.
 _SHORTER = (300, 100, 30)
-_MOST_NOTES = 2  # of an error whose texts are shortened
+_MOST_NOTES = 2  # the most notes of an error whose texts are shortened
 
 
 class BatchPosition(NamedTuple):
