@@ -151,7 +151,7 @@ def hints(program: HostProgram) -> tuple[int, int]:
 
 
 def block_of(program: HostProgram, cores: int) -> int:
-    """The number of records in a task: the rows of a batch divided by `cores`, at least 1, at most `BLOCK`."""
+    """The number of records in a task: the rows of a batch divided by `cores`, between 1 and `BLOCK`."""
     rows = max((len(program.rows(flow, flow.batch)) for flow in program.flows), default=1)
     return max(1, min(BLOCK, -(-rows // cores)))
 
