@@ -28,7 +28,7 @@ __all__ = [
     "CommplanError", "CompileOptions", "Diagnostic", "Plan", "Program", "Topology", "column", "folder",
     "install_hooks", "join", "load", "load_topology", "loads", "paths", "serial",
 ]  # fmt: skip
-# The modules of public names. `Run` and `optax` require jax, so `import *` does not include them.
+# Public names by the module that defines them. `Run` and `optax` require jax, so `__all__` omits them.
 _NAMES = {
     "commplan.api": ("Plan", "Program", "load", "loads"),
     "commplan.compile_options": ("CompileOptions",),
@@ -40,8 +40,8 @@ _NAMES = {
     "commplan.runtime.run": ("Run",),
     "commplan.topology": ("Topology", "load_topology"),
 }
-_MODULES = ("guard", "optax")
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULES = ("guard", "optax")  # public submodules
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}  # the module of each name
 importlib.import_module("commplan.ending")  # must precede exit handlers of the program
 
 
@@ -55,5 +55,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """The public names only, regardless of imported submodules."""
+    """The public names and modules only, regardless of imported submodules."""
     return sorted({*_HOMES, *_MODULES})

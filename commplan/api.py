@@ -1,4 +1,7 @@
-"""The public API: plans, programs, and their compilation."""
+"""The public API: load plans, compile them to programs, and bind, audit and save programs.
+
+`commplan` re-exports `Plan`, `Program`, `load` and `loads`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from commplan.frontend.bind_axes import (
     shares_memory,
 )
 from commplan.hang_limits import BUSY_S, HangLimits, OnHang
-from commplan.ir import plan as graph
+from commplan.ir import plan as plan_ir
 from commplan.ir.schedule import Backend, Leaf, Schedule
 from commplan.ir.serialization.canonical_json import encode, is_of, plan_digest, schedule_digest
 from commplan.tracebacks import ends_at_caller, public_face
@@ -49,12 +52,16 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
     """A checked plan. Create one with `commplan.load` or `commplan.loads`.
 
     For type checkers, `Plan[plans.Linear]` binds to the class that `commplan stubs` generated for it.
+
+    Attributes:
+        graph: the typed plan graph that the checker produced.
     """
 
-    graph: graph.Plan
+    graph: plan_ir.Plan
 
     @property
     def name(self) -> str:
+        """The name in the `plan` line."""
         return self.graph.name
 
     @property
@@ -75,7 +82,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         Args:
             mesh: an object whose `.shape` maps axis names to sizes (a `jax.sharding.Mesh`), or a mapping; or
                 an `mpi4py` communicator with one rank for each combination of the plan's axes, last axis
-                innermost.
+                innermost. None: the sizes are those of `axes` and of the plan.
             shapes: pytrees of arrays, `jax.ShapeDtypeStruct` or `{"shape", "dtype"}` by name, for inputs,
                 states and map results of type tree. Omit `per` dimensions, and give global shapes of split
                 ones.
@@ -91,7 +98,9 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             The compiled program.
 
         Raises:
-            CommplanError: CP07xx; CP084x for a communicator that does not fit, or if a rank does not join.
+            CommplanError: CP07xx for invalid options, shapes or sizes; CP0606 for leaves wider than the
+                dtype in which `native` adds; CP0803 for an invalid timeout; CP084x for a backend or a
+                communicator that does not fit, or if a rank does not join.
         """
         from commplan import topology as machines  # noqa: PLC0415  only programs that compile load the compiler
         from commplan.compiler import compile_plan  # noqa: PLC0415
@@ -122,7 +131,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
     def _sizes_and_passes(
         self, mesh: Any, options: CompileOptions, *, has_topology: bool
     ) -> tuple[dict[str, int], Pipeline | str | None]:
-        """The sizes of axes, from the options and the mesh, and the passes. Raises if they contradict."""
+        """The sizes of axes, from the options and the mesh, and the passes. Raises if the sizes differ."""
         sizes, passes = dict(options.axes or {}), options.passes
         if is_communicator(mesh):
             from commplan.runtime.machines.communicator import sizes_of  # noqa: PLC0415  MPI is loaded already
@@ -143,11 +152,11 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         return sizes, passes
 
     def _assume_topology(self, mesh: Any, options: CompileOptions) -> tuple[Topology | None, RankPlaces]:
-        """A topology with the links in the data sheets of the mesh's devices, and the places of ranks."""
+        """A topology with the links in the devices' data sheets (None: unknown), and the ranks' places."""
         from commplan import topology as machines  # noqa: PLC0415  as in `compile`
         from commplan.lowering.jax.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
 
-        axes = [axis.name for axis in self.graph.axes if axis.kind is not graph.AxisKind.SERVER]
+        axes = [axis.name for axis in self.graph.axes if axis.kind is not plan_ir.AxisKind.SERVER]
         derived = topology_of_mesh(mesh, axes)
         if derived is None:
             return None, IN_ORDER
@@ -161,7 +170,8 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
     ) -> RankPlaces:
         """The places of the ranks of `comm` on `topology`, from the names of their hosts.
 
-        `is_declared`: whether the plan declares the topology, for errors.
+        Collective: all ranks of `comm` call it, and rank 0 logs the assumptions. If `is_declared`, errors
+        have the location of the plan's `topology` line.
         """
         from commplan import topology as machines  # noqa: PLC0415  as in `compile`
         from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  MPI is loaded already
@@ -179,7 +189,12 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
 
 @public_face
 class Program(Generic[RunT]):
-    """A compiled plan: immutable, hashable, and equal if the schedules are equal."""
+    """A compiled plan: immutable, hashable, and equal if the schedules are equal.
+
+    Args:
+        schedule: the verified schedule.
+        structures: the pytrees passed as shapes, by name. Without them, trees are nested dicts.
+    """
 
     __slots__ = ("_digest", "_schedule", "_structures")
     _digest: str
@@ -196,6 +211,7 @@ class Program(Generic[RunT]):
 
     @property
     def schedule(self) -> Schedule:
+        """The ops of each phase in order, with sizes, shapes and algorithms."""
         return self._schedule
 
     @property
@@ -297,13 +313,16 @@ class Program(Generic[RunT]):
             watchdog_s: seconds without progress after which a collective, or under `jax.distributed` a step,
                 fails on all waiting ranks with an error that names the blocking ranks. It is extended to five
                 times the usual interval between two runs. None disables it.
-            busy_s: seconds after which it fails if the blocking ranks are alive and busy with other work,
-                such as a checkpoint. They are printed after `watchdog_s`. `run.late()` announces such work,
-                for which the others wait without a limit.
-            on_hang: `report` only prints the blocking ranks, once for each wait, and continues to wait.
-                This applies if one rank passes it.
+            busy_s: seconds after which the operation fails if the blocking ranks are alive and busy with
+                other work, such as a checkpoint. They are printed after `watchdog_s`. `run.late()` announces
+                such work, for which the others wait without a limit.
+            on_hang: with `report`, a waiting rank only prints the blocking ranks, once for each wait, and
+                continues to wait. This applies to all ranks if one rank passes it.
             timeout: seconds to wait for other ranks or processes to bind, which may still be compiling or
                 loading.
+
+        Returns:
+            The run: the phases of the plan as functions.
 
         Raises:
             CommplanError: CP1006 if the mesh has other sizes than the program was compiled for, CP08xx for
@@ -349,8 +368,8 @@ class Program(Generic[RunT]):
 
         Args:
             step: the step, jitted or not.
-            args: arrays, or `jax.ShapeDtypeStruct` with shardings.
-            mesh: the mesh of the step, by default inferred from it.
+            args: the arguments of `step`: arrays, or `jax.ShapeDtypeStruct` with shardings.
+            mesh: the mesh of the step, by default inferred from the compiled step.
             phases: phases to audit, by default those that the step calls and those that run `each step`.
             machine: a target such as `"h100:4x8"`, or rates (`commplan.lowering.audit.Machine`), to estimate
                 exposed communication.
@@ -358,9 +377,13 @@ class Program(Generic[RunT]):
             pgle: whether to compile the step again with a profile estimated for `machine`, and to report
                 which collectives XLA moves then.
 
+        Returns:
+            The differences between the compiled step and the schedule, and the estimates.
+
         Raises:
-            CommplanError: CP1150 for an unknown machine, CP1151 for a phase that the plan does not have,
-                CP1156 if `pgle` is set without a machine or for a step without GPUs, or an error of `step`.
+            CommplanError: CP1150 for an unknown machine, or for a topology without a machine; CP1151 for a
+                phase that the plan does not have; CP1156 if `pgle` is set without a machine or for a step
+                without GPUs; or an error of `step`.
         """
         from commplan.lowering.audit.report import audit  # noqa: PLC0415  jax is loaded only here
         from commplan.lowering.gpu.targets import rates  # noqa: PLC0415
@@ -391,7 +414,7 @@ def load(path: str | Path) -> Plan[RunT]:  # pyright: ignore[reportInvalidTypeVa
         path: the file.
 
     Raises:
-        CommplanError: all errors of the plan, or CP1009 if the file cannot be read.
+        CommplanError: all errors of the plan, or CP1009 if the file cannot be read or is not UTF-8 text.
     """
     path = Path(path)
     try:
@@ -414,7 +437,7 @@ def loads(text: str, file: str = "<plan>") -> Plan[RunT]:  # pyright: ignore[rep
         file: name used in diagnostics.
 
     Raises:
-        CommplanError: all errors of the plan, or CP0002 for bytes.
+        CommplanError: all errors of the plan, or CP0002 if `text` is not a `str`.
     """
     from commplan import dsl  # noqa: PLC0415  the parser is loaded only where text is read
 
@@ -442,7 +465,7 @@ def _check_argument_types(options: CompileOptions) -> None:
 
 
 def _backend(mesh: object, requested: Backend | None) -> Backend:
-    """Infer the backend. Raises CP0841 if the mesh contradicts `requested`."""
+    """Infer the backend. Raises CP0841 if `requested` is unknown or contradicts the mesh."""
     if requested not in (None, "jax", "mpi"):
         fail("CP0841", f"there is no backend `{requested}`", "expected: jax or mpi")
     implied: Backend = "mpi" if is_communicator(mesh) else "jax"
@@ -458,6 +481,9 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
     """The leaves of any pytree.
 
     Plain containers do not require jax. Other nodes are flattened by jax if it is loaded.
+
+    Raises:
+        CommplanError: CP0703 and CP0720, as `commplan.pytree.shapes_of`.
     """
     from commplan import pytree  # noqa: PLC0415  only to compile
 

@@ -45,12 +45,13 @@ def compile_plan(
     """Compile `plan` for axes of the sizes `options.axes`.
 
     Args:
-        plan: the plan.
-        shapes: leaves by name, for inputs, states and map results of type tree; without `per` dimensions,
-            unsplit, and for records without their batch.
-        topology: the machine. Without one, here or in the plan, axes have no location.
+        plan: the checked plan.
+        shapes: leaves by name, for inputs, states and map results of type tree. Shapes are global: without
+            `per` dimensions, before splits, and for records without the dimension of the batch.
+        topology: the machine, or the path of its file. Without one, here or in the plan, axes have no
+            location.
         options: the options. Without a backend, `jax`.
-        ranks: the location of ranks, if it differs from the order of axes.
+        ranks: the places of ranks, if they differ from the order of axes.
         keywords: replace fields of `options`.
 
     Returns:
@@ -64,6 +65,8 @@ def compile_plan(
     backend, mapping, places = options.backend or "jax", options.mapping, ranks.places
     step = load_step(options.step) if isinstance(options.step, str | Path) else options.step
     pipeline = options.passes if isinstance(options.passes, Pipeline) else Pipeline.parse(options.passes)
+
+    # Bind the axes, and place them on the machine.
     axes = bind_axes(plan, options.axes or {})
     machine = topology_of(plan, topology)
     if machine is not None:
@@ -79,6 +82,8 @@ def compile_plan(
             'pass --topology FILE, or write `topology "FILE"` in the plan',
         )
     calibration = _calibration(options.calibration, machine, backend)
+
+    # Bind the shapes, and lower.
     start = time.perf_counter()
     sizes = {axis.name: axis.size for axis in axes}
     values = infer(plan, sizes, shapes)
@@ -94,6 +99,8 @@ def compile_plan(
     reference = _verify_lowering(plan, schedule)
     if options.observer is not None:
         options.observer(PassRecord("lower", "lower", seconds, None, schedule))
+
+    # Run the passes.
     order = options.order or (step.order if step is not None else {})
     leaf_order = {name: tuple(paths) for name, paths in order.items()}
     costs = predictor_for(axes, machine, calibration, backend, places)
@@ -110,7 +117,7 @@ def _verify_lowering(plan: Plan, schedule: Schedule) -> Reference:
     sites(schedule)  # raises errors of the plan, which must not be reported as errors of lowering
     assert schedule.origin is not None
     reference = Reference(schedule.origin, schedule.axes)
-    problems = verify(schedule, reference=reference, written_out=False)
+    problems = verify(schedule, reference=reference, written_out=False)  # passes have yet to write out casts
     if problems:
         notes = [Note(problem.message, problem.span) for problem in problems]
         notes.append(Note(f"after `lower`:\n{print_schedule(schedule)}"))
@@ -122,11 +129,11 @@ def _verify_lowering(plan: Plan, schedule: Schedule) -> Reference:
 def _calibration(
     calibration: Calibration | str | Path | None, topology: Topology | None, backend: Backend
 ) -> Calibration | None:
-    """Load the calibration.
+    """Load the calibration; None if there is none.
 
     Raises:
-        CommplanError: CP0727 if it measures links but there is no topology, CP0753 if it is of another
-            backend.
+        CommplanError: CP0727 if there is no topology and it measures nothing but links; CP0753 if it measures
+            links of another backend; or an error of `load_calibration`.
     """
     if calibration is None:
         return None
@@ -147,6 +154,7 @@ def _calibration(
 
 
 def _check_order(plan: Plan, order: Mapping[str, Sequence[str]]) -> None:
+    """Raise CP0711 for an entry that is not a list of paths, or whose name the plan does not have."""
     names = {value.name for value in plan.values}
     for name, paths in order.items():
         is_list = not isinstance(paths, str) and isinstance(paths, Sequence)  # pyright: ignore[reportUnnecessaryIsInstance]

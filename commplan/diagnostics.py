@@ -1,7 +1,8 @@
-"""Diagnostics: the mistake and its place, the expected and found content, and the fix.
+"""Diagnostics: errors and warnings about plans as values, and helpers that build their messages.
 
-Diagnostics are values. Any package can create them, but only `commplan.cli` and `str()` of an error format
-them as text. Every code has a page, `commplan/pages/CODE.md`, that `commplan explain CODE` prints.
+A diagnostic has a code, a message, a location, notes and a fix. Any package can create them, but only
+`commplan.render`, the command and `str()` of an error format them as text. `commplan explain CODE` prints the
+page of a code from `commplan/pages`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from typing import NoReturn
 
 import msgspec
 
-MOST_LISTED = 24
-MOST_COMPARED = 500  # the number of candidates that a name is compared with
-LONGEST_GUESS = 64  # the length of the longest name that is compared
-CLOSE, MARGIN = 0.7, 0.1  # the least similarity of a suggestion, and its least distance to the second best
+MOST_LISTED = 24  # the most names that `listed` writes out
+MOST_COMPARED = 500  # the most candidates that a name is compared with
+LONGEST_GUESS = 64  # the length of the longest name that is compared, in characters
+CLOSE = 0.7  # the least similarity of a suggestion, as a ratio between 0 and 1
+MARGIN = 0.1  # the least difference in similarity between a certain suggestion and the second best
+_PERMUTED = 0.9  # the least similarity of two names with the same letters in another order
 
 
 class Severity(enum.StrEnum):
@@ -31,7 +34,14 @@ class Severity(enum.StrEnum):
 
 
 class Span(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A range in a `.plan` file. Lines and columns count from 1; the end column is exclusive."""
+    """A range in a `.plan` file.
+
+    Attributes:
+        line: the first line, counted from 1.
+        column: the first character in `line`, counted from 1 in Unicode code points.
+        end_line: the last line, counted from 1.
+        end_column: the column after the last character, in `end_line`.
+    """
 
     line: int
     column: int
@@ -47,14 +57,25 @@ class Span(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Note(msgspec.Struct, frozen=True):
-    """A remark of a diagnostic, with its own span if it has one."""
+    """A remark of a diagnostic.
+
+    Attributes:
+        text: the remark, of one or several lines.
+        span: the place in the diagnostic's file that the remark is about; None if it is about no place.
+    """
 
     text: str
     span: Span | None = None
 
 
 class Fix(msgspec.Struct, frozen=True):
-    """A replacement of the text at `span` that is certain to be correct."""
+    """A replacement of text in the plan that is certain to be correct.
+
+    Attributes:
+        title: the action, for editors and `commplan check --fix`.
+        span: the text to replace, in the diagnostic's file.
+        text: the new text.
+    """
 
     title: str
     span: Span
@@ -62,7 +83,17 @@ class Fix(msgspec.Struct, frozen=True):
 
 
 class Diagnostic(msgspec.Struct, frozen=True):
-    """A mistake: a stable code, a one-sentence message, a span, notes, and a fix if one is certain."""
+    """An error or a warning.
+
+    Attributes:
+        code: the stable code, `CP` and four digits (`commplan.errors`).
+        message: the mistake, in one sentence.
+        span: the location in `file`; None if there is none.
+        notes: further remarks, such as the expected content or a suggestion.
+        fix: a repair; None unless one is certain.
+        severity: whether it stops a compilation.
+        file: the name of the file; empty if unknown.
+    """
 
     code: str
     message: str
@@ -104,7 +135,18 @@ def fail_if(problems: Sequence[Diagnostic]) -> None:
 
 
 def import_optional(module: str, code: str, purpose: str, package: str) -> ModuleType:
-    """Import `module` of an optional package. Raises `code` if `purpose` need it and it is not installed."""
+    """Import `module` of an optional package.
+
+    Args:
+        module: the module.
+        code: the code of the error.
+        purpose: a plural noun for the features that need the module, for the error.
+        package: the argument of `pip install` that installs it, for the error.
+
+    Raises:
+        CommplanError: `code` if the package is not installed.
+        ModuleNotFoundError: the package is installed, but one of its own imports is not.
+    """
     top = module.partition(".")[0]
     try:
         return importlib.import_module(module)
@@ -126,7 +168,7 @@ def text_of(error: BaseException) -> str:
 
 
 def listed(names: Iterable[str], joint: str = "and") -> str:
-    """Join quoted names: `a`, `b` and `c`."""
+    """Join quoted names: `a`, `b` and `c`. Names after the first 24 are only counted."""
     quoted = [f"`{name}`" for name in names]
     if len(quoted) > MOST_LISTED:
         return f"{', '.join(quoted[:MOST_LISTED])} {joint} {len(quoted) - MOST_LISTED} more"
@@ -139,7 +181,8 @@ def near_names(name: str, candidates: Iterable[str]) -> list[tuple[str, float]]:
     """The candidates that `name` may misspell, most similar first, with their similarities.
 
     The similarity is `difflib.SequenceMatcher.ratio`, ignoring case; at least 0.7 is required. Permutations
-    of letters count as 0.9. Long names, and candidates after the first 500, are not compared.
+    of letters have at least 0.9. Names and candidates of more than 64 characters are not compared, nor are
+    candidates after the first 500 shorter ones.
     """
     from difflib import SequenceMatcher  # noqa: PLC0415  imported only for errors
 
@@ -154,15 +197,15 @@ def near_names(name: str, candidates: Iterable[str]) -> list[tuple[str, float]]:
         if matcher.real_quick_ratio() < CLOSE or matcher.quick_ratio() < CLOSE:
             continue
         similarity = matcher.ratio()
-        if similarity < 0.9 and sorted(lower) == sorted(other.lower()):
-            similarity = 0.9
+        if similarity < _PERMUTED and sorted(lower) == sorted(other.lower()):
+            similarity = _PERMUTED
         if similarity >= CLOSE:
             near[other] = similarity
     return sorted(near.items(), key=lambda item: -item[1])
 
 
 def near_name(name: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that `name` certainly misspells: no other one is about as similar."""
+    """The most similar candidate, or None unless it exceeds the second best by more than `MARGIN`."""
     (first, alike), (_, next_alike) = [*near_names(name, candidates), ("", 0.0), ("", 0.0)][:2]
     return first if alike - next_alike > MARGIN else None
 
@@ -180,6 +223,7 @@ def near_note(name: str, candidates: Iterable[str]) -> tuple[str, ...]:
 
 
 def plural(count: int, word: str) -> str:
+    """The count and the noun, with an `s` unless the count is 1."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
@@ -201,5 +245,6 @@ def type_of(value: object) -> str:
     return "None" if value is None else with_article(type(value).__name__)
 
 
-# As in `an Unpack`, but `a Union`; `an MPIComm`, `an x` and `an ndarray`, from the names of letters.
+# Matches nouns that take `an`: `an Unpack` but `a Union`, and by the names of letters `an MPIComm`, `an x`
+# and `an ndarray`.
 _VOWEL = re.compile(r"_*([aeiAEI]|[oO](?!ne)|[uU][np](?!i)|[FHLMNRSX](?![a-z])|[fhlmnrsx](?![a-zA-Z])|nd)")

@@ -10,7 +10,7 @@ import functools
 import re
 from pathlib import Path
 
-RANGES = {
+RANGES = {  # the subject of a code, by its first two digits
     "CP00": "syntax",
     "CP01": "names",
     "CP02": "types and functions",
@@ -31,13 +31,17 @@ _SECTION = re.compile(r"^## (?=CP\d{4}: )", re.MULTILINE)
 
 
 def page(code: str) -> str | None:
-    """The page for an error code in Markdown, or None. A section of a family ends with its introduction."""
+    """The page for an error code in Markdown, or None if there is no such code.
+
+    For a code of a family, this is its section followed by the introduction of the family's page.
+    """
     page_path = _PAGES / f"{code}.md"
     return page_path.read_text(encoding="utf-8") if page_path.is_file() else _family_pages().get(code)
 
 
 @functools.cache
 def _family_pages() -> dict[str, str]:
+    """The pages of all codes that share a file with others, by code."""
     pages: dict[str, str] = {}
     for page_path in _PAGES.iterdir():
         if not page_path.name.endswith(".md") or _CODE.match(page_path.name):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from commplan.api import Plan, Program
 
 
-_RESTARTS = Restarts()
+_RESTARTS = Restarts()  # warns if this process repeats an epoch of a feed
 
 
 @ends_at_caller
@@ -75,16 +75,16 @@ def join(
             timeout, and may be called again.
     """
     check_name(name)
-    by_name: list[tuple[str, str, object]] = [
+    mappings: list[tuple[str, str, object]] = [
         ("CP0900", "sources", sources),
         ("CP0908", "functions", functions or {}),
     ]
-    for code, kind, mapping in by_name:
+    for code, argument, mapping in mappings:
         if not isinstance(mapping, Mapping):
             fail(
                 code,
-                f"{kind} are passed by the plan's names, not as {type_of(mapping)}",
-                f"{kind}={{NAME: ..}}",
+                f"{argument} are passed by the plan's names, not as {type_of(mapping)}",
+                f"{argument}={{NAME: ..}}",
             )
 
     def open_feed(schedule: Schedule) -> Feed:
@@ -103,6 +103,7 @@ def join(
     text = _text(plan) if isinstance(plan, str | Path) else None
     if text is None:
         return open_feed(_compiled(plan))
+    # The feed keeps the schedule, so that later members with the same text need not compile it.
     key = compiled.key_of(text.encode())
     with compiled.kept(name, key, str(plan)) as schedule:
         feed = open_feed(schedule or _compiled(plan, text))
@@ -112,20 +113,20 @@ def join(
 
 def _clock_plan(schedule: Schedule, phase: str) -> ClockPlan:
     """The progress of members through `phase`. Raises CP0930 if they share nothing."""
-    shared = schedule.phase(phase)
-    if taken_apart(schedule, shared) is None:
+    feed_phase = schedule.phase(phase)
+    if taken_apart(schedule, feed_phase) is None:
         fail(
             "CP0930",
             f"phase `{phase}` shares nothing between members",
             "a feed shares values that are the same for all members of an ensemble: `ensemble member = ?`",
-            span=shared.span,
+            span=feed_phase.span,
             file=schedule.file,
         )
     return clock_plan(schedule, phase)
 
 
 def _text(path: str | Path) -> str | None:
-    """The plan in the file at `path`; None if it cannot be read: compiling it reports the error."""
+    """The text of the file at `path`; None if it cannot be read, which `_compiled` reports as an error."""
     try:
         return io.read(path).decode("utf-8")
     except (OSError, ValueError):
@@ -133,9 +134,14 @@ def _text(path: str | Path) -> str | None:
 
 
 def _compiled(plan: object, text: str | None = None) -> Schedule:
-    """The schedule of a plan, with the largest number of members if open, and size 1 for other open axes.
+    """The schedule of a plan. Its ensemble has `MEMBERS` members if open; other open axes have size 1.
 
-    `text` is the content of the file `plan`, if it has been read.
+    Args:
+        plan: the argument of `join`.
+        text: the content of the file `plan`, if it has been read.
+
+    Raises:
+        CommplanError: CP0928 for another type of plan, or an error of loading or compiling it.
     """
     from commplan.api import Plan, Program, load, loads  # noqa: PLC0415  the compiler is loaded only here
 

@@ -1,4 +1,4 @@
-"""A watched `jax.jit` for programs without a plan.
+"""A watched `jax.jit` for programs without a plan. `commplan.runtime.guarded` implements it.
 
 train = commplan.guard.jit(step, mesh=mesh)    # under jax.distributed
 train = commplan.guard.jit(step, comm=comm)    # under MPI, with collectives of mpi4jax
@@ -37,12 +37,17 @@ def jit(
     Args:
         function: the step; without it, a decorator is returned.
         mesh: the mesh of the step; by default all devices.
-        comm: instead, an `mpi4py` communicator whose ranks run the step.
+        comm: an `mpi4py` communicator whose ranks run the step, instead of a mesh.
         watchdog_s: seconds without progress before a process is reported; None: the step is not watched.
-        busy_s: seconds before processes end if one is alive and busy with other work; see `late`.
-        on_hang: `report` only prints the process, and continues to wait; see `Program.bind`.
+        busy_s: seconds before the waiting processes end if the reported process is alive and busy with other
+            work; see `late`.
+        on_hang: `abort` ends the waiting processes. `report` only prints the blocking process, and continues
+            to wait.
         timeout: seconds to wait for another process, which may be compiling, when processes compare steps.
-        **options: those of `jax.jit`.
+        **options: the options of `jax.jit`.
+
+    Returns:
+        A function that is called like `jax.jit(function)`, or a decorator if `function` is None.
 
     Raises:
         CommplanError: CP0849 if a process does not arrive; CP0857 for invalid arguments. Calls of the step
@@ -58,7 +63,7 @@ def jit(
 
 @contextmanager
 def late() -> Generator[None]:
-    """Announce that this process is late on purpose, such as to evaluate or to write a checkpoint.
+    """Context that announces that this process is late on purpose, such as to write a checkpoint.
 
     Inside the `with` block, other processes wait for it without a limit and report nothing.
     """

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from commplan.diagnostics import fail
 from commplan.wait import check_seconds
 
-BUSY_S = 600.0
+BUSY_S = 600.0  # default of `busy_s`, in seconds
 OnHang = Literal["report", "abort"]
 
 
@@ -27,11 +27,13 @@ class HangLimits(NamedTuple):
     on_hang: OnHang = "abort"
 
     def check(self, code: str, call: str, file: str = "") -> None:
-        """Raise `code` if a value is invalid.
+        """Raise a `CommplanError` if a value is invalid.
 
         Args:
-            call: the function that takes the options, such as `program.bind(comm, {})`, for the fix.
-            file: the plan's file.
+            code: the code of the error.
+            call: a format of the call that takes the options, such as `program.bind(comm, {})`. The error
+                suggests it with a valid option in place of `{}`.
+            file: the plan's file; empty if there is none.
         """
 
         def fix(option: str) -> str:
@@ -45,16 +47,17 @@ class HangLimits(NamedTuple):
             fail(code, message, fix("on_hang='report'"), file=file)
 
 
-UNWATCHED = HangLimits()
+UNWATCHED = HangLimits()  # no watchdog
 
 
 def most_patient(limits: Sequence[HangLimits]) -> HangLimits:
-    """The limits of a job, from those of its ranks.
+    """The limits of a job, from the limits of its ranks, at least one.
 
     The longest times apply. The watchdog is disabled if one rank disables it, and operations fail only if all
     ranks have `on_hang="abort"`.
     """
-    bounds = [each.watchdog_s for each in limits if each.watchdog_s is not None]
-    bound = max(bounds) if len(bounds) == len(limits) else None
-    ends = all(each.on_hang == "abort" for each in limits)
-    return HangLimits(bound, max(each.busy_s for each in limits), "abort" if ends else "report")
+    watchdogs = [rank_limits.watchdog_s for rank_limits in limits if rank_limits.watchdog_s is not None]
+    watchdog_s = max(watchdogs) if len(watchdogs) == len(limits) else None
+    aborts = all(rank_limits.on_hang == "abort" for rank_limits in limits)
+    busy_s = max(rank_limits.busy_s for rank_limits in limits)
+    return HangLimits(watchdog_s, busy_s, "abort" if aborts else "report")

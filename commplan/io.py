@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast, overload
 if TYPE_CHECKING:
     import msgspec
 
-MIB = 1024**2
-TEXT = 64 * MIB  # plans, topologies, calibrations, shapes, profiles
-SCHEDULE = 1024 * MIB  # schedules, reproducers, recordings of servers, latency profiles
-_MOST_INTEGER = 2**1000  # representable as a float, and printable
+MIB = 1024**2  # bytes
+TEXT = 64 * MIB  # most bytes of plans, topologies, calibrations, shapes and profiles
+SCHEDULE = 1024 * MIB  # most bytes of schedules, reproducers, recordings of servers and latency profiles
+_MOST_INTEGER = 2**1000  # largest integer in TOML: representable as a float, and printable
 _DOTTED = r"""[\w"'-]++(?:[ \t]*+\.[ \t]*+[\w"'-]++)*+"""  # keys, and other words
 _MOST_PARTS = 100  # most parts of a dotted key
-_KINDS = {
+_KINDS = {  # words for files that are not regular, by `stat.S_IFMT`
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
@@ -95,14 +95,14 @@ def read_stream(file: BinaryIO, limit: int = TEXT, expected: int = 0) -> bytes:
     Args:
         file: the file.
         limit: largest number of bytes.
-        expected: number of bytes, if known.
+        expected: number of bytes to expect, from the file's status; 0 if unknown.
 
     Raises:
-        OSError: with EFBIG for more than `limit` bytes.
+        OSError: with EFBIG if there are, or `expected` states, more than `limit` bytes.
     """
     pieces: list[bytes] = []
-    size, step = 0, max(expected + 1, MIB)
-    while size <= limit and expected <= limit and (piece := file.read(min(step, limit + 1 - size))):
+    size, most_per_read = 0, max(expected + 1, MIB)
+    while size <= limit and expected <= limit and (piece := file.read(min(most_per_read, limit + 1 - size))):
         pieces.append(piece)
         size += len(piece)
     if max(size, expected) > limit:
@@ -153,7 +153,7 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: type[T]) -> T: ...
 @overload
 def decode_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any: ...
 def decode_json(data: bytes | str | msgspec.Raw, kind: Any) -> Any:
-    """Decode JSON as `kind`. Raises ValueError with a reason."""
+    """Decode JSON as `kind`, a type that msgspec supports. Raises ValueError with a reason."""
     import msgspec  # noqa: PLC0415  sidecars start without it
 
     try:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransformationExtraArgs:
     """A gradient transformation that reduces the gradients of all ranks by a phase of the plan.
 
-    Use it inside `run.spmd` or a shard_map. Other inputs of the phase are keyword arguments of `update`, as
-    in `update(grads, state, params, count=n)`.
+    Call its `update` inside `run.spmd` or a shard_map. Other inputs of the phase are keyword arguments of
+    `update`, as in `update(grads, state, params, count=n)`. Its state is empty.
 
     Args:
         run: the bound program.
@@ -39,8 +39,8 @@ def reduce(run: Run, name: str, *, phase: str = "step") -> optax.GradientTransfo
         phase: name of the phase.
 
     Raises:
-        CommplanError: CP0820 if the phase has no such input and output, or if the plan has states (call the
-            phase directly in this case); or an error of the phase.
+        CommplanError: CP0820 if there is no such phase, if it has no such input and output, or if the plan
+            has states (call the phase directly in this case). `update` raises the errors of the phase.
     """
     call = run.phases.get(phase)
     file = run.program.schedule.file
@@ -75,7 +75,7 @@ class ElasticState(NamedTuple):
 
     Attributes:
         count: number of updates so far, i32[].
-        plan: the state of the plan, including the center if workers store it.
+        plan: the states of the plan by name, including the center if workers store it.
     """
 
     count: Any
@@ -98,7 +98,9 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
         name: the input of the phase for parameters.
 
     Raises:
-        CommplanError: CP0823 if the plan has no such phase, or if the run is not bound to a communicator.
+        CommplanError: CP0823 if the plan has no such phase, if the phase does not output its pull every N
+            steps, if `at start` has other inputs than `name`, or if the run is not bound to a communicator.
+            `update` raises it if it is called without parameters.
     """
     call, period, pull = _elastic_phase(run, name)
     extra_arguments = [argument for argument in call.lowered.arguments if argument != name]
@@ -130,7 +132,10 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
 
 
 def _elastic_phase(run: Run, name: str) -> tuple[Any, int, str]:
-    """The phase with the elastic stage of `name`, its period, and the name of its output with the pull."""
+    """The phase with the elastic stage of `name`, its period in steps, and the name of its pull's output.
+
+    Raises CP0823 as `elastic` does.
+    """
     schedule = run.program.schedule
     file = schedule.file
     for phase in schedule.phases:
@@ -177,7 +182,8 @@ def update(optimizer: optax.GradientTransformation) -> Callable[..., Any]:
 
     Raises:
         CommplanError: CP0822 if the results differ (a norm of the tree or of a leaf, factored moments, rules
-            that depend on the shape of a leaf), or if the optimizer raises an error.
+            that depend on the shape of a leaf), or if the optimizer raises an error. The returned function
+            raises it if it is called without a state and the optimizer has one.
     """
     transformation = cast("Any", optimizer)
 
@@ -220,6 +226,7 @@ def _check_stateless(state: Any) -> None:
 
 
 def _refuse(mismatch: Difference) -> None:
+    """Raise CP0822 for an element that moves differently in a part of the tree."""
     size = "one gradient that is not a number"
     if mismatch.size is not None:
         size = f"gradients of size {mismatch.size:g}"

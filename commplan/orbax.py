@@ -46,14 +46,25 @@ from commplan.tracebacks import public_face
 if TYPE_CHECKING:
     from commplan.runtime.run import TypedRun
 
-ocp: Any = _checkpoint
-FORMAT, SCHEMA = "commplan checkpoint", 1
-RECORD = "commplan.json"
+ocp: Any = _checkpoint  # untyped
+FORMAT = "commplan checkpoint"  # `format` of the record
+SCHEMA = 1  # `schema` of the record
+RECORD = "commplan.json"  # file name of the record in the checkpoint's folder
 _RESERVED = ("state", "batches")  # keys of the restored dict that values must not use
 
 
 class CheckpointRecord(msgspec.Struct):
-    """The content of `commplan.json`. `batches`: the state of `run.batches`, or of several by name."""
+    """The content of `commplan.json`.
+
+    Attributes:
+        plan: name of the plan.
+        seed: seed of the run.
+        states: layouts and leaves of the plan's states and of the counts of calls, by name.
+        values: layouts and leaves of the other values, by name.
+        batches: the state of `run.batches`, or of several by name; None if none was saved.
+        format: always `FORMAT`.
+        schema: version of this format.
+    """
 
     plan: str
     seed: int
@@ -102,11 +113,11 @@ class Checkpoint:
 
         Args:
             state: all states of the plan.
-            batches: the result of `run.batches`, its `state()`, or several of them by name.
+            batches: the result of `run.batches`, its `state()`, several of them by name, or None.
             values: pytrees of arrays, one for each declared value.
 
         Raises:
-            CommplanError: CP0811 for other names, CP0812 for an incomplete state.
+            CommplanError: CP0811 for other names or leaves, CP0812 for an incomplete state.
         """
         context = self.context
         self._check_names(values, "saved")
@@ -143,25 +154,17 @@ class Checkpoint:
         return PlanRestore(self, dict(like))
 
     def targets(self, record: CheckpointRecord, like: Mapping[str, Any]) -> dict[str, _Target]:
-        """The target of each entry of a checkpoint with this record. Raises the errors listed in
-        `restore`."""
+        """The targets of the entries `state/NAME` and `value/NAME`. Raises as `restore` documents."""
         context, file = self.context, self.context.schedule.file
         if record.seed != context.seed:
             message = f"the checkpoint is of a run with seed {record.seed}, and this one has {context.seed}"
-            fail(
-                "CP0870",
-                message,
-                f"program.bind(mesh, seed={record.seed}) continues the saved run",
-                file=file,
-            )
-        entries: dict[str, _Target] = {}
-        for name in context.states:
-            entries[f"state/{name}"] = self._target_of_state(name)
+            note = f"program.bind(mesh, seed={record.seed}) continues the saved run"
+            fail("CP0870", message, note, file=file)
+        entries = {f"state/{name}": self._target_of_state(name) for name in context.states}
         for name in self._placements:
             entries[f"value/{name}"] = self._target_of_value(name, record.values.get(name), like.get(name))
-        saved = {f"state/{n}": v for n, v in record.states.items()} | {
-            f"value/{n}": v for n, v in record.values.items()
-        }
+        saved = {f"state/{name}": value for name, value in record.states.items()}
+        saved |= {f"value/{name}": value for name, value in record.values.items()}
         for key, entry in entries.items():
             name = key.partition("/")[2]
             if key not in saved:
@@ -181,14 +184,12 @@ class Checkpoint:
         unknown = [name for name in values if name not in self._placements]
         missing = [name for name in self._placements if name not in values] if all_of_them else []
         if unknown or missing:
-            wrong = (
-                f"{listed(unknown)} is {verb}, but was not declared"
-                if unknown
-                else f"{listed(missing)} is missing"
-            )
+            message, near = f"{listed(missing)} is missing", ()
+            if unknown:
+                message = f"{listed(unknown)} is {verb}, but was not declared"
+                near = near_note(unknown[0], self._placements)
             declared = listed(self._placements) or "no values"
-            near = near_note(unknown[0], self._placements) if unknown else ()
-            self.context.fail("CP0811", f"{wrong}", *near, f"Checkpoint(run, ...) declares {declared}")
+            self.context.fail("CP0811", message, *near, f"Checkpoint(run, ...) declares {declared}")
 
     def _check_arrays(self, name: str, paths: Sequence[str], tree: Tree) -> None:
         for path, leaf in zip(paths, tree.leaves, strict=True):
@@ -223,13 +224,9 @@ class Checkpoint:
     def _target_of_state(self, name: str) -> _Target:
         context, value = self.context, self.context.states[name]
         whole = _whole_of_state(context, value)
+        shapes = {leaf.path: global_shape(value, leaf, context.sizes) for leaf in value.leaves}
         leaves = tuple(
-            SavedLeaf(
-                leaf.path,
-                global_shape(value, leaf, context.sizes),
-                leaf.dtype.numpy_name,
-                whole.get(leaf.path),
-            )
+            SavedLeaf(leaf.path, shapes[leaf.path], leaf.dtype.numpy_name, whole.get(leaf.path))
             for leaf in value.leaves
         )
         shardings = {leaf.path: self._sharding(value.placement, not leaf.shape) for leaf in value.leaves}
@@ -280,9 +277,13 @@ class Checkpoint:
 
 @dataclasses.dataclass
 class _Target:
-    """The target of an entry of a checkpoint.
+    """The arrays that an entry of a checkpoint is restored to.
 
-    `tree`: paths in the structure to restore.
+    Attributes:
+        value: layout and leaves on this mesh.
+        shardings: the sharding of each leaf, by path.
+        tree: the structure to restore, with paths as leaves.
+        saved: layout and leaves in the checkpoint; None until `Checkpoint.targets` sets it.
     """
 
     value: SavedValue
@@ -321,8 +322,10 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         return {"state": state, "batches": record.batches, **values}
 
     def _read(self, directory: Any, entries: Mapping[str, _Target], counts: Sequence[str]) -> dict[str, Any]:
-        args = {key: {leaf.path: _how(entry, leaf) for leaf in entry.value.leaves if math.prod(leaf.shape)}
-               for key, entry in entries.items()}  # fmt: skip
+        args = {
+            key: {x.path: _restore_args(entry, x) for x in entry.value.leaves if math.prod(x.shape)}
+            for key, entry in entries.items()
+        }
         if counts:
             args[f"state/{CALLS}"] = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in counts}
         args = {key: leaf_arrays for key, leaf_arrays in args.items() if leaf_arrays}
@@ -360,15 +363,12 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
         for key, entry in entries.items():
             for leaf in entry.saved.leaves if entry.saved is not None else ():
                 stored = tree.get(key, {}).get(leaf.path)
+                expected = f"expected: `{key}` at `{leaf.path}`, {leaf.dtype}{list(leaf.shape)}"
                 if math.prod(leaf.shape) and stored is None:
-                    return (
-                        f"expected: `{key}` at `{leaf.path}`, {leaf.dtype}{list(leaf.shape)}",
-                        "found: none",
-                    )
+                    return (expected, "found: none")
                 if leaf.dtype.startswith("key"):  # random keys are saved as integers
                     continue
                 if stored is not None and (str(stored.dtype), *stored.shape) != (leaf.dtype, *leaf.shape):
-                    expected = f"expected: `{key}` at `{leaf.path}`, {leaf.dtype}{list(leaf.shape)}"
                     return (expected, f"found: {stored.dtype}{list(stored.shape)}")
         return ("its list of arrays is as expected, but some of their files are missing or damaged",)
 
@@ -382,7 +382,7 @@ class PlanCheckpointHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(PlanCheckpointHandler, for_save=True)
 @dataclasses.dataclass
 class PlanSave(ocp.args.CheckpointArgs):
-    """The result of `Checkpoint.save`. `arrays`: by entry and path of the leaf."""
+    """The result of `Checkpoint.save`: `arrays` by entry and path of the leaf, and the record."""
 
     arrays: dict[str, dict[str, Any]]
     record: CheckpointRecord
@@ -391,7 +391,7 @@ class PlanSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(PlanCheckpointHandler, for_restore=True)
 @dataclasses.dataclass
 class PlanRestore(ocp.args.CheckpointArgs):
-    """The result of `Checkpoint.restore`."""
+    """The result of `Checkpoint.restore`. `like`: example trees by name of the value."""
 
     checkpoint: Checkpoint
     like: dict[str, Any]
@@ -415,7 +415,7 @@ def read(directory: Any) -> CheckpointRecord:
 
 
 def _input_state(batches: Any) -> Any:
-    """The state of batches, of several by name, or a state passed directly."""
+    """The state to save for `batches`, as in `Checkpoint.save`; a state is returned as it is."""
     if hasattr(batches, "state"):
         return batches.state()
     if isinstance(batches, Mapping):
@@ -437,6 +437,7 @@ def _whole_array(leaf: Any) -> Any:
 
 
 def _leaf(path: str, leaf: Any, whole: tuple[int, ...] | None) -> SavedLeaf:
+    """The record of an array or number. `whole`: its shape before splits, if known."""
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
     return SavedLeaf(path, tuple(map(int, np.shape(leaf))), str(dtype), whole)
 
@@ -448,7 +449,7 @@ def _layout_of_state(context: Context, value: Value) -> SavedLayout:
 
 
 def _whole_of_state(context: Context, value: Value) -> dict[str, tuple[int, ...]]:
-    """The global shapes of a state's leaves, by path."""
+    """The shapes of a state's leaves before splits, by path."""
     origin = context.schedule.origin
     original = {original_value.id: original_value for original_value in origin.values} if origin else {}
     return {leaf.path: leaf.shape for leaf in original.get(value.id, value).uncut}
@@ -457,7 +458,7 @@ def _whole_of_state(context: Context, value: Value) -> dict[str, tuple[int, ...]
 def _whole_like(
     value: Value | None, path: str, shape: tuple[int, ...], context: Context
 ) -> tuple[int, ...] | None:
-    """The global shape of a leaf that corresponds to a leaf of `value`, as `mu/dense/w` to `dense/w`."""
+    """The unsplit shape of a leaf that corresponds to a leaf of `value`, as `mu/dense/w` to `dense/w`."""
     if value is None:
         return None
     shapes = [
@@ -468,7 +469,7 @@ def _whole_like(
     return shapes[0] if shapes else None
 
 
-def _how(entry: _Target, leaf: SavedLeaf) -> Any:
+def _restore_args(entry: _Target, leaf: SavedLeaf) -> Any:
     """The Orbax arguments for reading a leaf: onto devices, or into memory if it must be split again."""
     assert entry.saved is not None
     saved = next(candidate for candidate in entry.saved.leaves if candidate.path == leaf.path)
@@ -482,7 +483,7 @@ def _how(entry: _Target, leaf: SavedLeaf) -> Any:
 
 
 def _placed(array: Any, entry: _Target, leaf: SavedLeaf) -> Any:
-    """Convert an array read by Orbax to an array on this mesh."""
+    """Convert an array read by Orbax to an array on this mesh; None is a leaf without elements."""
     assert entry.saved is not None
     if isinstance(array, jax.Array):
         return array

@@ -14,16 +14,22 @@ from commplan.diagnostics import fail, type_of
 from commplan.ir.schedule import Leaf
 from commplan.ir.types import DType
 
-_Build = Callable[[Iterator[Any]], Any]
-_Make = Callable[[Any], Any]
-Rebuild = Callable[[Sequence[Any]], Any]
+_Build = Callable[[Iterator[Any]], Any]  # builds a subtree, and takes its leaves from the iterator
+_Make = Callable[[Any], Any]  # makes a container from its children, in order
+Rebuild = Callable[[Sequence[Any]], Any]  # builds a tree from all its leaves
+_NUMBERS = {bool: "bool", int: "i32", float: "f32"}  # dtypes of Python numbers
 
 
 def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
     """Return the leaves of `tree` with their paths, and a function that rebuilds the tree from leaves.
 
-    dict keys are sorted (an OrderedDict keeps its order). An empty tree is represented by None, and all nodes
-    that are not containers are leaves.
+    dict keys are sorted (an OrderedDict keeps its order). None is a tree without leaves, and all other nodes
+    that are not containers are leaves. The path of a tree that is a leaf is empty.
+
+    Raises:
+        CommplanError: CP0720 for dict keys that cannot be sorted.
+        RecursionError: the tree is nested too deep.
+        ValueError: the returned function gets another number of leaves.
 
     >>> leaves, rebuild = flatten({"b": [1, 2], "a": None})
     >>> leaves
@@ -43,20 +49,24 @@ def shapes_of(tree: Any) -> tuple[Leaf, ...]:
     ".."}`, or is a Python number (float f32, int i32, bool).
 
     Raises:
-        CommplanError: CP0703 for an unsupported dtype; CP0720 for a leaf without a shape, for two leaves with
-            the same path, and for dict keys that cannot be sorted.
+        CommplanError: CP0703 for an unsupported dtype; CP0720 for a leaf without a valid shape and a dtype,
+            for two leaves with the same path, for dict keys that cannot be sorted, and for a tree that is
+            nested too deep.
     """
     return leaves_of(_shape_leaves(tree))
 
 
 def is_plain(tree: Any) -> bool:
-    """Whether every leaf of `tree`, flattened as plain containers, has a shape."""
+    """Whether every leaf of `tree`, flattened as plain containers, is an array, a spec or a number.
+
+    Raises CP0720 as `shapes_of` does for keys that cannot be sorted, and for a tree nested too deep.
+    """
     leaves = [leaf for _, leaf in _shape_leaves(tree)]
     return all(is_like_spec(x) or isinstance(x, bool | int | float) or hasattr(x, "shape") for x in leaves)
 
 
 def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
-    """Convert pairs of path and leaf (see `shapes_of`). Raises CP0720 for duplicate paths."""
+    """Convert pairs of path and leaf. Raises CP0720 for duplicate paths, and as `leaf_of` does."""
     leaves: dict[str, Leaf] = {}
     for path, leaf in pairs:
         if path in leaves:
@@ -66,9 +76,13 @@ def leaves_of(pairs: Iterable[tuple[str, Any]]) -> tuple[Leaf, ...]:
 
 
 def leaf_of(path: str, leaf: Any) -> Leaf:
-    """Convert `leaf` (see `shapes_of`) to a `Leaf` at `path`."""
+    """Convert `leaf` (see `shapes_of`) to a `Leaf` at `path`.
+
+    Raises:
+        CommplanError: CP0703 for an unsupported dtype, CP0720 for a leaf without a valid shape and a dtype.
+    """
     shape, dtype = _shape_and_dtype(path, leaf)
-    if is_key_type(dtype):
+    if is_key_type(dtype):  # the last dimension has the words of a key
         return Leaf(path, (*shape, dtype.itemsize // DType.U32.nbytes), DType.U32)
     name = str(getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype)
     leaf_dtype = DType.from_name(name)
@@ -88,7 +102,8 @@ def is_key_type(dtype: Any) -> bool:
 def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:
     """Build nested dicts from paths, as a saved schedule has no other structure.
 
-    Leaves keep the order of `paths`: a dict whose keys are not sorted ("10" after "2") is an OrderedDict.
+    Leaves keep the order of `paths`: a dict whose keys are not sorted ("10" after "2") is an OrderedDict. A
+    single value with an empty path is returned as it is.
 
     >>> nest(["a/b", "c"], [1, 2])
     {'a': {'b': 1}, 'c': 2}
@@ -106,6 +121,7 @@ def nest(paths: Sequence[str], values: Sequence[Any]) -> Any:
 
 
 def _in_order(node: Any) -> Any:
+    """Replace dicts whose keys are not sorted by OrderedDicts, which `flatten` does not sort."""
     if not isinstance(node, dict):
         return node
     inner = {key: _in_order(value) for key, value in cast("dict[str, Any]", node).items()}
@@ -113,7 +129,7 @@ def _in_order(node: Any) -> Any:
 
 
 def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
-    """The shape and the dtype of a leaf. Raises CP0720 if it has none."""
+    """The shape and the dtype of a leaf. Raises CP0720 if either is missing, or for an invalid shape."""
     if isinstance(leaf, bool | int | float):
         return (), _NUMBERS[type(leaf)]
     if is_like_spec(leaf):
@@ -137,15 +153,15 @@ def _shape_and_dtype(path: str, leaf: Any) -> tuple[tuple[int, ...], Any]:
     return tuple(int(d) for d in cast("list[Any]", shape)), dtype
 
 
-_NUMBERS = {bool: "bool", int: "i32", float: "f32"}
-
-
 def _is_dim(dim: Any) -> bool:
     return not isinstance(dim, bool) and hasattr(dim, "__index__") and int(dim) >= 0
 
 
 def is_like_spec(node: Any) -> bool:
-    """Whether the node is `{"shape", "dtype"}`, or has just one of these keys with a valid value."""
+    """Whether the node is a mapping with the keys `shape` and `dtype`.
+
+    A mapping with just one of these keys and a valid value counts too: the missing key is then an error.
+    """
     if not isinstance(node, Mapping):
         return False
     spec = cast("Mapping[Any, Any]", node)
@@ -156,6 +172,7 @@ def is_like_spec(node: Any) -> bool:
 
 
 def _counted(values: Sequence[Any], expected: int) -> Iterator[Any]:
+    """Iterate over `values`. Raises ValueError if their number is not `expected`."""
     if len(values) != expected:
         raise ValueError(f"expected {expected} leaves, found {len(values)}")
     return iter(values)
@@ -174,6 +191,14 @@ def _shape_leaves(tree: Any) -> list[tuple[str, Any]]:
 def _walk(
     node: Any, path: str | None, leaves: list[tuple[str, Any]], is_leaf: Callable[[Any], bool]
 ) -> _Build:
+    """Append the leaves of `node` with their paths to `leaves`, and return a function that rebuilds it.
+
+    Args:
+        node: the subtree.
+        path: its path; None for the root.
+        leaves: receives the leaves.
+        is_leaf: whether a container is a leaf.
+    """
     if node is None:
         return lambda _: None
     container = None if is_leaf(node) else _container(node, path)
@@ -203,6 +228,7 @@ def _container(node: Any, path: str | None) -> tuple[Iterable[tuple[Any, Any]], 
 
 
 def _ordered(node: dict[Any, Any], path: str | None) -> list[Any]:
+    """The sorted keys of the dict at `path`. Raises CP0720 if they cannot be sorted."""
     try:
         return sorted(node)
     except TypeError:

@@ -1,4 +1,4 @@
-"""`commplan stubs`: typed stubs of plans, for editors and type checkers.
+"""Typed stubs of plans, for editors and type checkers; `commplan stubs` writes them.
 
 Arguments, states and results of phases depend neither on sizes nor on shapes, so each plan is lowered with
 open axes of size 1 and trees with one leaf. Trees have type `Any`; arrays have type `jax.Array`, or
@@ -22,6 +22,7 @@ from commplan.ir.analysis.input_slice import source_only
 from commplan.ir.types import DType, TreeType
 
 _CALLS = "#calls"  # the entry of the state that counts the calls of phases that depend on their number
+# The beginning of a stub file.
 _HEAD = '''"""Typed faces of plans, written by `commplan stubs`. For type checkers: no such module can be run.
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ plan: commplan.Plan[{module}.{name}] = commplan.load("{file}")
 
 {imports}
 '''
-_IMPORTS = {
+_IMPORTS = {  # names that stubs may use, by module; a stub file imports those that it uses
     "collections.abc": ("Iterator", "Mapping"),
     "typing": ("Any", "Literal", "TypedDict", "overload"),
     "commplan.typing": ("Batches", "PhaseRun", "TypedRun"),
@@ -45,7 +46,13 @@ _IMPORTS = {
 
 
 class _Argument(msgspec.Struct, frozen=True):
-    """A named value: its Python type, and its type and placement in the plan."""
+    """An input or output of a phase.
+
+    Attributes:
+        name: its name in the plan, which may be a keyword of Python.
+        type: its Python type.
+        remark: its type and placement in the plan, for the docstring.
+    """
 
     name: str
     type: str
@@ -53,10 +60,23 @@ class _Argument(msgspec.Struct, frozen=True):
 
 
 class _Phase(msgspec.Struct, frozen=True):
+    """The signature of a phase.
+
+    Attributes:
+        name: its name in the schedule.
+        title: its heading in the plan, such as `each step`.
+        period: steps between two calls; 0 unless the phase is `every`.
+        reads: Python types of the states that it reads, by name.
+        takes: its inputs.
+        gives: its outputs.
+        batches: whether it loads records.
+        is_hidden: whether steps may run while it communicates, so that its run has `begin`.
+    """
+
     name: str
     title: str
-    period: int  # 0 unless the phase is `every`
-    reads: dict[str, str]  # states, with their types
+    period: int
+    reads: dict[str, str]
     takes: tuple[_Argument, ...]
     gives: tuple[_Argument, ...]
     batches: bool
@@ -66,6 +86,10 @@ class _Phase(msgspec.Struct, frozen=True):
 def stubs(plans: Sequence[graph.Plan], module: str) -> str:
     """Generate the text of `MODULE.pyi` with a class for each plan.
 
+    Args:
+        plans: at least one plan; the first is the example in the module's docstring.
+        module: name of the module, without `.pyi`.
+
     Raises:
         CommplanError: CP1126 if two plans or phases would have the same class name, or an error of compiling.
     """
@@ -73,6 +97,7 @@ def stubs(plans: Sequence[graph.Plan], module: str) -> str:
     if (duplicate := _repeated(names)) is not None:
         fail("CP1126", f"two plans would have the class `{duplicate}`", "write them to separate files")
     faces = [_plan_class(name, plan) for name, plan in zip(names, plans, strict=True)]
+    # Classes and TypedDicts, which are the only unindented definitions.
     if (
         duplicate := _repeated(re.findall(r"^(?:class )?(\w+)(?=[:(]| = )", "".join(faces), re.M))
     ) is not None:
@@ -86,11 +111,12 @@ def stubs(plans: Sequence[graph.Plan], module: str) -> str:
 
 
 def _plan_class(name: str, plan: graph.Plan) -> str:
+    """The class `name` for the runs of `plan`, after the classes of its state and its phases."""
     schedule = _lowered(plan)
     phases = [_phase(schedule, phase) for phase in schedule.phases]
-    states = _worker_states(schedule, schedule.states) | {
-        k: v for phase_stub in phases for k, v in phase_stub.reads.items()
-    }
+    states = _worker_states(schedule, schedule.states)
+    for phase in phases:
+        states |= phase.reads
     text = f"\n{_typed_dict(f'{name}State', states)}"
     for phase in phases:
         text += _outputs(name, phase) + _callable(name, phase)
@@ -110,13 +136,14 @@ def _lowered(plan: graph.Plan) -> ir.Schedule:
 
 
 def _phase(schedule: ir.Schedule, phase: ir.Phase) -> _Phase:
+    """The signature of `phase`."""
     values = {value.id: value for value in (*schedule.entry, *phase.values)}
     inputs = {graph.name_of(ref): values[ref] for ref in phase.inputs}
     inputs |= {binding.name: values[binding.value] for binding in phase.takes}
     outputs = {binding.name: values[binding.value] for binding in phase.outputs if not binding.source_only}
     every, ahead = phase.kind == "every", source_only(phase)
     draws = any(isinstance(op, ir.Map) and op.random and not op.runs_ahead(ahead) for op in phase.ops)
-    is_counted = draws or phase.fragments > 1
+    is_counted = draws or phase.fragments > 1  # the number of the call selects random keys and the fragment
     titles = {"start": "at start", "step": "each step", "every": f"every {phase.period} steps"}
     return _Phase(
         phase.name,
@@ -131,6 +158,7 @@ def _phase(schedule: ir.Schedule, phase: ir.Phase) -> _Phase:
 
 
 def _argument(name: str, value: ir.Value, array: str) -> _Argument:
+    """An input or output; `array` is the Python type of arrays."""
     kind = value.kind if value.kind != "array" else str(value.leaves[0].dtype)
     return _Argument(name, "Any" if value.kind == "tree" else array, f"{kind} {value.placement}")
 
@@ -163,6 +191,7 @@ def _outputs(name: str, phase: _Phase) -> str:
 
 
 def _callable(name: str, phase: _Phase) -> str:
+    """The class of a phase as an attribute of the run: a function of state and inputs."""
     cls = _class(name, phase)
     lines = ["", "", _typed_dict(f"{cls}State", phase.reads)]
     lines += ["", f"class {cls}:", f'    """`{phase.title}`."""', "", "    name: str"]
@@ -185,6 +214,7 @@ def _callable(name: str, phase: _Phase) -> str:
 
 
 def _every(name: str, phases: Sequence[_Phase]) -> str:
+    """The class of `run.every`, a mapping from periods to phases."""
     lines = ["", "", f"class {name}Every:", '    """The phases `every N steps`, by N."""', ""]
     for phase in phases:
         lines += ["    @overload"] * (len(phases) > 1)
@@ -196,6 +226,14 @@ def _every(name: str, phases: Sequence[_Phase]) -> str:
 
 
 def _run(name: str, plan: graph.Plan, phases: Sequence[_Phase], values: Iterable[str]) -> str:
+    """The class of the run of a plan, with its phases as attributes.
+
+    Args:
+        name: name of the class.
+        plan: the plan.
+        phases: signatures of its phases.
+        values: names that `run.sharding` accepts.
+    """
     origin = f" of {plan.file}" if plan.file else ""
     lines = ["", "", f"class {name}(TypedRun):", f'    """A run of plan `{plan.name}`{origin}."""', ""]
     plain = [phase for phase in phases if not phase.period and phase.name.isidentifier()]
@@ -238,6 +276,7 @@ def _literal(names: Iterable[str]) -> str:
 
 
 def _class(name: str, phase: _Phase) -> str:
+    """The name of the class of a phase; `name` is that of the plan's class."""
     return f"{name}{_camel(phase.name)}"
 
 
@@ -248,8 +287,10 @@ def _class_of(plan: str) -> str:
 
 
 def _repeated(names: Sequence[str]) -> str | None:
+    """The first name that occurs more than once, or None."""
     return next((name for name in names if names.count(name) > 1), None)
 
 
 def _camel(name: str) -> str:
+    """`name` in CamelCase: `data_parallel` is `DataParallel`."""
     return "".join(part[:1].upper() + part[1:] for part in re.split(r"_+", name) if part)

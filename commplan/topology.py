@@ -39,21 +39,21 @@ from commplan.tracebacks import ends_at_caller
 
 HOSTS = ("host", "node", "server", "machine")  # names of levels whose members are hosts
 DEVICES = ("a100", "h100", "h200")  # GPUs with a model of NCCL
-_BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}
-SHOWN = 9  # the maximum number of host names in a message
-MOST = 2**24  # of places, and of ranks to price on them: a table of ranks then has 128 MiB
+SHOWN = 9  # most host names in a message
+MOST = 2**24  # most places, and most ranks to price on them: a table of ranks then has 128 MiB
 LOG = logging.getLogger("commplan.topology")  # without a handler, messages go to stderr
-_announced: set[str] = set()
-_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_BANDWIDTH = {"Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "MB/s": 1e6, "GB/s": 1e9}  # units in bytes per second
+_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}  # units in seconds
+_announced: set[str] = set()  # lines that `announce` has logged in this process
 
 
 class Level(msgspec.Struct, frozen=True):
     """One level: `count` members in each place of the next level.
 
     Attributes:
-        name: The name.
-        count: The number of members.
-        latency: Seconds.
+        name: The name, unique in the topology.
+        count: The number of members, at least 1.
+        latency: Seconds of an empty message between two members.
         bandwidth: Bytes per second, per member and per direction.
     """
 
@@ -89,12 +89,13 @@ class Topology(msgspec.Struct, frozen=True):
     memory: float | None = None
 
     def compiled(self, assumed: tuple[str, ...] = ()) -> CompiledTopology:
-        """The record of this topology in a schedule."""
+        """The record of this topology in a schedule, with the assumptions that were made about it."""
         return CompiledTopology(self.name, self.digest, assumed)
 
     @property
     def digest(self) -> str:
         """The SHA-256, in hex, of the content of the topology."""
+        # Topologies without `memory` keep the digests from before this field existed.
         fields = {key: value for key, value in msgspec.structs.asdict(self).items() if key != "memory"}
         if self.memory is not None:
             fields["memory"] = self.memory
@@ -102,6 +103,7 @@ class Topology(msgspec.Struct, frozen=True):
 
     @property
     def places(self) -> int:
+        """The number of places, each for one rank."""
         return math.prod(level.count for level in self.levels)
 
     @property
@@ -121,26 +123,35 @@ class Topology(msgspec.Struct, frozen=True):
         return self.levels[0].count
 
     def level(self, name: str) -> Level:
+        """The level called `name`, which must exist."""
         return next(level for level in self.levels if level.name == name)
 
 
 @ends_at_caller
 def load_topology(path: str | Path) -> Topology:
     """Read the topology in the file at `path`. Raises CP0712 if it cannot be read or is malformed."""
-    place = Path(path)
+    path = Path(path)
     try:
-        text = io.read(place).decode()
+        text = io.read(path).decode()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        fail("CP0712", f"topology {place} cannot be read: {why}", file=str(place))
-    return parse_topology(text, str(place))
+        fail("CP0712", f"topology {path} cannot be read: {why}", file=str(path))
+    return parse_topology(text, str(path))
 
 
 def topology_of(plan: Plan, topology: Topology | str | Path | None = None) -> Topology | None:
-    """The topology to compile `plan` for: `topology`, the file with that name, or the declared one.
+    """The topology to compile `plan` for: `topology`, or else the one that the plan declares.
 
-    Raises CP0712 if the file cannot be read or is malformed, at the line of the plan if the plan names the
-    file.
+    Args:
+        plan: the plan. The path that it declares is relative to its file.
+        topology: a topology, or the path of a topology file.
+
+    Returns:
+        The topology, or None if there is neither.
+
+    Raises:
+        CommplanError: CP0712 if the file cannot be read or is malformed, at the line of the plan if the plan
+            names the file.
     """
     if topology is not None:
         return load_topology(topology) if isinstance(topology, str | Path) else topology
@@ -161,15 +172,14 @@ def topology_of(plan: Plan, topology: Topology | str | Path | None = None) -> To
 
 @contextlib.contextmanager
 def declared_in(plan: Plan) -> Generator[None]:
-    """Add the span of the topology declaration of `plan` to errors without a span."""
+    """Context that adds the span of the topology declaration of `plan` to errors without a span."""
     try:
         yield
     except CommplanError as error:
         if plan.topology is None:
             raise
-        raise CommplanError(
-            *(_declared(each, plan, plan.topology.span) for each in error.diagnostics)
-        ) from None
+        located = [_declared(diagnostic, plan, plan.topology.span) for diagnostic in error.diagnostics]
+        raise CommplanError(*located) from None
 
 
 def _declared(diagnostic: Diagnostic, plan: Plan, span: Span) -> Diagnostic:
@@ -187,7 +197,7 @@ def parse_topology(text: str, file: str = "<topology>") -> Topology:
 
 
 def topology_text(topology: Topology) -> str:
-    """`topology` as TOML that `parse_topology` reads, with rounded numbers."""
+    """`topology` as TOML that `parse_topology` reads, with rounded numbers and without `memory`."""
     host = [f"cores = {topology.cores}"] if topology.cores is not None else []
     host += [f"names = [{', '.join(map(json.dumps, topology.hosts))}]"] if topology.hosts else []
     times = {"call": topology.call, "round": topology.round}
@@ -210,7 +220,7 @@ def topology_text(topology: Topology) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _TopologyReader:
-    """Parses a topology file. `file` is its name in errors."""
+    """Parses a topology file. `file` is its name in errors, and all methods raise CP0712."""
 
     file: str
 
@@ -293,11 +303,13 @@ class _TopologyReader:
         return Level(name, count, latency, bandwidth)
 
     def known_keys(self, table: Mapping[str, Any], valid: tuple[str, ...], label: str) -> None:
+        """Check that `table`, called `label` in errors, has only `valid` keys."""
         for key in table:
             if key not in valid:
                 self.fail(f"{label} has an unknown key `{key}`", did_you_mean(key, valid, "known:"))
 
     def want(self, table: Mapping[str, Any], key: str, kind: type[Any], label: str) -> Any:
+        """The value of `key`, which must exist and have the type `kind`."""
         if key not in table:
             self.fail(f"{label} has no `{key}`")
         value = table[key]
@@ -315,6 +327,7 @@ class _TopologyReader:
         return value
 
     def quantity(self, table: Mapping[str, Any], key: str, units: Mapping[str, float], label: str) -> float:
+        """The value of `key`, a number with one of `units`, in seconds or bytes per second."""
         text = self.want(table, key, str, label)
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z/]+)\s*", text)
         if match is None or match[2] not in units:
@@ -329,17 +342,17 @@ def natural_order(name: str) -> tuple[tuple[str, int], ...]:
 
 
 def hosts_in_order(topology: Topology, hosts: Sequence[str]) -> tuple[str, ...]:
-    """The hosts of a job in the order of their places: as listed by `topology`, else sorted by name.
+    """The hosts of a job in the order of their places: as `topology` lists them, else in natural order.
 
-    `hosts` are the host names of all ranks. Numbers in names are compared by value.
+    `hosts` are the host names of all ranks.
     """
     return topology.hosts or tuple(sorted(set(hosts), key=natural_order))
 
 
 def assumed_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[str, ...]:
-    """The assumption of `places_of_hosts` in words, if the order of the hosts is an assumption.
+    """The assumption of `places_of_hosts` as one sentence; empty if it assumes nothing.
 
-    It is one if there are several hosts and `topology` does not list any.
+    The order of the hosts is an assumption if there are several and `topology` lists none.
     """
     names = hosts_in_order(topology, hosts)
     if topology.hosts or len(names) < 2:
@@ -363,15 +376,20 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
 
     Hosts take places in the order of `hosts_in_order`, and the ranks of a host in their own order. If
     `topology` does not list hosts, a host has the places of one member of the host level if all ranks fit
-    there.
+    there. Otherwise, all places are divided evenly among the hosts.
 
-    Raises CP0755 for a host that is not listed, and for more ranks than places.
+    Args:
+        topology: The topology.
+        hosts: The host name of each rank.
+
+    Raises:
+        CommplanError: CP0755 for a host that is not listed, or with more ranks than places.
     """
     names = hosts_in_order(topology, hosts)
-    each = topology.host_places
-    most = max(Counter(hosts).values(), default=0)
-    if topology.hosts or most > each or each * len(names) > topology.places:
-        each = max(1, topology.places // max(1, len(names)))
+    quota = topology.host_places
+    most_ranks = max(Counter(hosts).values(), default=0)
+    if topology.hosts or most_ranks > quota or quota * len(names) > topology.places:
+        quota = max(1, topology.places // max(1, len(names)))
     index_of = {name: index for index, name in enumerate(names)}
     occupied = Counter[str]()
     places: list[int] = []
@@ -379,11 +397,11 @@ def places_of_hosts(topology: Topology, hosts: Sequence[str]) -> tuple[int, ...]
         if host not in index_of:
             message = f"a rank runs on host `{host}`, which topology `{topology.name}` does not list"
             fail("CP0755", message, did_you_mean(host, names, "it lists"))
-        position = index_of[host] * each + occupied[host]
-        if occupied[host] >= each or position >= topology.places:
+        position = index_of[host] * quota + occupied[host]
+        if occupied[host] >= quota or position >= topology.places:
             fail(
                 "CP0755",
-                f"host `{host}` runs more ranks than topology `{topology.name}` has places for it, {each}",
+                f"host `{host}` runs more ranks than topology `{topology.name}` has places for it, {quota}",
                 "start fewer ranks on each host, or take a topology with more places",
             )
         occupied[host] += 1
@@ -405,6 +423,9 @@ def place(
         mapping: Names of levels by axis.
         oversubscribe: Whether several ranks may share a place.
 
+    Returns:
+        The axes with their `levels`, which are empty for servers that are not mapped.
+
     Raises:
         CommplanError: CP0713 (more ranks than places) or CP0714 (unknown axis or level in `mapping`).
     """
@@ -419,8 +440,9 @@ def place(
             f"ranks: {' x '.join(f'{axis.name}={axis.size}' for axis in ranked)}",
             "take a larger topology or smaller axes, or let ranks share a place with --oversubscribe",
         )
+    # The level that `mapping` or the name of an axis selects, or "".
     chosen = {axis.name: mapping.get(axis.name, axis.name if axis.name in names else "") for axis in ranked}
-    room = {level.name: level.count for level in topology.levels}
+    room = {level.name: level.count for level in topology.levels}  # members that are still free
     spread: dict[str, tuple[Spread, ...]] = {
         axis.name: (Spread(mapping[axis.name], axis.size),)
         for axis in axes
@@ -444,7 +466,10 @@ def place(
 
 
 def _lay_out(names: list[str], room: dict[str, int], size: int) -> tuple[Spread, ...]:
-    """Allocate `size` members from the innermost level outwards; the remainder goes to the last level."""
+    """Allocate `size` ranks to free members from the innermost level outwards, and reduce `room`.
+
+    The remainder goes to the last level, even if it does not fit there.
+    """
     spreads: list[Spread] = []
     for name in names:
         if size <= 1:
@@ -463,6 +488,7 @@ def _lay_out(names: list[str], room: dict[str, int], size: int) -> tuple[Spread,
 def _check_mapping(
     axes: Sequence[Axis], names: list[str], mapping: Mapping[str, str], topology: Topology
 ) -> None:
+    """Raise CP0714 for an axis that is not in `axes`, or a level that is not in `names`."""
     axis_names = [axis.name for axis in axes]
     for axis, level in mapping.items():
         if axis not in axis_names:

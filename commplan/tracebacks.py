@@ -18,8 +18,10 @@ from commplan.diagnostics import CommplanError
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C")
-_HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120  compared with the file names of code objects
+# Folders of commplan and of the standard library, as in the file names of code objects.
+_HERE = os.path.dirname(__file__) + os.sep  # noqa: PTH120
 _STANDARD = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120
+# Special methods that users call.
 _CALLED = ("__call__", "__getattr__", "__getitem__", "__init__", "__iter__", "__next__")
 
 
@@ -39,7 +41,10 @@ def ends_at_caller(function: F) -> F:
 
 
 def public_face(cls: type[C]) -> type[C]:
-    """Wrap the public methods of `cls` with `ends_at_caller`, including inherited ones of commplan."""
+    """Wrap the public methods of `cls` with `ends_at_caller`, including inherited ones of commplan.
+
+    Class methods, static methods and properties are not wrapped.
+    """
     for name in dir(cls):
         method = inspect.getattr_static(cls, name)
         if not isinstance(method, FunctionType) or not method.__module__.startswith("commplan"):
@@ -52,7 +57,8 @@ def public_face(cls: type[C]) -> type[C]:
 def shorten(error: CommplanError) -> None:
     """Remove frames of commplan, and innermost frames of JAX and the standard library.
 
-    The context of the error is hidden as well, except for an explicit cause.
+    The context of the error is hidden as well, except for an explicit cause. With `COMMPLAN_TRACEBACK=1` this
+    does nothing.
     """
     if os.environ.get("COMMPLAN_TRACEBACK"):
         return
@@ -71,7 +77,10 @@ def shorten(error: CommplanError) -> None:
 
 
 def from_users_code(error: CommplanError) -> TracebackType | None:
-    """The traceback of an uncaught error, starting at the first line of the user's program."""
+    """The traceback of an uncaught error, starting at the first line of the user's program.
+
+    It is complete if it has no such line, or with `COMMPLAN_TRACEBACK=1`. None if no frame is left.
+    """
     shorten(error)
     entry = error.__traceback__
     while entry is not None and not is_users(_file(entry)) and not os.environ.get("COMMPLAN_TRACEBACK"):
@@ -84,7 +93,7 @@ def _file(entry: TracebackType) -> str:
 
 
 def _is_internal(entry: TracebackType) -> bool:
-    """Whether a frame belongs to commplan, JAX or the standard library."""
+    """Whether a frame belongs to commplan, JAX, the standard library or the import system."""
     file = _file(entry)
     if file.startswith((_HERE, "<frozen ")):
         return True

@@ -13,9 +13,9 @@ from commplan.diagnostics import fail
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-SLICE_S = 0.25
-TIMEOUT_S = 600.0  # for a rank or process to join, which may be compiling or reading an index
-LONGEST_S = 1e7  # the longest timeout, several months; the engine counts nanoseconds
+SLICE_S = 0.25  # default seconds between two checks of a wait
+TIMEOUT_S = 600.0  # default seconds for a rank or process to join, which may compile or read an index
+LONGEST_S = 1e7  # the longest timeout in seconds, several months; the engine counts nanoseconds
 _Result = TypeVar("_Result")
 
 
@@ -37,14 +37,23 @@ class Wait(NamedTuple):
 
 
 def is_timeout(seconds: object) -> bool:
-    """Whether `seconds` is a valid timeout: a positive number."""
+    """Whether `seconds` is a valid timeout: an int or float above 0 and at most `LONGEST_S`."""
     return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_S
 
 
 def check_seconds(
     code: str, name: str, seconds: object, *notes: str, file: str = "", also_allowed: tuple[object, ...] = ()
 ) -> None:
-    """Raise `code` if `seconds` is neither a valid timeout nor one of `also_allowed`."""
+    """Raise a `CommplanError` if `seconds` is neither a valid timeout nor one of `also_allowed`.
+
+    Args:
+        code: the code of the error.
+        name: the name of the option.
+        seconds: its value.
+        notes: notes of the error, such as an example.
+        file: the plan's file; empty if there is none.
+        also_allowed: further valid values, such as 0 or None.
+    """
     if not is_timeout(seconds) and not (isinstance(seconds, int | float | None) and seconds in also_allowed):
         expected = " or ".join((f"seconds above 0, {LONGEST_S:.0f} at most", *map(str, also_allowed)))
         fail(code, f"{name} is {seconds!r}: expected {expected}", *notes, file=file)
@@ -53,7 +62,8 @@ def check_seconds(
 def until(attempt: Callable[[float], _Result | None], wait: Wait) -> _Result:
     """Return the first true result of `attempt`.
 
-    `attempt` receives the seconds that it may wait, and is called again if it returns without a result.
+    `attempt` receives the seconds that it may wait, and is called again if its result is false. It is called
+    at least once. On a timeout, `wait.on_timeout` raises.
     """
     begun = time.monotonic()
     waited, next_check = 0.0, wait.slice_s
@@ -90,7 +100,7 @@ def join_within(thread: threading.Thread, seconds: float) -> bool:
 
 
 def join(thread: threading.Thread, wait: Wait) -> None:
-    """Wait until `thread` has ended."""
+    """Wait until `thread` has ended. On a timeout, `wait.on_timeout` raises."""
     until(lambda seconds: join_within(thread, seconds), wait)
 
 
@@ -105,8 +115,11 @@ def result_of(future: Future[_Result], check: Callable[[float], object] = lambda
 def run_in_thread(call: Callable[[], _Result], wait: Wait) -> _Result:
     """Run `call()`, which may block without a timeout, in a thread that is abandoned on a timeout.
 
+    Returns:
+        The result of `call`.
+
     Raises:
-        BaseException: any exception of `call`.
+        BaseException: any exception of `call`, `wait.check` or `wait.on_timeout`.
     """
     results: list[_Result] = []
     errors: list[BaseException] = []

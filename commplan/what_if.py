@@ -1,4 +1,4 @@
-"""Hypothetical machines for comparing a plan: functions from a topology to a topology."""
+"""Hypothetical machines for `commplan explain` and `simulate`: functions from a topology to a topology."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def scaled_calibration(calibration: Calibration, factors: Mapping[str, Fraction]
 
 
 def with_room(topology: Topology, ranks: int) -> Topology:
-    """Enlarge the outermost level of `topology` to fit `ranks`, if necessary."""
+    """Enlarge the outermost level of `topology` to have `ranks` places, if necessary.
+
+    The result is named after the change, and lists no hosts. If the ranks fit, it is `topology` itself.
+    """
     *inner, outermost = topology.levels
     inside = topology.places // outermost.count
     count = max(outermost.count, -(-ranks // inside))
