@@ -1,4 +1,7 @@
-"""Check that the algorithms of collectives fit their axes, and prove their chunk programs."""
+"""Check that the algorithms of collectives fit their axes, and prove their chunk programs.
+
+`verify.structural` calls `check_algorithm` for each collective; reports of proofs call `prove_op`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from commplan.ir.stages import rules
 from commplan.verify.programs.algorithm_proof import Proof, prove_algorithm, prove_levels
 from commplan.verify.scope import OpScope
 
-HIERARCHICAL = "hierarchical"
+HIERARCHICAL = "hierarchical"  # the name of an algorithm with one algorithm for each level
 
 
 def check_algorithm(scope: OpScope, op: Collective) -> None:
@@ -53,9 +56,10 @@ def check_algorithm(scope: OpScope, op: Collective) -> None:
 
 
 def prove_op(schedule: Schedule, op: Collective) -> Proof | None:
-    """The proof of a collective of a schedule that `check_algorithm` accepted.
+    """The proof of a collective that `check_algorithm` accepted.
 
-    Returns None if the backend's native collective is used, since its implementation is not proved.
+    Returns:
+        The proof, or None for the backend's native collective, whose implementation is not proved.
     """
     if op.algorithm.name == NATIVE or op.kind not in KINDS:
         return None
@@ -67,7 +71,8 @@ def _prove(schedule: Schedule, op: Collective) -> Proof:
 
     Raises:
         CommplanError: CP0735 if the levels of a hierarchy are neither the axes of `op` nor the topology
-            levels of its only axis; see `prove_levels` for other errors.
+            levels of its only axis, or if these levels do not have exactly the ranks of the axis; or an error
+            of `prove_algorithm` or `prove_levels`.
     """
     kind, root = cast("Kind", op.kind), op.root or 0
     if op.algorithm.name != HIERARCHICAL:
@@ -78,7 +83,10 @@ def _prove(schedule: Schedule, op: Collective) -> Proof:
 
 
 def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
-    """The size of each level of a hierarchy, fastest-varying level first."""
+    """The number of ranks of each level of a hierarchy, fastest-varying level first.
+
+    Raises CP0735 as `_prove` does.
+    """
     names = [name for name, _ in op.algorithm.levels]
     broken = rules.hierarchy_levels(names, op.axes)
     if broken is None:
@@ -89,9 +97,9 @@ def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
     level_names = [spread.level for spread in axis.levels]
     # The levels of an axis are not necessarily ordered from innermost to outermost.
     if sorted(names) != sorted(level_names) or len(set(level_names)) < len(level_names):
-        lies = f"is on {', '.join(level_names)}" if level_names else "has no levels without a topology"
-        lists = f"does not list the axes {', '.join(op.axes)}"
-        fail("CP0735", f"{op.algorithm} {lists}, nor their levels: `{axis.name}` {lies}")
+        location = f"is on {', '.join(level_names)}" if level_names else "has no levels without a topology"
+        mismatch = f"does not list the axes {', '.join(op.axes)}"
+        fail("CP0735", f"{op.algorithm} {mismatch}, nor their levels: `{axis.name}` {location}")
     counts = [spread.count for spread in axis.levels]
     if min(counts) < 1 or math.prod(counts) != axis.size:
         product = " x ".join(map(str, counts))
@@ -100,7 +108,10 @@ def _sizes(schedule: Schedule, op: Collective) -> dict[str, int]:
 
 
 def _root(op: Collective, sizes: Mapping[str, int]) -> int:
-    """The root's rank in the order used by hierarchical algorithms (innermost level fastest)."""
+    """The root's rank in the order used by hierarchical algorithms (innermost level fastest); 0 without one.
+
+    `sizes` are the sizes of the levels, fastest-varying level first.
+    """
     names = [name for name, _ in op.algorithm.levels]
     axes = list(sizes)[::-1]  # sizes are innermost first
     return position(coordinates(op.root or 0, axes, sizes), names[::-1], sizes)

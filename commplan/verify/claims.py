@@ -12,14 +12,20 @@ from commplan.ir.schedule import Collective, Exchange, Map, Schedule
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """Claims about a schedule that passed verification."""
+    """Claims about a schedule that passed verification.
+
+    Attributes:
+        proved: the property that was proved.
+        assumed: assumptions of the proof; empty if there are none.
+        not_checked: properties that the verifier does not consider.
+    """
 
     proved: str
     assumed: tuple[str, ...]
     not_checked: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """One line for each nonempty category."""
+        """One line for each nonempty category, such as `proved: ..`."""
         words = {"proved": (self.proved,), "assumed": self.assumed, "not checked": self.not_checked}
         return [f"{word}: {'; '.join(texts)}" for word, texts in words.items() if texts]
 
@@ -28,9 +34,9 @@ def claims(schedule: Schedule) -> Claims:
     """Collect the claims about `schedule`, which must have passed `verify`."""
     unchecked = ("the results of functions", "the rounding of sums in another order")
     if schedule.origin is None:
-        sound = "consistent, but not compared with a plan"
+        proved = "consistent, but not compared with a plan"
         return Claims(
-            sound, tuple(_assumptions(schedule)), ("whether it is equivalent to a plan", *unchecked)
+            proved, tuple(_assumptions(schedule)), ("whether it is equivalent to a plan", *unchecked)
         )
     outputs = sum(len(phase.outputs) for phase in schedule.phases)
     states = sum(len(phase.updates) for phase in schedule.phases)
@@ -42,13 +48,14 @@ def claims(schedule: Schedule) -> Claims:
 def _assumptions(schedule: Schedule) -> Iterator[str]:
     """Assumptions about native collectives, user functions and their declared properties, and servers."""
     ops = [op for phase in schedule.phases for op in phase.ops]
-    native: dict[str, dict[int, None]] = {}
+    native: dict[str, dict[int, None]] = {}  # plan lines, without duplicates, by kind and axes
     for op in (op for op in ops if isinstance(op, Collective)):
         if "native" in (op.algorithm.name, *(algorithm.name for _, algorithm in op.algorithm.levels)):
             native.setdefault(f"{op.kind} over {', '.join(op.axes)}", {})[op.span.line] = None
     if native:
         lines = (
-            f"{title} (line{'s'[: len(at) - 1]} {', '.join(map(str, at))})" for title, at in native.items()
+            f"{title} (line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))})"
+            for title, numbers in native.items()
         )
         yield f"the backend's own collectives: {', '.join(lines)}"
     called_names = {op.fn for op in ops if isinstance(op, Map | Exchange)}

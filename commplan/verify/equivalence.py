@@ -47,7 +47,21 @@ from commplan.verify.scope import DiagnosticReport
 
 
 class Reference:
-    """The meaning of a plan for fixed axis sizes and value shapes."""
+    """The meaning of a plan for fixed axis sizes and value shapes.
+
+    Symbolic values of phases are computed once, and shared by the checks after each pass.
+
+    Args:
+        origin: the plan that is embedded in the schedule, with its axis sizes and per-rank values.
+        axes: the axes of the schedule.
+
+    Attributes:
+        algebra: makes the terms, over the axes that are not servers.
+        comparison: compares terms of `algebra`.
+        values: the values of the plan, by name.
+        matches: for each elementwise function and the leaf paths of its operands and results, the operand
+            leaves that each result leaf depends on.
+    """
 
     def __init__(self, origin: Origin, axes: Sequence[Axis]) -> None:
         self.origin = origin
@@ -60,7 +74,7 @@ class Reference:
         self._expanded: dict[Ref, bool] = {}
 
     def phase(self, phase: graph.Phase) -> Interpretation:
-        """Return the symbolic values of a phase of the plan."""
+        """Return the symbolic values of a phase of the plan, after all its stages."""
         interpretation = self._phases.get(phase.name)
         if interpretation is None:
             interpretation = self._phases[phase.name] = self.interpretation(self.values)
@@ -71,6 +85,12 @@ class Reference:
         return interpretation
 
     def interpretation(self, values: dict[Ref, Value], *, written_out: bool = False) -> Interpretation:
+        """Return an interpretation without symbolic values.
+
+        Args:
+            values: the values that its stages or ops make, by name.
+            written_out: as in `check_equivalence`.
+        """
         fns, algebra = self.origin.plan.fns, self.algebra
         elementwise = frozenset(fn.name for fn in fns if fn.elementwise)
         random = {fn.name: fn.where for fn in fns if fn.random}
@@ -81,7 +101,7 @@ class Reference:
         )  # fmt: skip
 
     def line(self, ref: Ref) -> Span | None:
-        """Return the plan line that defines a value."""
+        """Return the location of the stage that makes a value, or else of its declaration."""
         makers = (stage for phase in self.origin.plan.phases for stage in phase.stages)
         maker = next((stage for stage in makers if ref in graph.results(stage)), None)
         return maker.span if maker is not None else self.origin.plan.value(ref).span
@@ -91,7 +111,8 @@ class Reference:
 
         Args:
             value: the input or state as the schedule declares it.
-            shard: the ranks that store parts of a state that the plan does not split.
+            shard: the axes and ranks that store parts of a state that the plan does not split; None for other
+                values.
         """
         placement, blank = self.values[value.id].placement, self.interpretation({})
         varying = (*placement.per, *placement.partial)
@@ -103,7 +124,11 @@ class Reference:
 
 
 def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths], LeafMatch]:
-    """Match the leaves of operands and results of every elementwise function, by whole shapes."""
+    """Match the leaves of operands and results of every elementwise function, by shapes before splits.
+
+    Returns:
+        The matches by name of the function and leaf paths, as in `Reference.matches`.
+    """
     matches: dict[tuple[str, Paths], LeafMatch] = {}
     elementwise = {fn.name for fn in origin.plan.fns if fn.elementwise}
     for stage in (stage for phase in origin.plan.phases for stage in phase.stages):
@@ -116,10 +141,10 @@ def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths]
     return matches
 
 
-def _carry_out(interpretation: Interpretation, step: object, refs: Sequence[Ref]) -> None:
-    """Execute a stage or op. Results that no term describes become undefined, with the reason."""
+def _carry_out(interpretation: Interpretation, stage_or_op: object, refs: Sequence[Ref]) -> None:
+    """Execute a stage or op. Its results `refs` become undefined, with the reason, if no term describes them."""
     try:
-        step.meaning(interpretation)  # type: ignore[attr-defined]
+        stage_or_op.meaning(interpretation)  # type: ignore[attr-defined]
     except InexpressibleError as error:
         interpretation.undefined.extend(f"`{ref}`: {error}" for ref in refs)
         for ref in refs:
@@ -128,7 +153,14 @@ def _carry_out(interpretation: Interpretation, step: object, refs: Sequence[Ref]
 
 
 class ElementDifference(NamedTuple):
-    """The first element with different symbolic values."""
+    """The first element with different symbolic values.
+
+    Attributes:
+        leaf: index of the leaf.
+        element: index of the element in the leaf of one rank, row-major.
+        expected: the value in the plan, in words.
+        found: the value in the schedule, in words.
+    """
 
     leaf: int
     element: int
@@ -178,7 +210,7 @@ def _is_to_be_written_out(phase: Phase) -> bool:
 
 
 def _is_written_out(phase: Phase, report: DiagnosticReport) -> bool:
-    """Report means and mixed-dtype reductions, which no backend executes; return whether there are none."""
+    """Whether `phase` has no means and no mixed-dtype reductions. Reports them, since no backend executes them."""
     before = len(report.diagnostics)
     for op in phase.ops:
         if isinstance(op, Collective) and (op.divisor > 1 or op.hints.integers is not None):
@@ -189,7 +221,14 @@ def _is_written_out(phase: Phase, report: DiagnosticReport) -> bool:
 def check_origin(
     schedule: Schedule, origin: Origin, check_value: Callable[[Value], None], report: DiagnosticReport
 ) -> None:
-    """Report an embedded plan that differs from the schedule's digest, or that does not fit its values."""
+    """Report an embedded plan that differs from the schedule's digest, or that does not fit its values.
+
+    Args:
+        schedule: a schedule without other structural errors.
+        origin: the embedded plan, with its axis sizes and per-rank values.
+        check_value: reports errors of a value to `report`.
+        report: receives the diagnostics.
+    """
     plan = origin.plan
     if plan_digest(plan) != schedule.plan_digest:
         report.add(
@@ -253,10 +292,12 @@ def _check_head(schedule: Schedule, reference: Reference, report: DiagnosticRepo
 
 
 def _frames(phases: Sequence[Phase | graph.Phase]) -> list[tuple[str, str, int, int, int]]:
+    """The properties of phases that schedule and plan share, apart from stages and ops."""
     return [(x.name, x.kind, x.period, x.fragments, x.hidden) for x in phases]
 
 
 def _shape(value: Value) -> str:
+    """The kind, the first three leaves and the placement of a value, for messages."""
     first = ", ".join(f"{leaf.dtype}{list(leaf.shape)}" for leaf in value.leaves[:3])
     return f"{value.kind} {first}{', ..' if len(value.leaves) > 3 else ''} {value.placement}"
 
@@ -269,6 +310,10 @@ def _check_phase(
     actual: Interpretation,
     report: DiagnosticReport,
 ) -> None:
+    """Execute `phase` on symbols, and report outputs and states that differ from the plan's phase `planned`.
+
+    `actual` is an interpretation of the schedule without symbolic values.
+    """
     expected = reference.phase(planned)
     shards = {shard.state: shard.ownership for shard in schedule.state_shards}
     for value in schedule.entry:
@@ -277,6 +322,7 @@ def _check_phase(
         _carry_out(actual, op, results(op))
     before = len(report.diagnostics)
     _check_frame(schedule, phase, planned, reference, report)
+
     states = {name_of(ref): ref for ref in schedule.states}
     for kind, bindings, planned_bindings in (
         ("output", phase.outputs, planned.outputs),
@@ -307,7 +353,8 @@ def _check_phase(
             message = f"{subject}{path}, element {difference.element}: the plan says {difference.expected}"
             message += f"; the schedule makes {difference.found}"
             report.add("CP0766", message, reference.line(original.value))
-    # An op runs even if no output depends on it.
+
+    # An op runs even if no output depends on it, so it must have a meaning.
     if actual.undefined and not expected.undefined and len(report.diagnostics) == before:
         report.add("CP0766", f"phase `{phase.name}` makes {actual.undefined[0]}", phase.span)
 
@@ -346,7 +393,7 @@ def _check_frame(
 def _difference(
     reference: Reference, actual: SymbolicValue, expected: SymbolicValue, shard: Ownership | None
 ) -> ElementDifference | None:
-    """The first differing element; for a sharded state, each owner's shard is compared."""
+    """The first differing element, or None. For a sharded state, each owner's shard is compared."""
     if shard is None:
         return _first_difference(reference, actual, expected)
     blank = reference.interpretation({})
@@ -365,7 +412,9 @@ def _difference(
 def _first_difference(
     reference: Reference, actual: SymbolicValue, expected: SymbolicValue
 ) -> ElementDifference | None:
+    """The first element that differs between two values with the same leaves, or None."""
     compare = reference.comparison
+    # If all elements have the same term, the blocks of the leaves need not be compared.
     if actual.uniform is not None and expected.uniform is not None:
         (actual_chain, actual_term), (expected_chain, expected_term) = actual.uniform, expected.uniform
         if actual_chain == expected_chain and compare(actual_term, expected_term):
@@ -393,6 +442,7 @@ def _first_difference(
 
 
 def _same(compare: TermComparison, actual: ElementRun | None, expected: ElementRun | None) -> bool:
+    """Whether two runs of elements have equal values. None, and a run without terms, are zeros."""
     zero = [side is None or not side.term.parts for side in (actual, expected)]
     if actual is None or expected is None or all(zero):
         return all(zero)
@@ -403,9 +453,12 @@ def _same(compare: TermComparison, actual: ElementRun | None, expected: ElementR
 def _side_by_side(
     actual: Block, expected: Block
 ) -> Iterator[tuple[int, ElementRun | None, ElementRun | None]]:
-    """The runs of two leaves, split so that their boundaries coincide."""
+    """The runs of two leaves, split so that their boundaries coincide.
+
+    Yields the column at which both runs start, and the runs; None for columns without a run, which are zero.
+    """
     for at, _, runs in aligned((actual, expected)):
-        actual_place, expected_place = (
+        actual_run, expected_run = (
             run and place(block, run, at) for block, run in zip((actual, expected), runs, strict=True)
         )
-        yield at, actual_place, expected_place
+        yield at, actual_run, expected_run

@@ -1,4 +1,8 @@
-"""Proofs and memory bounds for the input of a schedule; see `commplan.verify.input.visitation`."""
+"""Proofs and memory bounds for the input of a schedule.
+
+`verify.structural` calls `check_input` for each phase; `commplan verify` prints `visits`, `shares` and
+`input_memory`. The proofs themselves are in `commplan.verify.input.visitation`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ from commplan.verify.input.visitation import (
 )
 from commplan.verify.scope import OpScope
 
-_GROUP = 16  # most processes that are simulated, see `prove_share`
+_GROUP = 16  # most processes that are simulated; see `prove_share`
 
 
 class ProvedLoad(NamedTuple):
@@ -34,8 +38,8 @@ class ProvedLoad(NamedTuple):
     Attributes:
         phase: name of the phase.
         op: the load.
-        shards: number of shards of a batch.
-        rates: rates of the members, if they advance independently.
+        shards: number of shards of a batch; 1 if it is not split.
+        rates: rates of the members, if they advance independently; else None.
     """
 
     phase: str
@@ -65,8 +69,8 @@ class InputMemory(NamedTuple):
 
     Attributes:
         phase: name of the phase.
-        batches: batches of each rank, including those that the caller holds.
-        records: records of one load.
+        batches: number of batches of each rank, including those that the caller holds.
+        records: number of records of one load in these batches.
         shared: bytes of a host's slots for the rows of one rank.
         private: bytes private to a rank.
         on_devices: device bytes of a rank for batches transferred before their step. Devices that use host
@@ -96,12 +100,13 @@ def check_input(scope: OpScope) -> None:
         if not isinstance(op, Read | Share) or scope.has_seen_op(op):
             continue
         name = f"`{name_of(op.result)}`"
-        wrong = _load_violation(op, ahead) if isinstance(op, Read) else _share_wrong(scope, op)
+        wrong = _load_violation(op, ahead) if isinstance(op, Read) else _share_violation(scope, op)
         if wrong is not None:
             scope.report.diagnostics.append(wrong.diagnostic(name, op.span, scope.schedule.file))
 
 
 def _load_violation(op: Read, ahead: int) -> BrokenPromise | None:
+    """A violation of a load's contract, or None. `ahead`: batches that are prefetched."""
     orders = (prove_order(op.visit, op.tail, batch) for batch in dict.fromkeys(op.batch))
     wrong = next(filter(None, orders), None)
     if wrong is None and op.clock is not None:
@@ -109,7 +114,8 @@ def _load_violation(op: Read, ahead: int) -> BrokenPromise | None:
     return wrong
 
 
-def _share_wrong(scope: OpScope, op: Share) -> BrokenPromise | None:
+def _share_violation(scope: OpScope, op: Share) -> BrokenPromise | None:
+    """A violation of the partition of a shared value, or None. A value without rows is checked as one row."""
     value = scope.values[op.result]
     rows = value.leaves[0].shape[0] if value.leaves and value.leaves[0].shape else 1
     return prove_share(op.design, op.readers, scope.ranks(op.axes), rows)
@@ -126,22 +132,25 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
 
     Args:
         design: the sharing design.
-        readers: number of readers requested by the plan.
+        readers: number of readers requested by the plan, or None.
         members: number of processes.
         rows: rows of a batch.
+
+    Returns:
+        None if proved, otherwise a counterexample.
     """
     count = min(members, _GROUP)
     everyone = range(count)
     halves = (2 * process // count for process in everyone)
-    dealt = (process % 2 for process in everyone)
-    layouts = dict.fromkeys(map(tuple, ([0] * count, everyone, halves, dealt)))
+    alternating = (process % 2 for process in everyone)
+    layouts = dict.fromkeys(map(tuple, ([0] * count, everyone, halves, alternating)))
     divisions = (division(design, hosts, readers) for hosts in layouts)
     proofs = (wrong for work in divisions for wrong in _proofs(work, rows))
     return prove_parts() or next(filter(None, proofs), None)
 
 
 def _proofs(work: Division, rows: int) -> Iterator[BrokenPromise | None]:
-    """Prove a partition for all processes, for survivors, and for the makers that are left of one host."""
+    """Prove a partition for all processes, for survivors, and for the surviving makers of a single host."""
     yield prove_division(work, rows)
     for alive in survivors(work):
         yield prove_division(work, rows, alive)
@@ -154,7 +163,7 @@ def _proofs(work: Division, rows: int) -> Iterator[BrokenPromise | None]:
 
 
 def visits(schedule: Schedule) -> tuple[ProvedLoad, ...]:
-    """Return the loads of a verified schedule."""
+    """Return the loads of a verified schedule, whose contracts are therefore proved."""
     return tuple(
         ProvedLoad(phase.name, op, schedule.size(op.split), _rates(phase, op))
         for phase in schedule.phases
@@ -168,7 +177,7 @@ def _rates(phase: Phase, op: Read) -> Rates | None:
 
 
 def shares(schedule: Schedule) -> tuple[ProvedShare, ...]:
-    """Return the shared values of a verified schedule."""
+    """Return the shared values of a verified schedule, whose partitions are therefore proved."""
     return tuple(
         ProvedShare(phase.name, op, schedule.size(op.axes))
         for phase in schedule.phases
@@ -191,21 +200,25 @@ def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
     records.
     """
     size = {value.id: value.nbytes for value in phase.values}
+    # Values that a host shares are in its slots; the others are private to a rank.
     moved = {op.result for op in phase.ops if isinstance(op, Share) and op.design != "duplicate"}
     private = [ref for ref in handed_over(schedule, phase) if ref not in moved]
     ahead, on_devices = prefetch(phase.ops), device_prefetch(phase.ops)
     loads = [op for op in phase.ops if isinstance(op, Read)]
     rows = max(max(op.batch) // schedule.size(op.split) for op in loads)
-    batches = shown = ahead + on_devices + KEEP
+    batches = private_batches = ahead + on_devices + KEEP
     shared = slots(ahead, on_devices, by_caller=True) * sum(size[ref] for ref in moved)
     clocked = next((op for op in loads if op.clock is not None), None)
-    if clocked is not None:
+    if (
+        clocked is not None
+    ):  # the host buffers records of all members; the caller of a rank holds `KEEP` batches
         buffered = -(-rates(clocked.batch, ahead).bound // max(clocked.batch))
-        batches, shown, shared = buffered + KEEP, KEEP, buffered * sum(size[ref] for ref in private)
+        batches, private_batches = buffered + KEEP, KEEP
+        shared = buffered * sum(size[ref] for ref in private)
     caches = [op.hints.cache for op in phase.ops if isinstance(op, Map) and op.hints.cache is not None]
     outputs_and_takes = {binding.value for binding in (*phase.outputs, *phase.takes) if binding.source_only}
     return InputMemory(
-        phase.name, batches, batches * rows, shared, shown * sum(size[ref] for ref in private),
+        phase.name, batches, batches * rows, shared, private_batches * sum(size[ref] for ref in private),
         on_devices * sum(size[ref] for ref in outputs_and_takes),
         sum(cache.nbytes for cache in caches), sum(cache.nbytes for cache in caches if cache.path),
     )  # fmt: skip
@@ -214,8 +227,8 @@ def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
 def handed_over(schedule: Schedule, phase: Phase) -> list[Ref]:
     """The values that the host produces for the device.
 
-    These are source-only outputs and arguments, or the inputs of device functions that compute those record
-    by record.
+    These are outputs and arguments that depend on sources alone. If a device function computes one of them
+    record by record, its inputs take the place of the result.
     """
     on_host: set[str] = set()
     for op in phase.ops:

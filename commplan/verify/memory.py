@@ -1,4 +1,4 @@
-"""An upper bound for the memory of one rank."""
+"""An upper bound for the memory of one rank, which `commplan verify` prints and reports show."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class PeakMemory(NamedTuple):
     Attributes:
         phase: name of the phase.
         nbytes: largest number of live bytes, including inputs and states.
-        buffers: largest number of bytes that a collective works on.
-        span: the plan line at the peak, or None if the phase computes nothing.
+        buffers: largest number of bytes that a collective works on; 0 without collectives.
+        span: the plan line at the peak, or None if no op needs more than the inputs and states.
     """
 
     phase: str
@@ -49,12 +49,13 @@ def _phase(schedule: Schedule, phase: Phase) -> PeakMemory:
     resident = {value.id for value in schedule.entry if value.placement.server is None}
     local = {value.id for value in phase.values}
     first, last = _lives(phase)
-    staged = [op.staged(size) for op in phase.ops]
-    end = [0] * (len(phase.ops) + 1)  # bytes that are free after each op
+    staged = [op.staged(size) for op in phase.ops]  # bytes of receive buffers
+    end = [0] * (len(phase.ops) + 1)  # bytes that are freed after each op; the last are those of outputs
     for ref, index in last.items():
         if ref not in resident and ref in local:
             end[index] += size[ref]
     for index, op in enumerate(phase.ops):
+        # The receive buffer of a split op is needed until its result is read.
         end[first.get(results(op)[0], index) if op.is_split else index] += staged[index]
     live = peak = sum(size[ref] for ref in resident)
     span, buffers = None, 0
@@ -68,7 +69,11 @@ def _phase(schedule: Schedule, phase: Phase) -> PeakMemory:
 
 
 def _lives(phase: Phase) -> tuple[dict[Ref, int], dict[Ref, int]]:
-    """Return the first op that reads each value, and the last op that needs it."""
+    """The index of the first op that reads each value, and of the last op that needs it.
+
+    Values that no op reads have no first op. For outputs and updates, the last index is the number of ops.
+    The operand of a split op is needed until the first op that reads its result.
+    """
     first: dict[Ref, int] = {}
     last: dict[Ref, int] = {}
     for index, op in enumerate(phase.ops):

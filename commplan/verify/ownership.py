@@ -3,6 +3,9 @@
 Verified: the units of a state cover it without overlap; no server exceeds the mean load by more than one
 unit; each message of a call site has its own tag; and messages carry exactly the units of their state. The
 module also bounds the memory of servers and workers.
+
+`verify.structural` calls `check_server_op` for each op, `check_served` for each phase and `check_servers` for
+the schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from commplan.protocol.sites import FIRST_TAG, Site, Sites, StateDistribution, n
 from commplan.protocol.units import StateLayout
 from commplan.verify.scope import DiagnosticReport, OpScope
 
-_NEEDS_GET = "which is stored on servers: an op `get` must fetch it"
+_NEEDS_GET = "which is stored on servers: an op `get` must fetch it"  # the end of a message
 
 
 class ServerMemory(NamedTuple):
@@ -49,7 +52,7 @@ def owned_states(schedule: Schedule) -> tuple[tuple[Site, StateDistribution], ..
     """Return each state on servers once, with the first call site that uses it.
 
     Raises:
-        CommplanError: as `sites` raises it.
+        CommplanError: CP0726, CP0729 or CP0767, as `commplan.protocol.build_sites.sites`.
     """
     owners: dict[str, tuple[Site, StateDistribution]] = {}
     for site in sites(schedule).all:
@@ -59,44 +62,48 @@ def owned_states(schedule: Schedule) -> tuple[tuple[Site, StateDistribution], ..
 
 
 def server_memory(schedule: Schedule) -> ServerMemory | None:
-    """Return the bounds for the busiest server and for a worker, or None if the plan has no servers."""
-    surveyed = sites(schedule)
-    if not surveyed.all:
+    """Return the bounds for the busiest server and for a worker, or None if no op uses a server.
+
+    Raises:
+        CommplanError: CP0726, CP0729 or CP0767, as `commplan.protocol.build_sites.sites`.
+    """
+    call_sites = sites(schedule)
+    if not call_sites.all:
         return None
-    states, arriving, answers = ([0] * surveyed.servers for _ in range(3))
+    states, arriving, answers = ([0] * call_sites.servers for _ in range(3))
     counted: set[str] = set()
-    for site in surveyed.all:
-        groups = len(surveyed.members(site))
+    for site in call_sites.all:
+        groups = len(call_sites.members(site))
         for owned_state in site.distributions:
             if owned_state.state not in counted:
                 counted.add(owned_state.state)
                 for server, nbytes in enumerate(owned_state.nbytes):
                     states[site.first + server] += nbytes * groups
-        late = (site.staleness or 0) + 1 if site.kind == "exchange" else 1
-        senders = groups if site.kind == "put" else surveyed.workers
+        unanswered = (site.staleness or 0) + 1 if site.kind == "exchange" else 1  # of one sender
+        senders = groups if site.kind == "put" else call_sites.workers
         for server in range(site.servers):
-            arriving[site.first + server] += late * senders * nbytes_of(site.up, server)
-            answers[site.first + server] += surveyed.workers * nbytes_of(site.down, server)
-    busiest = max(range(surveyed.servers), key=lambda server: states[server] + arriving[server])
-    worker = max(nbytes_of(site.up) + nbytes_of(site.down) for site in surveyed.all)
-    stale = max((site.staleness or 0 for site in surveyed.all), default=0)
+            arriving[site.first + server] += unanswered * senders * nbytes_of(site.up, server)
+            answers[site.first + server] += call_sites.workers * nbytes_of(site.down, server)
+    busiest = max(range(call_sites.servers), key=lambda server: states[server] + arriving[server])
+    worker = max(nbytes_of(site.up) + nbytes_of(site.down) for site in call_sites.all)
+    stale = max((site.staleness or 0 for site in call_sites.all), default=0)
     return ServerMemory(states[busiest], arriving[busiest], answers[busiest], worker, stale)
 
 
 def check_servers(schedule: Schedule, report: DiagnosticReport) -> None:
     """Report invalid states on servers, for a schedule whose ops are valid."""
     try:
-        surveyed = sites(schedule)
+        call_sites = sites(schedule)
     except CommplanError as error:
         report.diagnostics.extend(error.diagnostics)
         return
-    _tags(surveyed, report)
-    for site in surveyed.all:
+    _tags(call_sites, report)
+    for site in call_sites.all:
         for name, layout in zip(site.states, site.layouts, strict=True):
             wrong = ownership_error(layout)
             if wrong:
                 report.add("CP0764", f"`{name}` on `{site.server}`: {wrong}", site.span)
-        if not 0 <= site.first <= surveyed.servers - site.servers:
+        if not 0 <= site.first <= call_sites.servers - site.servers:
             report.add("CP0764", f"`{site.server}` has servers that the plan does not have", site.span)
         _messages(site, report)
 
@@ -129,10 +136,10 @@ def ownership_error(layout: StateLayout) -> str:
     return ""
 
 
-def _tags(surveyed: Sites, report: DiagnosticReport) -> None:
-    """Report two messages of a plan with the same tag, which receivers could not tell apart."""
+def _tags(call_sites: Sites, report: DiagnosticReport) -> None:
+    """Report the first tag that two messages of a plan have, or that is below `FIRST_TAG`."""
     site_of_tag: dict[int, Site] = {}
-    for site in surveyed.all:
+    for site in call_sites.all:
         for buffer in (*site.up, *site.down, *site.token):
             for chunk in buffer.chunks:
                 if chunk.tag < FIRST_TAG or chunk.tag in site_of_tag:
@@ -173,6 +180,7 @@ def check_server_op(scope: OpScope, op: ServerOp) -> None:
 
 
 def _hints(scope: OpScope, op: Exchange | Elastic) -> None:
+    """Report options that are too small, and an op without ranks."""
     for name, number, least in (("staleness", op.hints.staleness, 0), ("chunk", op.hints.chunk, 1)):
         if number is not None and number < least:
             scope.report.add("CP0735", f"{name} = {number} is less than {least}", op.span)
@@ -203,7 +211,7 @@ def check_served(scope: OpScope) -> None:
 
 
 def _on_server(scope: OpScope, op: Op, ref: str, action: str) -> None:
-    """Report a server value `ref` that is not derived from a state on the same server."""
+    """Report a value `ref` that is not on a server, or not derived from a state on the same server."""
     state = scope.values.get(scope.axes.states.get(name_of(ref).partition("/")[0], ""))
     server = scope.values[ref].placement.server
     if server is None:
@@ -216,6 +224,7 @@ def _on_server(scope: OpScope, op: Op, ref: str, action: str) -> None:
 
 
 def _exchange(scope: OpScope, op: Exchange) -> None:
+    """Report states on different servers, and gradients or update functions that do not fit them."""
     if len(op.results) != len(op.states) or not op.states:
         return  # already reported
     values = scope.values
@@ -244,6 +253,7 @@ def _exchange(scope: OpScope, op: Exchange) -> None:
 
 
 def _elastic(scope: OpScope, op: Elastic) -> None:
+    """Report a center whose location does not fit the mode, and invalid leaves and coefficients."""
     home = scope.values[op.center].placement.server
     scope.report.refuse("CP0734", rules.center_home(op.mode, name_of(op.center), home), op.span)
     if op.result is not None and op.mode != "sync":

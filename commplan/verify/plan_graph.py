@@ -1,4 +1,4 @@
-"""The structural verifier of the plan embedded in a schedule, run before the plan is interpreted.
+"""The structural verifier of the plan embedded in a schedule, run before `verify.equivalence` executes it.
 
 Error codes are those of ops (`verify.structural`): CP0730 names and definitions, CP0731 types and shapes,
 CP0734 axes, CP0735 invalid options of a stage.
@@ -19,6 +19,8 @@ from commplan.verify.scope import DiagnosticReport
 def check_plan(plan: Plan, types: ValueTypes, report: DiagnosticReport) -> None:
     """Report structural errors in `plan`. Its declarations are compared with the schedule's elsewhere.
 
+    Phases are only checked if `report` is empty after the checks of functions and values.
+
     Args:
         plan: the embedded plan.
         types: the axes with their sizes, and the validated per-rank values.
@@ -36,7 +38,7 @@ def check_plan(plan: Plan, types: ValueTypes, report: DiagnosticReport) -> None:
     for phase in plan.phases if not report.diagnostics else ():
         readable = {*plan.inputs, *plan.states}
         for stage in phase.stages:
-            for code, message in _wrong(stage, plan, types, readable, defined):
+            for code, message in _stage_violations(stage, plan, types, readable, defined):
                 subject = f"`{stage.__struct_config__.tag}` of the schedule's plan"
                 report.add(code, f"{subject}: {message}", stage.span)
             readable.update(results(stage))
@@ -64,25 +66,28 @@ def _fits(value: Value, types: ValueTypes) -> bool:
 
 
 def _whole_leaves(value: Value, types: ValueTypes) -> tuple[Leaf, ...]:
+    """The leaves of a value before splits; those of records have the rows of a whole batch."""
     local = types.values[value.id]
     if local.kind != "records":
         return local.uncut
     return tuple(leaf.rows(types.ranks(value.placement.split)) for leaf in local.leaves)
 
 
-def _wrong(stage: Stage, plan: Plan, types: ValueTypes, readable: set[Ref], defined: set[Ref]) -> Violations:
-    """The errors of a stage.
+def _stage_violations(
+    stage: Stage, plan: Plan, types: ValueTypes, readable: set[Ref], defined: set[Ref]
+) -> Violations:
+    """The errors of a stage. If its names are wrong, only these errors.
 
     Args:
         stage: the stage.
         plan: its plan.
         types: axes and values.
-        readable: values defined earlier in the phase.
-        defined: all values defined so far.
+        readable: inputs, states and values defined earlier in the phase.
+        defined: inputs, states and values defined so far in any phase.
     """
-    names = [*_names(stage, types, readable, defined)]
-    yield from names
-    if names:
+    name_violations = [*_name_violations(stage, types, readable, defined)]
+    yield from name_violations
+    if name_violations:
         return
     yield from broken("CP0735", stage.violation(types.ranks))
     if isinstance(stage, StageOverAxes):
@@ -95,7 +100,8 @@ def _wrong(stage: Stage, plan: Plan, types: ValueTypes, readable: set[Ref], defi
             yield "CP0731", f"{', '.join(f'`{ref}`' for ref in group)} have different shapes"
 
 
-def _names(stage: Stage, types: ValueTypes, readable: set[Ref], defined: set[Ref]) -> Violations:
+def _name_violations(stage: Stage, types: ValueTypes, readable: set[Ref], defined: set[Ref]) -> Violations:
+    """The undefined and duplicate names of a stage, and functions with another number of arguments."""
     for ref in operands(stage):
         if ref not in readable:
             yield "CP0730", f"it reads `{ref}`, which the phase does not have"

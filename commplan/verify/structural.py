@@ -43,8 +43,9 @@ from commplan.verify.equivalence import Reference, check_equivalence, check_orig
 from commplan.verify.input_proof import check_input
 from commplan.verify.scope import Axes, DiagnosticReport, OpScope
 
+# Names of options that change results, as opposed to performance.
 _MEANT = [field.name for field in roles.fields(Hints) if field.role is Role.MEANING]
-_LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")
+_LANES = re.compile(r"host_read|host_compute|device|network(:.+)?")  # valid lanes of ops
 
 
 def verify(
@@ -54,7 +55,9 @@ def verify(
     *,
     written_out: bool = True,
 ) -> tuple[Diagnostic, ...]:
-    """Return all errors in `schedule`.
+    """Return the errors in `schedule`.
+
+    Later checks are omitted if they require a property that earlier checks found to be violated.
 
     Args:
         schedule: the schedule to verify.
@@ -68,6 +71,8 @@ def verify(
         The diagnostics; empty if the schedule is sound and equivalent to its plan.
     """
     report, axes = DiagnosticReport(schedule.file), Axes(schedule)
+
+    # Declarations.
     if schedule.schema != SCHEMA_VERSION:
         report.add("CP0735", f"schema version {schedule.schema} is not {SCHEMA_VERSION}")
     report.unique("axes", (axis.name for axis in schedule.axes))
@@ -94,6 +99,8 @@ def verify(
         if value.kind not in ("tree", "array"):
             message = f"`{value.id}` enters the plan as {value.kind}: expected a tree or an array"
             report.add("CP0731", message)
+
+    # Phases. Those of `sound` can be skipped in part if declarations are the same.
     before = {phase.name: phase for phase in sound.phases} if sound and _same_head(schedule, sound) else {}
     for phase in schedule.phases:
         _verify_phase(OpScope(schedule, phase, axes, report, before.get(phase.name)))
@@ -101,6 +108,8 @@ def verify(
         from commplan.verify.ownership import check_servers  # noqa: PLC0415  few plans have servers
 
         check_servers(schedule, report)
+
+    # The plan.
     if not report.diagnostics and schedule.origin is not None:
         if reference is None:
             check_origin(schedule, schedule.origin, lambda value: check_value(value, axes, report), report)
@@ -120,6 +129,7 @@ def _same_head(first: Schedule, second: Schedule) -> bool:
 
 
 def _verify_phase(scope: OpScope) -> None:
+    """Check the values, bindings and ops of a phase, and then rules about the phase as a whole."""
     phase, report, schedule = scope.phase, scope.report, scope.schedule
     before = len(report.diagnostics)
     if phase.period < 1:
@@ -185,7 +195,7 @@ def _check_op(scope: OpScope, op: Op) -> None:
 
 
 def _ignored_options(op: Op) -> Violations:
-    """Report semantic options on an op whose kind ignores them."""
+    """The options in `_MEANT` of an op whose kind ignores them, as violations."""
     hints: Hints = getattr(op, "hints", NO_HINTS)
     for name in _MEANT if hints is not NO_HINTS else ():
         if getattr(hints, name) is not None and name not in op.APPLIED_HINTS:
@@ -193,6 +203,7 @@ def _ignored_options(op: Op) -> Violations:
 
 
 def _differences(declared: Value, value: Value) -> Iterator[tuple[str, str]]:
+    """Code and message of each difference between a declared result and the computed result `value`."""
     if declared.kind != value.kind:
         yield "CP0731", f"`{declared.id}` is {declared.kind}, expected {value.kind}"
     if declared.leaves != value.leaves:
@@ -223,17 +234,20 @@ def _clocks(scope: OpScope) -> None:
         return
     for op in (op for op in scope.phase.ops if isinstance(op, Collective)):
         for axis in (axis for axis in op.axes if axis in clocks):
-            clocks_own = f"with independent clocks (line {clocks[axis].span.line})"
-            members = f"`{axis}`, whose members run phase `{scope.phase.name}` {clocks_own}"
+            independence = f"with independent clocks (line {clocks[axis].span.line})"
+            members = f"`{axis}`, whose members run phase `{scope.phase.name}` {independence}"
             message = f"`{op.result}` meets all of {members}: a member with more steps waits forever"
             scope.report.add("CP0747", message, op.span)
 
 
 def _definitions(scope: OpScope) -> None:
-    """Check single assignment: each value has one defining op, which precedes its readers."""
+    """Check single assignment: each value has one defining op, which precedes its readers.
+
+    Also reports declared inputs and states of the phase that the schedule does not have.
+    """
     phase, report = scope.phase, scope.report
     declared = {value.id for value in phase.values}
-    makers: dict[Ref, int] = {}
+    makers: dict[Ref, int] = {}  # the index of the defining op
     for index, op in enumerate(phase.ops):
         for ref in results(op):
             if ref in makers:
@@ -263,6 +277,7 @@ def _definitions(scope: OpScope) -> None:
 
 
 def _before(scope: OpScope, op: Op, index: int, ref: Ref, makers: dict[Ref, int], verb: str) -> None:
+    """Report `ref`, which `op` uses as `verb` says, unless an op before `index` defines it."""
     subject = f"`{results(op)[0]}`" if results(op) else "an op without results"
     if ref not in makers:
         meant = near_name(ref, [*makers, *scope.phase.inputs, *scope.phase.states])
@@ -276,6 +291,7 @@ def _before(scope: OpScope, op: Op, index: int, ref: Ref, makers: dict[Ref, int]
 
 
 def _bindings(scope: OpScope) -> None:
+    """Report outputs, updates and arguments with invalid names or values."""
     phase, report = scope.phase, scope.report
     report.unique("outputs", (binding.name for binding in phase.outputs))
     report.unique("updates", (binding.name for binding in phase.updates))
@@ -299,7 +315,7 @@ def _bindings(scope: OpScope) -> None:
 
 
 def check_value(value: Value, axes: Axes, report: DiagnosticReport) -> None:
-    """Check that the kind, leaves and placement of a value are consistent."""
+    """Report errors in the placement of a value, and leaves that fit neither its kind nor its placement."""
     if value.placement not in axes.good and not _check_placement(value, axes.kinds, report):
         axes.good.add(value.placement)
     if any(size < 0 for leaf in (*value.leaves, *value.whole) for size in leaf.shape):
@@ -321,6 +337,7 @@ def check_value(value: Value, axes: Axes, report: DiagnosticReport) -> None:
 
 
 def _check_whole(value: Value, axes: Axes, report: DiagnosticReport) -> None:
+    """Report uncut leaves that do not yield the leaves of one rank when they are split."""
     ways = [axes.sizes.get(axis, 1) for axis in value.placement.split]
     if not ways:
         if value.whole:

@@ -26,16 +26,18 @@ from commplan.input.work_partition import Division, HostTransfer, dealt, failove
 from commplan.verify.programs.polynomial import Polynomial, UndecidedError, symbol
 
 _LARGEST_ENUMERATED = 4096  # largest batch size that the search for a counterexample enumerates
-Orders = Callable[[int, int, int, Visit, Tail], Order]
-Adopter = Callable[[Division, Collection[int]], Division]
-Deal = Callable[[int, int, int, Sequence[int]], int]
+# The functions to prove; tests replace them by wrong ones.
+Orders = Callable[[int, int, int, Visit, Tail], Order]  # as `Order`
+Adopter = Callable[[Division, Collection[int]], Division]  # as `failover`
+Deal = Callable[[int, int, int, Sequence[int]], int]  # as `dealt`
 
 
 class BrokenPromise(NamedTuple):
     """A case that violates a promise.
 
     Attributes:
-        code: CP0760 for visits, CP0761 for a work partition, CP0762 for rates of members.
+        code: CP0760 for visits, CP0761 for a work partition, CP0762 for rates of members; empty for a
+            transfer until `_transfer_violation` adds it.
         message: description of the case.
         expected: the promised behavior.
         found: the actual behavior.
@@ -79,7 +81,11 @@ def prove_order(visit: Visit, tail: Tail, batch: int, orders: Orders = Order) ->
 
 
 def _whole_batches(visit: Visit, tail: Tail, orders: Orders) -> str | None:
-    """Check step k of q = k + 1 + s whole batches, with and without a remainder."""
+    """Check step k of q = k + 1 + s whole batches, with and without a remainder.
+
+    Returns:
+        Why the promise is broken, or None. The functions below do the same.
+    """
     k, s, c, r = symbol("k"), symbol("s"), symbol("c"), symbol("r")
     whole = k + 1 + s
     for remainder, batch in ((Polynomial({}), c + 1), (r + 1, r + 2 + c)):
@@ -105,12 +111,13 @@ def _rest(visit: Visit, tail: Tail, orders: Orders) -> str | None:
 
 
 def _steps(visit: Visit, steps: Polynomial, whole: Polynomial, last: int) -> str | None:
-    """Whether the number of steps of an epoch satisfies the promise for its records."""
+    """Check the number of steps of an epoch of `whole` batches and `last` (0 or 1) incomplete ones."""
     needed = whole + last
     return None if _fits(visit, steps, needed) else f"{steps} steps an epoch, but {needed} are needed"
 
 
 def _fits(visit: Visit, count: Polynomial, needed: Polynomial) -> bool:
+    """Whether `count` steps or records satisfy `visit` if there are `needed`."""
     if visit == "exactly_once":
         return count == needed
     return count >= needed if visit == "at_least_once" else count <= needed
@@ -144,7 +151,7 @@ def _broken_visits(visit: Visit, tail: Tail, batch: int, orders: Orders) -> Iter
 def _visited_wrongly(order: Order, visit: Visit) -> BrokenPromise | None:
     """The first record that an epoch does not visit as promised; None if there is none."""
     visits: Counter[int] = Counter()
-    last: dict[int, int] = {}
+    last: dict[int, int] = {}  # the last step that visits a position
     for step in range(order.steps):
         low = order.span(step)[0]
         for position in range(low, low + order.counted(step)):
@@ -171,7 +178,11 @@ def _times(number: int) -> str:
 
 
 def prove_parts(kind: type[Division] = Division) -> BrokenPromise | None:
-    """Prove that the parts of a batch cover each row once, for all numbers of rows and parts."""
+    """Prove that the parts of a batch cover each row once, for all numbers of rows and parts.
+
+    Returns:
+        None if proved, otherwise a counterexample, with at most 8 parts if there is a small one.
+    """
     try:
         if _parts_fit(kind):
             return None
@@ -225,6 +236,9 @@ def prove_division(
         rows: rows of a batch, for messages.
         alive: the surviving processes, or None for all.
         adopter: computes the partition among survivors.
+
+    Returns:
+        None if proved, otherwise a counterexample.
     """
     living = tuple(range(len(work.hosts))) if alive is None else tuple(sorted(alive))
     remaining = work if alive is None else adopter(work, living)
@@ -255,7 +269,10 @@ def prove_deal(parts: int, makers: int, deal: Deal = dealt) -> BrokenPromise | N
     Args:
         parts: parts of a batch.
         makers: number of processes.
-        deal: the deal to prove.
+        deal: returns the process that makes a part of a batch, as `dealt`.
+
+    Returns:
+        None if proved, otherwise a counterexample.
     """
     everyone = tuple(range(makers))
     counts = Counter(deal(unit, part, parts, everyone) for unit in everyone for part in range(parts))
@@ -266,6 +283,7 @@ def prove_deal(parts: int, makers: int, deal: Deal = dealt) -> BrokenPromise | N
 
 
 def _part(work: Division, rows: int, part: int) -> str:
+    """The rows of a part in words."""
     if part >= work.parts:
         return f"part {part}, of {work.parts}"
     low, high = work.part(rows, part)
@@ -276,7 +294,14 @@ def _part(work: Division, rows: int, part: int) -> str:
 def _transfer_violation(
     work: Division, rows: int, living: tuple[int, ...], condition: str
 ) -> BrokenPromise | None:
-    """The first violation of a batch's moves between hosts; None if every host has every part once."""
+    """The first violation of a batch's moves between hosts; None if every host has every part once.
+
+    Args:
+        work: the partition among the living processes.
+        rows: rows of a batch, for messages.
+        living: the living processes, in ascending order.
+        condition: the failures that the partition survives, for messages.
+    """
     parts_of_host = {work.hosts[process]: Counter[int]() for process in living}
     for process in living:
         parts_of_host[work.hosts[process]].update(work.parts_of(process))
@@ -304,7 +329,10 @@ def _transfer_violation(
 def _check_transfer(
     work: Division, move: HostTransfer, parts_of_host: dict[int, Counter[int]], rows: int
 ) -> BrokenPromise | None:
-    """Check that all participants of a transfer are alive and that senders have the parts that they send."""
+    """Check that all participants of a transfer are alive and that senders have the parts that they send.
+
+    The violation has no code, and its message no subject.
+    """
     dead_host = next((host for host in move.hosts if host not in parts_of_host), None)
     if dead_host is not None:
         return BrokenPromise(
@@ -353,6 +381,9 @@ def prove_rates(rates: Rates) -> BrokenPromise | None:
 
     The largest lag and buffer size occur when member i begins a batch while j is one greatest common divisor
     away from beginning one. This instant is computed and checked; see `commplan.input.rates`.
+
+    Returns:
+        None if proved, otherwise a counterexample.
     """
     unit, step = rates.unit, symbol("k")
     for member, batch in _first_members(rates):
@@ -388,6 +419,7 @@ def _epoch_violation(rates: Rates) -> BrokenPromise | None:
 
 
 def _buffer_violation(rates: Rates) -> BrokenPromise | None:
+    """Check that `Rates.lag` is the largest lag, and that `Rates.bound` records suffice, in whole units."""
     sizes = sorted(set(rates.batches))
     lag = max(_ahead(i, j, 1) - _ahead(j, i, 1, at=_instant(i, j)) for i in sizes for j in sizes)
     buffered = max(_ahead(i, j, rates.prefetch + 1) - _instant(i, j) // j * j for i in sizes for j in sizes)
@@ -408,6 +440,9 @@ def _instant(size: int, peer: int) -> int:
 
 
 def _ahead(size: int, peer: int, batches: int, at: int | None = None) -> int:
-    """The end of the `batches`-th batch, counting from the batch that a member processes at time `at`."""
+    """The end, in records, of the last of `batches` batches of `size`.
+
+    The first is the batch that the member processes at time `at`, in records, by default `_instant(..)`.
+    """
     time = _instant(size, peer) if at is None else at
     return (time // size + batches) * size

@@ -26,10 +26,11 @@ class Proof(NamedTuple):
     """The result of proving an algorithm for one collective.
 
     Attributes:
-        tasks: the programs that were proved.
-        assumed: the native levels.
+        tasks: the programs that were checked, one for each level that is not native; duplicates omitted.
+        assumed: the native levels, in words; empty if everything was checked.
         cost: the total cost without native levels.
-        wrong: counterexamples, each with the program that it refutes.
+        wrong: counterexamples, each with a description of the program that it refutes; empty if the algorithm
+            is correct.
     """
 
     tasks: tuple[LevelProgram, ...]
@@ -41,6 +42,9 @@ class Proof(NamedTuple):
 @functools.lru_cache(maxsize=1 << 14)
 def prove_task(task: LevelProgram) -> tuple[tuple[Counterexample, ...], Counted]:
     """Prove one program and count its cost.
+
+    Returns:
+        The counterexamples, empty if the program is proved, and the cost.
 
     Raises:
         CommplanError: CP0748 if the program has too many slots to be proved, or as `registry.program` if
@@ -63,6 +67,7 @@ def prove_task(task: LevelProgram) -> tuple[tuple[Counterexample, ...], Counted]
 
 
 def _no_cost(kind: Kind, ranks: int) -> Counted:
+    """A cost of 0, with the lower bounds of the collective."""
     nothing = Fraction(0)
     return Counted(0, nothing, nothing, nothing, *lower_bounds(kind, ranks))
 
@@ -80,7 +85,11 @@ def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int)
     """Prove `algorithm` with every chunk split into `slices` that are pipelined through the rounds.
 
     The result follows from the proof of the unsliced program, since slices share no slot and both ends of a
-    message stay in one round; the sliced program is nevertheless proved directly.
+    message stay in one round; the sliced program is nevertheless proved directly. If the unsliced program is
+    wrong, or native, its proof is returned.
+
+    Raises:
+        CommplanError: as `prove_task`, and CP0748 if the sliced program has too many slots.
     """
     proof = prove_algorithm(algorithm, kind, ranks, root)
     if algorithm == NATIVE or proof.wrong:
@@ -100,15 +109,15 @@ def prove_levels(levels: tuple[tuple[str, int], ...], kind: Kind, root: int = 0)
     Args:
         levels: algorithm and number of ranks of each level, innermost first.
         kind: the collective.
-        root: rank of the root.
+        root: rank of the root, with the innermost level fastest.
 
     Raises:
         CommplanError: as `prove_task`, or as `registry.stages` if the levels do not form a hierarchy.
     """
     stages = stages_of(levels, kind, root=root)
-    every = dict.fromkeys(task_of(levels, stage) for stage in stages)
-    proofs = {task: prove_task(task) for task in every if task.algorithm != NATIVE}
-    assumed = tuple(f"{task.kind} of {task.ranks}" for task in every if task.algorithm == NATIVE)
+    tasks = dict.fromkeys(task_of(levels, stage) for stage in stages)
+    proofs = {task: prove_task(task) for task in tasks if task.algorithm != NATIVE}
+    assumed = tuple(f"{task.kind} of {task.ranks}" for task in tasks if task.algorithm == NATIVE)
     wrong = [(str_of(task), example) for task, (examples, _) in proofs.items() for example in examples]
     whole = compose(levels, kind, stages, root)
     if whole is not None:

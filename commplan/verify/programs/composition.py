@@ -33,8 +33,8 @@ class LevelState(NamedTuple):
     """The state of one level.
 
     Attributes:
-        holds: the ranks that hold a chunk.
-        summed: whether the contributions of all coordinates are summed.
+        holds: the ranks of the level that hold a chunk.
+        summed: whether the contributions of all coordinates of the level are summed.
     """
 
     holds: Holders
@@ -45,7 +45,14 @@ class LevelState(NamedTuple):
 
 
 class LevelProgram(NamedTuple):
-    """The program of one level, which is proved unless it is native."""
+    """The program of one level, which is proved unless it is native.
+
+    Attributes:
+        algorithm: name of the algorithm, or `native`.
+        kind: the collective.
+        ranks: number of ranks of the level.
+        root: rank of the root in the level; 0 for collectives without a root.
+    """
 
     algorithm: str
     kind: Kind
@@ -65,13 +72,13 @@ def compose(levels: Levels, kind: Kind, stages: Sequence[LevelStage], root: int 
         levels: algorithm and number of ranks of each level, innermost first.
         kind: the collective.
         stages: the stages in order.
-        root: rank of the root.
+        root: rank of the root, with the innermost level fastest.
 
     Returns:
         A counterexample, or None if the stages are correct.
     """
     before, after = HOLDERS[kind]
-    places = places_of(levels, root)
+    places = places_of(levels, root)  # the root's coordinate at each level
     states = [LevelState(before, False) for _ in levels]
     for number, stage in enumerate(stages):
         wrong = _step(levels, places, states, number, stage)
@@ -89,7 +96,10 @@ def compose(levels: Levels, kind: Kind, stages: Sequence[LevelStage], root: int 
 def _step(
     levels: Levels, places: Mapping[int, int], states: list[LevelState], number: int, stage: LevelStage
 ) -> Counterexample | None:
-    """Check that the preconditions of `stage` hold."""
+    """Check that the preconditions of `stage`, the stage with index `number`, hold in `states`.
+
+    `places` are the root's coordinates at each level. Returns a counterexample, or None if they hold.
+    """
     subject = f"stage {number}, {stage.kind} at level {stage.level},"
     needs, _ = HOLDERS[stage.kind]
     state = states[stage.level]

@@ -30,13 +30,15 @@ class Counterexample(msgspec.Struct, frozen=True):
 
     Attributes:
         failure: a key of `CODES`.
-        ranks: the ranks involved; in a deadlock each waits for the next, the last for the first.
-        rounds: the round of each of these ranks, counted from 0.
-        chunk: the slot, if one is involved.
+        ranks: the ranks involved; in a deadlock each waits for the next, the last for the first. Empty if the
+            failure is not one of ranks.
+        rounds: the rounds of the failure, counted from 0, in the order of `ranks`. It may be shorter than
+            `ranks`, or empty.
+        chunk: the chunk involved, or None.
         expected: description of the expected result, which `replay` reproduces.
         found: description of the actual result, which `replay` reproduces.
         message: description of the failure.
-        span: the plan line, if known.
+        span: the plan line, or None if unknown.
         related: further plan lines involved.
     """
 
@@ -52,6 +54,7 @@ class Counterexample(msgspec.Struct, frozen=True):
 
     @property
     def code(self) -> str:
+        """The error code of the failure."""
         return CODES[self.failure]
 
     def diagnostic(self, subject: str = "", *, span: Span | None = None, file: str = "") -> Diagnostic:
@@ -82,7 +85,10 @@ def spans(numbers: Iterable[int], most: int = 12) -> str:
 
 
 def terms(counts: dict[int, int]) -> str:
-    """Describe the contributions of a slot, from a map of ranks to multiplicities."""
+    """Describe the contributions of a slot, from a map of ranks to multiplicities of at least 1.
+
+    Ranks that contribute more than once are listed singly, the first 12 only. Without ranks: `nothing`.
+    """
     once = sorted(rank for rank, count in counts.items() if count == 1)
     more = sorted((rank, count) for rank, count in counts.items() if count > 1)
     words = [f"rank{'s' if len(once) > 1 else ''} {spans(once)}"] if once else []

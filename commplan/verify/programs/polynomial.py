@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
-Monomial = tuple["Unknown | Floor", ...]  # sorted by name; a power is written out
+Monomial = tuple["Unknown | Floor", ...]  # factors, sorted by name; a power is written out; empty is 1
 _name = attrgetter("name")
 
 
@@ -21,13 +21,19 @@ class UndecidedError(Exception):
 
 
 class Unknown(NamedTuple):
-    """An unknown integer that is at least 0."""
+    """An unknown integer that is at least 0. Equal names are equal unknowns."""
 
     name: str
 
 
 class Floor(NamedTuple):
-    """The quotient of two terms, rounded down. Both are at least 0 and the divisor is positive."""
+    """A quotient of two polynomials, rounded down, that is no polynomial.
+
+    Attributes:
+        name: the quotient in words; equal names are equal quotients.
+        of: the dividend, at least 0.
+        by: the divisor, at least 1.
+    """
 
     name: str
     of: Polynomial
@@ -35,7 +41,11 @@ class Floor(NamedTuple):
 
 
 class Polynomial:
-    """An immutable polynomial with integer coefficients, which supports arithmetic with `int`."""
+    """An immutable polynomial with integer coefficients, which supports arithmetic with `int`.
+
+    Args:
+        terms: the coefficient of each monomial. A polynomial without terms is 0.
+    """
 
     def __init__(self, terms: Mapping[Monomial, int]) -> None:
         self._terms = {monomial: count for monomial, count in terms.items() if count}
@@ -72,10 +82,11 @@ class Polynomial:
         if not divisor.positive():
             raise UndecidedError(f"{divisor} may be 0")
         quotient, remainder = self._divide(divisor)
-        for least in (0, -1, 1):
-            inside = remainder - divisor * least
-            if inside.natural() and (divisor - inside).positive():
-                return quotient + least
+        # The remainder may be outside of [0, divisor): also try quotients that differ by 1.
+        for correction in (0, -1, 1):
+            reduced = remainder - divisor * correction
+            if reduced.natural() and (divisor - reduced).positive():
+                return quotient + correction
         if not self.natural():
             raise UndecidedError(f"({self}) // ({divisor})")
         return Polynomial({(Floor(f"[({self}) // ({divisor})]", self, divisor),): 1})
@@ -169,16 +180,17 @@ class Polynomial:
 
 
 def symbol(name: str) -> Polynomial:
-    """An unknown integer that is at least 0."""
+    """The unknown integer `name`, which is at least 0."""
     return Polynomial({(Unknown(name),): 1})
 
 
 def term(value: Polynomial | int) -> Polynomial:
+    """Convert an integer to a polynomial."""
     return value if isinstance(value, Polynomial) else Polynomial({(): value})
 
 
 def _decided(difference: Polynomial) -> bool:
-    """Whether `difference` is at least 0."""
+    """Whether `difference` is at least 0 for all symbol values, or negative for all; else UndecidedError."""
     if difference.natural():
         return True
     if (-difference).positive():

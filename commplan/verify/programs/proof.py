@@ -1,4 +1,7 @@
-"""Proofs and costs of single chunk programs."""
+"""Proofs and costs of single chunk programs.
+
+`algorithm_proof` caches them and combines those of hierarchies.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,8 @@ class Counted(NamedTuple):
         sent: bytes that the busiest rank sends, as a fraction of the buffer.
         received: bytes that the busiest rank receives, as a fraction of the buffer.
         staged: most bytes that a rank receives in one round, as a fraction of the buffer.
-        least_rounds: lower bound on rounds (`commplan.collectives.bounds`).
-        least: lower bound on the larger of `sent` and `received`.
+        least_rounds: lower bound on `rounds` of any program (`commplan.collectives.postcondition`).
+        least: lower bound on the larger of `sent` and `received` of any program.
     """
 
     rounds: int
@@ -45,7 +48,7 @@ def prove(program: ChunkProgram) -> tuple[Counterexample, ...]:
       send meets its receive, even if sends are synchronous.
 
     Returns:
-        Counterexamples; empty if the program is proved.
+        At most one counterexample; empty if the program is proved.
     """
     wrong = check_ranges(program)
     if wrong is None:
@@ -55,7 +58,11 @@ def prove(program: ChunkProgram) -> tuple[Counterexample, ...]:
 
 
 def check_ranges(program: ChunkProgram) -> Counterexample | None:
-    """Check that the numbers of ranks and chunks and the root are valid."""
+    """Check that the numbers of ranks and chunks and the root are valid.
+
+    Returns:
+        A counterexample, or None if they are valid.
+    """
     n, chunks, root = program.ranks, program.chunks, program.root
     blocked = program.kind in IN_BLOCKS
     if n >= 1 and chunks >= 1 and 0 <= root < n and not (blocked and chunks % n):
@@ -70,7 +77,7 @@ def check_ranges(program: ChunkProgram) -> Counterexample | None:
 
 
 def _out_of_range(program: ChunkProgram, transfers: TransferColumns) -> Counterexample | None:
-    """Find a transfer whose ranks or chunks do not exist."""
+    """Find a transfer whose ranks or chunks do not exist, or from a rank to itself; None if there is none."""
     n, chunks = program.ranks, program.chunks
     src, dst, chunk, count, _, time = transfers
     wrong = (src < 0) | (src >= n) | (dst < 0) | (dst >= n) | (src == dst)
@@ -79,11 +86,11 @@ def _out_of_range(program: ChunkProgram, transfers: TransferColumns) -> Countere
     if not len(places):
         return None
     first = transfers.take(places[np.lexsort((time[places], src[places]))[:1]])
-    rank, peer, start, many, _, now = (int(column[0]) for column in first)
+    rank, peer, start, size, _, number = (int(column[0]) for column in first)
     return Counterexample(
-        "range", (rank,), (now,), start, f"chunks below {chunks}, another rank below {n}",
-        f"{many} chunks from {start} on, rank {peer}",
-        f"rank {rank} sends to rank {peer} {many} chunks from chunk {start} on in its round {now}",
+        "range", (rank,), (number,), start, f"chunks below {chunks}, another rank below {n}",
+        f"{size} chunks from {start} on, rank {peer}",
+        f"rank {rank} sends to rank {peer} {size} chunks from chunk {start} on in its round {number}",
     )  # fmt: skip
 
 
@@ -98,9 +105,11 @@ def count(program: ChunkProgram) -> Counted:
         src, dst = transfers.src, transfers.dst
 
     def busiest(place: Ints) -> Fraction:
+        """The most chunks of transfers with one `place`, as a fraction of the buffer."""
         return Fraction(int(np.bincount(place, transfers.size).max(initial=0)), k)
 
     rounds = np.unique(transfers.round)
+    # Number the pairs of receiver and round.
     _, staging = np.unique(dst * len(program.rounds) + transfers.round, return_inverse=True)
     sent, received, staged = (busiest(place) for place in (src, dst, staging))
     return Counted(len(rounds), sent, received, staged, *lower_bounds(program.kind, n))

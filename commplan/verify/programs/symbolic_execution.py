@@ -19,13 +19,24 @@ from commplan.collectives.transform import expand_runs
 from commplan.ir.collective_kinds import REDUCING, ROOTED
 from commplan.verify.programs.counterexample import Counterexample, terms
 
-_HALF = 32  # bits of a sum's number in a key
-NOTHING = 0  # r + 1 is the contribution of rank r
-ANY, SUM = -1, 0  # goals: any contents, or the sum of all contributions; otherwise as above
+_HALF = 32  # bits of the number of one operand in a key of `SumTable`
+NOTHING = 0  # the contents of an empty slot; r + 1 is the contribution of rank r (see `SumTable`)
+# The goal of a slot at the end is one of these, or r + 1 for the contribution of rank r.
+ANY = -1  # any contents
+SUM = 0  # the sum of all contributions
 
 
 class TransferColumns(NamedTuple):
-    """The transfers of a program in columns, as in `Send`, with the round of each."""
+    """The transfers of a program in columns of equal lengths, one entry per transfer.
+
+    Attributes:
+        src: the sending rank.
+        dst: the receiving rank.
+        chunk: the first chunk.
+        size: the number of consecutive chunks.
+        reduce: whether the receiver adds the chunks to its slots instead of replacing them.
+        round: the round, counted from 0.
+    """
 
     src: Ints
     dst: Ints
@@ -50,23 +61,28 @@ class TransferColumns(NamedTuple):
 
     @classmethod
     def of_first_chunk(cls, program: ChunkProgram) -> TransferColumns:
-        """The transfers of chunk 0 of a program that consists of rotations only."""
+        """The transfers of chunk 0 of a program that consists of rotations only.
+
+        In a rotation, each rank sends a run of `length` chunks. Exactly one rank has chunk 0 at each position
+        of its run, so a rotation contributes `length` transfers.
+        """
         timed = [(time, send) for time, sends in enumerate(program.rounds) for send in sends]
         rotations = [send for _, send in timed if isinstance(send, Rotation)]
         assert len(rotations) == len(timed), "a family of transfers is no rotation"
         columns = [
-            (each.step, each.first, each.reduce, time)
-            for each, (time, _) in zip(rotations, timed, strict=True)
+            (rotation.step, rotation.first, rotation.reduce, time)
+            for rotation, (time, _) in zip(rotations, timed, strict=True)
         ]
-        length = np.array([each.length for each in rotations], np.int64)
+        length = np.array([rotation.length for rotation in rotations], np.int64)
         step, first, reduce, time = np.repeat(np.array(columns, np.int64).reshape(-1, 4), length, axis=0).T
-        place = np.arange(len(first)) - np.repeat(np.cumsum(length) - length, length)
-        src = -(first + place) % program.ranks  # the rank whose chunk at this position is chunk 0
+        # The positions 0 to length - 1 within each rotation.
+        position = np.arange(len(first)) - np.repeat(np.cumsum(length) - length, length)
+        src = -(first + position) % program.ranks  # the rank whose chunk at this position is chunk 0
         dst = (src + step) % program.ranks
         return cls(src, dst, np.zeros_like(src), np.ones_like(src), reduce.astype(np.bool_), time)
 
     def take(self, order: Ints) -> TransferColumns:
-        """Return the entries at the indices `order`."""
+        """The entries at the indices `order`."""
         return TransferColumns(*(column[order] for column in cast("tuple[Any, ...]", self)))
 
 
@@ -93,11 +109,16 @@ class ChunkMessages(NamedTuple):
 
 
 class SumTable:
-    """Numbers of symbolic values: 0 is empty, r + 1 is the contribution of rank r, others are sums."""
+    """Numbers of symbolic values: 0 is empty, r + 1 is the contribution of rank r, others are sums.
+
+    Attributes:
+        ranks: number of ranks.
+        terms: the ranks that contribute to each value, as a bit set, by number of the value.
+    """
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.terms = [0, *(1 << rank for rank in range(ranks))]  # the set of ranks in each, as bits
+        self.terms = [0, *(1 << rank for rank in range(ranks))]
         self._numbers: dict[int, int] = {}
 
     def add(self, lhs: Ints, rhs: Ints) -> Ints:
@@ -108,6 +129,7 @@ class SumTable:
         return np.array(sums, np.int64)[places]
 
     def _number(self, key: int) -> int:
+        """The number of the sum of two values, whose numbers are the halves of `key`."""
         number_of_key = self._numbers.get(key)
         if number_of_key is not None:
             return number_of_key
@@ -148,7 +170,13 @@ def interpret(program: ChunkProgram, transfers: TransferColumns, few: int) -> Co
 
 
 def follow(program: ChunkProgram, units: ChunkMessages, few: int) -> Counterexample | None:
-    """Find the first failure in the representative chunks 0 to `few` - 1."""
+    """Find the first failure in the representative chunks 0 to `few` - 1.
+
+    Args:
+        program: the program.
+        units: its messages; those of other chunks are ignored.
+        few: number of representative chunks.
+    """
     if few < program.chunks:
         (source, chunk), (target, _) = (divmod(slot, program.chunks) for slot in (units.source, units.target))
         renumbered = units._replace(source=source * few + chunk, target=target * few + chunk)
@@ -161,7 +189,7 @@ def follow(program: ChunkProgram, units: ChunkMessages, few: int) -> Counterexam
 
 
 def orbit(program: ChunkProgram, transfers: TransferColumns) -> int:
-    """Return the number of chunks, starting at chunk 0, that represent all by symmetry.
+    """The number of chunks, starting at chunk 0, that represent all by symmetry.
 
     If each rank r performs the transfers of rank 0 with ranks shifted by r and chunks by r blocks, and the
     postcondition has the same symmetry, a proof of the first block covers all blocks. Rings have this
@@ -203,6 +231,7 @@ def _rotates_promise(program: ChunkProgram) -> bool:
 
 
 def _units(program: ChunkProgram, transfers: TransferColumns) -> ChunkMessages:
+    """The messages of `transfers`: round t is read at time t and written at time t + 1."""
     transfers = transfers.take(np.lexsort((transfers.dst, transfers.src, transfers.round)))
     k, sizes = program.chunks, transfers.size
     src, dst, chunk = expand_runs(Send(*transfers[:4], reduce=False))
@@ -228,18 +257,32 @@ def _race(units: ChunkMessages, chunks: int) -> Counterexample | None:
     second_unit = int(order[first + 1])
     rank, chunk = divmod(int(units.target[first_unit]), chunks)
     peers = [int(units.source[unit]) // chunks for unit in (first_unit, second_unit)]
-    hows = ["reduce" if units.reduce[unit] else "copy" for unit in (first_unit, second_unit)]
+    actions = ["reduce" if units.reduce[unit] else "copy" for unit in (first_unit, second_unit)]
     time = int(units.received_in[first_unit])
     return Counterexample(
         "race", (rank, *peers), (time,), chunk, "one message into a slot in a round",
-        f"{hows[0]} from rank {peers[0]}, {hows[1]} from rank {peers[1]}",
+        f"{actions[0]} from rank {peers[0]}, {actions[1]} from rank {peers[1]}",
         f"rank {rank} receives chunk {chunk} twice in its round {time}: the result depends on which"
         " comes first",
     )  # fmt: skip
 
 
 class _Run:
-    """A symbolic execution: forward for contents of slots, backward for messages that affect results."""
+    """A symbolic execution: forward for contents of slots, backward for messages that affect results.
+
+    Attributes:
+        program: the program.
+        units: the messages of the representative chunks.
+        chunks: number of representative chunks.
+        alike: number of chunks that each of them represents.
+        sums: the numbers of symbolic values.
+        holds: the number of the contents of each slot (rank * chunks + chunk).
+        goal: the required final contents of each slot, as `ANY` and `SUM` describe.
+        last: time of the last write.
+        redundant: whether each message delivers data that is already present.
+        reads: the messages that are read at each time.
+        writes: the index of the first message that is written at each time.
+    """
 
     def __init__(self, program: ChunkProgram, units: ChunkMessages, few: int) -> None:
         self.program, self.units, self.chunks, self.alike = program, units, few, program.chunks // few
@@ -250,7 +293,7 @@ class _Run:
         self.holds = np.where(starts, rank, NOTHING).ravel()
         self.goal = np.where(ends, source, ANY).ravel()
         self.last = int(units.write.max(initial=0))
-        self.redundant = np.zeros(len(units.source), np.bool_)  # units that deliver data already present
+        self.redundant = np.zeros(len(units.source), np.bool_)
         by_read = np.argsort(units.read, kind="stable")
         edges = np.arange(self.last + 2)
         starts = np.searchsorted(units.read[by_read], edges).tolist()
@@ -260,7 +303,7 @@ class _Run:
     def forward(self) -> Counterexample | None:
         """Execute; stops at the first contribution that is missing or added twice."""
         units, holds = self.units, self.holds
-        carried = np.zeros(len(units.source), np.int64)
+        carried = np.zeros(len(units.source), np.int64)  # contents of messages
         for time in range(self.last + 1):
             start, stop = self.writes[time], self.writes[time + 1]
             if start < stop:
@@ -275,7 +318,10 @@ class _Run:
         return None
 
     def _write(self, span: slice, carried: Ints) -> Counterexample | None:
-        """Carry out writes. Returns a counterexample if a term is unset, or is added twice."""
+        """Write the messages with indices `span`. Returns a counterexample for a failed addition.
+
+        An addition fails if the slot is empty, or if a contribution is added twice.
+        """
         target, reduce, coming = self.units.target[span], self.units.reduce[span], carried[span]
         current = self.holds[target]
         self.redundant[span] = ~reduce & (current == coming)
@@ -296,6 +342,7 @@ class _Run:
         return None
 
     def _place(self, slot: int) -> tuple[int, int]:
+        """The rank and the chunk of a slot."""
         return divmod(slot, self.chunks)
 
     def _ends(self, unit: int, *, sends: bool = False) -> tuple[int, int, int, int]:
@@ -323,7 +370,10 @@ class _Run:
         )  # fmt: skip
 
     def result(self) -> Counterexample | None:
-        """Compare the final contents of slots with the postcondition."""
+        """Compare the final contents of slots with the postcondition.
+
+        Sums must have all contributions, added in the same order on all ranks that hold the chunk.
+        """
         n, k = self.program.ranks, self.chunks
         everything = (1 << n) - 1
         full = np.array([bits == everything for bits in self.sums.terms], np.bool_)
