@@ -1,4 +1,4 @@
-"""Parsers for argument values. Each raises ArgumentTypeError for invalid text."""
+"""Parsers for argument values, as `type=` of argparse. Each raises ArgumentTypeError for invalid text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from commplan.diagnostics import fail
 if TYPE_CHECKING:
     from fractions import Fraction
 
-MEASURES = ("slower", "bytes", "memory", "rounds")  # of `diff --fail-on`
-_LARGEST_SCALE = 10**6  # of a bandwidth, up or down
-_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-_SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+MEASURES = ("slower", "bytes", "memory", "rounds")  # measures of `diff --fail-on`
+_LARGEST_SCALE = 10**6  # largest factor of a bandwidth; its inverse is the smallest
+_TIMES = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}  # units in seconds
+_SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}  # units in bytes
 
 
 def pair(text: str) -> tuple[str, str]:
+    """Parse `NAME=VALUE`, both nonempty. The value may contain further `=`."""
     name, equals, value = text.partition("=")
     if not (name and equals and value):
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
@@ -31,26 +32,30 @@ def _is_number(text: str) -> bool:
 
 
 def _whole(text: str, least: int, expected: str, shown: str) -> int:
+    """Parse a number from `least` to 2**31 - 1. The error says `expected`, and shows the argument `shown`."""
     if not _is_number(text) or not least <= int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"expected {expected}, found {shown!r}")
     return int(text)
 
 
 def size(text: str) -> tuple[str, int]:
+    """Parse `NAME=N` with a positive number."""
     name, value = pair(text)
     return name, _whole(value, 1, "NAME=N with a positive whole number", text)
 
 
 def ranks(text: str) -> int | tuple[tuple[str, int], ...]:
-    """Parse `13`, or `gpu=8,node=4`."""
+    """Parse a number of ranks such as `13`, or the sizes of levels such as `gpu=8,node=4`, in this order."""
     return tuple(size(part) for part in text.split(",")) if "=" in text else count(text)
 
 
 def place(text: str) -> int:
+    """Parse a rank, counted from 0."""
     return _whole(text, 0, "a rank: a whole number from 0 on", text)
 
 
 def count(text: str) -> int:
+    """Parse a positive number."""
     return _whole(text, 1, "a positive whole number", text)
 
 
@@ -63,6 +68,7 @@ def _time(text: str, bare: str = "") -> float | None:
 
 
 def named_seconds(text: str) -> tuple[str, float]:
+    """Parse `NAME=TIME`, such as `decode=3ms`, to seconds. The unit is required; 0 is allowed."""
     name, value = pair(text)
     seconds = _time(value)
     if seconds is None:
@@ -71,6 +77,7 @@ def named_seconds(text: str) -> tuple[str, float]:
 
 
 def duration(text: str) -> float:
+    """Parse a positive time such as `12ms` to seconds. A number without a unit is in seconds."""
     seconds = _time(text, "s")
     if not seconds:
         raise argparse.ArgumentTypeError(f"expected a time such as 12ms, found {text!r}")
@@ -90,6 +97,7 @@ def scale(text: str) -> tuple[str, Fraction]:
 
 
 def limit(text: str) -> tuple[str, float]:
+    """Parse a measure and a limit of its growth: `bytes:5%` is `("bytes", 0.05)`."""
     measure, _, share = text.partition(":")
     number = share.removesuffix("%")
     if measure not in MEASURES or number == share or not _is_number(number.replace(".", "", 1)):
@@ -99,6 +107,7 @@ def limit(text: str) -> tuple[str, float]:
 
 
 def nbytes(text: str) -> int:
+    """Parse a positive size such as `64MiB` to bytes. A number without a unit is in bytes."""
     number = text.rstrip("KMGiB")
     unit = text[len(number) :]
     if unit not in _SIZES or not _is_number(number) or not int(number):
@@ -107,10 +116,14 @@ def nbytes(text: str) -> int:
 
 
 def once(pairs: Sequence[tuple[str, Any]], flag: str) -> dict[str, Any]:
-    """Convert pairs to a dictionary.
+    """Convert pairs of name and value to a dictionary. Equal pairs may be repeated.
+
+    Args:
+        pairs: the values of a repeatable flag.
+        flag: its name, for the error.
 
     Raises:
-        CommplanError: CP1104 if a name has two values.
+        CommplanError: CP1104 if a name has two different values.
     """
     bindings: dict[str, Any] = {}
     for name, value in pairs:

@@ -13,10 +13,10 @@ from commplan.cli import argument_types
 from commplan.cli.usage import check_usage
 from commplan.diagnostics import near_note
 
-EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")
+EMITS = ("schedule", "plan", "jaxpr", "hlo", "dot", "mermaid")  # outputs of `compile`, the first by default
 BACKENDS = ("jax", "mpi")
-SHELLS = ("bash", "zsh", "fish")
-_PLAN = "a .plan file, or - for stdin"
+SHELLS = ("bash", "zsh", "fish")  # shells that `completion` supports
+_PLAN = "a .plan file, or - for stdin"  # help of an argument
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -82,7 +82,7 @@ class _Version(argparse.Action):
 
 
 def parser(verb: str = "") -> argparse.ArgumentParser:
-    """The parser of the command, with `verb` alone if there is one of that name: all of them take 10 ms."""
+    """The parser of the command, with `verb` alone if it exists: a parser of all verbs takes 10 ms."""
     root = _SuggestingParser(
         prog="commplan",
         description="Compile communication plans for training.",
@@ -179,9 +179,9 @@ def _compile(verb: Any) -> None:
     _choice(verb, "--emit", EMITS, "the output (default: schedule)")
     _functions(verb, "a function of the plan, for jaxpr and hlo (repeatable)")
     _binding(verb)
-    look = verb.add_argument_group("inspection")
-    _flag(look, "--dump-passes", "DIR", "write the schedule after every pass")
-    _switch(look, "--time-passes", "print the time of every pass")
+    inspection = verb.add_argument_group("inspection")
+    _flag(inspection, "--dump-passes", "DIR", "write the schedule after every pass")
+    _switch(inspection, "--time-passes", "print the time of every pass")
 
 
 def _lengths(verb: Any, purpose: str) -> None:
@@ -193,8 +193,8 @@ def _explain(verb: Any) -> None:
     subject = "a .plan file or a saved schedule, or -; a code such as CP0412; or CP04, a list"
     verb.add_argument("what", metavar="FILE|CODE", help=subject).completer = _codes
     _binding(verb)
-    looks = "gpu, or a kind such as h100:4x8: also print the XLA options for it"
-    _flag(verb, "--target", "T", looks)
+    target = "gpu, or a kind such as h100:4x8: also print the XLA options for it"
+    _flag(verb, "--target", "T", target)
     _step(verb)
     _lengths(verb, "the padding of batches")
 

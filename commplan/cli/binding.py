@@ -21,7 +21,13 @@ from commplan.pytree import shapes_of
 
 
 class Compiled(NamedTuple):
-    """A plan, its schedule, and the shapes passed by the user."""
+    """A compiled plan.
+
+    Attributes:
+        plan: the checked plan, after `adapt`.
+        schedule: its schedule.
+        shapes: trees of shapes by name, from --shapes; empty without it.
+    """
 
     plan: Plan
     schedule: Schedule
@@ -29,7 +35,7 @@ class Compiled(NamedTuple):
 
     @property
     def mapping(self) -> dict[str, str | None]:
-        """The topology level of each axis, or None without a topology."""
+        """The innermost topology level of each axis; None for axes without a level."""
         return {axis.name: axis.level for axis in self.schedule.axes}
 
 
@@ -37,7 +43,8 @@ def load_plan(path: str, console: Console) -> Plan:
     """Load and check a plan.
 
     Raises:
-        CommplanError: all errors of the plan.
+        CommplanError: all errors of the plan; CP1010 for a saved schedule; or CP0001 or CP0002 if the file
+            cannot be read.
     """
     plan, diagnostics = dsl.load(plan_text(path, console), name_of(path))
     if plan is None:

@@ -1,5 +1,7 @@
-"""Run the command: exit code 0 for success, 1 for problems with the input, 2 for invalid usage or
-failures."""
+"""Run the command, and convert errors to messages and exit codes.
+
+Each verb is a module of `commplan.cli.verbs`, which is imported when it runs.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ from commplan.cli.arguments import parse, parser
 from commplan.cli.console import Console, silence
 from commplan.diagnostics import CommplanError, Diagnostic, text_of
 
-CLEAN, PROBLEMS, FAILURE = 0, 1, 2
-BROKEN_PIPE = 141  # 128 + SIGPIPE
+PROBLEMS = 1  # exit code for errors in the input
+FAILURE = 2  # exit code for invalid usage and internal errors
+BROKEN_PIPE = 141  # exit code if the reader of the output has closed it: 128 + SIGPIPE
 
 
 def run(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +34,7 @@ def run(argv: Sequence[str] | None = None) -> int:
         code = leaving.code if isinstance(leaving.code, int) else FAILURE
         return _run_to_exit_code(lambda console: code, Console())
     verb = import_module(f"commplan.cli.verbs.{args.verb}")
+    # The files that the verb reads, which the console does not overwrite.
     flags = ("file", "shapes", "calibration", "plan", "recorded", "step_profile")
     paths = [getattr(args, flag, None) for flag in flags]
     topology: str | list[str] | None = getattr(args, "topology", None)
@@ -64,6 +68,7 @@ def _run_to_exit_code(work: Callable[[Console], int], console: Console) -> int:
 
 
 def _report_error(error: CommplanError, console: Console) -> int:
+    """Print an error of the input, and return the exit code."""
     try:
         console.refuse(error.diagnostics)
         console.flush()
@@ -83,6 +88,10 @@ def _discard_output() -> int:
 
 
 def _internal(error: Exception, console: Console) -> int:
+    """Print a defect of commplan with its last line, and return the exit code.
+
+    Raises `error` itself with `COMMPLAN_TRACEBACK=1`.
+    """
     if os.environ.get("COMMPLAN_TRACEBACK"):
         raise error
     trace = error.__traceback__

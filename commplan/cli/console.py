@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console as Rich
 
 Color = Literal["auto", "always", "never"]
-STDIN = "-"
+STDIN = "-"  # as a path: stdin for inputs, stdout for outputs
 # Environment variables set by MPI launchers: Open MPI, MPICH and others, SLURM with PMIx.
 LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
 # Environment variables for the rank of this process.
@@ -28,16 +28,29 @@ RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
 
 class Console:
-    """The output streams of one run, with its format and color."""
+    """The output streams of one run, with its format and color.
+
+    Args:
+        color: the value of --color.
+        style: the value of --format.
+        inputs: files that the run reads and `write` must not overwrite.
+
+    Attributes:
+        color_choice: the value of --color.
+        inputs: as above.
+        style: the value of --format.
+        texts: contents of the files read so far, by their names in diagnostics, for excerpts.
+    """
 
     def __init__(self, color: Color = "auto", style: Style = "human", inputs: Sequence[str] = ()) -> None:
         self.color_choice = color
-        self.inputs = inputs  # files that are read and must not be overwritten
+        self.inputs = inputs
         self.style: Style = style
-        self.texts: dict[str, str] = {}  # contents of files read so far, for excerpts in diagnostics
+        self.texts: dict[str, str] = {}
 
     @property
     def is_human(self) -> bool:
+        """Whether the output is text for people instead of a machine-readable format."""
         return self.style == "human"
 
     def color(self, stream: IO[str]) -> bool:
@@ -68,7 +81,7 @@ class Console:
             sys.stdout.flush()
 
     def document(self, diagnostics: Sequence[Diagnostic] = (), **fields: Any) -> None:
-        """Write the JSON document of this run to stdout."""
+        """Write the JSON document of this run to stdout: `fields` and the diagnostics."""
         from commplan.render.machine import FORMAT_VERSION, dump
 
         self.put(dump({"version": FORMAT_VERSION, **fields, "diagnostics": diagnostics}))
@@ -90,7 +103,9 @@ class Console:
         write(render(diagnostics, self.texts, self.style, self.is_human and self.color(sys.stderr)))
 
     def conclude(self, diagnostics: Sequence[Diagnostic], text: Callable[[], str], **fields: Any) -> int:
-        """Write the result of a run: diagnostics, or `text` if there are none.
+        """Write the result of a run: diagnostics, or `text()` if there are none.
+
+        In JSON, the document has the diagnostics and `fields`.
 
         Returns:
             1 if there are diagnostics, otherwise 0.
@@ -191,6 +206,7 @@ def silence(*streams: IO[str]) -> None:
 
 @contextmanager
 def _stdout() -> Generator[None]:
+    """Context that reports errors of writing to stdout as CP1101, except for a closed pipe."""
     try:
         yield
     except BrokenPipeError:
@@ -224,6 +240,7 @@ def name_of(path: str) -> str:
 
 
 def _not_utf8(data: bytes, start: int, name: str) -> Diagnostic:
+    """The error of a file whose first invalid byte is at offset `start`."""
     line, column = end_of(data[:start].decode("utf-8"))
     message = f"this is not UTF-8 text: byte 0x{data[start]:02x} at offset {start}"
     notes = (Note("a plan is text in UTF-8; save it in that encoding"),)

@@ -26,17 +26,25 @@ if TYPE_CHECKING:
     from commplan.runtime.rehearse.mpi import World
     from commplan.runtime.run import Run
 
-MOST_RANKS = 256
-_PACKAGE = str(Path(__file__).parents[1])
+MOST_RANKS = 256  # most CPU devices that one process emulates
+_PACKAGE = str(Path(__file__).parents[1])  # the folder of commplan, as in file names of frames
 
 
 def need(module: str, package: str, code: str = "CP1111", who: str = "this") -> None:
-    """Raise `code` if a module is not installed."""
+    """Raise a `CommplanError` if a module is not installed.
+
+    Args:
+        module: the module.
+        package: the argument of `pip install` that installs it.
+        code: the code of the error.
+        who: the feature that needs the module, for the error.
+    """
     if importlib.util.find_spec(module) is None:
         fail(code, f"{who} needs {module}, which is not installed", f"pip install {package}")
 
 
 def under_mpi(environment: Mapping[str, str]) -> bool:
+    """Whether an MPI launcher started this process."""
     return any(name in environment for name in LAUNCHED)
 
 
@@ -60,10 +68,11 @@ def user_code() -> Generator[None]:
 
 
 def raised_at(error: BaseException) -> list[str]:
-    """A note with the line of user code that raised `error`, if there is one."""
-    frames = traceback.extract_tb(error.__traceback__)
+    """A note with the innermost line of user code that raised `error`; empty if there is none."""
     user_frames = [
-        f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(_PACKAGE)
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith(_PACKAGE)
     ]
     return [
         f'raised at line {frame.lineno} of "{frame.filename}", in {frame.name}' for frame in user_frames[-1:]
@@ -86,9 +95,9 @@ def bind(
         schedule: the compiled plan.
         shapes: the shapes passed by the user.
         args: the flags.
-        sources: whether data is needed.
-        world: binds to the ranks of an MPI job instead.
-        mesh: by default one device for each rank.
+        sources: whether the program reads the sources of --source.
+        world: the MPI job whose ranks run the program; None to run it on `mesh`.
+        mesh: by default one device for each rank; ignored with a `world`.
 
     Raises:
         CommplanError: CP1107 for too many ranks or missing JAX, CP1108 for missing functions and sources,
@@ -96,7 +105,7 @@ def bind(
     """
     functions = functions_of(args)
     data = sources_of(args) if sources else {}
-    _check_given(schedule, functions, data if sources else None)
+    _check_bindings(schedule, functions, data if sources else None)
     if world is not None:
         world.agree()
         mesh = world.comm
@@ -108,9 +117,9 @@ def bind(
 
 
 @user_code()
-def program_text(done: Compiled, args: Namespace, console: Console) -> str:
-    """The lowered phases, for --emit jaxpr and hlo."""
-    run = bind(done.schedule, done.shapes, args, sources=False)
+def program_text(compiled: Compiled, args: Namespace, console: Console) -> str:
+    """The text of the lowered phases, as --emit specifies (jaxpr or hlo)."""
+    run = bind(compiled.schedule, compiled.shapes, args, sources=False)
     from commplan.runtime.rehearse import rehearse
 
     console.note(f"lowering {len(run.phases)} phases for this machine's CPUs")
@@ -138,10 +147,10 @@ def device_mesh(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
 
 
 def choose_devices(devices: int, device: str | None = "cpu") -> None:
-    """Configure JAX before it is imported.
+    """Configure JAX by environment variables, unless it is already imported.
 
     Args:
-        devices: number of CPU devices.
+        devices: least number of CPU devices; a larger JAX_NUM_CPU_DEVICES remains.
         device: `cpu` restricts JAX to CPUs; otherwise it uses the devices of the machine.
 
     Raises:
@@ -156,8 +165,11 @@ def choose_devices(devices: int, device: str | None = "cpu") -> None:
         os.environ["JAX_NUM_CPU_DEVICES"] = str(max(devices, int(previous) if previous.isdecimal() else 1))
 
 
-def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[str, Any] | None) -> None:
-    """Report all missing and unknown functions and sources together (CP1108)."""
+def _check_bindings(schedule: ir.Schedule, functions: dict[str, Any], data: dict[str, Any] | None) -> None:
+    """Raise CP1108 for all missing and unknown functions and sources together.
+
+    `data` is None if the program reads no sources.
+    """
     ops = [op for phase in schedule.phases for op in phase.ops]
     bound = {fn.name for fn in schedule.fns if fn.body is None}
     used = sorted({op.fn for op in ops if isinstance(op, ir.Map | ir.Exchange) and op.fn in bound})
@@ -177,6 +189,15 @@ def _check_given(schedule: ir.Schedule, functions: dict[str, Any], data: dict[st
 def differences(
     kind: str, flag: str, needed: Sequence[str], declared: Sequence[str], bound: dict[str, Any]
 ) -> list[Diagnostic]:
+    """CP1108 for bound names that are not declared, and for needed names that are not bound.
+
+    Args:
+        kind: `function` or `source`, for messages.
+        flag: the flag that binds a name, with `{}` for the name.
+        needed: names that must be bound.
+        declared: names that may be bound.
+        bound: values by name.
+    """
     declaration = Note(f"it declares: {', '.join(declared) or 'none'}")
     wrong = [
         Diagnostic(
@@ -239,6 +260,7 @@ def function_at(flag: str, location: str) -> Callable[..., Any]:
 
 
 def _module(name: str) -> Any:
+    """Import a module, also from the current directory."""
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
     return importlib.import_module(name)
@@ -251,7 +273,9 @@ def _file(path: str) -> Any:
     """Import the program in a file, once for each version of it.
 
     Raises:
-        ImportError: the file cannot be read, or a loaded module has the same name.
+        OSError: the file cannot be read.
+        ImportError: a loaded module has the same name.
+        BaseException: any exception of the program.
     """
     absolute = Path(path).absolute()
     name, version = absolute.stem, (absolute, absolute.stat().st_mtime_ns)
@@ -274,7 +298,12 @@ def _file(path: str) -> Any:
 
 
 def source_at(name: str, path: str) -> Any:
-    """Records: the files of a folder, or the rows of a .npy file. Raises CP0901 and CP1110."""
+    """The records of a source: the files of a folder, or the rows of a .npy file.
+
+    Raises:
+        CommplanError: CP0901 or CP0956 for an invalid folder, as `folder`; CP1110 if `path` is neither a
+            folder nor a .npy file, or if the file is not a valid array of at least one dimension.
+    """
     from commplan.runtime.input.sources.folders import folder
 
     if Path(path).is_dir():
@@ -291,7 +320,10 @@ def source_at(name: str, path: str) -> Any:
 
 
 def _mapped_rows(path: str) -> Any:
-    """Memory-map the array in a .npy file. Raises OSError, or ValueError if the file is invalid."""
+    """Memory-map the array in a .npy file. Raises OSError, or ValueError if the file is invalid.
+
+    `np.load` would open pipes and devices too.
+    """
     import numpy as np
 
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

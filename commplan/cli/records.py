@@ -22,17 +22,21 @@ def runs(paths: list[str]) -> list[list[Record]]:
     Args:
         paths: files or folders. If empty, use the live runs of this host, or else its last run.
 
+    Returns:
+        The records of each run, at least one run.
+
     Raises:
-        CommplanError: CP1114 if there are no records.
+        CommplanError: CP1114 if there are no records, or if files are not records.
     """
-    places = paths or [str(folder())]
+    locations = paths or [str(folder())]
     jobs: dict[str, list[Record]] = {}
-    for record in read_records(places):
-        jobs.setdefault(record.path.rpartition("/")[2].split(".")[0], []).append(record)
+    for record in read_records(locations):
+        job = record.path.rpartition("/")[2].split(".")[0]  # files are called JOB.*.rec
+        jobs.setdefault(job, []).append(record)
     if not jobs:
         fail(
             "CP1114",
-            f"there are no records in {', '.join(places)}",
+            f"there are no records in {', '.join(locations)}",
             "each process keeps a file commplan-*.rec while it runs, and after a failure",
         )
     if paths:
@@ -44,9 +48,14 @@ def runs(paths: list[str]) -> list[list[Record]]:
 def run_in(paths: list[str], schedule: Schedule | None = None, prediction: Prediction | None = None) -> Run:
     """Load the records of a single run, on one time scale.
 
+    Args:
+        paths: files or folders, as in `runs`.
+        schedule: the expected schedule; None to accept records of any plan.
+        prediction: predicted times, to compare with the recorded ones.
+
     Raises:
-        CommplanError: CP1114 if files are not records, or are of several runs or of another plan than
-            `schedule`.
+        CommplanError: CP1114 if files are not records, are of several runs or of another plan than
+            `schedule`, or if two are of one rank.
     """
     records, *other_runs = runs(paths)
     if other_runs:
@@ -77,6 +86,7 @@ def totals(run: Run) -> Summary:
 
 
 def _check(records: list[Record], schedule: Schedule) -> None:
+    """Raise CP1114 if the plan's name, the number of ranks or a recorded line does not fit `schedule`."""
     first, ranks = records[0], math.prod(schedule.mesh_sizes.values())
     if first.plan != schedule.plan:
         message = f"{first.path} is a record of plan `{first.plan}`, not of `{schedule.plan}`"
@@ -98,6 +108,7 @@ def _check(records: list[Record], schedule: Schedule) -> None:
 
 
 def _predict(prediction: Prediction) -> Predicted:
+    """The predicted seconds of collectives, in order, by phase, plan line and kind."""
     seconds: dict[tuple[str, int, str], list[float]] = {}
     for phase in prediction.phases:
         for op in phase.ops:

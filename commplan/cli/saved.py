@@ -1,4 +1,4 @@
-"""Schedules saved by `compile -o`, as JSON (loadable by programs) or text."""
+"""Distinguish plans from schedules saved by `compile -o`, which are JSON (loadable by programs) or text."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from commplan.ir.serialization.canonical_json import Verifier
 
 _OBJECT = re.compile(r'\s*\{\s*["}]')  # start of a JSON object
-READERS = ("explain", "verify", "simulate", "report", "diff", "audit", "trace --plan")  # accept schedules
+READERS = ("explain", "verify", "simulate", "report", "diff", "audit", "trace --plan")  # verbs for schedules
 
 
 def is_saved(path: str, text: str) -> bool:
-    """Whether a file contains a schedule rather than a plan."""
+    """Whether the file `path` with the content `text` is a schedule, or other JSON, rather than a plan."""
     return path.endswith(".json") or bool(_OBJECT.match(text)) or _is_text(text)
 
 
@@ -33,8 +33,14 @@ def plan_text(path: str, console: Console) -> str:
 def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
     """Parse and verify a saved schedule.
 
+    Args:
+        text: the content of the file.
+        name: its name, for errors.
+        verify: returns the errors of a schedule.
+
     Raises:
-        CommplanError: as `decode`, `parse_saved` and `verify`, and CP1004 if the schedule was modified.
+        CommplanError: the errors of `verify`; CP1001 to CP1005 if the file is invalid, including CP1004 if
+            the schedule was modified.
     """
     from commplan.ir.serialization.canonical_json import compare_digest, decode
     from commplan.ir.serialization.text import parse_saved
@@ -48,4 +54,5 @@ def read_saved(text: str, name: str, verify: Verifier) -> Schedule:
 
 
 def _is_text(text: str) -> bool:
+    """Whether `text` is a schedule in the text format."""
     return text.lstrip().partition("\n")[0].rstrip() == "schedule"

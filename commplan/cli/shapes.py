@@ -36,7 +36,8 @@ def read_shapes(
 
     Raises:
         CommplanError: CP1103 if the file or the function's result is invalid, CP1109 if the function cannot
-            be imported.
+            be imported, CP1107 if it needs JAX, CP1112 if it exits the process, or CP0001 or CP0002 if the
+            file cannot be read.
     """
     if location.lstrip().startswith(("{", "[")):
         fail("CP1103", "--shapes is JSON text: expected the name of a JSON file", "write the text to a file")
@@ -82,12 +83,13 @@ def _of_function(location: str, function: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _shape(leaf: Any) -> Any:
-    """A leaf without its tracer."""
+    """The shape and dtype of an array or tracer; other leaves are returned as they are."""
     shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
     return leaf if shape is None or dtype is None else {"shape": list(shape), "dtype": str(dtype)}
 
 
 def _of_file(path: str, console: Console) -> dict[str, Any]:
+    """The trees in a JSON file. Raises CP1103 unless it is an object without duplicate keys."""
     import json
 
     text = console.read(path)
@@ -116,5 +118,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _json_kind(value: object) -> str:
+    """The JSON type of a decoded value that is not an object."""
     names = {"list": "array", "str": "string", "bool": "boolean", "int": "number", "float": "number"}
     return names.get(type(value).__name__, "null")

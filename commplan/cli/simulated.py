@@ -29,19 +29,30 @@ from commplan.ir.schedule import Schedule, topologies_text
 from commplan.topology import Topology, load_topology, place, topology_of
 from commplan.what_if import scaled, scaled_calibration, with_room
 
-NAME_ONE = 'give one with --topology FILE, or write `topology "FILE"` in the plan'
+NAME_ONE = 'give one with --topology FILE, or write `topology "FILE"` in the plan'  # note of CP0752
 NO_COSTS: Mapping[str, float] = {}
 
 
 class MachineTimes(NamedTuple):
-    """Predicted times on a topology."""
+    """Predicted times on a topology.
+
+    Attributes:
+        predictor: the cost model of the topology.
+        prediction: the times of the schedule.
+    """
 
     predictor: Predictor
     prediction: Prediction
 
 
 class Simulated(NamedTuple):
-    """A schedule and the lines of its plan, if available. `timed` is None without a topology."""
+    """A schedule and its predicted times.
+
+    Attributes:
+        schedule: the schedule.
+        lines: the lines of the plan's text; empty for a saved schedule.
+        timed: the times; None without a topology.
+    """
 
     schedule: Schedule
     lines: list[str]
@@ -51,9 +62,11 @@ class Simulated(NamedTuple):
 def machines(args: Namespace, console: Console) -> list[Namespace]:
     """Create arguments for each machine, followed by its variant with --scale.
 
-    Machines are those of --topology, or that of the plan. `topology` is replaced by a value that is large
-    enough for --ranks, and `calibration` by a matching one. None means that the plan's topology is used
-    unchanged.
+    The machines are those of --topology, or else that of the plan.
+
+    Returns:
+        Copies of `args`, at least one. `topology` is a `Topology` that is large enough for --ranks; None if
+        the plan's topology, if any, is used unchanged. `calibration` of a variant is scaled.
 
     Raises:
         CommplanError: CP0712 and CP0751 for invalid files, CP0714 for an unknown level, and CP0752 for
@@ -68,22 +81,22 @@ def machines(args: Namespace, console: Console) -> list[Namespace]:
             fail("CP0752", "there is no topology whose links could be scaled", NAME_ONE)
     if not topologies:  # compile for the topology of the plan, if any
         return [Namespace(**{**vars(args), "topology": None})]
-    on: list[Namespace] = []
+    variants: list[Namespace] = []
     for machine in topologies:
         topology = with_room(machine, args.ranks) if args.ranks else machine
-        on.append(Namespace(**{**vars(args), "topology": topology}))
+        variants.append(Namespace(**{**vars(args), "topology": topology}))
         if not factors:
             continue
         changed = {**vars(args), "topology": scaled(topology, factors)}
         if args.calibration:
             changed["calibration"] = scaled_calibration(load_calibration(args.calibration), factors)
             console.note("scaled links have no measured curves: the model predicts, by the scaled levels")
-        on.append(Namespace(**changed))
-    return on
+        variants.append(Namespace(**changed))
+    return variants
 
 
 def _declared_topology(args: Namespace, console: Console) -> Topology | None:
-    """The topology of the plan in `args.file`; None for a saved schedule."""
+    """The topology that the plan in `args.file` declares; None without one, and for a saved schedule."""
     if is_saved(args.file, console.read(args.file)):
         return None
     return topology_of(load_plan(args.file, console))
@@ -93,9 +106,10 @@ def simulate(args: Namespace, console: Console, first: MachineTimes | None = Non
     """Load or compile the schedule of `args.file` and predict its times.
 
     Args:
-        args: the flags, including --cost if the verb has it.
+        args: the flags, including --cost if the verb has it. `topology` may be a `Topology`.
         console: the output.
-        first: times on the machine of the step, if that is another machine.
+        first: times on the machine that the step was measured on or estimated for; None if that is the
+            machine of `args`.
 
     Raises:
         CommplanError: CP0753 for a calibration of another backend, CP1108 for costs of unknown functions, or
@@ -123,8 +137,8 @@ def timed_on(
         schedule: the schedule.
         topology: the machine.
         args: the flags.
-        compute: seconds of functions and sources, by name.
-        first: times on the machine of the step, if that is another machine.
+        compute: seconds of a call of a function or a read of a source, by name.
+        first: as in `simulate`.
 
     Raises:
         CommplanError: CP0751 for an unreadable file, CP0753 for a calibration of another backend, and CP0772
@@ -147,7 +161,10 @@ def timed_on(
 
 
 def _schedule(args: Namespace, console: Console) -> tuple[Schedule, list[str], Topology | None]:
-    """The schedule, the lines of its plan, and the topology."""
+    """The schedule, the lines of its plan, and the topology, as in `Simulated`.
+
+    Raises CP0754 if --ranks does not fit.
+    """
     text = console.read(args.file)
     name = name_of(args.file)
     if is_saved(args.file, text):
@@ -159,12 +176,21 @@ def _schedule(args: Namespace, console: Console) -> tuple[Schedule, list[str], T
     def adapt(plan: Plan) -> Plan:
         return _resize(plan, args.ranks, args.axis) if args.ranks else plan
 
-    done = compile_with_flags(args.file, args, console, adapt=adapt)
-    return done.schedule, text.splitlines(), topology_of(done.plan, args.topology)
+    compiled = compile_with_flags(args.file, args, console, adapt=adapt)
+    return compiled.schedule, text.splitlines(), topology_of(compiled.plan, args.topology)
 
 
 def _resize(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
-    """Resize the plan's first axis for `ranks` ranks. Raises CP0754 if that is impossible."""
+    """Resize the plan's first replica axis for `ranks` ranks; if it has none, its first axis.
+
+    Args:
+        plan: the plan.
+        ranks: the number of ranks, without servers.
+        sizes: sizes of axes from --axis.
+
+    Raises:
+        CommplanError: CP0754 if there is no axis, if another axis is open, or if the ranks are not divisible.
+    """
     axis_sizes = dict(sizes)
     ranked = [axis for axis in plan.axes if axis.kind is not AxisKind.SERVER]
     if not ranked:
@@ -178,14 +204,24 @@ def _resize(plan: Plan, ranks: int, sizes: Iterable[tuple[str, int]]) -> Plan:
         message = f"{ranks} ranks cannot be laid out: the other axes of plan `{plan.name}` have {inside}"
         note = f"give a multiple of {inside}, or their sizes with --axis NAME=N"
         fail("CP0754", message, note, file=plan.file)
-    longer = replace(first, size=ranks // inside)
-    return replace(plan, axes=tuple(longer if a is first else a for a in plan.axes))
+    resized = replace(first, size=ranks // inside)
+    return replace(plan, axes=tuple(resized if axis is first else axis for axis in plan.axes))
 
 
 def place_schedule(
     text: str, name: str, args: Namespace, topology: Topology | None, console: Console
 ) -> Schedule:
-    """Load a saved schedule, and place its axes as in the flags, as compiled, or by name, in this order."""
+    """Load a saved schedule, and place its axes on `topology`.
+
+    Axes are placed as --map specifies, or else as compiled if `topology` has these levels, or else by name.
+
+    Args:
+        text: the content of the file.
+        name: its name, for messages.
+        args: the flags.
+        topology: the machine; None: axes remain as compiled.
+        console: the output.
+    """
     from commplan.verify import verify
 
     schedule = read_saved(text, name, verify)

@@ -8,8 +8,7 @@ import argparse
 def check_usage(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """Exit with status 2 for invalid combinations of arguments.
 
-    `verify` takes a file or a complete algorithm, `trace` an output file or `summarize`, and `diff` two files
-    or two machines.
+    For `trace`, this also sets `args.summarize`, and removes the word `summarize` from `args.records`.
     """
     if args.verb == "diff" and len(args.topology) > 2:
         root.error("diff: two machines at most: --topology A.toml --topology B.toml")
@@ -53,7 +52,7 @@ def _check_flags_of_check(root: argparse.ArgumentParser, args: argparse.Namespac
 
 
 def _check_step_flags(root: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Check the requirements of --step."""
+    """Check that --step has a --target."""
     if args.step and not args.target:
         root.error(
             f"{args.verb}: --step is estimated for --target NAME:HOSTSxDEVICES; or measure it with"

@@ -55,7 +55,10 @@ def need_machine(args: Namespace) -> None:
 
 
 def mesh_sizes_of(path: str, args: Namespace, console: Console) -> dict[str, int]:
-    """The mesh sizes of the plan or saved schedule at `path`."""
+    """The sizes of the axes, without servers, of the plan or saved schedule at `path`.
+
+    Raises the errors of loading it, and CP07xx for an open axis without --axis.
+    """
     text = console.read(path)
     if is_saved(path, text):
         from commplan.verify import verify
@@ -88,15 +91,29 @@ def estimated(args: Namespace, sizes: Mapping[str, int]) -> StepComputation:
 
 
 def computation_of(costs: Estimate, times: GradientTimes, machine: Target) -> StepComputation:
-    """The estimated computation of a compiled step, with gradients ready at the fractions in `times`."""
+    """The estimated computation of a compiled step, with gradients ready at the fractions in `times`.
+
+    Args:
+        costs: seconds of the step on one device.
+        times: when the backward pass has computed each gradient, as fractions.
+        machine: the target of the estimate.
+    """
     until = costs.computation - costs.after
     ready = tuple((name, path, share * until) for name, path, share in times.shares)
     return StepComputation(until, ready, f"estimated for {machine} from the compiled step", costs.after)
 
 
 def shares_of(location: str, step: Any, arguments: tuple[Any, ...]) -> GradientTimes:
-    """The gradients of a step with their fractions of its products. Raises CP1157 if no phase receives
-    any."""
+    """The gradients of a step, with the fraction of its matrix products that precede each.
+
+    Args:
+        location: the value of --step, for the error.
+        step: the step.
+        arguments: its arguments.
+
+    Raises:
+        CommplanError: CP1157 if no phase receives a gradient inside of a shard_map.
+    """
     from commplan.lowering.jax.gradient_times import gradient_times
 
     times = gradient_times(step, arguments)
@@ -110,10 +127,14 @@ def shares_of(location: str, step: Any, arguments: tuple[Any, ...]) -> GradientT
 
 
 def step_at(location: str, mesh: Any) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Call the user's function for the step and its arguments. Raises CP1153 if its result is invalid."""
+    """Call the user's function at `location` with `mesh`, for the step and the tuple of its arguments.
+
+    Raises:
+        CommplanError: CP1109 if the function cannot be imported, CP1153 if its result is invalid.
+    """
     returned: Any = function_at(f"--step {location}", location)(mesh)
     parts: list[Any] = [*returned] if isinstance(returned, tuple) else [returned]
-    if [callable(part) for part in parts[:1]] + [type(part) for part in parts[1:]] != [True, tuple]:
+    if len(parts) != 2 or not callable(parts[0]) or type(parts[1]) is not tuple:
         names = ", ".join(type(part).__name__ for part in parts)
         message = f"--step {location} returned {names}: expected a step and a tuple of its arguments"
         fail("CP1153", message, "return train, (state, params, batch)")
@@ -122,7 +143,10 @@ def step_at(location: str, mesh: Any) -> tuple[Callable[..., Any], tuple[Any, ..
 
 @contextmanager
 def naming_step(step: str | None) -> Generator[None]:
-    """Context that compiles the user's step; its errors are reported as errors of the input (CP1154)."""
+    """Context for compiling the step of --step: its errors are reported as errors of the input (CP1154).
+
+    Without a step, errors are not changed.
+    """
     try:
         yield
     except (CommplanError, KeyboardInterrupt, SystemExit):

@@ -23,10 +23,11 @@ class Change(msgspec.Struct, frozen=True):
     """One compared quantity.
 
     Attributes:
-        phase: The phase; "" for the whole schedule.
-        measure: The quantity.
-        subject: The subject of the quantity, if there are several.
-        before, after: The values; None if a schedule does not have it, or if it is unknown.
+        phase: The name of the phase; "" for the whole schedule.
+        measure: The quantity, such as `memory`; times are in seconds, and sizes in bytes.
+        subject: The subject of the quantity, such as a level; "" if there is only one.
+        before: The value in the first schedule; None if it does not have it, or if it is unknown.
+        after: The value in the second schedule; None as in `before`.
     """
 
     phase: str
@@ -37,11 +38,15 @@ class Change(msgspec.Struct, frozen=True):
 
     @property
     def is_changed(self) -> bool:
+        """Whether the values differ."""
         return self.before != self.after
 
     @property
     def growth(self) -> float | None:
-        """The relative growth; infinite from nothing. None for text and for unknown rounds."""
+        """The relative growth: 0.05 is 5%; infinite from 0 or nothing, -1 to nothing.
+
+        None for equal values, for text, and for unknown rounds.
+        """
         is_unknown = self.measure == "rounds" and None in (self.before, self.after)
         before, after = self.before or 0, self.after or 0
         if is_unknown or isinstance(before, str) or isinstance(after, str) or before == after:
@@ -50,7 +55,12 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """A limit for the relative growth of a measure; 0.05 is 5%."""
+    """A limit for the growth of a measure.
+
+    Attributes:
+        measure: The measure, as in `Change`; only changes without a subject are limited.
+        share: The largest relative growth; 0.05 is 5%.
+    """
 
     measure: str
     share: float
@@ -61,7 +71,11 @@ class Limit(msgspec.Struct, frozen=True):
         return [change for change in relevant if (change.growth or 0.0) > self.share]
 
 
-_Measures = dict[tuple[str, str], Number | str]  # by measure and subject
+_Measures = dict[tuple[str, str], Number | str]  # values by measure and subject, as in `Change`
+TIMES = ("exposed", "alone")  # measures in seconds: fields of `cost.schedule.prediction.PhaseTime`
+# The order in which the measures of a phase are listed.
+_ORDER = (*TIMES, "memory", "rounds", "bytes", "link bytes", "buckets", "algorithm", "collectives",
+          "collective bytes", "ops")  # fmt: skip
 
 
 def diff(a: Schedule, b: Schedule, times: tuple[Prediction, Prediction] | None) -> tuple[Change, ...]:
@@ -116,18 +130,15 @@ def _phases(schedule: Schedule, prediction: Prediction | None) -> dict[str, _Mea
     return measures
 
 
-TIMES = ("exposed", "alone")  # of `cost.schedule.prediction.PhaseTime`
-_ORDER = (*TIMES, "memory", "rounds", "bytes", "link bytes", "buckets", "algorithm", "collectives",
-          "collective bytes", "ops")  # fmt: skip
-
-
 def _changes(phase: str, before: _Measures, after: _Measures) -> Iterator[Change]:
+    """The values of both schedules, in `_ORDER` for a phase."""
     keys = dict.fromkeys([*before, *after])
     for key in sorted(keys, key=lambda key: _ORDER.index(key[0])) if phase else keys:
         yield Change(phase, *key, before.get(key), after.get(key))
 
 
 def _whole(schedule: Schedule) -> _Measures:
+    """The properties of the whole schedule: plan, backend, passes and sizes of axes."""
     sizes = {("axis", axis.name): axis.size for axis in schedule.axes}
     texts = {"plan": schedule.plan, "backend": schedule.backend, "passes": schedule.pipeline or "none"}
     return {**{(measure, ""): text for measure, text in texts.items()}, **sizes}

@@ -28,7 +28,14 @@ Kind = Literal["source", "input", "state", "host", "device", "network", "output"
 
 
 class Node(msgspec.Struct, frozen=True):
-    """A node of the graph with its text lines, and its line in the plan."""
+    """A node of the graph.
+
+    Attributes:
+        id: An identifier that is unique in the drawing, in the syntax of both output languages.
+        kind: The kind, which determines its appearance.
+        texts: The lines of its label.
+        line: Its line in the plan.
+    """
 
     id: str
     kind: Kind
@@ -40,9 +47,11 @@ class Edge(msgspec.Struct, frozen=True):
     """A value that flows from one node to another.
 
     Attributes:
-        tail, head: The nodes.
-        texts: Name and type, and placement. Equal texts with the same tail are one value.
-        line: The line of the plan that makes it, if it is looked up.
+        tail: The node that makes the value.
+        head: The node that reads it.
+        texts: Name and type, and placement; empty for records of a source. Equal texts with the same tail
+            are one value.
+        line: The line of the plan that makes the value; 0 if it is not looked up.
         back: Whether it is the new value of a state.
     """
 
@@ -54,13 +63,28 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 class Box(msgspec.Struct, frozen=True):
+    """A phase or a server axis with its nodes.
+
+    Attributes:
+        id: An identifier, as in `Node`.
+        title: Its heading.
+        nodes: Its nodes, in the order of the plan.
+    """
+
     id: str
     title: str
     nodes: tuple[Node, ...]
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """A drawing, independent of the output language."""
+    """A drawing, independent of the output language.
+
+    Attributes:
+        title: The heading, with the name of the plan.
+        nodes: The nodes outside of boxes.
+        boxes: The boxes.
+        edges: The edges.
+    """
 
     title: str
     nodes: tuple[Node, ...]
@@ -79,6 +103,7 @@ def drawing(plan: Plan) -> Drawing:
     Sources, inputs and states are outside of the phases, once each; states on servers are in a box for the
     servers. Every other node belongs to its phase.
     """
+    # Nodes outside of the phases.
     roots = [
         Node(f"source{i}", "source", (f"source {source.name}", str(source.type)), source.span.line)
         for i, source in enumerate(plan.sources)
@@ -109,10 +134,18 @@ def drawing(plan: Plan) -> Drawing:
 def _phase(
     plan: Plan, phase: Phase, box: str, entry: Mapping[Ref, str], sources: Mapping[str, str]
 ) -> tuple[Box, list[Edge]]:
-    """One phase: its nodes, and the edges that begin or end in it."""
+    """One phase: its nodes, and the edges that begin or end in it.
+
+    Args:
+        plan: The plan.
+        phase: The phase.
+        box: The identifier of its box.
+        entry: The node of each input and state.
+        sources: The node of each source.
+    """
     nodes: list[Node] = []
     edges: list[Edge] = []
-    maker = dict(entry)
+    maker = dict(entry)  # the node that makes each value
     for number, stage in enumerate(phase.stages):
         node = f"{box}_stage{number}"
         nodes.append(Node(node, _kind(plan, stage), stage_lines(stage), stage.span.line))
@@ -133,6 +166,7 @@ def _phase(
 
 
 def _kind(plan: Plan, stage: Stage) -> Kind:
+    """Where a stage runs: on the host, on one device, or on the network."""
     match stage:
         case Load():
             return "host"
@@ -145,12 +179,19 @@ def _kind(plan: Plan, stage: Stage) -> Kind:
 
 
 def _label(plan: Plan, ref: Ref) -> tuple[str, ...]:
+    """The texts of an edge for a value."""
     value = plan.value(ref)
     return (f"{value.name} : {value.type}", str(value.placement))
 
 
 class Look(NamedTuple):
-    """The appearance of a kind of node: fill color, Graphviz shape, Mermaid brackets."""
+    """The appearance of a kind of node.
+
+    Attributes:
+        fill: The fill color, `#RRGGBB`.
+        shape: The shape in Graphviz.
+        brackets: The brackets around a label in Mermaid, which determine the shape.
+    """
 
     fill: str
     shape: str

@@ -1,4 +1,7 @@
-"""Predicts compiled collectives on the links of a topology, with the cost model of schedules."""
+"""Predicts compiled collectives on the links of a topology, with the cost model of schedules.
+
+`commplan.lowering.gpu.estimate` and the audit use it instead of the data sheets of GPUs.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,17 @@ from commplan.ir.types import sized
 from commplan.lowering.hlo.step import CompiledCollective
 from commplan.topology import Topology, place
 
-_PREDICTED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-_NATIVE = Algorithm("native")
+_PREDICTED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")  # by the cost model
+_NATIVE = Algorithm("native")  # XLA uses the native collectives
 
 
 class TopologyLinks:
-    """The links of a `Predictor`, for `commplan.lowering.gpu.estimate`."""
+    """The links of a `Predictor`, for `commplan.lowering.gpu.estimate`.
+
+    Attributes:
+        levels: The names of the levels, innermost first.
+        source: The origin of the times, as one sentence.
+    """
 
     def __init__(self, predictor: Predictor) -> None:
         self._predictor, self._network = predictor, predictor.network
@@ -33,7 +41,10 @@ class TopologyLinks:
         self.source = f"links of topology `{self._network.topology.name}`, {origin}: {rates}"
 
     def seconds(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
-        """Seconds of one collective alone, and the seconds that it occupies each level."""
+        """Seconds of one collective alone, and the seconds that it occupies each level, by name.
+
+        Levels that it does not use are omitted.
+        """
         key = (collective.kind, collective.nbytes, collective.groups)
         if key not in self._times:
             self._times[key] = self._predict(collective)
@@ -42,6 +53,7 @@ class TopologyLinks:
     def _predict(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
         ranks = np.asarray(collective.groups, np.int64)
         workers = self._predictor.workers
+        # A mesh with more devices than the schedule has ranks is placed in the order of its devices.
         places: Ints = workers[ranks] if ranks.max() < len(workers) else ranks % self._network.places
         if collective.kind not in _PREDICTED:
             return self._permute(places, collective.nbytes)
@@ -53,8 +65,11 @@ class TopologyLinks:
         return predicted.seconds, self._busy(np.array([moved for _, moved in predicted.nbytes]))
 
     def _permute(self, pairs: Ints, nbytes: int) -> tuple[float, dict[str, float]]:
-        """The time of one message for each pair of source and target, all at the same time."""
-        load, latency = np.zeros(len(self.levels)), 0.0
+        """The time of one message of `nbytes` for each pair of source and target, all at the same time.
+
+        `pairs` has the shape (messages, 2). The busiest member of a level determines its time.
+        """
+        load, latency = np.zeros(len(self.levels)), 0.0  # bytes on each level; seconds
         crossing = pairs[pairs[:, 0] != pairs[:, 1]]
         for index, level in enumerate(self._network.levels):
             if not len(crossing):
@@ -66,6 +81,7 @@ class TopologyLinks:
         return self._network.call + latency + float((load / self._network.bandwidths).max()), self._busy(load)
 
     def _busy(self, load: np.ndarray) -> dict[str, float]:
+        """The seconds that `load`, in bytes on each level, occupies the levels that it uses."""
         pairs = zip(self.levels, (load / self._network.bandwidths).tolist(), strict=True)
         return {level: seconds for level, seconds in pairs if seconds > 0}
 

@@ -31,9 +31,19 @@ from commplan.ir.remark import Alternative, Choice, SharingCost
 from commplan.ir.types import DType, sized, timed
 from commplan.verify.claims import Claims, claims
 
+_SHOWN_BUCKETS = 8  # most buckets of a line that are listed
+_HEAD = ("", "design", "members part", "CPU", "of the limit", "step", "waits for", "between hosts", "memory")
+
 
 class Traffic(msgspec.Struct, frozen=True):
-    """A lower bound on the bytes that one rank moves over `axes`, and its formula."""
+    """A lower bound on the bytes that one rank moves.
+
+    Attributes:
+        axes: The axes, or one level, that they are moved over.
+        ranks: The number of ranks along `axes`, n.
+        nbytes: The bound in bytes.
+        formula: The bound for S bytes per rank; a sum of formulas for several collectives.
+    """
 
     axes: tuple[str, ...]
     ranks: int
@@ -44,8 +54,16 @@ class Traffic(msgspec.Struct, frozen=True):
 class OpSummary(msgspec.Struct, frozen=True):
     """One op.
 
-    `nbytes` is the size of one rank's operand; for a pack the size of the buffer, for a request to servers
-    the bytes that are sent or received. `algorithm` is set for collectives.
+    Attributes:
+        kind: The kind, such as `all_reduce`.
+        result: Its first result.
+        detail: Its operands and options as text.
+        lane: The lane that it runs in, such as `network` or `host_read`.
+        nbytes: The bytes of one rank's operands; of the buffer for a pack, and of the values that are sent or
+            received for a request to servers.
+        dtype: The dtype of a collective; else None.
+        algorithm: The algorithm of a collective; else None.
+        traffic: The traffic of a collective; else empty.
     """
 
     kind: str
@@ -59,7 +77,14 @@ class OpSummary(msgspec.Struct, frozen=True):
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """A buffer that the compiler packs: its size in bytes, and the leaves with a part in it."""
+    """A buffer that the compiler packs.
+
+    Attributes:
+        buffer: The name of the packed value.
+        nbytes: The size in bytes.
+        dtype: The dtype of all its elements.
+        leaves: The leaves with a part in it, `VALUE/PATH`, without duplicates.
+    """
 
     buffer: str
     nbytes: int
@@ -68,10 +93,19 @@ class Bucket(msgspec.Struct, frozen=True):
 
 
 class StageSummary(msgspec.Struct, frozen=True):
-    """One stage of the plan and its ops; or a state that a phase gets from servers, at the line of its
-    declaration.
+    """One stage of the plan, or a state that a phase gets from servers without a stage.
 
-    `sent` are the bytes that the busiest worker sends to servers.
+    Attributes:
+        line: The line of the stage, or of the state's declaration.
+        stage: The stage as text.
+        results: The values that it makes.
+        steps: Its ops in order; empty if passes have removed it.
+        buckets: The buffers that it packs.
+        traffic: The sum over its ops, one entry per group of axes.
+        choices: The decisions of passes about it.
+        servers: Lines about states on servers, traffic with them, and its time.
+        sent: The bytes that the busiest worker sends to servers; 0 without servers.
+        filler: For a load, lines about the rows that only pad a batch.
     """
 
     line: int
@@ -79,52 +113,63 @@ class StageSummary(msgspec.Struct, frozen=True):
     results: tuple[str, ...]
     steps: tuple[OpSummary, ...]
     buckets: tuple[Bucket, ...]
-    traffic: tuple[Traffic, ...]  # the sum over the steps, one entry per group of axes
+    traffic: tuple[Traffic, ...]
     choices: tuple[Choice, ...]
-    servers: tuple[str, ...] = ()  # states on servers, traffic with them, and its time
+    servers: tuple[str, ...] = ()
     sent: int = 0
-    filler: tuple[str, ...] = ()  # for a load, the rows that only pad a batch
+    filler: tuple[str, ...] = ()
 
 
 class PhaseLines(msgspec.Struct, frozen=True):
-    """A phase: its stages, and a lower bound on the bytes that a rank moves in one run."""
+    """A phase.
+
+    Attributes:
+        name: Its name in the schedule.
+        title: Its heading in the plan, such as `each step`.
+        lines: Its stages.
+        traffic: A lower bound on the bytes that a rank moves in one run, one entry per group of axes.
+        outputs: The names of its outputs.
+        times: Its predicted times; None without a topology.
+    """
 
     name: str
     title: str
     lines: tuple[StageSummary, ...]
     traffic: tuple[Traffic, ...]
     outputs: tuple[str, ...] = ()
-    times: PhaseTime | None = None  # predicted
+    times: PhaseTime | None = None
 
 
 class Explanation(msgspec.Struct, frozen=True):
     """An explained plan. `msgspec.json.encode` writes it as JSON, `text()` as text.
 
     Attributes:
-        plan, backend, pipeline: The name of the plan, the backend and the passes.
+        plan: The name of the plan.
         axes: The sizes of the axes, including servers.
+        pipeline: The passes as text; empty if none ran.
         phases: The phases.
         choices: Choices that belong to no single line.
-        placement: The levels of the topology that each axis maps to.
-        topology: The topology, if there is one.
+        backend: The backend.
+        placement: The levels of the topology that each axis maps to; empty without a topology.
+        topology: The topology, or None.
         servers: The names of the server axes.
         claims: The properties that the compiler has proved.
-        times: The source of predicted times, and their parts.
-        steps: The cost of phases `each step`, with predicted times.
+        times: The source of predicted times, and their parts; empty without a prediction.
+        steps: The cost of phases `each step`; empty without a prediction.
     """
 
     plan: str
     axes: dict[str, int]
     pipeline: str
     phases: tuple[PhaseLines, ...]
-    choices: tuple[Choice, ...]  # choices that do not belong to one line
+    choices: tuple[Choice, ...]
     backend: ir.Backend = "jax"
-    placement: dict[str, str] = {}  # by axis, if there is a topology
+    placement: dict[str, str] = {}
     topology: ir.CompiledTopology | None = None
     servers: tuple[str, ...] = ()
     claims: Claims | None = None
-    times: str = ""  # the source of predicted times, and their parts
-    steps: tuple[StepCost, ...] = ()  # of phases `each step`, with predicted times
+    times: str = ""
+    steps: tuple[StepCost, ...] = ()
 
     def text(self) -> str:
         """The explanation as text, with ops of one kind on one line."""
@@ -154,11 +199,12 @@ class Explanation(msgspec.Struct, frozen=True):
         return "\n".join(lines) + "\n"
 
     def _axis(self, name: str) -> str:
+        """The size of an axis and its levels, as text."""
         position = f" on {self.placement[name]}" if name in self.placement else ""
         return f"{name} = {self.axes[name]}{position}"
 
     def _server_ranks(self) -> str:
-        """The ranks of the servers, which are the last ones."""
+        """The ranks of the servers, which are the last ones, as text."""
         first = math.prod(size for name, size in self.axes.items() if name not in self.servers)
         ranges: list[str] = []
         for name in self.servers:
@@ -183,10 +229,13 @@ def explain_plan(
     Args:
         plan: The plan.
         schedule: The schedule.
-        predictor: The machine, if the schedule was compiled for a topology. Adds predicted times of requests
-            to servers and elastic averaging, and of alternatives.
-        records: The number of records of each source.
-        prediction: The prediction of `schedule`.
+        predictor: The cost model of a machine; None without a topology. Adds predicted times of requests to
+            servers and elastic averaging, and of alternatives.
+        records: The number of records of each source, if known. Adds the rows that pad batches.
+        prediction: The prediction of `schedule`, or None. Adds times of phases and costs of steps.
+
+    Raises:
+        CommplanError: As `commplan.protocol.build_sites.sites`, for states on servers.
     """
     spans = {stage.span for phase in plan.phases for stage in phase.stages}
     server_texts = server_lines(schedule, predictor)
@@ -214,6 +263,7 @@ def _phase(
     choices: Mapping[Span | None, Sequence[Choice]], records: Mapping[str, int],
     prediction: Prediction | None,
 ) -> PhaseLines:  # fmt: skip
+    """The stages of a phase. `choices` are grouped by location, and `records` counted by source."""
     compiled = schedule.phase(phase.name)
     values = {value.id: value for value in (*schedule.entry, *compiled.values)}
     ops, spans = grouped(compiled.ops, lambda op: op.span), {stage.span for stage in phase.stages}
@@ -246,6 +296,7 @@ def _phase(
 
 
 def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
+    """The buffer of a pack. A leaf with an empty path is called like its value."""
     buffer = values[op.result]
     leaves = dict.fromkeys(
         f"{part.value}/{path}" if (path := values[part.value].leaves[part.leaf].path) else part.value
@@ -255,6 +306,7 @@ def _bucket(op: ir.Pack, values: Mapping[str, ir.Value]) -> Bucket:
 
 
 def _step(op: ir.Op, values: Mapping[str, ir.Value], schedule: ir.Schedule) -> OpSummary:
+    """The summary of an op. A map of a built-in function shows its formula."""
     # States on servers stay there; only the values that a worker gets are counted.
     moved = worker_operands(op, values) or (ir.results(op) if op.uses_servers(values) else ())
     moved = ir.results(op) if isinstance(op, ir.Pack) else moved
@@ -305,6 +357,7 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> tuple[Traffic, ...]:
 
 
 def _charge(kind: str, over: tuple[str, ...], nbytes: int, ranks: int) -> Traffic:
+    """The bound for one collective with an operand of `nbytes` on each of `ranks` ranks."""
     match kind:
         case "all_reduce":
             sent, formula = 2 * (ranks - 1) * nbytes / ranks, "2(n-1)/n S"
@@ -350,8 +403,9 @@ def line_lines(line: StageSummary) -> list[str]:
     if not line.steps:
         lines.append("removed: no op is left")
     if line.buckets:
-        sizes = ", ".join(f"{sized(bucket.nbytes)} ({_leaves(bucket)})" for bucket in line.buckets[:8])
-        more = f", and {len(line.buckets) - 8} more" if len(line.buckets) > 8 else ""
+        shown, hidden = line.buckets[:_SHOWN_BUCKETS], len(line.buckets[_SHOWN_BUCKETS:])
+        sizes = ", ".join(f"{sized(bucket.nbytes)} ({_leaves(bucket)})" for bucket in shown)
+        more = f", and {hidden} more" if hidden else ""
         lines.append(f"buckets in the order sent: {sizes}{more}")
     return [*lines, *_traffic(line.traffic), *line.servers, *line.filler]
 
@@ -369,6 +423,7 @@ def _traffic(entries: Iterable[Traffic]) -> list[str]:
 
 
 def _choice(choice: Choice) -> list[str]:
+    """A decision of a pass: its reason, its time, and the rejected alternatives."""
     lines = [f"{choice.by} chose {choice.what}: {choice.why}"]
     if choice.seconds is not None:
         source = f"  ({choice.source})" if choice.source else ""
@@ -377,9 +432,6 @@ def _choice(choice: Choice) -> list[str]:
     lines += [f"  rejected: {text}" for text in choice.rejected]
     width = max((len(other.what) for other in choice.alternatives), default=0)
     return lines + [f"  rejected: {_alternative(other, choice, width)}" for other in choice.alternatives]
-
-
-_HEAD = ("", "design", "members part", "CPU", "of the limit", "step", "waits for", "between hosts", "memory")
 
 
 def sharing_table(rows: Sequence[SharingCost]) -> list[str]:
@@ -410,7 +462,10 @@ def _sharing_row(cost: SharingCost) -> tuple[str, ...]:
 
 
 def _alternative(alternative: Alternative, choice: Choice, width: int) -> str:
-    """An alternative, its predicted time, the difference, and other disadvantages."""
+    """An alternative, its predicted time, the ratio to that of `choice`, and other disadvantages.
+
+    `width` is the number of characters of the longest alternative.
+    """
     if alternative.seconds is None:
         return f"{alternative.what}: {alternative.why or 'without a topology its time is not known'}"
     parts = [f"{timed(alternative.seconds):>8}"]

@@ -27,25 +27,33 @@ from commplan.protocol.sites import Buffer, Site, Sites, StateDistribution, nbyt
 from commplan.topology import Topology
 
 TENTH = 0.1  # share of communication for which step times are shown if the step is unknown
-_UNKNOWN_STEP = ("10% if steps take", "or, under a step,")
+_UNKNOWN_STEP = ("10% if steps take", "or, under a step,")  # headings of these step times
 
 
 class ServerText(msgspec.Struct, frozen=True):
     """The text for one line of the plan.
 
-    `sent` are the bytes that the busiest worker sends to servers; 0 if workers may use the servers' memory
-    directly.
+    Attributes:
+        lines: The lines of text.
+        sent: The bytes that the busiest worker sends to servers; 0 if workers may use the servers' memory
+            directly.
     """
 
     lines: tuple[str, ...] = ()
     sent: int = 0
 
 
-ServerTexts = dict[tuple[str, Span], ServerText]
+ServerTexts = dict[tuple[str, Span], ServerText]  # by name of the phase and location of the stage
 
 
 def server_lines(schedule: Schedule, predictor: Predictor | None) -> ServerTexts:
-    """The texts about servers and elastic averaging, by phase and line of the plan."""
+    """The texts about servers and elastic averaging.
+
+    Without a predictor there are no times, and no texts about elastic averaging without servers.
+
+    Raises:
+        CommplanError: As `commplan.protocol.build_sites.sites`.
+    """
     all_sites = sites(schedule)
     texts: dict[tuple[str, Span], ServerText] = {}
     periods = {phase.name: phase.period for phase in schedule.phases}
@@ -60,7 +68,7 @@ def server_lines(schedule: Schedule, predictor: Predictor | None) -> ServerTexts
             timing, _ = server_timing(site, all_sites, predictor, periods[site.phase])
             lines += [f"  {line}" for line in server_time_lines(timing, predictor.network.topology)]
             alternatives = alternatives_to_servers(predictor, site, all_sites)
-            lines += [f"  instead: {way}: {timed(seconds)}" for way, seconds in alternatives]
+            lines += [f"  instead: {text}: {timed(seconds)}" for text, seconds in alternatives]
         add((site.phase, site.span), lines, 0 if site.mode == "hogwild" else nbytes_of(site.up))
     if predictor is None:
         return texts
@@ -76,18 +84,19 @@ def server_lines(schedule: Schedule, predictor: Predictor | None) -> ServerTexts
 def title(site: Site) -> str:
     """Titles such as `exchange with hub` and `elastic async with master`."""
     kind = f"elastic {site.mode}" if site.kind == "elastic" else site.kind
-    return f"{kind} {'from' if site.kind == 'get' else 'on' if site.kind == 'put' else 'with'} {site.server}"
+    preposition = {"get": "from", "put": "on"}.get(site.kind, "with")
+    return f"{kind} {preposition} {site.server}"
 
 
-def site_lines(site: Site, sites: Sites) -> list[str]:
-    """The states of a site and its traffic."""
+def site_lines(site: Site, all_sites: Sites) -> list[str]:
+    """The states of a site and its traffic. `all_sites` are those of the schedule."""
     lines = [state_line(distribution) for distribution in site.distributions]
     up, down = _message_text(site.up), _message_text(site.down)
     sender = "the first worker of each group" if site.kind == "put" and site.per else "each worker"
     sender = "the first worker" if site.kind == "put" and not site.per else sender
     lines.append(f"{sender} sends {up} and " + (f"gets {down}" if site.down else "expects no answer"))
     if site.token:
-        other_workers = sites.workers - len(sites.members(site))
+        other_workers = all_sites.workers - len(all_sites.members(site))
         if other_workers == 1:
             lines.append(f"the other worker sends {_message_text(site.token)}")
         elif other_workers:
@@ -117,6 +126,7 @@ def state_line(distribution: StateDistribution) -> str:
 
 
 def _message_text(buffers: Sequence[Buffer]) -> str:
+    """The number of messages and their bytes, as text."""
     count = sum(len(buffer.chunks) for buffer in buffers)
     if count == 1:
         return f"1 message of {sized(nbytes_of(buffers))}"
@@ -125,13 +135,13 @@ def _message_text(buffers: Sequence[Buffer]) -> str:
 
 def server_time_lines(timing: ServerTiming, topology: Topology) -> list[str]:
     """The time of a request on a topology."""
-    where = ", ".join(dict.fromkeys(_place(place, topology) for place in timing.places))
+    places = ", ".join(dict.fromkeys(_place(place, topology) for place in timing.places))
     subject = f"all {timing.workers} workers at once" if timing.kind != "put" else "to arrive"
     times = timing.seconds / timing.bound if timing.bound else 1.0
     bound = f"{times:.2f} times the bound of {timed(timing.bound)}"
     bottleneck = f"{'on the' if timing.limit.startswith('links') else 'in'} {timing.limit}"
     lines = [
-        f"server{'s' * (timing.servers != 1)} on {where}",
+        f"server{'s' * (timing.servers != 1)} on {places}",
         f"{subject} {timed(timing.seconds)}, {bound}; most of it {bottleneck}",
     ]
     if timing.kind in ("exchange", "elastic"):
@@ -141,7 +151,7 @@ def server_time_lines(timing: ServerTiming, topology: Topology) -> list[str]:
 
 
 def _place(place: int, topology: Topology) -> str:
-    """The name of a place such as `host 3` or `host 1 of rack 2`, counted from 0."""
+    """The name of a place: its host if the topology lists hosts, else such as `gpu 3 of host 1`, from 0."""
     if topology.hosts:
         return topology.hosts[place // topology.host_places]
     names: list[str] = []
@@ -154,8 +164,12 @@ def _place(place: int, topology: Topology) -> str:
 def mode_lines(modes: Sequence[ElasticTiming], selected: str, period: int, step: float | None) -> list[str]:
     """A table of the modes of elastic averaging: their times, and the share of time for communication.
 
-    `step` are the seconds of computation in a step. If it is None, the table has the minimum for a share of
-    10%.
+    Args:
+        modes: The modes with their times.
+        selected: The mode of the plan, which is marked.
+        period: The number of steps between two exchanges.
+        step: The seconds of computation in a step. If it is None, the table has the least seconds for which
+            communication takes 10% of the time.
     """
     shares = ("of the time", "under a step") if step is not None else _UNKNOWN_STEP
     head = ["", "mode", "all at once", "alone", *shares, "way"]
@@ -163,11 +177,12 @@ def mode_lines(modes: Sequence[ElasticTiming], selected: str, period: int, step:
 
 
 def every(period: int) -> str:
+    """The period of a phase in words."""
     return "every step" if period == 1 else f"every {period} steps"
 
 
 def one_mode(exchange: ElasticTiming, period: int, step: float | None) -> dict[str, Any]:
-    """A mode as data, with shares of time if the seconds of a step are known."""
+    """A mode as data, with shares of time if the seconds of a step are known; arguments as `mode_lines`."""
     content: dict[str, Any] = msgspec.structs.asdict(exchange)
     if step is not None:
         minimum, maximum = waiting(exchange, period * step)
@@ -176,10 +191,12 @@ def one_mode(exchange: ElasticTiming, period: int, step: float | None) -> dict[s
 
 
 def _row(exchange: ElasticTiming, is_selected: bool, period: int, step: float | None) -> list[str]:
+    """The cells of a mode in the table of `mode_lines`."""
     alone = timed(exchange.alone) if exchange.mode != "sync" else ""
     cells = [">" if is_selected else "", exchange.mode, timed(exchange.seconds), alone]
     if step is None:
         minimum_step = least_compute(exchange, TENTH) / period
+        # Solve (seconds - step) / (period * step + seconds - step) = TENTH for `step`.
         overlapped_step = exchange.seconds / (1 + period * TENTH / (1 - TENTH))
         return [*cells, timed(minimum_step), timed(overlapped_step), exchange.way]
     minimum, maximum = waiting(exchange, period * step)

@@ -41,6 +41,7 @@ def stage_text(stage: Stage) -> str:
 
 
 def _algorithm_and_hints(stage: Stage) -> tuple[str, ...]:
+    """The algorithm and the hints of a stage as text, each empty if there is none."""
     via = getattr(stage, "via", None)
     return (f"via {via}" if via else "", hints_text(getattr(stage, "hints", NO_HINTS)))
 
@@ -72,7 +73,7 @@ def hints_text(hints: Hints) -> str:
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """`rows` as lines with aligned columns."""
+    """`rows`, of equal numbers of cells, as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return [line.rstrip() for line in lines]

@@ -18,11 +18,18 @@ from commplan.ir.remark import Alternative, Choice
 from commplan.ir.types import DType, sized, timed
 from commplan.verify.memory import memory
 
-NEAR_BOUND = 1.1  # times the lower bound; below, no other algorithm is more than a tenth faster
+NEAR_BOUND = 1.1  # a multiple of the lower bound; below, no other algorithm is more than a tenth faster
 
 
 class LineCost(msgspec.Struct, frozen=True):
-    """The line with the most exposed time, in seconds, and advice to reduce it, one sentence each."""
+    """The line with the most exposed time.
+
+    Attributes:
+        line: The line in the plan.
+        stage: Its stage as text.
+        exposed: Its exposed time in seconds.
+        advice: Changes that may reduce this time, one sentence each; empty if none is known.
+    """
 
     line: int
     stage: str
@@ -34,9 +41,12 @@ class StepCost(msgspec.Struct, frozen=True):
     """One run of a phase `each step` next to the computation, in seconds.
 
     Attributes:
-        phase: The phase.
-        computation, after, exposed, seconds: As in `PhaseTime`.
+        phase: The name of the phase.
+        computation: Seconds of the step's computation until the end of the backward pass; see `PhaseTime`.
+        after: Seconds of the step's computation after the phase.
         communication: The time in which some collective runs.
+        exposed: Seconds from the end of `computation` to the end of the phase.
+        seconds: Seconds of the step and the phase together.
         memory: An upper bound on the bytes of a rank that the plan needs.
         source: The source of the computation.
         first: The line to change first; None if nothing is exposed.
@@ -86,7 +96,10 @@ def step_costs(plan: graph.Plan, schedule: ir.Schedule, prediction: Prediction) 
 
 
 def exposed_by_line(time: PhaseTime) -> dict[int, float]:
-    """The exposed seconds of a phase by line, which are those at the end of its critical path."""
+    """The exposed seconds of a phase by line.
+
+    The exposed time is the end of the critical path, so its last parts are charged until it is used up.
+    """
     remaining, lines = time.exposed, defaultdict[int, float](float)
     for part in reversed(time.critical):
         if part.line:
@@ -96,6 +109,7 @@ def exposed_by_line(time: PhaseTime) -> dict[int, float]:
 
 
 def _first(phase: graph.Phase, schedule: ir.Schedule, time: PhaseTime) -> LineCost | None:
+    """The stage of `phase` with the most exposed time; None if no stage has any."""
     lines = exposed_by_line(time)
     stages = {stage.span.line: stage for stage in phase.stages}
     exposed = {line: seconds for line, seconds in lines.items() if line in stages and seconds > 0}
@@ -141,7 +155,7 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> set[str]:
 
 
 def _best(choices: Sequence[Choice]) -> tuple[Alternative, float] | None:
-    """The best alternative, and the ratio of its time to that of the selected one."""
+    """The best alternative, and the ratio of its time to that of its choice; None if no times are known."""
     ratios = [
         (alternative, alternative.seconds / choice.seconds)
         for choice in choices

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from commplan.cost.schedule.prediction import PhaseTime, Prediction
 from commplan.ir.types import sized, timed
 
-_MEASURES = {  # titles, and the fields of `PhaseTime` in seconds
+_MEASURES = {  # for each title, the field of `PhaseTime` in seconds
     "exposed": "exposed", "computation": "computation", "after": "after", "in all": "seconds",
     "alone": "alone", "bound": "bound",
 }  # fmt: skip
@@ -17,7 +17,7 @@ Row = tuple[str, tuple[str, ...]]
 
 
 def basis(prediction: Prediction) -> str:
-    """The source of the costs, and the computation that is included."""
+    """The source of the costs, and the computation that is included, as one sentence."""
     return f"{prediction.source}; computation {prediction.step}"
 
 
@@ -44,7 +44,10 @@ def compared(ratio: float) -> str:
 
 
 def rows(predictions: Sequence[Prediction], phase: str) -> Iterator[Row]:
-    """The measures of one phase, under the names of `PhaseTime`, with one value per machine."""
+    """The measures of one phase, with one value per machine; `phase` must be in all predictions.
+
+    Times that are 0 on all machines are omitted. Values after the first have the ratio to the first.
+    """
     times = [prediction.phase(phase) for prediction in predictions]
     for title, measure in _MEASURES.items():
         seconds: list[float] = [getattr(time, measure) for time in times]
@@ -58,10 +61,11 @@ def rows(predictions: Sequence[Prediction], phase: str) -> Iterator[Row]:
 
 
 def _relative(seconds: float, first: float) -> str:
+    """The ratio to the first value; empty if they are equal, or if the first is 0."""
     return f" ({seconds / first:.3g}x)" if first and seconds != first else ""
 
 
 def _collectives(time: PhaseTime) -> str:
-    """The number of collectives of each kind and algorithm."""
+    """The number of collectives of each kind and algorithm, one per line."""
     counts = Counter(f"{op.op} via {op.algorithm}" for op in time.ops if op.algorithm)
     return "\n".join(f"{count} x {name}" for name, count in counts.items()) or "none"

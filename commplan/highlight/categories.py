@@ -1,5 +1,6 @@
 """The category of each token of a plan: keyword, type, algorithm, name and so on.
 
+The Pygments lexer, the hovers of the language server and the generated grammars of editors use it.
 Words that are not reserved have a meaning only in certain positions: `ring` after `via` is an algorithm, and
 elsewhere a name.
 """
@@ -29,23 +30,26 @@ class Category(enum.StrEnum):
     PHASE = "phase"  # `at start`, `each step`
     VERB = "verb"  # of a stage: `load`, `reduce`
     CLAUSE = "clause"  # `over`, `by`, `via`, `output`
-    TYPE = "type"
+    TYPE = "type"  # `tree`, `f32`
     CONSTANT = "constant"  # a fixed word: `host`, `exactly_once`, `backward`
-    FUNCTION = "function"
-    ALGORITHM = "algorithm"
+    FUNCTION = "function"  # in its declaration and in calls
+    ALGORITHM = "algorithm"  # after `via`: `ring`
     OPERATOR = "operator"  # after `by`: `mean`, `sync`
     OPTION = "option"  # a key in braces or parentheses
-    NUMBER = "number"
-    UNIT = "unit"
+    NUMBER = "number"  # with its unit
+    UNIT = "unit"  # the unit of a number, if a highlighter splits it
     TEXT = "text"  # in quotes
     MARK = "mark"  # `=`, `->`, `?`
-    PUNCTUATION = "punctuation"
-    NAME = "name"
-    BAD = "bad"
+    PUNCTUATION = "punctuation"  # brackets and commas
+    NAME = "name"  # an axis, a value, and words without a meaning in their position
+    BAD = "bad"  # no token of the language
 
 
+# Keys in the parentheses after `by` and `via`.
 ARGUMENTS = tuple(dict.fromkeys(("weight", "eta", "rho", *(key for keys in KEYS.values() for key in keys))))
+# Keys in the parentheses of built-in functions.
 PARAMETERS = tuple(dict.fromkeys(key for keys in BUILTIN_KEYS.values() for key in keys))
+# Words that are values of options in braces.
 OPTION_WORDS = tuple(dict.fromkeys(word for rule in OPTIONS.values() for word in rule.words))
 # Token types with the same category in all positions.
 _PLAIN = {
@@ -58,7 +62,8 @@ _PLAIN = {
     **dict.fromkeys(("INT", "FLOAT", "QUANTITY"), Category.NUMBER),
     **dict.fromkeys(("EQUAL", "ARROW", "QUESTION"), Category.MARK),
 }
-_OPEN = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+_OPEN = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}  # closing brackets by opening brackets
+# Words that are keywords in the header of a phase only.
 _HEAD_WORDS = frozenset({"START", "STEP", "STEPS", "IN", "FRAGMENTS", "HIDDEN", "UNDER"})
 # For the type of a token, the meaningful words directly after it (None for all) and their category.
 _BEHIND: dict[str, tuple[frozenset[str] | None, Category]] = {
@@ -89,14 +94,23 @@ def categorize(text: str) -> Iterator[tuple[Token, Category]]:
 
 
 class _Statement:
-    """The state within a statement that determines the category of its next token."""
+    """The state within a statement that determines the category of its next token.
+
+    Attributes:
+        first: type of the word that begins the statement; empty before it.
+        before: type of the previous token; empty at the beginning.
+        verb: type of the verb; empty before it.
+        clause: type of the last keyword of a clause, to which following brackets belong.
+        placed: whether `on host` or `on device` precedes, so that flags may follow.
+        open: types of the brackets that are open, outermost first.
+    """
 
     def __init__(self) -> None:
         self.first = ""
         self.before = ""
         self.verb = ""
-        self.clause = ""  # the clause of following brackets
-        self.placed = False  # after `on host`, flags may follow
+        self.clause = ""
+        self.placed = False
         self.open: list[str] = []
 
     def category(self, token: Token, after: str) -> Category:

@@ -12,7 +12,7 @@ from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Punc
 from commplan.dsl.lexer import split_number
 from commplan.highlight.categories import Category, categorize
 
-_TYPES: dict[Category, Any] = {
+_TYPES: dict[Category, Any] = {  # token types of Pygments
     Category.COMMENT: Comment.Single,
     Category.DECLARATION: Keyword.Declaration,
     Category.PHASE: Keyword.Namespace,
@@ -69,7 +69,7 @@ class PlanLexer(Lexer):
 
 
 def _placed(text: str) -> Iterator[tuple[int, str, Category]]:
-    """Offset and text of every token, with its category."""
+    """The offset in `text`, the text and the category of every token, in order."""
     lines = [0, *(match.end() for match in re.finditer(r"\r\n|\r|\n", text))]
     for token, category in categorize(text):
         yield lines[token.line - 1] + token.column - 1, token.text, category

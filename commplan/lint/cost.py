@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from commplan.ir.remark import SharingCost
     from commplan.ir.schedule import Schedule
 
-PIN_MARGIN = 0.02  # tolerance of the search, as a fraction of a stage's time
+PIN_MARGIN = 0.02  # least gain that is reported, as a fraction of a stage's time: the search's tolerance
 
 
 def large_buckets(subject: Subject) -> Iterator[Diagnostic]:
@@ -50,7 +50,7 @@ def are_buckets_known(subject: Subject, lines: range) -> bool:
 
 
 def are_costs_known(subject: Subject, lines: range) -> bool:
-    """Whether costs are available, so that unneeded ignores can be reported."""
+    """Whether costs are available, so that unneeded ignores can be reported; the same for all `lines`."""
     return subject.inputs.topology is not None and subject.inputs.calibration is not None
 
 
@@ -128,11 +128,13 @@ def _without_pins(stage: Stage) -> Iterator[tuple[str, Stage]]:
 
 
 def _replace_fields(stage: Stage, **fields: object) -> Stage:
+    """Replace fields that `stage` has."""
     other: Stage = replace(stage, **fields)  # the members of the union have different fields
     return other
 
 
 def _predict(subject: Subject, schedule: Schedule) -> Prediction:
+    """The predicted times on the topology of `subject`, which must have one."""
     from commplan.cost import predict, predictor_for
 
     topology, measured = subject.inputs.topology, subject.inputs.calibration
@@ -146,7 +148,7 @@ def _exposed_time(prediction: Prediction, phase: str) -> float:
 
 
 def _chosen(schedule: Schedule, span: Span) -> str | None:
-    """The choice of `select` for the stage at `span`."""
+    """The choice of `select` for the stage at `span`; None if it made none."""
     choices = [choice.what for choice in schedule.choices if choice.span == span and choice.by == "select"]
     return choices[0] if choices else None
 
@@ -154,7 +156,7 @@ def _chosen(schedule: Schedule, span: Span) -> str | None:
 def _costly_design(subject: Subject, stage: ShareStage) -> Iterator[Diagnostic]:
     """A sharing design that is slower than another one, according to measured costs."""
     assert subject.schedule is not None
-    costs: Mapping[bool, list[SharingCost]] = {True: [], False: []}
+    costs: Mapping[bool, list[SharingCost]] = {True: [], False: []}  # by whether the plan pins the design
     for choice in subject.schedule.choices:
         for cost in choice.sharing if choice.span == stage.span else ():
             costs[cost.taken].append(cost)

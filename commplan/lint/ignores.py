@@ -12,14 +12,21 @@ from commplan.dsl import ast
 from commplan.dsl.lexer import Token, tokenize
 from commplan.errors import titles
 
-_DIRECTIVE = re.compile(r"#\s*commplan:\s*(?P<word>\w*)\s*(?P<rest>.*)")
-_CODE = re.compile(r"[,\s]*([A-Za-z]+\d[\w-]*)")
-RANGE = "CP12"
-ABOUT_COMMENTS = ("CP1207", "CP1208")
+_DIRECTIVE = re.compile(r"#\s*commplan:\s*(?P<word>\w*)\s*(?P<rest>.*)")  # `rest` has codes and a reason
+_CODE = re.compile(r"[,\s]*([A-Za-z]+\d[\w-]*)")  # a code after separators
+RANGE = "CP12"  # the range of warnings
+ABOUT_COMMENTS = ("CP1207", "CP1208")  # warnings about these comments, which cannot be ignored
 
 
 class Ignore(msgspec.Struct, frozen=True):
-    """A code in a comment, and the lines whose warnings it suppresses."""
+    """A code in a comment.
+
+    Attributes:
+        code: the code of a warning.
+        span: the location of the code.
+        lines: the plan lines whose warnings it suppresses.
+        removal: removes the code, or the comment if it has no other.
+    """
 
     code: str
     span: Span
@@ -28,7 +35,12 @@ class Ignore(msgspec.Struct, frozen=True):
 
 
 def ignores(text: str, tree: ast.File) -> tuple[list[Ignore], list[Diagnostic]]:
-    """Return the codes to ignore, and errors in the comments (CP1207)."""
+    """Return the codes to ignore, and warnings about mistakes in the comments (CP1207).
+
+    Args:
+        text: the text of the plan.
+        tree: its syntax tree, without errors.
+    """
     if "commplan:" not in text:
         return [], []
     tokens = list(tokenize(text.removeprefix("\ufeff")))
@@ -69,7 +81,13 @@ def _lines(comment: Token, code_lines: Collection[int], statements: Sequence[ran
 def _codes(
     comment: Token, match: re.Match[str], file: str
 ) -> tuple[list[tuple[str, Span]], list[Diagnostic]]:
-    """The codes of an ignore comment, and the mistakes in it."""
+    """The codes of a comment with their locations, and the mistakes in it.
+
+    Args:
+        comment: the comment.
+        match: the match of `_DIRECTIVE` in its text.
+        file: the plan file.
+    """
     codes: list[tuple[str, Span]] = []
     wrong: list[Diagnostic] = []
 
@@ -103,11 +121,12 @@ def _codes(
 
 
 def _mistake(message: str, span: Span, file: str, *notes: str, fix: Fix | None = None) -> Diagnostic:
+    """A warning CP1207."""
     return Diagnostic("CP1207", message, span, tuple(map(Note, notes)), fix, Severity.WARNING, file)
 
 
 def _written(match: re.Match[str]) -> Iterator[tuple[str, int, int]]:
-    """The codes of a comment with their offsets; they may be followed by a reason."""
+    """The codes of a comment, in upper case, with their start and end offsets; a reason may follow."""
     position = match.start("rest")
     while code := _CODE.match(match.string, position):
         yield code[1].upper(), code.start(1), code.end(1)
@@ -137,13 +156,13 @@ def without_ignored(
     """
     used = set[Ignore]()
     for warning in warnings:
-        by = [
+        matching = [
             ignore
             for ignore in ignored
             if warning.span and ignore.code == warning.code and _covers(ignore, warning.span)
         ]
-        used.update(by)
-        if not by:
+        used.update(matching)
+        if not matching:
             yield warning
     for ignore in judged:
         if ignore in used:
@@ -153,4 +172,5 @@ def without_ignored(
 
 
 def _covers(ignore: Ignore, span: Span) -> bool:
+    """Whether a line of `span` is affected by `ignore`."""
     return any(line in ignore.lines for line in range(span.line, span.end_line + 1))

@@ -8,7 +8,8 @@ from commplan.diagnostics import Diagnostic, Note, listed, plural
 from commplan.ir.plan import AxisKind, Load, MapStage, operands, results
 from commplan.lint.subject import Subject
 
-TAIL_MARGIN = 0.05  # fraction of the records of an epoch
+TAIL_MARGIN = 0.05  # most records that `tail drop` may omit without a warning, as a fraction of an epoch
+_ORDER = ("seed", "visit", "per", "batch", "tail")  # the fields of a load that determine its order
 
 
 def shared_draws(subject: Subject) -> Iterator[Diagnostic]:
@@ -50,14 +51,12 @@ def unlike_loads(subject: Subject) -> Iterator[Diagnostic]:
                 yield _unlike(subject, stage, made_of)
 
 
-_ORDER = ("seed", "visit", "per", "batch", "tail")
-
-
 def _order(load: Load) -> tuple[object, ...]:
     return tuple(getattr(load, name) for name in _ORDER)
 
 
 def _unlike(subject: Subject, stage: MapStage, loads: Collection[Load]) -> Diagnostic:
+    """The warning for `stage`, which reads `loads` in at least two orders."""
     first, *later = sorted(loads, key=lambda load: load.span)
     other = next(load for load in later if _order(load) != _order(first))
     names = [name for name in _ORDER if getattr(first, name) != getattr(other, name)]
@@ -73,7 +72,10 @@ def _unlike(subject: Subject, stage: MapStage, loads: Collection[Load]) -> Diagn
 
 
 def dropped_records(subject: Subject) -> Iterator[Diagnostic]:
-    """CP1206: `tail drop` omits more than 5% of the records of every epoch."""
+    """CP1206: `tail drop` omits more than 5% of the records of every epoch, for the worst batch size.
+
+    Only sources of known lengths are checked.
+    """
     records = subject.inputs.records
     for stage in subject.stages:
         if not isinstance(stage, Load) or stage.tail != "drop" or stage.source not in records:

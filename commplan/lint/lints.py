@@ -1,4 +1,4 @@
-"""Run all lints on a plan, except for ignored warnings."""
+"""The table of all lints, and `lint`, which runs them on a plan and drops ignored warnings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from commplan.lint import cost, input, usage
 from commplan.lint.ignores import ABOUT_COMMENTS, ignores, without_ignored
 from commplan.lint.subject import NOTHING, LintInputs, Subject, with_declared
 
-Lint = Callable[[Subject], Iterable[Diagnostic]]
+Lint = Callable[[Subject], Iterable[Diagnostic]]  # finds the warnings of one code
 
 
 def _always(subject: Subject, lines: range) -> bool:
@@ -61,6 +61,7 @@ def lint(analysis: Analysis, inputs: LintInputs = NOTHING) -> tuple[Diagnostic, 
 
 
 def _warnings(subject: Subject) -> Iterator[Diagnostic]:
+    """The warnings of all lints, including ignored ones."""
     for code, (find, _) in LINTS.items():
         assert code not in ABOUT_COMMENTS
         yield from find(subject)

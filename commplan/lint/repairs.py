@@ -1,4 +1,4 @@
-"""Apply safe fixes to a text."""
+"""Apply safe fixes to a text, for `commplan check --fix` and the language server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from commplan.diagnostics import Diagnostic, Fix, Span
 
-MAX_ROUNDS = 10
+MAX_ROUNDS = 10  # most rounds of fixes; a fix may reveal another mistake
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
@@ -16,6 +16,11 @@ class TextOffsets:
     """Converts between 0-based offsets and 1-based lines and columns, in characters.
 
     A byte order mark has no column.
+
+    Attributes:
+        text: the text.
+        starts: the offset of each line's first character.
+        ends: the offset after each line's last character, without the line break.
     """
 
     def __init__(self, text: str) -> None:
@@ -35,13 +40,15 @@ class TextOffsets:
         return self.offset(span.line, span.column), self.offset(span.end_line, span.end_column)
 
     def location(self, offset: int) -> tuple[int, int]:
-        """The line and column of an offset."""
+        """The line and column of an offset; column 0 for a byte order mark."""
         line = bisect_right(self.starts, offset)
         return max(line, 1), offset - self.starts[max(line, 1) - 1] + 1
 
 
 def edits(text: str, fixes: Iterable[Fix]) -> list[tuple[int, int, str]]:
-    """Convert fixes to edits (start, end, text), sorted; of overlapping fixes the first is used.
+    """Convert fixes to edits (start offset, end offset, new text), sorted by start.
+
+    Of overlapping fixes only the first is used.
 
     A deletion at the end of a line includes the preceding whitespace, or the whole line if it becomes empty
     and is not the last.
@@ -70,7 +77,7 @@ def _widen(offsets: TextOffsets, start: int, end: int) -> tuple[int, int]:
 
 
 def apply_fixes(text: str, fixes: Iterable[Fix]) -> tuple[str, int]:
-    """Apply fixes to `text`; returns the new text and the number of fixes."""
+    """Apply fixes to `text`; returns the new text and the number of fixes that were applied."""
     chosen = edits(text, fixes)
     for start, end, new in reversed(chosen):
         text = text[:start] + new + text[end:]

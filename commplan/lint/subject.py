@@ -1,4 +1,4 @@
-"""The input of a lint: a checked plan and further information."""
+"""The input of a lint: a checked plan, and further information from flags."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ NO_BINDINGS: Mapping[str, Any] = {}
 
 
 class LintInputs(msgspec.Struct, frozen=True):
-    """Information beyond the plan's text.
+    """Information beyond the plan's text. Lints that need missing information report nothing.
 
     Attributes:
-        sizes: sizes of axes declared `?`.
-        shapes: leaves by name, or None.
-        topology: the machine, which is required for times.
-        calibration: measurements of the machine.
+        sizes: sizes of axes declared `?`, by name.
+        shapes: leaves by name, as `compile_plan` takes them; None if unknown.
+        topology: the machine, which is required for times; None if unknown.
+        calibration: measurements of the machine; None for the topology's own numbers.
         options: further arguments of `compile_plan`.
-        records: lengths of sources.
+        records: numbers of records, by source.
         programs: texts of the programs that run the plan, by file.
     """
 
@@ -45,7 +45,7 @@ class LintInputs(msgspec.Struct, frozen=True):
 
     @property
     def is_bound(self) -> bool:
-        """Whether the plan can be compiled."""
+        """Whether the plan is to be compiled, since there is information for it."""
         return self.shapes is not None or self.topology is not None or bool(self.sizes or self.options)
 
 
@@ -53,7 +53,13 @@ NOTHING = LintInputs()
 
 
 class Subject(msgspec.Struct, frozen=True, dict=True):
-    """A plan without errors."""
+    """A plan without errors.
+
+    Attributes:
+        plan: the typed plan.
+        tree: its syntax tree, for locations.
+        inputs: further information.
+    """
 
     plan: Plan
     tree: ast.File
@@ -65,7 +71,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         return tuple(stage for phase in self.plan.phases for stage in phase.stages)
 
     def compiled(self, plan: Plan | None = None) -> ir.Schedule:
-        """Compile the plan, or a variant of it. Raises CommplanError."""
+        """Compile the plan, or a variant of it, for `inputs`. Raises CommplanError if they do not fit."""
         from commplan.compiler import compile_plan
 
         inputs = self.inputs
@@ -80,13 +86,13 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def schedule(self) -> ir.Schedule | None:
-        """The compiled plan, or None if costs are unknown. Raises CommplanError."""
+        """The compiled plan; None without a topology and a calibration. Raises as `compiled`."""
         inputs = self.inputs
         return self.compiled() if inputs.topology is not None or inputs.calibration is not None else None
 
     @cached_property
     def values(self) -> Mapping[str, ir.Value] | None:
-        """All values of one rank, or None without shapes. Raises CommplanError."""
+        """All values of one rank, by name; None without shapes. Raises CommplanError if shapes do not fit."""
         if self.inputs.shapes is None:
             return None
         from commplan.frontend.bind_axes import bind_axes
@@ -96,7 +102,7 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
         return infer(self.plan, {axis.name: axis.size for axis in axes}, self.inputs.shapes)
 
     def output_span(self, phase: int, name: str) -> Span:
-        """The location of output `name` of the phase with index `phase`."""
+        """The location of output `name` of the phase with index `phase`, which must have it."""
         decl = [item for item in self.tree.items if isinstance(item, ast.PhaseDecl)][phase]
         outputs = (statement for statement in decl.body if isinstance(statement, ast.OutputStmt))
         return next(
@@ -112,9 +118,13 @@ class Subject(msgspec.Struct, frozen=True, dict=True):
 
 
 def with_declared(plan: Plan, inputs: LintInputs) -> LintInputs:
-    """Add the plan's topology to `inputs`, if the plan will be compiled.
+    """Add the topology that `plan` declares to `inputs`, if the plan will be compiled.
 
-    A plan that is not in a file is not checked until it is compiled.
+    If it will not be compiled, the topology is only checked, unless the plan is not in a file.
+
+    Args:
+        plan: a plan that declares a topology.
+        inputs: information without a topology.
 
     Raises:
         CommplanError: CP0712 if the topology cannot be read, CP0713 if axes of known sizes do not fit.

@@ -10,7 +10,7 @@ from commplan.ir.plan import ExchangeStage, Load, MapStage, Phase, operands, res
 from commplan.ir.types import AxisKind
 from commplan.lint.subject import Subject
 
-MEANT = "begin the name with `_` if this is intended"
+MEANT = "begin the name with `_` if this is intended"  # note of all warnings in this module
 
 
 def unused_values(subject: Subject) -> Iterator[Diagnostic]:
@@ -36,6 +36,7 @@ def unused_values(subject: Subject) -> Iterator[Diagnostic]:
 
 
 def _used_names(phase: Phase) -> Iterator[str]:
+    """The values that stages read, and those bound to outputs and states."""
     for stage in phase.stages:
         yield from operands(stage)
     for binding in (*phase.outputs, *phase.updates):
@@ -55,7 +56,7 @@ def _hidden(subject: Subject, phase: Phase, ref: str) -> list[Note]:
 
 
 def _without_count(stage: Load, count: Span) -> Fix | None:
-    """Replace `x, n = load` with `x = load`."""
+    """Replace `x, n = load` with `x = load`; None if `count` is not `n`, or on another line than `x`."""
     first = stage.span
     if count.line != first.line or count.column == first.column:
         return None

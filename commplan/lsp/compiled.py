@@ -11,8 +11,8 @@ from pathlib import Path
 
 from commplan.lsp.document import PlanDocument
 
-TIMEOUT_S = 60.0
-Stages = Mapping[int, Sequence[str]]
+TIMEOUT_S = 60.0  # longest time of a compilation, in seconds
+Stages = Mapping[int, Sequence[str]]  # lines of text that describe the stage on each plan line
 
 
 class Explainer:
@@ -28,7 +28,10 @@ class Explainer:
         self._tasks: dict[str, tuple[str, asyncio.Task[Stages]]] = {}
 
     def explain(self, uri: str, document: PlanDocument) -> asyncio.Task[Stages]:
-        """Start compiling a document, once for each text; returns the task with the lines of each stage."""
+        """Start compiling a document, once for each text; returns the task with the result.
+
+        The result is empty for a plan that does not compile.
+        """
         text, task = self._tasks.get(uri, ("", None))
         if task is not None and text == document.text:
             return task
@@ -44,6 +47,7 @@ class Explainer:
             task.cancel()
 
     async def _explain(self, document: PlanDocument) -> Stages:
+        """Run `commplan explain` on a document. A cancellation ends the process."""
         if document.analysis.plan is None:
             return {}
         # -P: do not import modules from the working directory.
@@ -65,8 +69,7 @@ class Explainer:
 
 
 def _machine(document: PlanDocument) -> list[str]:
-    """The plan's topology as a flag, since the command reads the text from stdin and cannot resolve its
-    path."""
+    """The plan's topology as a flag: the command reads stdin, and cannot resolve a relative path."""
     plan = document.analysis.plan
     declared = plan.topology if plan is not None else None
     return ["--topology", str(Path(document.file).parent / declared.path)] if declared is not None else []

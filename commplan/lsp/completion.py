@@ -1,4 +1,8 @@
-"""Words that may follow at a location of a plan, with documentation."""
+"""Words that may follow at a location of a plan, with documentation.
+
+The grammar (`dsl.grammar.followers`) determines the keywords, and whether a name may follow. The functions of
+this module select the names and words that are valid there.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Symbol
 
 ItemKind = Literal["keyword", "verb", "value", "axis", "function", "algorithm", "option", "type", "constant"]
-_HEADERS = (
+_HEADERS = (  # headers of phases, as templates
     "at start {",
     "each step {",
     "every N steps {",
@@ -30,11 +34,18 @@ _HEADERS = (
     "every N steps hidden under V steps {",
     "phase NAME {",
 )
-_BRACKETS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+_BRACKETS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}  # closing brackets by opening brackets
 
 
 class Completion(NamedTuple):
-    """A completion: its kind, a one-line description, and documentation in Markdown."""
+    """A completion.
+
+    Attributes:
+        label: the text to insert.
+        kind: its kind, for the icon.
+        detail: a description in one line; empty for none.
+        documentation: Markdown; empty for none.
+    """
 
     label: str
     kind: ItemKind
@@ -43,18 +54,27 @@ class Completion(NamedTuple):
 
 
 class _CompletionContext(NamedTuple):
-    """The statement before a location, without the word being typed."""
+    """The statement before a location.
+
+    Attributes:
+        document: the document.
+        line: the line of the location, from 1.
+        column: the column of the location, from 1.
+        tokens: the tokens of the statement up to the location, without the word being typed.
+        inside: whether the location is within a phase.
+        fresh: whether a new statement may begin there.
+    """
 
     document: PlanDocument
     line: int
     column: int
     tokens: tuple[Token, ...]
-    inside: bool  # within a phase
-    fresh: bool  # a new statement may begin
+    inside: bool
+    fresh: bool
 
 
 def complete(document: PlanDocument, line: int, column: int) -> list[Completion]:
-    """Return the words that may follow at a location, in display order."""
+    """Return the words that may follow at a location, in display order, without duplicate labels."""
     cursor = _cursor(document, line, column)
     if cursor is None:
         return []
@@ -65,7 +85,7 @@ def complete(document: PlanDocument, line: int, column: int) -> list[Completion]
 
 
 def _cursor(document: PlanDocument, line: int, column: int) -> _CompletionContext | None:
-    """The statement at a location; None inside a comment."""
+    """The statement at a location; None inside a comment, or if the text before cannot be parsed."""
     before: list[Token] = []
     for token in document.tokens:
         if (token.line, token.column) >= (line, column):
@@ -107,6 +127,7 @@ def _open(tokens: Sequence[Token]) -> list[Token]:
 
 
 def _items(cursor: _CompletionContext) -> Iterator[Completion]:
+    """The completions, which may have duplicates: beginnings of statements, names, and keywords."""
     if cursor.fresh:
         yield from _beginnings(cursor)
     if not cursor.tokens:
@@ -122,6 +143,7 @@ def _items(cursor: _CompletionContext) -> Iterator[Completion]:
 
 
 def _start(cursor: _CompletionContext) -> Start:
+    """The rule of the grammar that the statement at the cursor is parsed with."""
     first = cursor.tokens[0].type
     if cursor.inside:
         return "statement"
@@ -143,6 +165,7 @@ def _beginnings(cursor: _CompletionContext) -> Iterator[Completion]:
 
 
 def _keywords(following: Iterable[str], cursor: _CompletionContext) -> Iterator[Completion]:
+    """Verbs and clauses among the token types `following`; `across` only if there is an ensemble."""
     for kind in sorted(following):
         if kind in VERBS:
             verb = kind.lower()
@@ -191,7 +214,8 @@ def _names(cursor: _CompletionContext) -> Iterator[Completion]:
                 yield _symbol(cursor, symbol)
 
 
-_EITHER = ("axis", "ensemble")
+_EITHER = ("axis", "ensemble")  # kinds of axes without servers
+# The kinds of axes in a clause of a verb, if they are not `_EITHER`.
 _KINDS_OVER: Mapping[tuple[str | None, str], tuple[str, ...]] = {
     ("load", "PER"): ("ensemble",),
     ("load", "OVER"): ("ensemble",),
@@ -201,7 +225,7 @@ _KINDS_OVER: Mapping[tuple[str | None, str], tuple[str, ...]] = {
     ("reduce", "ACROSS"): ("ensemble",),
     **{(verb, "OVER"): ("axis",) for verb in documentation.STAGES if verb not in ("load", "share")},
 }
-_FIXED: Mapping[str, tuple[ItemKind, Sequence[str]]] = {
+_FIXED: Mapping[str, tuple[ItemKind, Sequence[str]]] = {  # the fixed words of a clause, and their kind
     "VISIT": ("constant", VISITS),
     "TAIL": ("constant", TAILS),
 }
@@ -223,16 +247,8 @@ def _in_braces(tokens: Sequence[Token], verb: str | None) -> Iterator[Completion
     """The remaining options of a stage, or the possible values of an option."""
     if tokens[-1].type == "EQUAL":
         rule = OPTIONS.get(tokens[-2].text)
-        words = (
-            ()
-            if rule is None
-            else rule.words
-            if rule.kind == "word"
-            else FLOATS
-            if rule.kind == "dtype"
-            else ()
-        )
-        yield from _constants(words, "constant")
+        if rule is not None and rule.kind in ("word", "dtype"):
+            yield from _constants(rule.words if rule.kind == "word" else FLOATS, "constant")
         return
     written = {token.text for token in tokens}
     stage = _stage(tokens, verb)
@@ -245,21 +261,28 @@ def _in_braces(tokens: Sequence[Token], verb: str | None) -> Iterator[Completion
 def _in_call(
     cursor: _CompletionContext, tokens: Sequence[Token], clause: str, verb: str | None
 ) -> Iterator[Completion]:
-    """Arguments of the word after `via` or `by`."""
+    """Arguments of the word after `via` or `by`, inside its parentheses.
+
+    Args:
+        cursor: the location.
+        tokens: the tokens of the statement.
+        clause: `VIA` or `BY`.
+        verb: the verb of the stage, if it has one.
+    """
     opened = _open(tokens)[-1]
     name = tokens[tokens.index(opened) - 1].text
-    value = tokens[-1].type == "EQUAL"
+    is_value = tokens[-1].type == "EQUAL"  # of an argument, whose key precedes
     if clause == "VIA" and name == "hierarchical":
-        if value:
+        if is_value:
             for level in carrying_a_level(_stage(tokens, verb)):
                 yield Completion(level, "algorithm", "", documentation.ALGORITHMS[level])
         else:
             yield from _levels(cursor)
-    elif clause == "VIA" and not value:
+    elif clause == "VIA" and not is_value:
         yield from _arguments(KEYS.get(name, ()))
     elif clause == "VIA":
         yield from _levels(cursor)
-    elif not value:
+    elif not is_value:
         yield from _arguments(("weight",) if name == "mean" else ("eta", "rho"))
     else:
         for symbol in cursor.document.symbols.visible(cursor.line, cursor.column).values():
@@ -270,9 +293,9 @@ def _levels(cursor: _CompletionContext) -> Iterator[Completion]:
     """The axes of the stage that its algorithm does not list yet."""
     tokens = cursor.tokens
     via = next(number for number, token in enumerate(tokens) if token.type == "VIA")
-    stage, written = {token.text for token in tokens[:via]}, {token.text for token in tokens[via:]}
+    before, written = {token.text for token in tokens[:via]}, {token.text for token in tokens[via:]}
     for item in _declared_names(cursor, _EITHER):
-        if item.label in stage and item.label not in written:
+        if item.label in before and item.label not in written:
             yield item
 
 
@@ -282,6 +305,7 @@ def _arguments(keys: Iterable[str]) -> Iterator[Completion]:
 
 
 def _in_declaration(cursor: _CompletionContext, before: str) -> Iterator[Completion]:
+    """The names for a declaration; `before` is the type of its last keyword."""
     tokens = cursor.tokens
     first, last = tokens[0].type, tokens[-1].type
     if first == "FN" and any(token.type == "EQUAL" for token in tokens):
@@ -324,6 +348,7 @@ def _axes(cursor: _CompletionContext, kinds: Sequence[str]) -> list[Completion]:
 
 
 def _declared_names(cursor: _CompletionContext, kinds: Sequence[str]) -> Iterator[Completion]:
+    """The declared names of certain kinds (`Symbol.kind`), in the order of declarations."""
     for symbol in cursor.document.symbols.declared.values():
         if symbol.kind in kinds:
             yield _symbol(cursor, symbol)

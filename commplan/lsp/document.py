@@ -14,7 +14,11 @@ from commplan.lsp.symbols import Symbols, statements
 
 
 class PlanDocument:
-    r"""One version of a plan. All properties are computed once.
+    r"""One version of a plan. All properties are computed once, when they are first read.
+
+    Args:
+        text: the text, which may have errors.
+        file: its name, for diagnostics and relative paths.
 
     >>> document = PlanDocument("plan p\naxis data = 2\n")
     >>> document.diagnostics, document.symbols.at(2, 6).symbol.kind
@@ -27,6 +31,7 @@ class PlanDocument:
 
     @cached_property
     def analysis(self) -> dsl.Analysis:
+        """The syntax tree, the errors, and the plan if there are none."""
         return dsl.analyze(self.text, self.file)
 
     @cached_property
@@ -39,6 +44,7 @@ class PlanDocument:
 
     @cached_property
     def symbols(self) -> Symbols:
+        """The declarations and values with their uses."""
         return Symbols(self.analysis.tree, self.analysis.values)
 
     @cached_property
@@ -48,6 +54,7 @@ class PlanDocument:
 
     @cached_property
     def offsets(self) -> TextOffsets:
+        """The conversion between offsets and locations."""
         return TextOffsets(self.text)
 
     def token_at(self, line: int, column: int) -> Token | None:
@@ -59,7 +66,7 @@ class PlanDocument:
         return next((token for token in near if token.is_word), near[0] if near else None)
 
     def statement_at(self, line: int) -> ast.SyntaxNode | None:
-        """The innermost declaration or statement on a line."""
+        """The innermost declaration or statement on a line; None if there is none."""
         enclosing = [node for node in statements(self.analysis.tree) if _on(node.span, line)]
         return enclosing[-1] if enclosing else None
 

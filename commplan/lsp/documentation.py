@@ -12,16 +12,21 @@ from commplan.ir.stages import VERBS
 _TABLES: Mapping[str, Mapping[str, str]] = io.decode_toml(
     files("commplan.lsp").joinpath("words.toml").read_text(encoding="utf-8")
 )
-STAGES, WORDS, VALUES = (_TABLES[name] for name in ("stages", "words", "values"))
-ALGORITHMS, ARGUMENTS, FUNCTIONS = (_TABLES[name] for name in ("algorithms", "arguments", "functions"))
-KINDS: Mapping[str, str] = {
+# Markdown by word.
+STAGES = _TABLES["stages"]  # verbs
+WORDS = _TABLES["words"]  # other keywords
+VALUES = _TABLES["values"]  # fixed words and types
+ALGORITHMS = _TABLES["algorithms"]  # after `via`
+ARGUMENTS = _TABLES["arguments"]  # keys in parentheses
+FUNCTIONS = _TABLES["functions"]  # built-in functions
+KINDS: Mapping[str, str] = {  # names of kinds of symbols (`lsp.symbols.Kind`)
     "axis": "axis", "ensemble": "ensemble", "server": "server", "source": "source", "fn": "function",
     "input": "input", "state": "state", "value": "value",
 }  # fmt: skip
 
 
 def of_verb(word: str) -> str:
-    """The syntax and the documentation of a stage."""
+    """The syntax and the documentation of a stage, by its verb."""
     return f"```plan\n{VERBS[word].FORM}\n```\n{STAGES[word]}"
 
 

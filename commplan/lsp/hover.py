@@ -11,7 +11,7 @@ from commplan.lsp import documentation
 from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Use
 
-_NAMES = (Category.NAME, Category.FUNCTION)
+_NAMES = (Category.NAME, Category.FUNCTION)  # tokens that are no words of the language, except for built-ins
 
 
 def hover(

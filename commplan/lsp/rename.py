@@ -10,7 +10,7 @@ from commplan.lint.repairs import apply_fixes
 from commplan.lsp.document import PlanDocument
 from commplan.lsp.symbols import Symbol
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)  # a valid name
 
 
 def renamed(document: PlanDocument, line: int, column: int, name: str) -> list[Span]:
@@ -38,7 +38,10 @@ def renamed(document: PlanDocument, line: int, column: int, name: str) -> list[S
 
 
 def _meanings(document: PlanDocument) -> list[int | None]:
-    """For each name in the text, the index of the first use of the same symbol."""
+    """For each use of a name in the text, the index of the first use of its symbol; None if undefined.
+
+    Renaming preserves it unless a name is captured.
+    """
     first: dict[Symbol, int] = {}
     uses = document.symbols.uses
     return [first.setdefault(use.symbol, number) if use.symbol else None for number, use in enumerate(uses)]

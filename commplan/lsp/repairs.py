@@ -14,9 +14,9 @@ class Repair(NamedTuple):
     """A code action.
 
     Attributes:
-        title: description.
-        edits: edits (start offset, end offset, text).
-        diagnostic: the diagnostic that it repairs.
+        title: description for the editor's menu.
+        edits: edits (start offset, end offset, new text), sorted by start.
+        diagnostic: the diagnostic that it repairs; None for all of them.
         certain: whether it is safe to apply automatically.
     """
 
@@ -41,7 +41,7 @@ def repairs(document: PlanDocument, first: int, last: int) -> list[Repair]:
 
 
 def all_repairs(document: PlanDocument) -> Repair | None:
-    """One action that applies all safe fixes."""
+    """One action that applies all safe fixes; None if there are none."""
 
     def found(text: str) -> tuple[Diagnostic, ...]:
         return PlanDocument(text, document.file).diagnostics

@@ -23,11 +23,11 @@ from commplan.lsp.hover import hover
 from commplan.lsp.rename import renamed
 from commplan.lsp.repairs import Repair, all_repairs, repairs
 
-PAUSE_S = 0.02  # delay before checking, to combine rapid changes
-QUIET_S = 0.5  # delay before compiling
-HOVER_S = 1.0  # longest time that a hover waits for the compiler
+PAUSE_S = 0.02  # seconds between a change and the check, to combine rapid changes
+QUIET_S = 0.5  # seconds between a check and the compilation
+HOVER_S = 1.0  # most seconds that a hover waits for the compiler
 
-_KINDS: Mapping[ItemKind, types.CompletionItemKind] = {
+_KINDS: Mapping[ItemKind, types.CompletionItemKind] = {  # icons of completions
     "keyword": types.CompletionItemKind.Keyword,
     "verb": types.CompletionItemKind.Method,
     "value": types.CompletionItemKind.Variable,
@@ -38,7 +38,7 @@ _KINDS: Mapping[ItemKind, types.CompletionItemKind] = {
     "type": types.CompletionItemKind.Class,
     "constant": types.CompletionItemKind.Constant,
 }
-_FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.commplan"
+_FIX_ALL = f"{types.CodeActionKind.SourceFixAll.value}.commplan"  # the kind of `all_repairs`
 
 
 def is_logged(record: logging.LogRecord) -> bool:
@@ -56,7 +56,13 @@ def is_logged(record: logging.LogRecord) -> bool:
 
 
 class PlanServer(LanguageServer):
-    """The state of one connection, with the latest version of every open plan."""
+    """The state of one connection, with the latest version of every open plan.
+
+    Attributes:
+        documents: the text and the document of each open plan, by URI.
+        pending: the next check or compilation of each open plan, by URI.
+        explainer: compiles plans for hovers.
+    """
 
     def __init__(self) -> None:
         super().__init__("commplan", __version__)  # pyright: ignore[reportUnknownMemberType]
@@ -80,6 +86,7 @@ def _place(text: TextDocument, position: types.Position) -> tuple[int, int]:
 
 
 def _range(text: TextDocument, span: Span) -> types.Range:
+    """Convert a span to a protocol range, whose columns may count UTF-16 code units."""
     start = ServerTextPosition(span.line - 1, span.column - 1)
     end = ServerTextPosition(span.end_line - 1, span.end_column - 1)
     return text.range_to_client_units(ServerTextRange(start, end))
@@ -97,6 +104,7 @@ def _edits(
 
 
 def _diagnostic(text: TextDocument, diagnostic: Diagnostic, uri: str) -> types.Diagnostic:
+    """Convert a diagnostic. Notes with a span become related information, the others text."""
     notes = [note for note in diagnostic.notes if note.span is not None]
     remarks = [f"note: {note.text}" for note in diagnostic.notes if note.span is None]
     return types.Diagnostic(
@@ -127,6 +135,8 @@ def server() -> PlanServer:
 
 
 def _synchronize(plans: PlanServer) -> None:
+    """Register the handlers of the connection and of open documents."""
+
     @plans.feature(types.INITIALIZE)
     def initialize(params: types.InitializeParams) -> None:
         options: Any = params.initialization_options  # an object that pygls made, or a mapping
@@ -167,6 +177,8 @@ def _publish(plans: PlanServer, uri: str) -> None:
 
 
 def _reading(plans: PlanServer) -> None:
+    """Register the handlers of requests that do not change the text."""
+
     @plans.feature(types.TEXT_DOCUMENT_HOVER)
     async def on_hover(params: types.HoverParams) -> types.Hover | None:
         document, text = plans.document(params.text_document.uri)
@@ -243,6 +255,8 @@ async def _stages(plans: PlanServer, uri: str, document: PlanDocument) -> Stages
 
 
 def _writing(plans: PlanServer) -> None:
+    """Register the handlers of requests that return edits."""
+
     @plans.feature(types.TEXT_DOCUMENT_PREPARE_RENAME)
     def prepare(params: types.PrepareRenameParams) -> types.Range | None:
         document, text = plans.document(params.text_document.uri)
@@ -302,6 +316,7 @@ def _includes(requested: types.CodeActionKind | str, kind: str) -> bool:
 def _action(
     text: TextDocument, document: PlanDocument, uri: str, repair: Repair, kind: types.CodeActionKind | str
 ) -> types.CodeAction:
+    """Convert a repair to a code action."""
     return types.CodeAction(
         repair.title,
         kind=kind,

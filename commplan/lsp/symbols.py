@@ -25,7 +25,7 @@ class Symbol(msgspec.Struct, eq=False):
         kind: kind of the declaration, or `value`.
         node: the syntax tree of the declaration or stage.
         places: the locations of all uses, definition first.
-        phase: header of the phase that binds a value.
+        phase: location of the header of the phase that binds a value; None for declarations.
     """
 
     name: str
@@ -36,11 +36,18 @@ class Symbol(msgspec.Struct, eq=False):
 
     @property
     def definition(self) -> Span:
+        """The location of the name in the declaration or stage."""
         return self.places[0]
 
 
 class Use(msgspec.Struct, frozen=True):
-    """A location that names a symbol; None if the name is undefined."""
+    """A name in the text.
+
+    Attributes:
+        span: its location.
+        name: the name.
+        symbol: the symbol that it names; None if it is undefined.
+    """
 
     span: Span
     name: str
@@ -48,7 +55,18 @@ class Use(msgspec.Struct, frozen=True):
 
 
 class Symbols:
-    """The symbols of a syntax tree, which may contain errors."""
+    """The symbols of a syntax tree, which may contain errors.
+
+    Args:
+        tree: the syntax tree.
+        values: the values that the checker could determine.
+
+    Attributes:
+        values: these values, by the location of their definition.
+        declared: the declared symbols, by name; the first one of equal names.
+        bound: the values bound by stages, in the order of the text.
+        uses: all uses of names, sorted by location.
+    """
 
     def __init__(self, tree: ast.File, values: Iterable[Value]) -> None:
         self.values = {value.span: value for value in values}
@@ -63,11 +81,11 @@ class Symbols:
         self.uses.sort(key=lambda use: use.span)
 
     def at(self, line: int, column: int) -> Use | None:
-        """The use at a location, or ending there."""
+        """The use at a location, or ending there; None if there is none."""
         return next((use for use in self.uses if _holds(use.span, line, column)), None)
 
     def value(self, span: Span, symbol: Symbol | None) -> Value | None:
-        """The value bound at a location, or that of its symbol."""
+        """The value bound at `span`, or else that of `symbol`; None if the checker could not determine it."""
         return self.values.get(span) or (self.values.get(symbol.definition) if symbol else None)
 
     def visible(self, line: int, column: int) -> Mapping[str, Symbol]:
@@ -90,9 +108,11 @@ class Symbols:
 
     @property
     def phases(self) -> list[ast.PhaseDecl]:
+        """The phases of the syntax tree, in order."""
         return [item for item in self._tree.items if isinstance(item, ast.PhaseDecl)]
 
     def _declare(self, item: ast.Decl) -> None:
+        """Add the symbol of a declaration, except for phases, topologies and errors."""
         kinds: dict[type[ast.SyntaxNode], Kind] = {
             ast.SourceDecl: "source", ast.FnDecl: "fn", ast.InputDecl: "input", ast.StateDecl: "state",
         }  # fmt: skip
@@ -105,6 +125,7 @@ class Symbols:
         self.uses.append(Use(item.name.span, item.name.text, symbol))
 
     def _read(self, item: ast.Decl) -> None:
+        """Resolve the names that a declaration or a phase uses."""
         match item:
             case ast.InputDecl() | ast.StateDecl():
                 self._global([axis for clause in item.placement for axis in clause.axes])
@@ -115,6 +136,7 @@ class Symbols:
                 pass
 
     def _phase(self, phase: ast.PhaseDecl) -> None:
+        """Resolve the names in a phase, statement by statement, since stages may rebind them."""
         bound: dict[str, Symbol] = {}
 
         def local(names: Iterable[ast.Name]) -> None:
@@ -139,6 +161,10 @@ class Symbols:
     def _bind(
         self, statement: ast.StageStmt | ast.BadStmt, phase: ast.PhaseDecl, bound: dict[str, Symbol]
     ) -> None:
+        """Bind the results of a stage.
+
+        Results named like a state, or like an input of a phase with fragments, are uses of that symbol.
+        """
         for name in statement.targets:
             symbol = self.declared.get(name.text)
             is_kept = symbol is not None and (
@@ -168,10 +194,12 @@ class Symbols:
                 self._global([axis])
 
     def _global(self, names: Iterable[ast.Name]) -> None:
+        """Resolve names of declarations."""
         for name in names:
             self._use(name, self.declared.get(name.text))
 
     def _use(self, name: ast.Name, symbol: Symbol | None) -> None:
+        """Record a use of `symbol`; None if it is undefined."""
         self.uses.append(Use(name.span, name.text, symbol))
         if symbol is not None and name.span not in symbol.places:
             symbol.places.append(name.span)
@@ -194,6 +222,7 @@ def operands(expr: ast.Expr) -> tuple[Sequence[ast.Name], Sequence[ast.Name]]:
 
 
 def _holds(span: Span, line: int, column: int) -> bool:
+    """Whether a location is in `span`, or directly after it."""
     return (span.line, span.column) <= (line, column) <= (span.end_line, span.end_column)
 
 

@@ -10,19 +10,29 @@ from typing import NamedTuple
 from commplan.diagnostics import Diagnostic, Severity, Span
 
 _NEWLINE = re.compile(r"\r\n|\r|\n")
-_WIDEST = 140  # columns of an excerpt; longer lines are cut around the mark
-
-_MOST_CODES = 4  # the maximum number of codes in the summary line
+_WIDEST = 140  # most characters of an excerpt; longer lines are cut around the mark
+_MOST_CODES = 4  # most codes in the summary line
+# The parameters of terminal escape sequences (SGR).
 _STYLES = {"error": "1;31", "warning": "1;33", "frame": "1;34", "note": "1;36", "fix": "1;32", "strong": "1"}
 
 
 class _SourceMark(NamedTuple):
+    """A span that is underlined in an excerpt.
+
+    Attributes:
+        span: the span.
+        sign: the character that underlines it: `^` for the diagnostic, `-` for a note.
+        label: the text after the underline; empty for none.
+    """
+
     span: Span
     sign: str
     label: str
 
 
 class _Paint(NamedTuple):
+    """Adds a style of `_STYLES` to texts, if `color` is set."""
+
     color: bool
 
     def __call__(self, text: str, style: str) -> str:
@@ -38,6 +48,7 @@ def human(diagnostics: Sequence[Diagnostic], texts: Mapping[str, str], color: bo
 
 
 def _summary(diagnostics: Sequence[Diagnostic]) -> str:
+    """The number of errors and warnings, and the codes to look up, errors first."""
     errors = sum(d.severity is Severity.ERROR for d in diagnostics)
     counted = ((errors, "error"), (len(diagnostics) - errors, "warning"))
     counts = " and ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counted if count)
@@ -51,6 +62,7 @@ def _summary(diagnostics: Sequence[Diagnostic]) -> str:
 
 
 def _block(d: Diagnostic, lines: Sequence[str] | None, paint: _Paint) -> str:
+    """A diagnostic with its excerpt; `lines` are those of its file, or None if it was not read."""
     kind = str(d.severity)
     head, *more = d.message.splitlines() or [""]
     out = [f"{paint(f'{kind}[{d.code}]', kind)}: {paint(_shown(head), 'strong')}"]
@@ -75,6 +87,7 @@ def _block(d: Diagnostic, lines: Sequence[str] | None, paint: _Paint) -> str:
 
 
 def _remark(word: str, text: str, width: int, paint: _Paint, style: str) -> list[str]:
+    """A note or a fix below an excerpt, whose line numbers have `width` digits."""
     first, *more = text.splitlines() or [""]
     lead = f"{' ' * width} {paint('=', 'frame')} "
     indent = " " * (width + 3 + len(word) + 2)
@@ -82,13 +95,22 @@ def _remark(word: str, text: str, width: int, paint: _Paint, style: str) -> list
 
 
 def _last_line(span: Span) -> int:
+    """The last line of an excerpt: of a span of more than two lines, only the first is shown."""
     return span.end_line if span.end_line - span.line <= 1 else span.line
 
 
 def _excerpt(
     marks: Sequence[_SourceMark], lines: Sequence[str], width: int, kind: str, paint: _Paint
 ) -> list[str]:
-    """The marked lines in order, with the marks below each."""
+    """The marked lines in order, with the marks below each.
+
+    Args:
+        marks: the marks, that of the diagnostic first.
+        lines: the lines of the file.
+        width: the number of digits of the largest line number.
+        kind: the style of the diagnostic's mark, `error` or `warning`.
+        paint: adds the styles.
+    """
     bar = paint("|", "frame")
     out = [f"{' ' * width} {bar}"]
     by_line: dict[int, list[_SourceMark]] = {}
@@ -114,23 +136,33 @@ def _excerpt(
 
 
 def _start(mark: _SourceMark, number: int, text: str) -> int:
+    """The first column of a mark on line `number` with the content `text`."""
     return mark.span.column if number == mark.span.line else len(text) - len(text.lstrip()) + 1
 
 
 def _end(mark: _SourceMark, number: int, text: str) -> int:
+    """The column after a mark on line `number` with the content `text`."""
     return mark.span.end_column if number == mark.span.end_line else len(text) + 1
 
 
 class _Window(NamedTuple):
-    """A line for display, without tabs and control characters; long lines are cut around the mark."""
+    """A line for display, without tabs and control characters; long lines are cut around the mark.
+
+    Attributes:
+        text: the text to display.
+        first: the column of its first character in the line, from 1.
+        lead: the width of the ellipsis before it, 0 if there is none.
+        source: the same part of the line, with tabs and control characters.
+    """
 
     text: str
-    first: int  # the column of the first character
-    lead: int  # the width of the ellipsis before it
+    first: int
+    lead: int
     source: str
 
     @classmethod
     def around(cls, line: str, column: int) -> _Window:
+        """The part of `line` to display for a mark at `column`, with a third of its width before the mark."""
         if len(line) <= _WIDEST:
             return cls(_shown(line), 1, 0, line)
         first = max(1, min(column - _WIDEST // 3, len(line) - _WIDEST + 1))
@@ -140,18 +172,19 @@ class _Window(NamedTuple):
         return cls(f"{before}{_shown(piece)}{after}", first, len(before), piece)
 
     def columns(self, start: int, end: int) -> tuple[int, int]:
-        """The screen column and width of a mark from column `start` to before `end`."""
+        """The screen column, from 0, and the width of a mark from column `start` to before `end`."""
         before = self.source[: max(0, start - self.first)]
         within = self.source[max(0, start - self.first) : max(0, end - self.first)]
         return self.lead + _width(before), max(1, _width(within))
 
 
 def _shown(text: str) -> str:
+    """Replace tabs by four spaces, and other unprintable characters by U+FFFD."""
     return "".join("    " if c == "\t" else c if c.isprintable() else "\ufffd" for c in text)
 
 
 def _width(text: str) -> int:
-    """The width of `text` on a terminal, in columns."""
+    """The width of `_shown(text)` on a terminal, in columns. Wide characters of East Asia count twice."""
     marks = sum(unicodedata.combining(c) > 0 for c in text)
     wide = sum(unicodedata.east_asian_width(c) in "WF" and not unicodedata.combining(c) for c in text)
     return len(text) + 3 * text.count("\t") + wide - marks

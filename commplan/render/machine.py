@@ -11,7 +11,7 @@ import msgspec
 from commplan.diagnostics import Diagnostic, Severity, Span
 from commplan.errors import page
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # `version` of JSON documents
 
 
 def concise(diagnostics: Sequence[Diagnostic]) -> str:
@@ -20,6 +20,7 @@ def concise(diagnostics: Sequence[Diagnostic]) -> str:
 
 
 def _place(diagnostic: Diagnostic) -> str:
+    """The location as a prefix of a message; empty if the file is unknown."""
     if diagnostic.span is None:
         return f"{diagnostic.file}: " if diagnostic.file else ""
     return f"{diagnostic.file or '<plan>'}:{diagnostic.span.line}:{diagnostic.span.column}: "
@@ -30,6 +31,7 @@ def _one_line(text: str) -> str:
 
 
 def counts(diagnostics: Sequence[Diagnostic]) -> dict[str, int]:
+    """The number of diagnostics by severity."""
     errors = sum(d.severity is Severity.ERROR for d in diagnostics)
     return {"errors": errors, "warnings": len(diagnostics) - errors}
 
@@ -51,6 +53,7 @@ def github(diagnostics: Sequence[Diagnostic]) -> str:
 
 
 def _command(d: Diagnostic) -> str:
+    """The workflow command of a diagnostic: `::error file=..,line=..::message`."""
     properties: dict[str, object] = {}
     if d.file:
         properties["file"] = d.file
@@ -70,6 +73,7 @@ def _command(d: Diagnostic) -> str:
 
 
 def _escape(text: str, more: str) -> str:
+    """Escape `%`, line breaks and the characters in `more` as %XX."""
     for character in f"%\r\n{more}":
         text = text.replace(character, f"%{ord(character):02X}")
     return text
@@ -89,6 +93,7 @@ def sarif(diagnostics: Sequence[Diagnostic]) -> str:
 
 
 def _rule(code: str) -> dict[str, Any]:
+    """The description of a code, from its page."""
     text = page(code)
     if text is None:
         return {"id": code}
@@ -97,6 +102,7 @@ def _rule(code: str) -> dict[str, Any]:
 
 
 def _result(d: Diagnostic, rule: int) -> dict[str, Any]:
+    """The SARIF result of a diagnostic; `rule` is the index of its code in the list of rules."""
     message = "\n".join([d.message, *(note.text for note in d.notes if note.span is None)])
     result: dict[str, Any] = {
         "ruleId": d.code,
@@ -141,10 +147,11 @@ def _region(span: Span) -> dict[str, int]:
 
 
 def _uri(file: str) -> str:
+    """The URI of a file; relative for a relative path."""
     from urllib.parse import quote
 
     path = Path(file)
     return path.as_uri() if path.is_absolute() else quote(path.as_posix())
 
 
-STYLES = {"concise": concise, "json": json_document, "github": github, "sarif": sarif}
+STYLES = {"concise": concise, "json": json_document, "github": github, "sarif": sarif}  # for `render`

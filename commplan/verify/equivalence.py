@@ -142,7 +142,7 @@ def _matches(origin: Origin, values: dict[Ref, Value]) -> dict[tuple[str, Paths]
 
 
 def _carry_out(interpretation: Interpretation, stage_or_op: object, refs: Sequence[Ref]) -> None:
-    """Execute a stage or op. Its results `refs` become undefined, with the reason, if no term describes them."""
+    """Execute a stage or op. Its results `refs` become undefined, with a reason, if they have no term."""
     try:
         stage_or_op.meaning(interpretation)  # type: ignore[attr-defined]
     except InexpressibleError as error:
@@ -210,7 +210,7 @@ def _is_to_be_written_out(phase: Phase) -> bool:
 
 
 def _is_written_out(phase: Phase, report: DiagnosticReport) -> bool:
-    """Whether `phase` has no means and no mixed-dtype reductions. Reports them, since no backend executes them."""
+    """Whether `phase` has no means and no mixed-dtype reductions, which no backend executes; reports them."""
     before = len(report.diagnostics)
     for op in phase.ops:
         if isinstance(op, Collective) and (op.divisor > 1 or op.hints.integers is not None):

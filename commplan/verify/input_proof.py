@@ -209,9 +209,8 @@ def _memory(schedule: Schedule, phase: Phase) -> InputMemory:
     batches = private_batches = ahead + on_devices + KEEP
     shared = slots(ahead, on_devices, by_caller=True) * sum(size[ref] for ref in moved)
     clocked = next((op for op in loads if op.clock is not None), None)
-    if (
-        clocked is not None
-    ):  # the host buffers records of all members; the caller of a rank holds `KEEP` batches
+    if clocked is not None:
+        # The host buffers records for all members; only the batches that a caller holds are private.
         buffered = -(-rates(clocked.batch, ahead).bound // max(clocked.batch))
         batches, private_batches = buffered + KEEP, KEEP
         shared = buffered * sum(size[ref] for ref in private)

@@ -45,9 +45,15 @@ def run(args: Namespace, console: Console) -> int:
         audits, computation = _audits(schedule, shapes, args, mesh, machine, topology)
     planned = _predict(schedule, topology, args, computation)
     devices = str(machine) if machine else plural(mesh.size, "CPU device")
-    every = [part for audit in audits.values() for part in (audit, audit.profiled and audit.profiled.audit)]
+    with_profiled = [
+        part for audit in audits.values() for part in (audit, audit.profiled and audit.profiled.audit)
+    ]
     wrong = [
-        d for part in every if part for d in part.differences if not (args.allow_extra and d.is_additional)
+        difference
+        for audit in with_profiled
+        if audit is not None
+        for difference in audit.differences
+        if not (args.allow_extra and difference.is_additional)
     ]
     if console.is_human:
         if not audits:
@@ -97,6 +103,7 @@ def _load_or_compile(
 
 
 def _mesh(schedule: Schedule, machine: Target | None) -> Any:
+    """A mesh of the devices of `machine`, which need not be installed, or of this machine's CPUs."""
     if machine is None:
         return device_mesh(schedule.mesh_sizes)
     choose_devices(1)
@@ -148,7 +155,7 @@ def _audits(
 def _predict(
     schedule: Schedule, topology: Topology | None, args: Namespace, computation: StepComputation | None
 ) -> Prediction | None:
-    """The predicted times of the schedule on `topology`, overlapped with the step."""
+    """The times of the schedule on `topology`, overlapped with the step; None without a topology."""
     if topology is None:
         return None
     from commplan.cli.simulated import timed_on

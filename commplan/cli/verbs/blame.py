@@ -15,6 +15,7 @@ from commplan.recorder.stacks import main_stack
 from commplan.recorder.verdict import listed
 
 _SHOWN = 100  # most ranks without a record that are listed
+# The words for kinds of activities outside of collectives.
 _VERBS = {"make": "makes", "wait": "waits for", "request": "asks in", "serve": "has not answered"}
 
 
@@ -32,6 +33,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _show(verdict: Blame, console: Console) -> None:
+    """Print a run: a table of its ranks, the blocking ranks, and the ranks without a record."""
     table = fold_table("rank", "process", "is", "last finished", "now")
     for rank in verdict.ranks:
         process, state = f"{rank.process} on {rank.host}", _state(rank)
@@ -52,9 +54,9 @@ def _show(verdict: Blame, console: Console) -> None:
         console.put(f"verdict of {listed('rank', ranks)}: {text}\n")
     if not verdict.holders and not verdict.verdicts:
         console.put("no rank blocks the others\n")
-    elsewhere = {rank.host for rank in verdict.ranks if rank.state == "unknown"}
-    if elsewhere:
-        hosts = ", ".join(sorted(elsewhere))
+    other_hosts = {rank.host for rank in verdict.ranks if rank.state == "unknown"}
+    if other_hosts:
+        hosts = ", ".join(sorted(other_hosts))
         console.put(f"to see whether processes on {hosts} run, use commplan blame there\n")
     if verdict.missing:
         more = verdict.absent - len(verdict.missing[:_SHOWN])
@@ -63,14 +65,17 @@ def _show(verdict: Blame, console: Console) -> None:
 
 
 def _state(rank: Rank) -> str:
+    """The state of a process, with its end unless this only repeats the state."""
     return f"{rank.state}: it {rank.end}" if rank.end not in ("", f"has {rank.state}") else rank.state
 
 
 def _last(last: Event | None, verdict: Blame) -> str:
+    """The last completed event in words, with its age."""
     return f"{described(last)}, {verdict.seconds - last.seconds:.1f} s ago" if last else "nothing"
 
 
 def _now(rank: Rank, verdict: Blame) -> str:
+    """The collective that a rank waits in, in words."""
     if rank.waits is None:
         return "in no collective"
     text = f"in {described(rank.waits)}, for {verdict.seconds - rank.waits.seconds:.1f} s"
@@ -78,7 +83,7 @@ def _now(rank: Rank, verdict: Blame) -> str:
 
 
 def _does(activity: Activity, verdict: Blame) -> str:
-    """Describe the activities of a rank outside of collectives."""
+    """Describe an activity of a rank outside of collectives, such as loading a batch."""
     texts: list[str] = []
     for event in (activity.waits, activity.makes):
         if event is not None and event.details is not None:
@@ -92,30 +97,33 @@ def _does(activity: Activity, verdict: Blame) -> str:
 
 
 def _data(verdict: Blame) -> dict[str, Any]:
-    def shown(event: Event | None) -> dict[str, Any] | None:
+    """The JSON document of a run."""
+
+    def event_data(event: Event | None) -> dict[str, Any] | None:
         return event and {"name": event.name, "run": event.runs, "age_s": verdict.seconds - event.seconds}
 
-    def done(activity: Activity) -> dict[str, Any]:
+    def activity_data(activity: Activity) -> dict[str, Any]:
         call = activity.call
         age_s = verdict.seconds - call.seconds if call else 0.0
         return {
-            "lane": activity.lane, "last": shown(activity.last), "waits": shown(activity.waits),
-            "makes": shown(activity.makes), "progress": activity.progress and activity.progress._asdict(),
+            "lane": activity.lane, "last": event_data(activity.last), "waits": event_data(activity.waits),
+            "makes": event_data(activity.makes),
+            "progress": activity.progress and activity.progress._asdict(),
             "call": call and {"text": call.text, "age_s": age_s, "stack": call.stack},
         }  # fmt: skip
 
     ranks = [
         {
             "rank": rank.rank, "process": rank.process, "host": rank.host, "state": rank.state,
-            "end": rank.end, "last": shown(rank.last), "waits": shown(rank.waits),
+            "end": rank.end, "last": event_data(rank.last), "waits": event_data(rank.waits),
             "progress": rank.progress and rank.progress._asdict(),
-            "activities": list(map(done, rank.activities)),
+            "activities": list(map(activity_data, rank.activities)),
         }
         for rank in verdict.ranks
     ]  # fmt: skip
     holders = [{"rank": rank, "reason": reason} for rank, reason in verdict.holders.items()]
-    sayings = [{"rank": rank, "text": text} for rank, text in verdict.verdicts.items()]
+    verdicts = [{"rank": rank, "text": text} for rank, text in verdict.verdicts.items()]
     return {
-        "plan": verdict.plan, "ranks": ranks, "holders": holders, "verdicts": sayings,
+        "plan": verdict.plan, "ranks": ranks, "holders": holders, "verdicts": verdicts,
         "missing": list(verdict.missing), "absent": verdict.absent,
     }  # fmt: skip

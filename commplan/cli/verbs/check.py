@@ -20,14 +20,18 @@ if TYPE_CHECKING:
     from commplan.ir.plan import Plan
     from commplan.lint import LintInputs
 
-PERIOD_S = 0.2  # polling interval of --watch
+PERIOD_S = 0.2  # polling interval of --watch, in seconds
 
 
 def run(args: Namespace, console: Console) -> int:
     """Check every file, repeatedly under --watch.
 
     Returns:
-        1 if a file has an error, a warning under --strict, or a repair under --diff.
+        1 if a file has an error, a warning under --strict, or a repair under --diff; otherwise 0.
+
+    Raises:
+        CommplanError: an error of the flags or of the files that they name; or CP1101. Errors of plans are
+            printed.
     """
     if args.watch:
         shapes = None if is_function(args.shapes or "") else args.shapes
@@ -69,9 +73,10 @@ def _again(args: Namespace, console: Console) -> None:
 
 
 def _check_all(args: Namespace, console: Console) -> int:
+    """Check every file once; returns the exit code."""
     inputs = _lint_inputs(args, console)
     diagnostics: list[Diagnostic] = []
-    repairs: list[tuple[str, int, str]] = []
+    repairs: list[tuple[str, int, str]] = []  # path, number of repairs and repaired text
     changes = ""
     for path in args.files:
         try:
@@ -91,7 +96,7 @@ def _check_all(args: Namespace, console: Console) -> int:
 
 
 def _diagnostics(text: str, name: str, inputs: LintInputs) -> Sequence[Diagnostic]:
-    """The errors of a text, or its warnings if it has no errors."""
+    """The errors of a text, or its warnings if it has no errors. `name` is its file, for messages."""
     from commplan.lint import lint
 
     analysis = dsl.analyze(text, name)
@@ -114,7 +119,7 @@ def unknown_sources(plan: Plan, records: Mapping[str, int]) -> list[Diagnostic]:
 
 
 def _change(path: str, text: str, inputs: LintInputs, console: Console) -> str:
-    """A diff of the repairs."""
+    """A diff of the repairs; empty if there are none."""
     from commplan.cli.verbs.fmt import unified_diff
     from commplan.lint.repairs import repair
 
@@ -124,7 +129,14 @@ def _change(path: str, text: str, inputs: LintInputs, console: Console) -> str:
 
 
 def _repair(path: str, text: str, inputs: LintInputs, console: Console) -> tuple[str, int]:
-    """Apply safe repairs, and write the text back unless it came from stdin."""
+    """Apply safe repairs, and write the text back unless it came from stdin.
+
+    Returns:
+        The repaired text, and the number of repairs.
+
+    Raises:
+        CommplanError: CP1101 if the file has changed since it was read, or cannot be written.
+    """
     from commplan.lint.repairs import repair
 
     better, count = repair(text, lambda candidate: _diagnostics(candidate, name_of(path), inputs))
@@ -147,6 +159,7 @@ def _report(
     args: Namespace,
     console: Console,
 ) -> None:
+    """Print the diagnostics and repairs; `repairs` as in `_check_all`."""
     if args.fix and console.style == "json":
         from commplan.render.machine import counts
 
@@ -167,7 +180,12 @@ def _report(
 
 
 def _lint_inputs(args: Namespace, console: Console) -> LintInputs:
-    """The information from flags that lints use. Raises CP1103 and CP1104 for invalid shapes and sizes."""
+    """The information from flags that lints use.
+
+    Raises:
+        CommplanError: CP1103 and CP1104 for invalid shapes and sizes, CP1116 for an invalid program, or an
+            error of loading a file.
+    """
     from commplan.lint import LintInputs
 
     programs = {path: console.read(path) for path in args.program}
@@ -182,7 +200,7 @@ def _lint_inputs(args: Namespace, console: Console) -> LintInputs:
         args.axis or None,
         args.map or None,
     )
-    if bindings == (None,) * len(bindings):
+    if bindings == (None,) * len(bindings):  # lints that compile the plan are skipped
         return inputs
     from msgspec.structs import replace
 
@@ -203,6 +221,7 @@ def _lint_inputs(args: Namespace, console: Console) -> LintInputs:
 
 
 def _check_program(path: str, text: str) -> None:
+    """Raise CP1116 if the program at `path` is not valid Python."""
     try:
         compile(text, path, "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:

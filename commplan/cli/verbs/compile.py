@@ -15,7 +15,11 @@ from commplan.passes.pipeline.manager import Observer, PassRecord, both, dump_to
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Compile, and write the artifact selected by --emit to -o or stdout."""
+    """Compile, and write the artifact selected by --emit to -o or stdout.
+
+    Raises:
+        CommplanError: an error of the plan or the flags, or CP1101 if a file cannot be written.
+    """
     if args.emit in ("plan", "dot", "mermaid"):
         return _without_sizes(args, console)
     records: list[PassRecord] = []
@@ -48,6 +52,7 @@ def _without_sizes(args: Namespace, console: Console) -> int:
 
 
 def _artifact(result: Compiled, args: Namespace, console: Console) -> str:
+    """The lowered phases, or the schedule: as JSON for programs and for JSON output, else as text."""
     if args.emit in ("jaxpr", "hlo"):
         from commplan.cli.jax_side import program_text
 
@@ -62,6 +67,7 @@ def _artifact(result: Compiled, args: Namespace, console: Console) -> str:
 
 
 def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None:
+    """Write the artifact to -o or stdout. In JSON, the document has `facts`, and the artifact without -o."""
     out = args.output
     if out and out != STDIN:
         console.write(out, text.encode())
@@ -77,6 +83,7 @@ def _deliver(text: str, args: Namespace, console: Console, **facts: Any) -> None
 
 
 def _facts(result: Compiled, records: list[PassRecord]) -> dict[str, Any]:
+    """The fields of the JSON document that describe the compilation."""
     from commplan.ir.serialization.canonical_json import schedule_digest
 
     schedule = result.schedule
@@ -101,6 +108,7 @@ def _print_pass_notes(records: list[PassRecord], args: Namespace, console: Conso
 
 
 def _dump(directory: str | None) -> Observer | None:
+    """An observer that writes schedules to `directory`; None without one. Raises CP1101."""
     if directory is None:
         return None
     try:

@@ -17,8 +17,9 @@ from commplan.explain.diff import TIMES, Change, Limit, computations_text, diff
 from commplan.ir.serialization.canonical_json import schedule_digest
 from commplan.ir.types import sized, timed
 
+# The measure of `explain.diff` for each word of --fail-on.
 _MEASURES = {"slower": "exposed", "memory": "memory", "rounds": "rounds", "bytes": "bytes"}
-_BYTES = ("memory", "bytes", "link bytes", "collective bytes")
+_BYTES = ("memory", "bytes", "link bytes", "collective bytes")  # measures in bytes
 
 
 def run(args: Namespace, console: Console) -> int:
@@ -31,12 +32,12 @@ def run(args: Namespace, console: Console) -> int:
     limits = [Limit(_MEASURES[name], share) for name, share in args.fail_on]
     files = (args.a, args.b or args.a)
     paths: list[str | None] = [*args.topology, *args.topology] if args.topology else [None, None]
-    on = [
+    sides = [
         Namespace(**{**vars(args), "file": file, "ranks": None, "topology": path})
         for file, path in zip(files, paths, strict=False)
     ]
-    a, _, first = simulate(on[0], console)
-    b, _, second = simulate(on[1], console, first if len(args.topology) > 1 else None)
+    a, _, first = simulate(sides[0], console)
+    b, _, second = simulate(sides[1], console, first if len(args.topology) > 1 else None)
     times = (first.prediction, second.prediction) if first and second else None
     if times is None and any(limit.measure in TIMES for limit in limits):
         fail("CP1155", "without a topology there are no times to compare", "give one with --topology FILE")
@@ -45,8 +46,7 @@ def run(args: Namespace, console: Console) -> int:
     names = list(map(name_of, files))
     if first and second and len(args.topology) > 1:
         names = [
-            f"{name} on {timed.prediction.topology}"
-            for name, timed in zip(names, (first, second), strict=True)
+            f"{name} on {side.prediction.topology}" for name, side in zip(names, (first, second), strict=True)
         ]
     changes = diff(a, b, times)
     worse = [change for limit in limits for change in limit.exceeded(changes)]
@@ -67,6 +67,15 @@ def run(args: Namespace, console: Console) -> int:
 def _print(
     rich: Any, changes: Sequence[Change], worse: Sequence[Change], *, same: bool, names: Sequence[str]
 ) -> None:
+    """Print the changed figures as a table for each phase, and those that exceed --fail-on.
+
+    Args:
+        rich: the screen.
+        changes: all figures.
+        worse: those that exceed --fail-on.
+        same: whether the schedules are equal; times may still differ.
+        names: names of the two sides.
+    """
     a, b = names
     shown = [change for change in changes if change.is_changed]
     if same:
@@ -90,6 +99,7 @@ def _print(
 
 
 def _value_text(change: Change, value: float | str | None) -> str:
+    """A value of `change` with its unit; `-` for None or an empty text."""
     if value is None or isinstance(value, str):
         return value or "-"
     if change.measure in TIMES:
@@ -99,6 +109,7 @@ def _value_text(change: Change, value: float | str | None) -> str:
 
 
 def _growth(change: Change) -> str:
+    """The relative growth in percent, `new`, `gone`, or nothing if there is no ratio."""
     growth = change.growth
     if growth is None or change.before is None or change.after is None:
         return "new" if change.before is None else "gone" if change.after is None else ""

@@ -25,10 +25,16 @@ if TYPE_CHECKING:
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Explain a plan, a code or a range of codes. Raises CP1102 for an unknown code."""
+    """Explain a plan, a code or a range of codes.
+
+    Raises:
+        CommplanError: CP1102 for an unknown code or range, CP1108 for lengths of unknown sources, or an error
+            of reading, compiling or predicting.
+    """
     subject = args.what
     if re.fullmatch(r"CP\d{0,4}", subject, re.IGNORECASE) and not Path(subject).exists():
-        return _code(subject.upper(), console) if len(subject) == 6 else _codes(subject.upper(), console)
+        is_code = len(subject) == len("CP0000")  # a shorter one is the prefix of a range
+        return _code(subject.upper(), console) if is_code else _codes(subject.upper(), console)
     return _plan(args, console)
 
 
@@ -48,6 +54,7 @@ def _codes(prefix: str, console: Console) -> int:
 
 
 def _code(code: str, console: Console) -> int:
+    """Print the page of a code. Raises CP1102, with the three nearest codes, if there is none."""
     text = page(code)
     if text is None:
         same_range = [other for other in titles() if other[:4] == code[:4]] or list(titles())
@@ -67,6 +74,7 @@ def _code(code: str, console: Console) -> int:
 
 
 def _plan(args: Namespace, console: Console) -> int:
+    """Print how the plan or saved schedule `args.what` was compiled."""
     from commplan.cli.user_step import with_step
     from commplan.cli.verbs.check import unknown_sources
     from commplan.explain.report import explain_plan, line_text
@@ -100,8 +108,8 @@ def _subject(args: Namespace, console: Console) -> tuple[Plan, Schedule, Topolog
 
     text = console.read(args.what)
     if not is_saved(args.what, text):
-        done = compile_with_flags(args.what, args, console)
-        return done.plan, done.schedule, topology_of(done.plan, args.topology)
+        compiled = compile_with_flags(args.what, args, console)
+        return compiled.plan, compiled.schedule, topology_of(compiled.plan, args.topology)
     from commplan.cli.simulated import place_schedule
 
     topology = load_topology(args.topology) if args.topology else None
@@ -136,7 +144,7 @@ def _option_lines(target: str, options: Sequence[CompilerOption]) -> Iterator[st
 
 
 def _predict(args: Namespace, schedule: Schedule, topology: Topology | None) -> MachineTimes | None:
-    """The predicted times on `topology`, using its calibration."""
+    """The predicted times on `topology`; None without one. Raises CP0752 if the flags require one."""
     if topology is None:
         from commplan.cli.user_step import need_machine
 

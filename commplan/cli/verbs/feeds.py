@@ -14,7 +14,7 @@ from commplan.diagnostics import plural
 from commplan.ir.types import sized
 from commplan.runtime.input.feeds.status import FeedStatus, feeds
 
-_EVERY_S = 1.0
+_EVERY_S = 1.0  # seconds between two updates of --watch
 
 
 def run(args: Namespace, console: Console) -> int:
@@ -43,6 +43,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _show(statuses: list[FeedStatus], console: Console) -> None:
+    """Print the feeds once."""
     if not statuses:
         console.put("no feed of this user runs on this host\n")
     for part in _drawn(statuses):
@@ -50,6 +51,7 @@ def _show(statuses: list[FeedStatus], console: Console) -> None:
 
 
 def _drawn(statuses: list[FeedStatus]) -> list[Any]:
+    """A title and a table of members for each feed, as rich renderables."""
     parts: list[Any] = []
     for feed in statuses:
         members = plural(len(feed.members), "member")

@@ -12,10 +12,12 @@ from commplan.cli.saved import plan_text
 from commplan.diagnostics import CommplanError, Diagnostic
 from commplan.dsl.format import format_source
 
-_PAINTS = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
+_PAINTS = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}  # terminal colors of lines of a diff
 
 
 class _Result(NamedTuple):
+    """A file that parses, before and after formatting; `path` is `-` for stdin."""
+
     path: str
     before: str
     after: str
@@ -47,6 +49,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _write(result: _Result, console: Console) -> None:
+    """Write the formatted text to its file if it changed, or to stdout if it came from stdin."""
     if result.path == STDIN:
         if console.is_human:
             console.put(result.after)
@@ -57,6 +60,7 @@ def _write(result: _Result, console: Console) -> None:
 def _print_results(
     results: list[_Result], diagnostics: list[Diagnostic], args: Namespace, console: Console
 ) -> None:
+    """Print the names of changed files, their differences under --diff, and the diagnostics."""
     is_dry_run = args.check or args.diff
     for result in results:
         if args.diff:
@@ -70,6 +74,7 @@ def _print_results(
 
 
 def _document(results: list[_Result], diagnostics: list[Diagnostic], console: Console) -> None:
+    """Write the JSON document: the files, and the formatted text of stdin."""
     files = [
         {"file": name_of(path), "changed": before != after, "text": after if path == STDIN else None}
         for path, before, after in results

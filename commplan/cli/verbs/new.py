@@ -12,11 +12,16 @@ from commplan.cli.console import Console
 from commplan.cli.template_files import template, templates
 from commplan.diagnostics import did_you_mean, fail
 
-_SUFFIXES = (".plan", ".py")
+_SUFFIXES = (".plan", ".py")  # the files of a template: the plan and the program
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Write a template's files. Raises CP1105 for an unknown template, CP1106 if a file exists."""
+    """Write a template's files, or list the templates if none is named.
+
+    Raises:
+        CommplanError: CP1105 for an unknown template, CP1106 if a file exists, CP1101 if a file cannot be
+            written.
+    """
     available = templates()
     if args.template is None:
         return _list(available, console)
@@ -51,6 +56,7 @@ def started(program: Path) -> str:
 
 
 def _list(available: dict[str, str], console: Console) -> int:
+    """Print the names and summaries of the templates."""
     if not console.is_human:
         listed = [{"name": name, "summary": summary} for name, summary in available.items()]
         console.document(templates=listed)
@@ -62,6 +68,7 @@ def _list(available: dict[str, str], console: Console) -> int:
 
 
 def _write(target: Path, text: str) -> None:
+    """Create a file and its folders. Raises CP1101."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # never overwrite

@@ -26,6 +26,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _describe(name: str) -> dict[str, Any]:
+    """The JSON description of a pass: its summary, options, and the passes that must precede it."""
     kind = PASSES[name]
     options = [
         {"name": field.name, "type": _type(field.type), "default": field.default}
@@ -42,6 +43,7 @@ def _type(kind: Any) -> str:
 
 
 def _table(listed: list[dict[str, Any]]) -> Any:
+    """A rich table of the described passes; an option without `=` has no default."""
     table = fold_table("pass", "effect", "options")
     for listed_pass in listed:
         options = ", ".join(

@@ -22,7 +22,8 @@ def run(args: Namespace, console: Console) -> int:
     """Collect the data and write the page.
 
     Raises:
-        CommplanError: CP1113, CP1114, or an error of compiling, simulating or verifying.
+        CommplanError: CP1113 for an invalid trace, CP1114 for records of another plan or of several runs,
+            CP0752 for a step without a topology, or an error of compiling, simulating or verifying.
     """
     trace = read_trace(console.read(args.recorded), name_of(args.recorded)) if args.recorded else None
     args = with_step(args, args.file, console)
@@ -34,9 +35,9 @@ def run(args: Namespace, console: Console) -> int:
     timed = ReportTimes(*times) if times else None
     recorded = Recorded((trace,) if trace else ())
     if args.records:
-        ran = run_in(args.records, schedule, timed.prediction if timed else None)
-        lines = {op.span.line: phase.name for phase in schedule.phases for op in phase.ops}
-        recorded = Recorded(traces(ran, lines), totals(ran))
+        recorded_run = run_in(args.records, schedule, timed.prediction if timed else None)
+        phase_of_line = {op.span.line: phase.name for phase in schedule.phases for op in phase.ops}
+        recorded = Recorded(traces(recorded_run, phase_of_line), totals(recorded_run))
     text = console.texts.get(schedule.file) if schedule.file else None
     data = page(gather(schedule, text, _proofs(schedule), timed, recorded)).encode()
     console.write(args.output, data)
@@ -48,7 +49,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _proofs(schedule: Schedule) -> Proofs:
-    """The output of `commplan verify` for a valid schedule."""
+    """The results of `commplan verify` for a valid schedule."""
     facts = VerifyReport(schedule, [])
     collectives = tuple(
         CollectiveProof(

@@ -46,14 +46,16 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _plan(args: Namespace, console: Console) -> tuple[Schedule | None, Prediction | None]:
+    """The schedule of --plan, and its times with --topology."""
     if not args.plan:
         return None, None
     args.file, args.ranks = args.plan, None
-    schedule, _, timed = simulate(args, console)
-    return schedule, timed and timed.prediction
+    schedule, _, times = simulate(args, console)
+    return schedule, times and times.prediction
 
 
 def _summarize(recorded: Run, console: Console) -> int:
+    """Print the totals of a run, as text or JSON. Raises CP1114 if nothing is recorded."""
     summary = totals(recorded)
     if not console.is_human:
         data: dict[str, Any] = msgspec.to_builtins(summary)
@@ -70,6 +72,7 @@ def _summarize(recorded: Run, console: Console) -> int:
 
 
 def _show(summary: Summary, recorded: Run, console: Console) -> None:
+    """Print the totals of a run: phases, a table of plan lines, and waits for batches and servers."""
     hosts = len({record.host for record in recorded.records})
     extent = f"{summary.recorded} of {summary.ranks} ranks on {plural(hosts, 'host')}"
     console.put(f"plan {summary.plan or '(without a name)'}: {extent}, {timed(summary.seconds)} recorded\n")
@@ -105,6 +108,7 @@ def _describe_waits(waits: Waits) -> str:
 
 
 def _row(line: Line) -> tuple[str, ...]:
+    """The cells of a plan line in the table, without the prediction."""
     step = f", in `{step_of(line.name)}`" if line.name else ""
     location = f"line {line.line}{step}" if line.line else line.name
     name = f"{location}: {line.kind} {line.algorithm}" if line.kind else location
@@ -121,6 +125,7 @@ def _row(line: Line) -> tuple[str, ...]:
 
 
 def _prediction_cells(line: Line) -> tuple[str, str]:
+    """The predicted time of a line, and the ratio of the recorded to it."""
     if line.predicted is None:
         return "", ""
     return timed(line.predicted), f"{line.drift:.3g}" if line.drift else ""

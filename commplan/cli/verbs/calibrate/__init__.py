@@ -24,16 +24,18 @@ from commplan.topology import Topology, assumed_hosts, load_topology
 if TYPE_CHECKING:
     from commplan.runtime.calibrate.calibrate import Fabric
 
-_Call = Callable[[Callable[[], Calibration]], Calibration]
-SECONDS = 120  # approximate duration of measuring links and collectives
+_Call = Callable[[Callable[[], Calibration]], Calibration]  # runs the measurement; see `_measure`
+SECONDS = 120  # approximate default duration of measuring links and collectives, in seconds
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Measure, on all ranks or the input or step of a plan; the first rank writes the file.
+    """Measure links and collectives on all ranks, or the input or step of a plan.
+
+    The first rank writes the file.
 
     Raises:
-        CommplanError: CP0755, CP0756, CP0759, CP0849, CP1111, or as `input_costs.measure` and
-            `step_profile.run`.
+        CommplanError: CP0755 if the ranks do not fit on the topology; CP1111 if JAX or MPI is not installed;
+            CP0756, CP0759 or CP0849 of the measurement; or as `input_costs.measure` and `step_profile.run`.
     """
     if args.step:
         from commplan.cli.verbs.calibrate import step_profile
@@ -59,7 +61,16 @@ def run(args: Namespace, console: Console) -> int:
 def _measure(
     fabric: Fabric, first: bool, call: _Call, topology: Topology | None, args: Namespace, console: Console
 ) -> int:
-    """Measure links and collectives. `call` runs the measurement such that a failing rank ends the others."""
+    """Measure links and collectives.
+
+    Args:
+        fabric: the ranks and their communication.
+        first: whether this is the first rank, which prints and writes.
+        call: runs the measurement such that a failing rank ends the others.
+        topology: the machine, or None to infer it from hosts and ranks.
+        args: the flags.
+        console: the output.
+    """
     from commplan.runtime.calibrate.calibrate import calibrate
 
     seconds = args.seconds or SECONDS
@@ -77,7 +88,7 @@ def _measure(
 
 
 def _previous_input(path: str) -> InputCosts | None:
-    """The input costs in an existing output file, if it can be read."""
+    """The input costs in an existing output file, to keep them; None if there are none."""
     if path == STDIN or not Path(path).is_file():
         return None
     try:
@@ -87,6 +98,7 @@ def _previous_input(path: str) -> InputCosts | None:
 
 
 def _lines(calibration: Calibration) -> list[str]:
+    """Describe the measurements, one line for each level and one for constants."""
     lines = [
         f"level {level.name}: latency {level.latency * 1e6:.1f} us, {level.bandwidth / 1e6:.1f} MB/s"
         for level in calibration.levels
@@ -110,6 +122,7 @@ def _deliver(calibration: Calibration, lines: Sequence[str], output: str, consol
 
 
 def _mpi() -> tuple[Fabric, bool, _Call]:
+    """The first arguments of `_measure` for the ranks of `mpirun`. Raises CP1111."""
     need("jax", "'commplan[mpi]'")
     need("mpi4py", "'commplan[mpi]'")
     from commplan.runtime.calibrate.mpi import MpiFabric
@@ -129,6 +142,10 @@ def _gpus_of_node() -> list[int] | None:
 
 
 def _jax(devices: int | None) -> tuple[Fabric, bool, _Call]:
+    """The first arguments of `_measure` for the devices of JAX. Raises CP1111.
+
+    `devices` is a number of CPU devices; None for the devices of the machine or job.
+    """
     need("jax", "'commplan[jax]'")
     jax: Any = importlib.import_module("jax")
     if devices:

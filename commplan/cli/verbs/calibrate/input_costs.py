@@ -1,5 +1,4 @@
-"""`commplan calibrate PLAN --source NAME=PATH --fn NAME=MODULE:FUNCTION`: measure the input costs of a
-plan."""
+"""`commplan calibrate PLAN --source NAME=PATH`: measure the input costs of a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +19,8 @@ from commplan.input.measured_costs import InputCosts, merged
 from commplan.ir.plan import Plan
 from commplan.ir.types import sized, timed
 
-SECONDS = 20  # approximate duration of the measurement
+SECONDS = 20  # approximate default duration of the measurement, in seconds
+_DEVICE = "its cost is part of the step: use --consumer or --step-seconds"  # note for device functions
 
 
 def measure(args: Namespace, console: Console) -> tuple[Calibration, list[str]] | None:
@@ -51,6 +51,7 @@ def measure(args: Namespace, console: Console) -> tuple[Calibration, list[str]] 
 
 @user_code()
 def _measure(plan: Plan, args: Namespace, console: Console) -> InputCosts:
+    """Measure the input costs of `plan` with the functions and sources of the flags."""
     need("jax", "'commplan[jax]'")
     from commplan.runtime.calibrate.input import PlanInput, calibrate_input, needed
 
@@ -66,7 +67,15 @@ def _measure(plan: Plan, args: Namespace, console: Console) -> InputCosts:
 def _check(
     plan: Plan, sources: list[str], fns: list[str], data: dict[str, Any], functions: dict[str, Any]
 ) -> None:
-    """Report all missing and unknown functions and sources together (CP1108)."""
+    """Raise CP1108 for all missing and unknown functions and sources, and device functions, together.
+
+    Args:
+        plan: the plan.
+        sources: names of the sources to measure.
+        fns: names of the functions to measure.
+        data: the sources of --source, by name.
+        functions: the functions of --fn, by name.
+    """
     declared = [fn.name for fn in plan.fns]
     wrong = differences("function", "--fn {}=MODULE:FUNCTION", fns, declared, functions)
     wrong += differences("source", "--source {}=DIR", sources, [s.name for s in plan.sources], data)
@@ -76,9 +85,6 @@ def _check(
         if fn.name in functions and fn.where == "device"
     ]
     fail_if(wrong)
-
-
-_DEVICE = "its cost is part of the step: use --consumer or --step-seconds"
 
 
 def lines(costs: InputCosts) -> list[str]:

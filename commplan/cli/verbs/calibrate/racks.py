@@ -19,8 +19,8 @@ def write(args: Namespace, console: Console) -> int:
     """Measure on all ranks; the first one prints the table and writes the topology.
 
     Raises:
-        CommplanError: CP0759 without MPI or without several hosts of equal numbers of ranks, CP0849 and
-            CP1111.
+        CommplanError: CP0759 with a topology, without MPI, or without several hosts of equal numbers of
+            ranks; CP1111 if JAX or MPI is not installed; CP0849 if a rank does not join.
     """
     if args.topology or not under_mpi(os.environ) or args.backend == "jax":
         fail(

@@ -13,7 +13,7 @@ from commplan.cli.user_step import mesh_sizes_of, naming_step, shares_of, step_a
 from commplan.cost.schedule.step_profile import StepProfile, write_step_profile
 from commplan.ir.types import timed
 
-SECONDS = 10  # approximate duration of the measurement
+SECONDS = 10  # approximate default duration of the measurement, in seconds
 
 
 def run(args: Namespace, console: Console) -> int:
@@ -42,6 +42,7 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _lines(profile: StepProfile) -> list[str]:
+    """Describe the profile: its computation, its first and last gradient, and the method."""
     first, last = profile.leaves[0], profile.leaves[-1]
     ends = f"`{first.path}` after {timed(first.seconds)}, .., `{last.path}` after {timed(last.seconds)}"
     return [

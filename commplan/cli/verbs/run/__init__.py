@@ -27,17 +27,23 @@ if TYPE_CHECKING:
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Compile, bind and run a plan, and print the cost of every plan line."""
+    """Compile, bind and run a plan, and print the cost of every plan line.
+
+    Raises:
+        CommplanError: an error of the plan, its bindings or its execution. Under `mpirun`, errors of the run
+            are printed instead, and 1 is returned.
+    """
     if not under_mpi(os.environ):
-        done = compile_with_flags(args.file, args, console)
-        return _report(done, args, console, [_rehearse(done, args, console, None)], 1)
+        compiled = compile_with_flags(args.file, args, console)
+        return _report(compiled, args, console, [_rehearse(compiled, args, console, None)], 1)
     return _on_ranks(args, console)
 
 
-def _rehearse(done: Compiled, args: Namespace, console: Console, world: World | None) -> ProcessRehearsal:
+def _rehearse(compiled: Compiled, args: Namespace, console: Console, world: World | None) -> ProcessRehearsal:
+    """Bind and run the plan in this process; `world` is the MPI job, or None without `mpirun`."""
     from commplan.cli.jax_side import bind, user_code
 
-    bound = bind(done.schedule, done.shapes, args, sources=True, world=world)
+    bound = bind(compiled.schedule, compiled.shapes, args, sources=True, world=world)
     from commplan.runtime.rehearse.rehearse import rehearse_process
 
     metrics = bound.metrics(args.metrics) if args.metrics else nullcontext()
@@ -48,34 +54,43 @@ def _rehearse(done: Compiled, args: Namespace, console: Console, world: World | 
 
 
 def _report(
-    done: Compiled, args: Namespace, console: Console, parts: Sequence[ProcessRehearsal], processes: int
+    compiled: Compiled, args: Namespace, console: Console, parts: Sequence[ProcessRehearsal], processes: int
 ) -> int:
-    """Print the costs.
+    """Print the costs, and return the exit code 0.
 
     Args:
-        done: the compiled plan.
+        compiled: the compiled plan.
         args: the flags.
         console: the output.
-        parts: results of every live rank.
-        processes: original number of ranks.
+        parts: results of every live process, servers included.
+        processes: original number of processes.
     """
-    costs = costs_of(done, [part.phases for part in parts if part.server is None])
+    costs = costs_of(compiled, [part.phases for part in parts if part.server is None])
     device = next((part.device for part in parts if part.server is None), "cpu")
     served = [part.server for part in parts if part.server is not None]
     if console.is_human:
-        console.show(lambda screen: print_tables(screen, done, costs, served, processes, device), 120)
+        console.show(lambda screen: print_tables(screen, compiled, costs, served, processes, device), 120)
         return 0
-    sizes = {axis.name: axis.size for axis in done.schedule.axes}
+    sizes = {axis.name: axis.size for axis in compiled.schedule.axes}
     phases, servers = msgspec.to_builtins(costs), msgspec.to_builtins(served)
     console.document(
-        plan=done.plan.name, steps=args.steps, axes=sizes, mapping=done.mapping,
+        plan=compiled.plan.name, steps=args.steps, axes=sizes, mapping=compiled.mapping,
         processes=processes, device=device, phases=phases, servers=servers,
     )  # fmt: skip
     return 0
 
 
 def _on_ranks(args: Namespace, console: Console) -> int:
-    """Rehearse on the ranks of MPI; the first one prints. A rank that fails aborts the others."""
+    """Rehearse on the ranks of MPI; the first one prints. A rank that fails aborts the others.
+
+    Sets `args.device`, `args.backend` and `args.axis`, and environment variables of JAX and Open MPI.
+
+    Returns:
+        0, or 1 after an error, on every rank.
+
+    Raises:
+        CommplanError: CP1107 for GPUs, or if JAX, mpi4py or mpi4jax is not installed.
+    """
     if args.device == "gpu":
         fix = "omit --device, or start without mpirun"
         fail("CP1107", "ranks of MPI exchange arrays of the CPU", fix)
@@ -91,14 +106,14 @@ def _on_ranks(args: Namespace, console: Console) -> int:
     world = World()
     rank_console = console if world.rank == 0 else Console("never", "json")
     try:
-        done = compile_with_flags(
+        compiled = compile_with_flags(
             args.file, args, rank_console, adapt=lambda plan: _set_sizes(plan, args, world)
         )
-        part = _rehearse(done, args, rank_console, world)
+        part = _rehearse(compiled, args, rank_console, world)
         if part.broken_off:  # workers have already reported the error
             return _report_failures(CommplanError(), console, world)
         parts = world.gather(part)
-        return _report(done, args, console, parts, world.size) if parts else 0
+        return _report(compiled, args, console, parts, world.size) if parts else 0
     except CommplanError as error:
         return _report_failures(error, console, world)
     except BrokenPipeError:
@@ -116,9 +131,9 @@ def _on_ranks(args: Namespace, console: Console) -> int:
 
 
 def fault_tolerance(environment: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables for MPI jobs that survive failed ranks (`mpirun --with-ft ulfm`).
+    """Environment variables to add for MPI jobs that survive failed ranks (`mpirun --with-ft ulfm`).
 
-    They skip the final barrier, since Open MPI would wait for dead ranks there.
+    They skip the final barrier, since Open MPI would wait for dead ranks there. Other jobs need none.
     """
     is_fault_tolerant = environment.get("OMPI_MCA_mpi_ft_enable", "0").lower() in ("1", "true")
     variable = "OMPI_MCA_async_mpi_finalize"

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 class RehearsedLine(msgspec.Struct, frozen=True):
     """The cost of a plan line in one phase. Input costs are measured, `sent` is a lower bound.
 
+    Input costs are None for lines without input work.
+
     Attributes:
-        line: line number.
+        line: line number in the plan.
         stage: text of the stage.
         records: processed records.
         cpu_s: CPU seconds, the sum of `user_s` and `system_s`.
@@ -36,7 +38,8 @@ class RehearsedLine(msgspec.Struct, frozen=True):
         nbytes: bytes of the results.
         wait_s: seconds of waiting.
         skipped: skipped records.
-        sent: least number of bytes that each rank sends, to ranks and servers.
+        sent: least number of bytes that each rank sends in all calls, to ranks and servers; None for lines
+            without communication.
     """
 
     line: int
@@ -52,7 +55,20 @@ class RehearsedLine(msgspec.Struct, frozen=True):
 
 
 class RankCost(msgspec.Struct, frozen=True):
-    """The input work of one process in one phase."""
+    """The input work of one process in one phase.
+
+    Attributes:
+        rank: the rank of the process.
+        batches: batches that it received.
+        wait_s: seconds in which the step waited for a batch.
+        cpu_s: CPU seconds of all lines together.
+        checked: records whose ids were compared with the visitation contract.
+        workers: the threads or processes at work, such as `2 threads`; empty if there are none.
+        restarts: worker processes that died and were replaced.
+        queue: batches that are ready ahead of the step; None if unknown.
+        slow: the slowest member; None if members have one clock, or no member waited.
+        lines: the work per plan line.
+    """
 
     rank: int
     batches: int
@@ -69,8 +85,16 @@ class RankCost(msgspec.Struct, frozen=True):
 class PhaseCost(msgspec.Struct, frozen=True):
     """The cost of one phase.
 
-    The duration of calls is that of the slowest rank; `batches` and `wait_s` are those of the rank that
-    waited longest. `lines` are sums over ranks, which are listed separately in `ranks`.
+    Attributes:
+        name: name of the phase.
+        title: its heading in the plan, such as `each step`.
+        calls: number of calls.
+        first_s: seconds of the first call on the slowest rank, with compilation; None if unknown.
+        call_s: seconds of a later call on the slowest rank; None if there was none.
+        batches: batches of the rank that waited longest; 0 without input.
+        wait_s: seconds in which that rank waited for batches.
+        lines: costs of the plan lines, with the input work of all ranks.
+        ranks: the input work of each rank; empty without input.
     """
 
     name: str
@@ -84,20 +108,22 @@ class PhaseCost(msgspec.Struct, frozen=True):
     ranks: tuple[RankCost, ...] = ()
 
 
-def costs_of(done: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[PhaseCost]:
-    """The costs of each phase. `times` are those of every worker, phase by phase."""
+def costs_of(compiled: Compiled, times: Sequence[Sequence[PhaseTimes]]) -> list[PhaseCost]:
+    """The costs of each phase. `times` are the times of each worker, each phase by phase in one order."""
     from commplan.explain.report import explain_plan
     from commplan.runtime.input.observe.accounting import merged
 
-    explained = {phase.name: phase for phase in explain_plan(done.plan, done.schedule).phases}
+    explained = {phase.name: phase for phase in explain_plan(compiled.plan, compiled.schedule).phases}
     costs: list[PhaseCost] = []
-    for same in zip(*times, strict=True):
-        first, phase = same[0], explained[same[0].name]
-        inputs = [summary.input for summary in same if summary.input is not None]
+    for phase_times in zip(*times, strict=True):
+        first, phase = phase_times[0], explained[phase_times[0].name]
+        inputs = [summary.input for summary in phase_times if summary.input is not None]
         usage = by_line(merged(inputs).lines if inputs else ())
         waited = max(inputs, key=lambda cost: cost.wait_s, default=None)
         batches, wait_s = (waited.batches, waited.wait_s) if waited else (0, 0.0)
-        first_s, call_s = (_most(getattr(cost, name) for cost in same) for name in ("first_s", "call_s"))
+        first_s, call_s = (
+            _most(getattr(cost, name) for cost in phase_times) for name in ("first_s", "call_s")
+        )
         lines = tuple(_line(line, usage.get(line.line), first.calls) for line in phase.lines)
         header = (first.name, phase.title, first.calls)
         ranks = tuple(map(_rank, inputs))
@@ -122,6 +148,7 @@ def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
 
 
 def _most(seconds: Iterable[float | None]) -> float | None:
+    """The longest duration, or None if none is known."""
     return max((duration for duration in seconds if duration is not None), default=None)
 
 
@@ -131,6 +158,7 @@ def _rank(summary: Summary) -> RankCost:
 
 
 def _line(line: StageSummary, usage: LineUsage | None, calls: int) -> RehearsedLine:
+    """The cost of a line in `calls` calls; `usage` is its input work, or None."""
     once = sum(entry.nbytes for entry in line.traffic) + line.sent
     sent = once * calls if line.traffic or line.sent else None
     if usage is None:
@@ -147,18 +175,26 @@ def _line_usage(line: int, stage: str, usage: LineUsage, sent: int | None = None
 
 def print_tables(
     screen: Rich,
-    done: Compiled,
+    compiled: Compiled,
     costs: Sequence[PhaseCost],
     servers: Sequence[ServerWork],
     processes: int,
     device: str,
 ) -> None:
-    """Print one table for each phase, one for its ranks if there are several processes, and one for
-    servers."""
-    ranks = math.prod(done.schedule.mesh_sizes.values())
+    """Print a table for each phase, one for its ranks if there are several, and one for servers.
+
+    Args:
+        screen: the screen.
+        compiled: the compiled plan.
+        costs: the costs of each phase.
+        servers: the work of each server.
+        processes: number of processes that were started.
+        device: the kind of devices, `cpu` or `gpu`.
+    """
+    ranks = math.prod(compiled.schedule.mesh_sizes.values())
     devices = f"{ranks} {device.upper()} device{'s' if ranks > 1 else ''}"
     devices_or_ranks = devices if processes == 1 else f"{processes} ranks"
-    screen.print(f"plan {done.plan.name} on {devices_or_ranks}{_server_note(servers)}", markup=False)
+    screen.print(f"plan {compiled.plan.name} on {devices_or_ranks}{_server_note(servers)}", markup=False)
     for cost in costs:
         _phase(screen, cost)
     if servers:
@@ -191,6 +227,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def _phase(screen: Rich, cost: PhaseCost) -> None:
+    """Print the tables of one phase."""
     from rich.text import Text
 
     from commplan.runtime.input.observe.accounting import remarks
@@ -223,6 +260,7 @@ def _server_note(servers: Sequence[ServerWork]) -> str:
 
 
 def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
+    """Print the table of servers, and the workers that they excluded."""
     from rich.text import Text
 
     screen.print("\nservers")
@@ -260,6 +298,7 @@ def _headline(cost: PhaseCost) -> str:
 
 
 def _of_ranks(ranks: Sequence[RankCost]) -> Table:
+    """A table of the input work of each rank."""
     waited = ("waited for peers s", "waited for batches s")
     table = _table(("rank", "batches", "CPU s", *waited, "ready: mean", "least"))
     for summary in ranks:

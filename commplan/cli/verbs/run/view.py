@@ -15,9 +15,9 @@ from commplan.cli.console import Console
 if TYPE_CHECKING:
     from commplan.runtime.input.observe.accounting import Summary
 
-PERIOD_S = 0.5  # least time between updates
+PERIOD_S = 0.5  # least seconds between updates
 SHARE = 0.008  # most CPU time of drawing, as a fraction of a core
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int], None]  # receives a phase, its completed calls and all its calls
 
 
 @contextmanager
@@ -26,7 +26,15 @@ def live(
 ) -> Generator[Progress | None]:
     """A context with a table on stderr, redrawn at most twice a second if stderr is a terminal.
 
-    The table disappears when the run ends. Yields a progress callback for the rehearsal, or None.
+    Args:
+        console: the output.
+        summaries: returns the current input costs.
+        title: text above the table.
+        quiet: whether to draw nothing, on ranks other than the first.
+
+    Yields:
+        A progress callback for the rehearsal, or None if nothing is drawn. The table disappears when the
+        context ends.
     """
     if quiet or not console.is_human or not sys.stderr.isatty():
         yield None
@@ -59,19 +67,27 @@ def live(
 
 @dataclass
 class View:
-    """The table: costs from `summaries`, and changes since the last update."""
+    """The table: costs from `summaries`, and changes since the last update.
+
+    Attributes:
+        summaries: returns the current input costs.
+        title: text above the table; empty for none.
+        _progress: completed calls and all calls, by phase.
+        _before: records and CPU seconds at the last update, by phase, plan line and work.
+        _updated_s: time of the last update, by `time.perf_counter`.
+    """
 
     summaries: Callable[[], Sequence[Summary]]
     title: str = ""
-    _at: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    _progress: dict[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     _before: dict[tuple[str, int, str], tuple[int, float]] = field(
         default_factory=dict[tuple[str, int, str], tuple[int, float]]
     )
-    _looked: float = field(default_factory=time.perf_counter)
+    _updated_s: float = field(default_factory=time.perf_counter)
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Record the number of completed calls of a phase."""
-        self._at[phase] = (done, total)
+        self._progress[phase] = (done, total)
 
     def table(self) -> Any:
         """The current table, as a rich renderable."""
@@ -80,8 +96,10 @@ class View:
         from rich.text import Text
 
         time_s = time.perf_counter()
-        passed, self._looked = max(time_s - self._looked, 1e-9), time_s
-        head = ", ".join(f"{phase} {done}/{total}" for phase, (done, total) in list(self._at.items()))
+        passed, self._updated_s = max(time_s - self._updated_s, 1e-9), time_s  # a divisor, so not 0
+        # A copy, since the thread of the run may add a phase.
+        progress = list(self._progress.items())
+        head = ", ".join(f"{phase} {done}/{total}" for phase, (done, total) in progress)
         parts: list[Any] = [Text(f"{self.title}: {head}" if self.title and head else self.title or head)]
         for summary in self.summaries():
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -102,6 +120,7 @@ class View:
 
 
 def _state(summary: Summary) -> str:
+    """The state of the input of a phase in words: batches, queue, workers, slots and lags."""
     queue = summary.queue
     words = [
         f"{summary.batches} batches, waited {summary.wait_s:.2f} s for them",

@@ -30,7 +30,12 @@ from commplan.verify.programs.proof import Counted
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Print the proved properties; returns 1 if there is a counterexample."""
+    """Print the proved properties; returns 1 if there is a counterexample.
+
+    Raises:
+        CommplanError: an error of the plan or the flags; CP1001 to CP1005 for a file that is not a schedule;
+            CP0748 for an algorithm that cannot be proved.
+    """
     if args.file is None:
         return _algorithm(args, console)
     text = console.read(args.file)
@@ -50,29 +55,33 @@ def run(args: Namespace, console: Console) -> int:
 
 
 def _load_saved(text: str, name: str, console: Console) -> tuple[Schedule, list[Diagnostic]]:
-    """Load a schedule that may have been edited, and all its errors."""
+    """Load a schedule that may have been edited, and return it with all its errors.
+
+    Raises the errors of a file that cannot be decoded.
+    """
     from commplan.verify.structural import verify
 
     diagnostics: list[Diagnostic] = []
-    read: list[Schedule] = []
+    decoded: list[Schedule] = []
 
-    def look(schedule: Schedule) -> tuple[Diagnostic, ...]:
-        read.append(schedule)
+    def collect(schedule: Schedule) -> tuple[Diagnostic, ...]:
+        """Keep the schedule and its errors, and report none, so that decoding continues."""
+        decoded.append(schedule)
         diagnostics.extend(verify(schedule))
         return ()
 
     try:
-        read_saved(text, name, look)
+        read_saved(text, name, collect)
     except CommplanError as error:
-        if not read:
+        if not decoded:
             raise
         diagnostics.extend(error.diagnostics)
-    show_lines(read[0], console)
-    return read[0], diagnostics
+    show_lines(decoded[0], console)
+    return decoded[0], diagnostics
 
 
 def show_lines(schedule: Schedule, console: Console) -> None:
-    """Load the plan of a schedule for excerpts, if it is unchanged."""
+    """Load the text of a schedule's plan into `console`, for excerpts, if its file is unchanged."""
     from commplan import dsl
     from commplan.ir.serialization.canonical_json import is_of
 
@@ -87,7 +96,19 @@ def show_lines(schedule: Schedule, console: Console) -> None:
 
 
 class LineProof(NamedTuple):
-    """Equal collectives of one plan line."""
+    """Equal collectives of one plan line.
+
+    Attributes:
+        phase: name of the phase.
+        line: line number in the plan.
+        kind: kind of the collectives.
+        axes: the axes that they communicate over.
+        via: their algorithm.
+        ranks: number of ranks along `axes`.
+        number: number of collectives.
+        nbytes: bytes of the whole buffers of all collectives, S.
+        proof: the proof; None for the backend's native collective.
+    """
 
     phase: str
     line: int
@@ -95,8 +116,8 @@ class LineProof(NamedTuple):
     axes: tuple[str, ...]
     via: str
     ranks: int
-    number: int  # of collectives
-    nbytes: int  # of the whole buffers, S
+    number: int
+    nbytes: int
     proof: Proof | None
 
     @property
@@ -111,19 +132,35 @@ class LineProof(NamedTuple):
 
     @property
     def busiest(self) -> int | None:
-        """The larger of the bytes that the busiest rank sends and receives."""
+        """The larger of the bytes that the busiest rank sends and receives; None without a proof."""
         if self.proof is None:
             return None
         return _bytes(max(self.proof.cost.sent, self.proof.cost.received), self.nbytes)
 
     @property
     def least(self) -> int | None:
-        """A lower bound on the bytes that the busiest rank moves with any algorithm."""
+        """A lower bound on the bytes that the busiest rank moves with any algorithm; None without a proof."""
         return _bytes(self.proof.cost.least, self.nbytes) if self.proof else None
 
 
 class VerifyReport:
-    """The report on a valid schedule."""
+    """The report on a schedule. Facts that hold for valid schedules only are empty if it has errors.
+
+    Args:
+        schedule: the schedule.
+        diagnostics: its errors; empty if it is valid.
+
+    Attributes:
+        visits: the proved loads.
+        shares: the proved shared values.
+        input: memory bounds of input, by phase.
+        lines: the proved collectives, by plan line.
+        memory: memory bounds of a rank, by phase.
+        calls: all collectives, in the order of calls.
+        communicators: the axes of each communicator, in the order of first use.
+        claims: the properties that are proved, assumed and not checked.
+        ranks: number of ranks, without servers.
+    """
 
     def __init__(self, schedule: Schedule, diagnostics: list[Diagnostic]) -> None:
         from commplan.verify.claims import claims
@@ -137,11 +174,12 @@ class VerifyReport:
         self.lines = [] if diagnostics else _lines(schedule)
         self.memory = () if diagnostics else memory(schedule)
         self.calls = [op for phase in schedule.phases for op in phase.ops if isinstance(op, Collective)]
-        self.communicators = list(dict.fromkeys(op.axes for op in self.calls))  # in the order of first use
+        self.communicators = list(dict.fromkeys(op.axes for op in self.calls))
         self.claims = claims(schedule)
         self.ranks = schedule.size(tuple(axis.name for axis in schedule.mesh_axes))
 
     def data(self) -> dict[str, Any]:
+        """The report as JSON data."""
         return {
             "plan": self.schedule.plan,
             "claims": msgspec.to_builtins(self.claims),
@@ -167,6 +205,7 @@ class VerifyReport:
         }  # fmt: skip
 
     def text(self, color: bool) -> str:
+        """The report as text, with terminal colors if `color`."""
         ranks = _sizes("rank", self.ranks, self.schedule.mesh_sizes)
         mesh = self.schedule.mesh_sizes
         hubs = {axis.name: axis.size for axis in self.schedule.axes if axis.name not in mesh}
@@ -204,6 +243,7 @@ def _sizes(noun: str, number: int, sizes: dict[str, int]) -> str:
 
 
 def _lines(schedule: Schedule) -> list[LineProof]:
+    """The proofs of the collectives, with equal ones of a line added up."""
     from commplan.verify.algorithms import prove_op
 
     lines: dict[tuple[Any, ...], LineProof] = {}
@@ -222,6 +262,7 @@ def _lines(schedule: Schedule) -> list[LineProof]:
 
 
 def _proof_data(proof: Proof | None, nbytes: int) -> dict[str, Any]:
+    """The proof of collectives of `nbytes` bytes, as JSON data; None for native ones."""
     if proof is None:
         return {"proved": False, "assumed": ["native"]}
     shares = {f"{name}_nbytes": _bytes(share, nbytes) for name, share in _shares(proof.cost).items()}
@@ -238,6 +279,7 @@ def _proof_document(proof: Proof) -> dict[str, Any]:
 
 
 def _shares(cost: Counted) -> dict[str, Fraction]:
+    """The fractions of the whole buffer in a cost, by name."""
     return {"sent": cost.sent, "received": cost.received, "least": cost.least, "staged": cost.staged}
 
 
@@ -258,7 +300,7 @@ def _table(lines: list[LineProof], color: bool) -> str:
 
 
 def _algorithm(args: Namespace, console: Console) -> int:
-    """Prove a single algorithm or hierarchy."""
+    """Prove the algorithm or hierarchy of --algorithm; returns 1 if there is a counterexample."""
     subject, proof = _prove_named(args)
     diagnostics = [wrong.diagnostic(subject) for subject, wrong in proof.wrong]
     ranks = args.ranks
@@ -277,11 +319,12 @@ def _as_data(wrong: Counterexample) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in ("span", "related")}
 
 
-_HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)
-_LEVEL = re.compile(r"\s*(\w+)\s*(?:=\s*(\w+)\s*)?")
+_HIERARCHY = re.compile(r"hierarchical\s*\((.*)\)\s*", re.DOTALL)  # with the list of levels
+_LEVEL = re.compile(r"\s*(\w+)\s*(?:=\s*(\w+)\s*)?")  # a level, such as `gpu = ring` or `gpu`
 
 
 def _prove_named(args: Namespace) -> tuple[str, Proof]:
+    """The algorithm of --algorithm in words, and its proof. Raises CP0748 for flags that do not fit it."""
     root, kind = args.root or 0, args.collective
     hierarchy = _HIERARCHY.fullmatch(args.algorithm)
     if hierarchy is None:
@@ -299,7 +342,11 @@ def _prove_named(args: Namespace) -> tuple[str, Proof]:
 
 
 def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
-    """The algorithm and size of each level of --algorithm. Raises CP0748 if they do not match."""
+    """The algorithm and size of each level of --algorithm; a level without an algorithm is native.
+
+    Raises:
+        CommplanError: CP0748 if the levels are not those of --ranks.
+    """
     parts = [_LEVEL.fullmatch(part) for part in text.split(",")]
     if isinstance(args.ranks, int) or None in parts:
         message = f"`{args.algorithm}` over {args.ranks} ranks: cannot infer the levels and their sizes"
@@ -316,6 +363,7 @@ def _levels(text: str, args: Namespace) -> list[tuple[str, int]]:
 
 
 def _praise(subject: str, proof: Proof) -> str:
+    """The result of a proof without counterexamples, as text."""
     out = [f"{subject}: {'proved' if proof.tasks else 'assumed'}"]
     if proof.tasks:
         out += [
@@ -338,4 +386,5 @@ def _praise(subject: str, proof: Proof) -> str:
 
 
 def _share(share: Fraction) -> str:
+    """A fraction of the whole buffer S, as text."""
     return f"{share} S" if share.denominator == 1 else f"{share} S ({float(share):.3f})"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def input_text(
     visits: tuple[ProvedLoad, ...], shares: tuple[ProvedShare, ...], memory: tuple[InputMemory, ...]
 ) -> list[str]:
-    """Lines for each load, share and phase."""
+    """The report as lines of text: for each load, shared value and phase with input."""
     lines: list[str] = []
     for load in visits:
         op = load.op
@@ -54,6 +54,7 @@ def _cache_text(need: InputMemory) -> str:
 
 
 def _share(share: ProvedShare) -> str:
+    """The proved property of a shared value in words."""
     op, name = share.op, name_of(share.op.result)
     over = f"{', '.join(op.axes)} ({share.members})"
     if op.design == "duplicate":
@@ -78,7 +79,7 @@ def input_data(
                 **_rates(load.rates),
             }
             for load in visits
-            for op in (load.op,)
+            for op in (load.op,)  # binds `op`
         ],
         "shares": [
             {
@@ -86,7 +87,7 @@ def input_data(
                 "over": list(op.axes), "members": share.members, "design": op.design, "readers": op.readers,
             }
             for share in shares
-            for op in (share.op,)
+            for op in (share.op,)  # binds `op`
         ],
         "input_memory": [
             {

@@ -10,12 +10,18 @@ from commplan.verify.ownership import owned_states, server_memory
 
 
 class ServerReport:
-    """The report on the servers of a valid schedule."""
+    """The report on the servers of a valid schedule; empty without servers.
+
+    Attributes:
+        owned: each state on servers, with a call site that uses it.
+        bounds: the bounds of memory; None without servers.
+    """
 
     def __init__(self, schedule: Schedule) -> None:
         self.owned, self.bounds = owned_states(schedule), server_memory(schedule)
 
     def data(self) -> dict[str, Any]:
+        """The report as JSON data."""
         if self.bounds is None:
             return {}
         return {
@@ -30,6 +36,7 @@ class ServerReport:
         }  # fmt: skip
 
     def text(self) -> str:
+        """The report as lines of text."""
         if self.bounds is None:
             return ""
         out: list[str] = []
