@@ -1,6 +1,7 @@
-"""The document behind the page, as data. Times are in seconds, sizes in bytes.
+"""The document behind the page, as data: `gather` creates it, and the scripts in `assets` draw it.
 
-Plan lines count from 1; line 0 means no line. `left_out` texts describe truncated data.
+In all structs, times are in seconds, and sizes in bytes. Plan lines (`line`) count from 1; line 0 means no
+line. `left_out` is a note on data that is omitted to limit the size of the page; empty if nothing is.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ from commplan.ir.remark import Choice
 from commplan.recorder.summary import Summary
 
 Item = TypeVar("Item")
-TEXT = 2000  # the most characters of one text
-Work = Literal["host", "device", "network", "other"]
+TEXT = 2000  # most characters of one text
+Work = Literal["host", "device", "network", "other"]  # kinds of work, which determine the color of events
 
 
 class SourceText(msgspec.Struct, frozen=True):
-    """The text of the plan, or its stages in words if the text is not available (`whole` is False)."""
+    """The text of the plan, or its stages if the text is not available.
+
+    Attributes:
+        name: name of the plan's file.
+        lines: number and text of each line; of the first line of each stage if `whole` is False.
+        whole: whether this is the text of the plan.
+        left_out: see above.
+    """
 
     name: str
     lines: tuple[tuple[int, str], ...]
@@ -29,7 +37,15 @@ class SourceText(msgspec.Struct, frozen=True):
 
 
 class PhaseGraph(msgspec.Struct, frozen=True):
-    """The graph of one phase, with the inputs, sources and states that it reads."""
+    """The graph of one phase, with the inputs, sources and states that it reads.
+
+    Attributes:
+        phase: name of the phase.
+        title: its heading in the plan.
+        nodes: the nodes.
+        edges: the edges; both ends of each are in `nodes`.
+        left_out: see above.
+    """
 
     phase: str
     title: str
@@ -39,16 +55,25 @@ class PhaseGraph(msgspec.Struct, frozen=True):
 
 
 class LaneEvent(msgspec.Struct, frozen=True):
-    """An event on a lane.
+    """An op, several merged ops, or a recorded operation.
 
     Attributes:
+        name: kind of the op, or name of the recorded operation.
+        line: plan line.
+        start: seconds from the start of the phase or of the recorded run.
+        seconds: duration.
+        work: kind of work.
+        algorithm: algorithm of a collective; empty for other ops.
         count: number of merged ops, which took `busy` of `seconds`.
-        alone: see `cost.schedule.prediction.OpTime`.
-        bound: see `cost.schedule.prediction.OpTime`.
+        busy: sum of the durations of the merged ops.
+        alone: seconds of a collective without others, as in `cost.schedule.prediction.OpTime`; 0 if unknown.
+        bound: a lower bound of `alone`; 0 if unknown.
+        result: the values that it makes; empty for recorded events.
         nbytes: bytes on the busiest link of each level.
-        waited: for recorded events, seconds until rank `last` arrived.
-        predicted: for recorded events, predicted seconds, 0 if unknown.
-        size: for recorded events, bytes of the whole buffer.
+        waited: for recorded events, seconds until rank `last` arrived; 0 if unknown.
+        last: for recorded events, the last rank to arrive; None if unknown.
+        predicted: for recorded events, predicted seconds; 0 if unknown.
+        size: for recorded events, bytes of the whole buffer; 0 if unknown.
     """
 
     name: str
@@ -70,7 +95,13 @@ class LaneEvent(msgspec.Struct, frozen=True):
 
 
 class EventLane(msgspec.Struct, frozen=True):
-    """Events sorted by start time. `group` is common to several lanes, for example a process."""
+    """Events that are drawn in one row.
+
+    Attributes:
+        name: label of the row.
+        events: the events, sorted by start.
+        group: heading above adjacent lanes with the same group, such as a process; empty for none.
+    """
 
     name: str
     events: tuple[LaneEvent, ...]
@@ -78,7 +109,13 @@ class EventLane(msgspec.Struct, frozen=True):
 
 
 class CriticalStretch(msgspec.Struct, frozen=True):
-    """A part of the critical path: equal ops of one line."""
+    """A part of the critical path: equal ops of one line.
+
+    Attributes:
+        line: plan line.
+        name: description of the ops.
+        seconds: their time on the critical path.
+    """
 
     line: int
     name: str
@@ -86,12 +123,24 @@ class CriticalStretch(msgspec.Struct, frozen=True):
 
 
 class PhasePanel(msgspec.Struct, frozen=True):
-    """The times of a phase, see `cost.schedule.prediction.PhaseTime`.
+    """The predicted times of a phase, as in `cost.schedule.prediction.PhaseTime`.
 
     Attributes:
+        name: name of the phase.
+        title: its heading in the plan.
+        alone: time of the phase without a step.
+        computation: time of the step's computation; 0 without a step.
+        exposed: time from the end of that computation to the end of the phase.
+        seconds: time of the step and the phase together.
+        bound: a lower bound of `alone`; 0 if unknown.
+        network: time in which some collective runs.
+        compute: time in which some other op runs.
         nbytes: bytes on the busiest link of each level.
-        untimed: number of ops without a known duration.
+        critical: the critical path, with equal ops added up.
+        lanes: the timeline; empty if no op has a known duration.
+        untimed: number of ops without a known duration, which are not in `lanes`.
         times: sentences as printed by `explain` and `simulate`.
+        left_out: see above.
     """
 
     name: str
@@ -115,6 +164,10 @@ class LineSummary(msgspec.Struct, frozen=True):
     """The result of compiling one plan line.
 
     Attributes:
+        phase: heading of the phase.
+        line: plan line.
+        stage: the stage as text.
+        became: sentences about its ops and its traffic.
         seconds: the sum over the ops of the line; None without a topology.
     """
 
@@ -126,7 +179,20 @@ class LineSummary(msgspec.Struct, frozen=True):
 
 
 class CollectiveProof(msgspec.Struct, frozen=True):
-    """Equal collectives of one line, and their proof."""
+    """Equal collectives of one line, and their proof.
+
+    Attributes:
+        line: plan line.
+        kind: kind of the collectives.
+        count: number of collectives.
+        axes: the axes that they communicate over.
+        ranks: number of ranks along `axes`.
+        algorithm: their algorithm.
+        proof: the part that is proved, in words.
+        rounds: number of rounds; None for native collectives.
+        busiest: the larger of the bytes that the busiest rank sends and receives; None as above.
+        least: a lower bound of `busiest` for any algorithm; None as above.
+    """
 
     line: int
     kind: str
@@ -141,10 +207,15 @@ class CollectiveProof(msgspec.Struct, frozen=True):
 
 
 class Proofs(msgspec.Struct, frozen=True):
-    """The output of `commplan verify`.
+    """The results of `commplan verify`.
 
     Attributes:
+        proved: the property that was proved.
+        assumed: assumptions of the proof.
+        not_checked: properties that were not considered.
+        collectives: the proofs of collectives.
         facts: sentences on communicators, input, memory and servers.
+        left_out: see above.
     """
 
     proved: str
@@ -159,9 +230,12 @@ class MachineMember(msgspec.Struct, frozen=True):
     """A place or switch of the machine with its uplink and its inner members.
 
     Attributes:
-        up: bytes on its link in each phase, None if not counted for individual members.
+        name: its name, such as `host 3`.
+        up: bytes on its link to the outer level in each phase; None if not counted for individual members.
         down: as `up`, in the other direction.
-        hidden: number of similar members that are not drawn. Bytes are then the largest of theirs.
+        holds: its ranks and servers in words; empty if it is idle.
+        members: its inner members; empty for a place, and for merged or idle members.
+        hidden: number of members that it stands for; 0 for a single one. Bytes are the largest of theirs.
     """
 
     name: str
@@ -176,6 +250,10 @@ class LinkLevel(msgspec.Struct, frozen=True):
     """A level of links.
 
     Attributes:
+        name: its name.
+        count: number of members in each place of the next outer level.
+        latency: seconds of an empty message.
+        bandwidth: bytes per second, per member and direction.
         nbytes: the bytes on its busiest link in one direction, in each phase.
     """
 
@@ -187,10 +265,15 @@ class LinkLevel(msgspec.Struct, frozen=True):
 
 
 class MachineLoad(msgspec.Struct, frozen=True):
-    """The topology with its loads, outermost level first.
+    """The topology with its loads.
 
     Attributes:
+        name: name of the topology.
+        places: number of places.
         phases: the names of the phases, in the order of the loads.
+        levels: the levels, outermost first.
+        members: the members of the outermost level.
+        left_out: see above.
     """
 
     name: str
@@ -205,7 +288,11 @@ class Trace(msgspec.Struct, frozen=True):
     """A recorded run, starting at time 0.
 
     Attributes:
-        phase: the phase; empty for the whole program.
+        name: description of the run.
+        seconds: its duration.
+        lanes: its events, by rank or thread.
+        left_out: see above.
+        phase: name of the phase; empty for the whole program.
     """
 
     name: str
@@ -219,10 +306,21 @@ class ReportDocument(msgspec.Struct, frozen=True):
     """A whole report.
 
     Attributes:
+        plan: name of the plan.
+        version: version of commplan.
         facts: names and texts in the head of the page.
+        source: text of the plan.
+        graphs: the graph of each nonempty phase; empty if the schedule does not contain its plan.
+        lines: the results of compiling each line; empty as above.
+        lines_left_out: a note on omitted lines.
+        choices: the choices of passes.
+        choices_left_out: a note on omitted choices.
+        phases: the predicted times of each phase; empty without a topology.
         unknown: names of functions and sources without known costs.
-        traces: the recorded run, or one run of each phase.
-        measured: summary of the recorded run.
+        proofs: the results of the verifier.
+        machine: the loads of links; None without a topology.
+        traces: the recorded run, or one run of each phase; empty if none was recorded.
+        measured: summary of the recorded run; None if none was recorded.
     """
 
     plan: str
@@ -243,7 +341,7 @@ class ReportDocument(msgspec.Struct, frozen=True):
 
 
 def cut_text(text: str, most: int = TEXT) -> str:
-    """Truncate `text`, with an ellipsis."""
+    """Truncate `text` to `most` characters, of which the last is then an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

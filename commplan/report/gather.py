@@ -26,19 +26,30 @@ from commplan.report.machine import machine
 from commplan.report.timeline import phases
 
 LINES = 4000  # most lines of the plan's text
-COLLECTIVES, FACTS = 300, 300  # most collectives and sentences of proofs
+COLLECTIVES = 300  # most lines of collectives of proofs
+FACTS = 300  # most sentences of proofs
 UNKNOWN = 40  # most names without known costs
 
 
 class ReportTimes(msgspec.Struct, frozen=True):
-    """Predictions for a topology."""
+    """Predictions for a topology.
+
+    Attributes:
+        predictor: the cost model of the topology.
+        prediction: the times of the schedule.
+    """
 
     predictor: Predictor
     prediction: Prediction
 
 
 class Recorded(msgspec.Struct, frozen=True):
-    """A recorded run."""
+    """A recorded run; both fields are empty if there is none.
+
+    Attributes:
+        traces: the run, or one run of each phase.
+        measured: the totals of flight records; None for a run in Chrome's trace format.
+    """
 
     traces: tuple[Trace, ...] = ()
     measured: Summary | None = None
@@ -51,29 +62,34 @@ def gather(
 
     Args:
         schedule: the schedule.
-        text: text of the plan file, if available.
-        proofs: output of the verifier.
-        timed: None without a topology.
+        text: text of the plan file; None if it is not available or has changed.
+        proofs: results of the verifier.
+        timed: predicted times; None without a topology.
         recorded: a recorded run, may be empty.
+
+    Returns:
+        The document. It has no graphs and lines if the schedule does not contain its plan.
     """
     plan = schedule.origin.plan if schedule.origin is not None else None
     prediction = timed.prediction if timed else None
     times = prediction.phases if prediction else ()
-    chosen, left_out = choices(schedule.choices)
+    shown_choices, choices_left_out = choices(schedule.choices)
     titles = {phase.name: phase_title(phase) for phase in plan.phases} if plan else {}
-    became: tuple[tuple[LineSummary, ...], str] = ((), "")
+    summaries: tuple[LineSummary, ...] = ()
+    lines_left_out = ""
     if plan is not None:
-        became = lines(explain_plan(plan, schedule, timed.predictor if timed else None), times)
+        explanation = explain_plan(plan, schedule, timed.predictor if timed else None)
+        summaries, lines_left_out = lines(explanation, times)
     return ReportDocument(
         plan=schedule.plan,
         version=__version__,
         facts=tuple(_facts(schedule, prediction)),
         source=_source(schedule, plan, text),
         graphs=graphs(plan) if plan else (),
-        lines=became[0],
-        lines_left_out=became[1],
-        choices=chosen,
-        choices_left_out=left_out,
+        lines=summaries,
+        lines_left_out=lines_left_out,
+        choices=shown_choices,
+        choices_left_out=choices_left_out,
         phases=phases(times, titles),
         unknown=prediction.unknown[:UNKNOWN] if prediction else (),
         proofs=_proofs(proofs),
@@ -84,18 +100,20 @@ def gather(
 
 
 def _proofs(proofs: Proofs) -> Proofs:
-    collectives, left_out = first_of(proofs.collectives, COLLECTIVES, "lines of collectives")
-    facts, more = first_of(proofs.facts, FACTS, "sentences")
+    """Truncate the proofs."""
+    collectives, omitted_collectives = first_of(proofs.collectives, COLLECTIVES, "lines of collectives")
+    facts, omitted_facts = first_of(proofs.facts, FACTS, "sentences")
     return msgspec.structs.replace(
         proofs,
         collectives=collectives,
         facts=facts,
         assumed=tuple(map(cut_text, proofs.assumed)),
-        left_out="; ".join(filter(None, (left_out, more))),
+        left_out="; ".join(filter(None, (omitted_collectives, omitted_facts))),
     )
 
 
 def _facts(schedule: Schedule, prediction: Prediction | None) -> list[tuple[str, str]]:
+    """The names and texts in the head of the page: sizes, backend, machine and passes."""
     ranks = schedule.size(tuple(schedule.mesh_sizes))
     facts = [("ranks", f"{ranks:,}")]
     for axis in schedule.axes:
@@ -113,6 +131,7 @@ def _facts(schedule: Schedule, prediction: Prediction | None) -> list[tuple[str,
 
 
 def _source(schedule: Schedule, plan: Plan | None, text: str | None) -> SourceText:
+    """The text of the plan, or its stages if `text` is None."""
     if text is not None:
         written = [(number, line) for number, line in enumerate(text.splitlines(), 1)]
     else:

@@ -12,14 +12,14 @@ from commplan.explain.graph import Box, Drawing, Edge, Node, drawing
 from commplan.ir.plan import Plan
 from commplan.report.document import PhaseGraph, cut_text, first_of
 
-SHOWN = 250  # most nodes of a phase
+SHOWN = 250  # most stages and outputs of a phase
 TEXT = 120  # most characters of a line in a box
-OUTSIDE = re.compile(r"source|input|state")
+OUTSIDE = re.compile(r"source|input|state")  # the beginnings of `Node.id` of nodes outside of phases
 Shape = TypeVar("Shape", Node, Edge)
 
 
 def graphs(plan: Plan) -> tuple[PhaseGraph, ...]:
-    """One graph for each nonempty phase."""
+    """One graph for each nonempty phase, in the order of the plan."""
     picture = drawing(plan)
     lines = {node.id: node.line for node in picture.every_node}
     phases = [box for box in picture.boxes if box.id.startswith("phase")]
@@ -28,6 +28,15 @@ def graphs(plan: Plan) -> tuple[PhaseGraph, ...]:
 
 
 def _graph(phase: str, box: Box, picture: Drawing, lines: Mapping[str, int]) -> PhaseGraph:
+    """The graph of one phase.
+
+    Args:
+        phase: name of the phase.
+        box: its box in `picture`.
+        picture: the drawing of the plan.
+        lines: the plan line of each node.
+    """
+    # Nodes outside of phases. States on servers are drawn with the name of their server, without its box.
     outside = {node.id: node for node in picture.nodes}
     for servers in picture.boxes:
         for node in servers.nodes if servers.id.startswith("server") else ():
@@ -40,7 +49,7 @@ def _graph(phase: str, box: Box, picture: Drawing, lines: Mapping[str, int]) -> 
     # The states that a phase reads are drawn above it, their new values below.
     reads = {edge.tail: outside[edge.tail] for edge in arrows if edge.tail in outside}
     sets = {edge.head: outside[edge.head] for edge in arrows if edge.back}
-    after = [replace(n, id=_after(n.id), texts=(*n.texts, "from now on")) for n in sets.values()]
+    after = [replace(node, id=_after(node.id), texts=(*node.texts, "from now on")) for node in sets.values()]
     edges = (
         replace(edge, head=_after(edge.head) if edge.back else edge.head, line=lines[edge.tail])
         for edge in arrows
@@ -50,12 +59,15 @@ def _graph(phase: str, box: Box, picture: Drawing, lines: Mapping[str, int]) -> 
 
 
 def _is_shown(end: str, shown: set[str]) -> bool:
+    """Whether the node `end` of an edge is drawn: nodes outside of phases always are."""
     return end in shown or OUTSIDE.match(end) is not None
 
 
 def _after(node: str) -> str:
+    """The id of the node for the new value of a state."""
     return f"{node}_after"
 
 
 def _cut(shape: Shape) -> Shape:
+    """Truncate the texts of a node or edge."""
     return replace(shape, texts=tuple(cut_text(text, TEXT) for text in shape.texts))

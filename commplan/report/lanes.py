@@ -12,14 +12,17 @@ from commplan.ir.types import timed
 from commplan.report.document import EventLane, LaneEvent
 
 SHOWN = 3000  # most events of one timeline
-LANES = 48
+LANES = 48  # most lanes of one timeline
 
 
 def condensed(lanes: Sequence[EventLane], shown: int = SHOWN) -> tuple[tuple[EventLane, ...], str]:
-    """Reduce `lanes` to about `shown` events; also returns a note on omitted ones.
+    """Reduce `lanes` to `LANES` lanes with about `shown` events.
 
-    Neighbors on a lane with equal name, line and algorithm are merged, in groups that are as small as
-    possible. If that is not sufficient, only the longest events remain.
+    Neighbors on a lane with equal name, line and algorithm are merged, in groups of up to ceil(total / shown)
+    events. If that is not sufficient, only the longest events remain.
+
+    Returns:
+        The lanes, and a note on omitted and merged events, empty if there are none.
     """
     selected = lanes[:LANES]
     total = sum(len(lane.events) for lane in selected)
@@ -40,17 +43,23 @@ def condensed(lanes: Sequence[EventLane], shown: int = SHOWN) -> tuple[tuple[Eve
 
 
 def _replaced(lane: EventLane, events: Iterable[LaneEvent]) -> EventLane:
+    """`lane` with other events."""
     return msgspec.structs.replace(lane, events=tuple(events))
 
 
 def _grouped(events: Sequence[LaneEvent], size: int) -> Iterable[LaneEvent]:
-    for _, same in groupby(events, lambda event: (event.name, event.line, event.algorithm)):
-        run = list(same)
-        for first in range(0, len(run), size):
-            yield _together(run[first : first + size])
+    """Merge up to `size` equal neighbors."""
+    for _, neighbors in groupby(events, lambda event: (event.name, event.line, event.algorithm)):
+        equal = list(neighbors)
+        for first in range(0, len(equal), size):
+            yield _merged(equal[first : first + size])
 
 
-def _together(events: Sequence[LaneEvent]) -> LaneEvent:
+def _merged(events: Sequence[LaneEvent]) -> LaneEvent:
+    """One event for `events`, from the first start to the last end.
+
+    Fields of recorded events, such as `waited`, are those of the first one.
+    """
     if len(events) == 1:
         return events[0]
     first, end = events[0], max(event.start + event.seconds for event in events)

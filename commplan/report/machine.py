@@ -14,13 +14,19 @@ from commplan.cost.schedule.requests import LinkLoads
 from commplan.ir.schedule import Schedule
 from commplan.report.document import LinkLevel, MachineLoad, MachineMember
 
-SHOWN = 64  # most places in the picture
+SHOWN = 64  # most places in the picture; deep machines may have more, see `_shown`
 
-Loads = Sequence[list[LinkLoads]]  # for each phase and level; empty if not counted
+Loads = Sequence[list[LinkLoads]]  # loads of links by phase and level; empty if not counted
 
 
 def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) -> MachineLoad:
-    """The topology of `predictor` with the bytes of each phase."""
+    """The topology of `predictor` with the bytes of each phase.
+
+    Args:
+        schedule: the schedule.
+        predictor: the cost model of the machine.
+        prediction: the times of `schedule`, with the bytes on the busiest links.
+    """
     network = predictor.network
     counted = [link_loads(schedule, phase, predictor) for phase in schedule.phases]
     loads = [phase_loads for phase_loads in counted if phase_loads is not None]
@@ -49,16 +55,23 @@ def machine(schedule: Schedule, predictor: Predictor, prediction: Prediction) ->
 
 
 class _Picture:
-    """Draws the members of levels, outermost first.
+    """Selects the members of levels to draw. Levels count from 0, innermost first.
 
     Args:
-        loads: Empty if links are not counted individually.
+        network: the levels of the machine.
+        loads: bytes on each link; empty if links are not counted individually.
+        workers: the place of each rank.
+        servers: the place of each server.
+
+    Attributes:
+        used: the indices of the members of each level that contain ranks or servers.
+        shown: most members to draw at each level, within one member of the next outer level.
+        hides: whether some used members are merged.
     """
 
     def __init__(self, network: Network, loads: Loads, workers: Ints, servers: Ints) -> None:
         self.network, self.loads, self.workers, self.servers = network, loads, workers, servers
         places = np.unique(np.concatenate([workers, servers]))
-        # The members of each level that contain ranks or servers.
         self.used = [np.unique(network.units(places, level)) for level in range(len(network.levels))]
         counts = [self._most(level) for level in range(len(network.levels))]
         self.shown = _shown(counts)
@@ -78,6 +91,7 @@ class _Picture:
         used = [int(unit) for unit in self.used[level] if first <= unit < end]
         separate = used if len(used) <= self.shown[level] else [*used[: self.shown[level] - 2], used[-1]]
         drawn: list[MachineMember] = []
+        # Draw each separate member, and merge the members between it and the next one.
         for unit, after in zip([first - 1, *separate], [*separate, end], strict=True):
             if unit >= first:
                 drawn.append(self._member(level, unit, unit + 1))
@@ -86,22 +100,23 @@ class _Picture:
         return tuple(drawn)
 
     def _member(self, level: int, first: int, end: int) -> MachineMember:
-        """Member `first`, or the merged members from `first` to `end` - 1."""
+        """Member `first` of `level`, or the merged members from `first` to `end` - 1."""
         up = down = None
         if self.loads:
             up = tuple(float(phase[level][0][first:end].max()) for phase in self.loads)
             down = tuple(float(phase[level][1][first:end].max()) for phase in self.loads)
         holds = self._holds(level, first, end)
         hidden = end - first if end - first > 1 else 0
-        leaf = hidden or not holds or not level
-        inside = () if leaf else self.members(level - 1, first * self._inside(level))
-        return MachineMember(self._name(level, first), up, down, holds, inside, hidden)
+        is_leaf = hidden or not holds or not level  # inner members are not drawn
+        inner = () if is_leaf else self.members(level - 1, first * self._inside(level))
+        return MachineMember(self._name(level, first), up, down, holds, inner, hidden)
 
     def _inside(self, level: int) -> int:
-        """Number of members of the next inner level."""
+        """Number of members of the next inner level in one member of `level`, which is not the innermost."""
         return self.network.levels[level - 1].count
 
     def _name(self, level: int, index: int) -> str:
+        """The name of a member: that of its host, or its level and its number in the next outer level."""
         topology = self.network.topology
         if topology.hosts and self.network.strides[level] == topology.host_places:
             return topology.hosts[index]
@@ -123,11 +138,15 @@ class _Picture:
 
 
 def _shown(counts: Sequence[int]) -> list[int]:
-    """The number of members to draw at each level; the largest counts are reduced until all places fit."""
+    """The number of members to draw at each level.
+
+    The largest counts are reduced until at most `SHOWN` places are drawn, or until all levels have 3 members
+    or fewer: the first, merged ones, and the last.
+    """
     shown = list(counts)
     while np.prod(shown, dtype=np.float64) > SHOWN:
         largest = max(range(len(shown)), key=lambda level: (shown[level], level))
         if shown[largest] <= 3:
             break
-        shown[largest] = max(3, min(8, shown[largest] - 1))
+        shown[largest] = max(3, min(8, shown[largest] - 1))  # a count above 8 becomes 8 at once
     return shown

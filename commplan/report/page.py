@@ -13,7 +13,7 @@ import msgspec
 from commplan.report.document import ReportDocument
 
 ASSETS = files("commplan.report") / "assets"
-SCRIPTS = (
+SCRIPTS = (  # in the order of their dependencies
     "dom.js",
     "selection.js",
     "layers.js",
@@ -27,12 +27,12 @@ SCRIPTS = (
     "main.js",
 )
 STYLES = ("page.css", "panels.css", "components.css")
-# Escapes for characters that could start a script or tag within the JSON.
+# JSON escapes for characters that could end the script element, or that JavaScript treats as line breaks.
 ESCAPES = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"})
 
 
 def page(document: ReportDocument) -> str:
-    """Render `document`.
+    """Render `document` as the text of an HTML file.
 
     The page loads no other resource, and its content security policy permits only the included scripts.
     """
@@ -48,6 +48,7 @@ def page(document: ReportDocument) -> str:
 
 
 def _policy(scripts: list[str]) -> str:
+    """The content security policy, which identifies scripts by the hash of their text."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return f"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; script-src {allowed}"

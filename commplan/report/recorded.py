@@ -1,4 +1,4 @@
-"""Recorded runs as lanes: for each phase, the run of median duration."""
+"""Flight records as lanes: for each phase, the run of median duration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from commplan.report.lanes import condensed
 
 
 class _PhaseRun(NamedTuple):
-    """A run of a phase, and the seconds until the next run begins on the first rank."""
+    """A run of a phase on the first rank; runs are sorted by duration.
+
+    Attributes:
+        seconds: seconds until the next run begins.
+        number: number of the run, counted from 1.
+    """
 
     seconds: float
     number: int
@@ -24,7 +29,7 @@ def traces(run: Run, phases_of: Mapping[int, str] | None = None) -> tuple[Trace,
 
     Args:
         run: the recorded run.
-        phases_of: phase of each plan line.
+        phases_of: name of the phase of each plan line, for steps that are recorded as a whole.
     """
     ranks = by_rank(run.slices)
     phases = sorted({operation.phase for operation in run.slices if operation.phase})
@@ -47,7 +52,10 @@ def _median_run(run: Run, ranks: dict[int, list[Slice]], phase: str) -> Trace:
 
 
 def _median_call(run: Run, ranks: dict[int, list[Slice]], name: str, phases_of: Mapping[int, str]) -> Trace:
-    """The call of a step with the median duration on the first rank, except the first call."""
+    """The call of a step with the median duration on the first rank.
+
+    The first call, which may compile, only counts if there is no other.
+    """
     calls = [operation for operation in next(iter(ranks.values())) if operation.name == name]
     later = sorted((call for call in calls if call.runs > 1), key=lambda call: call.end - call.begin) or calls
     number = later[len(later) // 2].runs if later else 1
@@ -61,8 +69,14 @@ def _median_call(run: Run, ranks: dict[int, list[Slice]], name: str, phases_of: 
 
 
 def _median_step(slices: Sequence[Slice], phase: str) -> int:
-    """The number of the run of `phase` with the median duration, except the first, which may compile."""
-    first_operations = [each for each in slices if each.details and each.details.opens == phase]
+    """The number of the run of `phase` with the median duration.
+
+    The first run, which may compile, and runs without a recorded successor do not count. If none is left,
+    this is the last run.
+    """
+    first_operations = [
+        operation for operation in slices if operation.details and operation.details.opens == phase
+    ]
     runs = [
         _PhaseRun(after.begin - before.begin, before.step)
         for before, after in pairwise(first_operations)
@@ -74,7 +88,14 @@ def _median_step(slices: Sequence[Slice], phase: str) -> int:
 
 
 def _trace(run: Run, ranks: dict[int, list[Slice]], phase: str, name: str) -> Trace:
-    """The lanes of all ranks, with times from the first begin."""
+    """The lanes of all ranks, with times from the first begin.
+
+    Args:
+        run: the recorded run.
+        ranks: the operations to draw, by rank.
+        phase: name of their phase.
+        name: description of the trace.
+    """
     first = min((operation.begin for slices in ranks.values() for operation in slices), default=0.0)
     last = max((operation.end for slices in ranks.values() for operation in slices), default=first)
     lanes: list[EventLane] = []
@@ -92,6 +113,7 @@ def _trace(run: Run, ranks: dict[int, list[Slice]], phase: str, name: str) -> Tr
 
 
 def _event(operation: Slice, first: float) -> LaneEvent:
+    """A recorded collective, or a step that is recorded as a whole; `first` is the start of the trace."""
     details = operation.details
     seconds = operation.end - operation.begin
     return LaneEvent(
@@ -110,5 +132,6 @@ def _event(operation: Slice, first: float) -> LaneEvent:
 
 
 def _wait(operation: Slice, first: float) -> LaneEvent:
+    """The time in which the program waited for an operation that ran in the background."""
     begin, end = operation.blocked
     return LaneEvent("wait", operation.line, begin - first, end - begin, "other", busy=end - begin)

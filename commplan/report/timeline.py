@@ -16,21 +16,23 @@ def phases(times: tuple[PhaseTime, ...], titles: Mapping[str, str]) -> tuple[Pha
     """Convert the predicted times of phases.
 
     Args:
-        titles: Titles of phases, by name.
+        times: the predicted times of each phase.
+        titles: headings of phases in the plan, by name; a phase without one is called by its name.
     """
     return tuple(_phase(phase, titles.get(phase.name, phase.name)) for phase in times)
 
 
 def _phase(phase: PhaseTime, title: str) -> PhasePanel:
-    events: dict[str, list[LaneEvent]] = {}
+    """The panel of a phase. Lanes are in the order of their first op; those without timed ops are omitted."""
+    events_of_lane: dict[str, list[LaneEvent]] = {}
     for op in phase.ops:
-        of_lane = events.setdefault(op.lane, [])
+        events = events_of_lane.setdefault(op.lane, [])
         if op.seconds > 0:
-            of_lane.append(_event(op))
+            events.append(_event(op))
     lanes = [
-        EventLane(name.replace("_", " "), tuple(sorted(of_lane, key=lambda event: event.start)))
-        for name, of_lane in events.items()
-        if of_lane
+        EventLane(name.replace("_", " "), tuple(sorted(events, key=lambda event: event.start)))
+        for name, events in events_of_lane.items()
+        if events
     ]
     shown, left_out = condensed(lanes)
     critical: dict[tuple[int, str], float] = {}
@@ -56,6 +58,7 @@ def _phase(phase: PhaseTime, title: str) -> PhasePanel:
 
 
 def _event(op: OpTime) -> LaneEvent:
+    """The event of an op with a known duration."""
     form = f" ({op.form})" if op.form else ""
     return LaneEvent(
         op.op,

@@ -19,7 +19,18 @@ TEXT = 200  # most characters of a name
 
 
 class _ChromeEvent(msgspec.Struct):
-    """An event of the file; times are in microseconds."""
+    """An event of the file, with the field names of the format.
+
+    Attributes:
+        ph: the kind of event: `X` for complete events, `M` for metadata.
+        name: the name; of metadata, such as `thread_name`.
+        cat: the category, which determines the kind of work.
+        pid: the process.
+        tid: the thread.
+        ts: the start in microseconds.
+        dur: the duration in microseconds.
+        args: details: `line` is the plan line, and `name` the value of metadata.
+    """
 
     ph: str
     name: str = ""
@@ -32,11 +43,21 @@ class _ChromeEvent(msgspec.Struct):
 
 
 class _ChromeTrace(msgspec.Struct):
+    """A file that is an object; it may also be a list of events."""
+
     traceEvents: list[_ChromeEvent]  # noqa: N815  field name of the format
 
 
 def read_trace(text: str, name: str) -> Trace:
-    """Parse a trace. Raises CP1113 if it is invalid or has no complete event."""
+    """Parse a trace.
+
+    Args:
+        text: the content of the file.
+        name: its name, for the trace and for errors.
+
+    Raises:
+        CommplanError: CP1113 if it is invalid or has no complete event.
+    """
     kind = list[_ChromeEvent] if text.lstrip().startswith("[") else _ChromeTrace
     try:
         decoded: list[_ChromeEvent] | _ChromeTrace = io.decode_json(text, kind)
@@ -48,6 +69,7 @@ def read_trace(text: str, name: str) -> Trace:
     )
     if not complete:
         fail("CP1113", "the trace has no complete event (`ph` X with a duration)", file=name)
+    # Names of processes and threads; those of processes have no thread.
     titles = {
         (event.name, event.pid, event.tid if event.name == "thread_name" else 0): str(event.args["name"])
         for event in events
@@ -60,16 +82,17 @@ def read_trace(text: str, name: str) -> Trace:
     shown, left_out = condensed([
         EventLane(
             titles.get(("thread_name", pid, tid), f"thread {tid}")[:TEXT],
-            tuple(of_lane),
+            tuple(lane_events),
             titles.get(("process_name", pid, 0), f"process {pid}")[:TEXT],
         )
-        for (pid, tid), of_lane in sorted(lanes.items(), key=lambda lane: str(lane[0][0]))
+        for (pid, tid), lane_events in sorted(lanes.items(), key=lambda lane: str(lane[0][0]))
     ])  # fmt: skip
     end = max(event.ts + event.dur for event in complete)
     return Trace(name, (end - first) / 1e6, shown, left_out)
 
 
 def _event(event: _ChromeEvent, first: float) -> LaneEvent:
+    """Convert an event; `first` is the start of the trace in microseconds."""
     line = event.args.get("line")
     seconds = event.dur / 1e6
     return LaneEvent(

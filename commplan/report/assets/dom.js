@@ -1,18 +1,23 @@
 "use strict";
-// What the components share. `commplan` is the only global name of the page.
+// Functions that all components use. `commplan` is the only global name of the page.
 //
-//   commplan.html(tag, attributes, ...children)   an element; `on..` attributes are listeners
-//   commplan.svg(tag, attributes, ...children)    the same in SVG
-//   commplan.bytes(n), commplan.seconds(s)        `25 MiB`, `3.2 ms`, as the command prints them
-//   commplan.textWidth(text, font)                pixels
-//   commplan.tooltip                              show(rows, rect), hide(): one box, rows [name, text]
+//   commplan.html(tag, attributes, ...children)   an HTML element; `on..` attributes are listeners
+//   commplan.svg(tag, attributes, ...children)    an SVG element
+//   commplan.bytes(n), commplan.seconds(s)        texts such as `25 MiB` and `3.2 ms`, as the command prints them
+//   commplan.rate(n)                              a text such as `25 GB/s`, from bytes per second
+//   commplan.textWidth(text, font)                the width of a text, in pixels
+//   commplan.fitted(text, width, font)            `text`, shortened to `width` pixels
+//   commplan.onEnter(act)                         a keydown listener that calls act(event) for Enter and space
+//   commplan.tooltip                              one box: show(rows, rect) below the rectangle, and hide();
+//                                                 rows are [name, text], or [null, title]
 //
-// Children that are null or false are left out; strings become text, never markup.
+// Children that are null, undefined or false are omitted; strings become text, never markup.
 const commplan = {};
 
 (() => {
   const SVG = "http://www.w3.org/2000/svg";
 
+  // Sets attributes and listeners of `node`, appends children, and returns it.
   function filled(node, attributes, children) {
     for (const [name, value] of Object.entries(attributes || {})) {
       if (value === null || value === undefined || value === false) continue;
@@ -29,6 +34,7 @@ const commplan = {};
   commplan.svg = (tag, attributes, ...children) =>
     filled(document.createElementNS(SVG, tag), attributes, children);
 
+  // `number` in the largest of `units` ([name, size]) that does not exceed it, with three digits; null if all do.
   function inUnits(number, units) {
     for (const [unit, scale] of units) {
       if (number >= scale) {
@@ -63,7 +69,7 @@ const commplan = {};
     }`;
 
   const pen = document.createElement("canvas").getContext("2d");
-  const widths = new Map();
+  const widths = new Map(); // measured widths, by font and text
   commplan.textWidth = (text, font) => {
     const key = `${font}|${text}`;
     if (!widths.has(key)) {
@@ -73,7 +79,7 @@ const commplan = {};
     return widths.get(key);
   };
 
-  // `text`, cut so that it is at most `width` pixels wide; "" where not even one letter fits.
+  // `text`, shortened with an ellipsis to at most `width` pixels; "" if not even one letter fits.
   commplan.fitted = (text, width, font) => {
     if (commplan.textWidth(text, font) <= width) return text;
     const letter = commplan.textWidth("n", font);
@@ -82,7 +88,7 @@ const commplan = {};
     return cut > 0 ? `${text.slice(0, cut)}…` : "";
   };
 
-  // The key of a person who wants what a click would do.
+  // Enter and space do what a click does.
   commplan.onEnter = (act) => (event) => {
     if (event.key !== "Enter" && event.key !== " ") return;
     event.preventDefault();

@@ -1,25 +1,25 @@
 "use strict";
-// The graph of a plan's phase: stages as boxes, values as labels on the way from one to the next.
+// The graph of a plan's phase: stages as boxes, and values as labels between them.
 //
 //   commplan.graph(graph, { hover, pick })
-//     graph   { title, nodes: [{ id, kind, texts, line }], left_out,
-//               edges: [{ tail, head, texts, line, back }] }
-//             kind: source, input, state, host, device, network or output; texts: lines, the first
-//             one stronger; edges with the same tail and texts are one value; back: dashed. line 0: of no
-//             line.
-//     hover   called with a line when a stage or value is pointed at or focused, and with 0 when that ends
-//     pick    called with a line when one is clicked, or Enter is pressed
-//     gives   { element, highlight(line) }: highlight marks all that belongs to a line, 0 nothing
+//     graph    { title, nodes: [{ id, kind, texts, line }], left_out,
+//                edges: [{ tail, head, texts, line, back }] }
+//              kind: source, input, state, host, device, network or output. texts: lines, the first one bold.
+//              Edges with the same tail and texts are one value; edges with `back` are dashed. line: the plan
+//              line, or 0 for none.
+//     hover    called with a line when a stage or value is pointed at or focused, and with 0 when that ends
+//     pick     called with a line when a stage or value is clicked, or Enter is pressed on a stage
+//     returns  { element, highlight(line) }: highlight marks the boxes and edges of a line; 0 marks none
 (() => {
   const { html, svg, textWidth } = commplan;
   const STRONG = "600 13px system-ui, sans-serif";
   const PLAIN = "12px system-ui, sans-serif";
   const WIDEST = 220; // pixels of a text before it is wrapped
-  const LINE = 17;
-  const MARGIN = 10;
-  const ROOM = 760; // pixels after which parts that do not hang together start a new row
-  const APART = 22;
-  let arrows = 0; // markers are found by names, which differ
+  const LINE = 17; // pixels from one line of text to the next
+  const MARGIN = 10; // pixels around the picture
+  const ROOM = 760; // pixels of a row of disconnected parts, before a new row starts
+  const APART = 22; // pixels between disconnected parts
+  let arrows = 0; // number of graphs so far: the id of each arrow marker must be unique in the page
 
   commplan.graph = (graph, { hover = () => {}, pick = () => {} } = {}) => {
     const values = new Map();
@@ -103,7 +103,8 @@
     };
   };
 
-  // Lays out what hangs together, and the parts in rows.
+  // Lays out each connected part of the graph, and arranges the parts in rows.
+  // Returns { width, height, at: id -> center, paths: for each link its { d, transform } }.
   function parts(nodes, links) {
     const near = new Map(nodes.map((node) => [node.id, []]));
     links.forEach(({ tail, head }) => {
@@ -147,6 +148,7 @@
     return whole;
   }
 
+  // The lines of a text that is wrapped at spaces, except before a closing brace.
   function wrapped(text, font) {
     const rows = [];
     let row = "";
@@ -162,6 +164,7 @@
     return [...rows, row].map((each) => commplan.fitted(each, WIDEST + 40, font));
   }
 
+  // A node with its wrapped lines (`rows`), width and height.
   function measured(node) {
     const strong = node.kind === "value" ? PLAIN : STRONG;
     const rows = node.texts.flatMap((text, index) =>
@@ -177,6 +180,7 @@
     };
   }
 
+  // The SVG element of a measured node with its center at x, y.
   function drawnNode(node, { x, y }, hover, pick) {
     const left = x - node.width / 2;
     const top = y - node.height / 2;

@@ -1,18 +1,20 @@
 "use strict";
-// Layered layout of a directed graph, top to bottom: boxes never overlap, and edges go round them.
+// Layered layout of a directed graph, top to bottom: boxes never overlap, and edges avoid them.
 //
 //   commplan.layered(nodes, edges, { layerGap, nodeGap })
-//     nodes  [{ id, width, height }]
-//     edges  [{ tail, head }]          ids; those that close a circle are laid as if they pointed the other way
-//     gives  { width, height, at, paths }: at is a Map of id -> { x, y }, centers; paths holds for each edge,
-//            in their order, the text of an SVG path.
+//     nodes     [{ id, width, height }], in pixels
+//     edges     [{ tail, head }], ids of nodes; edges that close a cycle are reversed for the layout
+//     layerGap  pixels between layers; nodeGap: pixels between the nodes of a layer
+//     returns   { width, height, at, paths }: at is a Map of id -> { x, y }, the centers; paths has the text of
+//               an SVG path for each edge, in the order of `edges`
 //
-// After Sugiyama, Tagawa and Toda (1981): nodes get layers by their longest path; edges over several layers
-// get a dummy in each; layers are ordered by barycentres; places within a layer are the least squares
-// distance from neighbors that keeps the order (pool adjacent violators). No part of it touches the document.
+// Sugiyama, Tagawa and Toda, "Methods for visual understanding of hierarchical system structures" (1981). The
+// layer of a node is the length of its longest path. An edge over several layers gets a dummy node in each.
+// Layers are ordered by barycenters. The positions within a layer minimize the squared distances from neighbors
+// for this order (pool adjacent violators). The module does not access the document.
 (() => {
-  const SWEEPS = 16;
-  const DUMMY = 14; // pixels that an edge takes in the layers that it passes
+  const SWEEPS = 16; // iterations over all layers, for their order and for positions
+  const DUMMY = 14; // width of a dummy node, in pixels
 
   commplan.layered = (nodes, edges, { layerGap = 34, nodeGap = 22 } = {}) => {
     const byId = new Map(nodes.map((node) => [node.id, { ...node, above: [], below: [] }]));
@@ -33,7 +35,7 @@
     return { width, height, at: byId, paths };
   };
 
-  // The edges without circles: depth first, what leads back is turned round.
+  // The edges as links without cycles: depth-first search, in which edges that lead back are reversed (`turned`).
   function forward(byId, edges) {
     const out = new Map([...byId.keys()].map((id) => [id, []]));
     edges.forEach((edge) => out.get(edge.tail).push(edge));
@@ -64,6 +66,7 @@
     );
   }
 
+  // Sets `layer` of each node: the length of the longest path to it. A root is directly above its first reader.
   function rank(byId, links) {
     const waiting = new Map([...byId.keys()].map((id) => [id, 0]));
     const out = new Map([...byId.keys()].map((id) => [id, []]));
@@ -85,12 +88,13 @@
       }
     }
     for (const id of roots) {
-      // what nothing leads to stands right above its first reader
       const heads = out.get(id).map((head) => byId.get(head).layer);
       if (heads.length) byId.get(id).layer = Math.min(...heads) - 1;
     }
   }
 
+  // The nodes of each layer, with dummies, and for each link the chain of nodes from its tail to its head.
+  // Also sets the neighbors `above` and `below` of each node.
   function withDummies(byId, links) {
     const layers = [];
     const add = (node) => {
@@ -116,6 +120,7 @@
     return { layers, chains };
   }
 
+  // Orders the nodes of each layer, and sets their `index`, such that few edges cross.
   function order(layers) {
     const number = (layer) =>
       layer.forEach((node, index) => {
@@ -136,7 +141,8 @@
       }
       return count;
     };
-    const large = layers.some((layer) => layer.length > 150); // counting crossings is quadratic
+    // Counting crossings is quadratic: in large graphs the last of four sweeps is used instead of the best.
+    const large = layers.some((layer) => layer.length > 150);
     let best = layers.map((layer) => [...layer]);
     let least = large ? 0 : crossings();
     for (let sweep = 0; sweep < SWEEPS && (large ? sweep < 4 : least); sweep += 1) {
@@ -158,6 +164,8 @@
     });
   }
 
+  // Sets `x`, the center of each node, from 0 on, and returns the width. The first sweeps pull nodes towards one
+  // side, alternately those above and below; the last four towards both.
   function place(layers, gap) {
     for (const layer of layers) {
       let x = 0;
@@ -188,7 +196,8 @@
     return Math.max(...all.map((node) => node.x + node.width / 2));
   }
 
-  // Moves the nodes of a layer as near as can be to where they want to be, in order and apart.
+  // Sets the positions of a layer that are nearest to wanted(node), in order and `gap` pixels apart. Nodes whose
+  // wanted positions conflict form a block, which is at their weighted mean. Dummies weigh more, for straight edges.
   function settle(layer, wanted, gap) {
     const blocks = [];
     let offset = 0;
@@ -211,6 +220,7 @@
     }
   }
 
+  // Sets `y`, the center of each node, and `band`, the top and bottom of its layer; returns the height.
   function stack(layers, gap) {
     let y = 0;
     for (const layer of layers) {
@@ -224,7 +234,8 @@
     return y - gap;
   }
 
-  // Where each edge leaves and enters its boxes: side by side, in the order of where they go.
+  // The x at which each edge leaves (`out`) and enters (`in`) its boxes: side by side, in the order of their other
+  // ends.
   function spread(chains) {
     const ports = new Map(chains.map((chain) => [chain, {}]));
     const sides = [
@@ -244,6 +255,7 @@
     return ports;
   }
 
+  // The text of an SVG path: vertical within layers, and curves between them.
   function path(chain, ports) {
     const { nodes } = chain;
     const round = (number) => Math.round(number * 10) / 10;

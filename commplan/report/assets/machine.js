@@ -1,17 +1,18 @@
 "use strict";
-// A machine as a tree of switches and places, its links as wide as what they carry.
+// A machine as a tree of switches and places. The width of a link shows the bytes that it carries.
 //
 //   commplan.machine({ levels, members, phases })
-//     levels   outermost first: [{ name, count, latency, bandwidth, nbytes: [of each phase] }]
+//     levels   outermost first: [{ name, count, latency, bandwidth, nbytes }]; nbytes: bytes on the busiest link
+//              of the level in each phase
 //     members  of the outermost level: [{ name, up, down, holds, members, hidden }]; up, down: bytes of each
-//              phase on the link to it, or null: then every link is drawn as the busiest of its level;
-//              hidden: how many members like it the box stands for
-//     gives    { element, show(index of a phase) }
+//              phase on the link to the member, or null, and then its link is drawn as the busiest of its level;
+//              hidden: the number of members that the box represents, 0 for a single one
+//     returns  { element, show(phase) }: show draws the loads of the phase with that index
 (() => {
   const { html, svg, bytes, seconds } = commplan;
   const FONT = "12px system-ui, sans-serif";
-  const ROW = 120;
-  const BOX = 34;
+  const ROW = 120; // pixels from one level to the next
+  const BOX = 34; // height of a box, in pixels
 
   commplan.machine = ({ levels, members }) => {
     const picture = svg("svg", { class: "machine", role: "group", "aria-label": "links of the machine" });
@@ -29,7 +30,7 @@
     const height = levels.length * ROW + BOX + 16;
     let [unit, width, widest, shown] = [0, 0, 0, 0];
 
-    // Places as wide as there is room for; a picture that needs more scrolls.
+    // Fits the places in `room` pixels; if they would be too narrow, the picture scrolls.
     const fit = (room) => {
       unit = Math.max(20, Math.min(100, room / places));
       width = places * unit;
@@ -97,6 +98,7 @@
     return { element, show };
   };
 
+  // The width of members, in places: merged members count as two.
   function count(members) {
     return members.reduce(
       (sum, member) => sum + (member.members.length ? count(member.members) : member.hidden ? 2 : 1),
@@ -104,6 +106,7 @@
     );
   }
 
+  // Calls act(member, depth) for all members, outer ones first.
   function walk(members, depth, act) {
     for (const member of members) {
       act(member, depth);
@@ -111,6 +114,8 @@
     }
   }
 
+  // A link with both directions, from (x0, y0) to (x1, y1). `most`: the most bytes on a link, which is `widest`
+  // pixels wide; `longest`: the most seconds that a link is busy, which determines colors.
   function link(member, level, [up, down], most, longest, [x0, y0], [x1, y1], widest) {
     const wide = (nbytes) => (nbytes ? Math.max(1.5, (nbytes / most) * widest) : 1);
     const gap = (wide(up) + wide(down)) / 4 + 1;
@@ -118,7 +123,7 @@
     const direction = (nbytes, side) => {
       const busy = nbytes / level.bandwidth / longest;
       const [dx, dy] = [(side * gap * (y1 - y0)) / length, (side * gap * (x0 - x1)) / length];
-      const [ex, ey] = [((x1 - x0) / length) * 8, ((y1 - y0) / length) * 8]; // its ends lie under the boxes
+      const [ex, ey] = [((x1 - x0) / length) * 8, ((y1 - y0) / length) * 8]; // boxes cover the ends
       return svg("path", {
         d: `M${x0 + dx - ex} ${y0 + dy - ey}L${x1 + dx + ex} ${y1 + dy + ey}`,
         class: nbytes ? (busy > 0.66 ? "link hot" : busy > 0.2 ? "link warm" : "link cool") : "link idle",
@@ -150,10 +155,11 @@
     );
   }
 
+  // The box of a member, centered at x. `place`: whether it has no inner members.
   function box(member, x, top, width, place) {
     const name = member.hidden > 1 ? `${member.hidden} more` : member.name;
     const whole = [name, ...(member.holds ? [member.holds] : member.hidden ? ["idle"] : [])];
-    // A narrow place has room for the number of its rank alone, a narrow group for how many it stands for.
+    // A narrow place shows only the number of its rank; narrow merged members show only their number.
     const narrow = whole.some((text) => commplan.textWidth(text, FONT) > width - 6);
     const short = member.hidden
       ? `+${member.hidden}`

@@ -1,5 +1,5 @@
 "use strict";
-// Puts the panels on the page, with the selection that they share, and the theme.
+// Fills the sections of the page with panels that share one selection, and handles the theme.
 (() => {
   const report = JSON.parse(document.getElementById("document").textContent);
   const { panels, html } = commplan;

@@ -1,14 +1,13 @@
 "use strict";
-// Panels: summary, plan, graph, timeline, links. Each takes the document (commplan/report/document.py defines
-// its fields) and the selection: hover(line), pick(line), selected(), and listen(act), which calls act with the
-// line to be marked, or 0. Each returns elements for its section.
+// Panels: summary, plan, graph, timeline, links. Each is a function of the document (commplan/report/document.py
+// defines its fields) and the selection (selection.js), and returns the elements of its section.
 (() => {
   const { html, bytes, seconds } = commplan;
   const { percent, plural, busiest, leftOut, remark, table, cell, lineButton } = commplan.parts;
   const panels = {};
   commplan.panels = panels;
 
-  // The phase that is shown first: the step, else what comes again and again.
+  // The phase to show first: `step`, or else the first phase that is not `start`, or else the first.
   const mainPhase = (phases, name) =>
     phases.find((each) => name(each) === "step") ||
     phases.find((each) => name(each) !== "start") ||
@@ -58,6 +57,7 @@
     .replaceAll(" ", "|");
   const WORDS = new RegExp(`(#.*$)|\\b(${KEYWORDS})\\b|(\\b\\d[\\d_.]*\\b)`, "g");
 
+  // A line of a plan as text and colored spans.
   function colored(text) {
     const parts = [];
     let end = 0;
@@ -169,6 +169,7 @@
     ];
   };
 
+  // The rows of an event's tooltip.
   function described(event) {
     const rows = [[null, event.algorithm ? `${event.name} via ${event.algorithm}` : event.name]];
     if (event.line) rows.push(["plan line", String(event.line)]);
@@ -253,11 +254,13 @@
     return parts;
   };
 
+  // The explanation of pale parts of bars, if a trace has any.
   const pale = (trace) =>
     trace.lanes.some((lane) => lane.events.some((event) => event.waited))
       ? " In the pale part of a bar its rank waits for the last rank to arrive; below it is when its program waits."
       : "";
 
+  // A note on ops that are not in the timeline, or null.
   function notes(phase) {
     const untimed = phase.untimed
       ? `${plural(phase.untimed, "operation")} without a known time ${phase.untimed === 1 ? "is" : "are"} not shown`
@@ -265,7 +268,7 @@
     return leftOut([untimed, phase.left_out].filter(Boolean).join("; "));
   }
 
-  // Lays a run beside the prediction: both begin at 0, or where the line that is held begins.
+  // Buttons that move a run relative to the prediction: both begin at 0, or the selected line begins together.
   function aligned(timeline, recorded, selection) {
     const groups = [...new Set(recorded.map((lane) => lane.group))];
     const status = html("span", { class: "remark", "aria-live": "polite" });
@@ -294,7 +297,7 @@
     );
   }
 
-  // Radio buttons that look like tabs.
+  // Radio buttons that look like tabs; options are [text, value], and act(value) is called for a choice.
   function choice(name, options, first, act) {
     return html(
       "fieldset",
@@ -316,6 +319,7 @@
     );
   }
 
+  // The table of the critical path.
   function critical(phase, report, selection) {
     const texts = new Map(report.source.lines);
     const rows = phase.critical.map((part) =>
@@ -339,6 +343,7 @@
     );
   }
 
+  // A bar with a percentage; `part` may exceed 1.
   function share(part) {
     const bar = html("span", { class: "share" }, html("span", { class: "share-text" }, percent(part)));
     bar.style.setProperty("--share", percent(Math.min(1, part)));

@@ -1,5 +1,5 @@
 "use strict";
-// Pieces that panels are made of: remarks, lists, tables, and the buttons that mark a line.
+// Elements that several panels use: remarks, lists, tables, and buttons that mark a line.
 (() => {
   const { html } = commplan;
 
@@ -8,9 +8,9 @@
   const busiest = (nbytes) => Object.entries(nbytes).filter(([, size]) => size);
   const leftOut = (text) => (text ? html("p", { class: "left-out" }, `${text}.`) : null);
   const remark = (text) => html("p", { class: "remark" }, ticked(text));
-  // What stands between backticks is code.
+  // `text` as nodes, with parts between backticks as code.
   const ticked = (text) => text.split("`").map((part, index) => (index % 2 ? html("code", {}, part) : part));
-  // A list of sentences; those that begin with spaces belong to the one before, columns keep their places.
+  // A list of sentences. Those that begin with spaces are indented; rows of a table keep their alignment.
   const sentences = (texts, kind) =>
     html(
       "ul",
@@ -25,6 +25,7 @@
       }),
     );
 
+  // A table in a scrollable frame. A head is a text, or { text, number } for a column of numbers.
   function table(heads, rows, { label }) {
     return html(
       "div",
@@ -50,7 +51,7 @@
 
   const cell = (text, number) => html("td", { class: number ? "number" : null }, text);
 
-  // A line number that marks what belongs to its line.
+  // A line number as a button that marks everything of its line; a dash for line 0.
   function lineButton(line, selection) {
     if (!line) return html("span", {}, "–");
     const button = html(

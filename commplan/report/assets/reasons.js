@@ -1,11 +1,11 @@
 "use strict";
-// The panels of reasons: choices with what they rejected, what each line became, proofs. They take what those
-// of panels.js take.
+// Panels: choices with their rejected alternatives, the ops of each plan line, and proofs. Their arguments are
+// those of the panels in panels.js.
 (() => {
   const { html, bytes, seconds, panels } = commplan;
   const { percent, busiest, leftOut, remark, ticked, sentences, table, cell, lineButton } = commplan.parts;
 
-  // What the seconds of a choice are, as `explain` says it.
+  // The quantity in the seconds of a choice, as in `Choice.measure` of commplan/ir/remark.py.
   const measure = (choice) =>
     choice.by === "search" ? "exposed" : choice.by === "share" ? "a step takes" : "alone";
 
@@ -18,6 +18,7 @@
     );
   };
 
+  // A choice: its reason, and a table of alternatives.
   function chosen(choice, selection) {
     const line = choice.span ? choice.span.line : 0;
     const rows = [];
@@ -73,12 +74,14 @@
     );
   }
 
+  // A bar for a part from 0 to 1.
   const bar = (part) => {
     const filled = html("span", { class: "share", "aria-hidden": "true" });
     filled.style.setProperty("--share", percent(part));
     return filled;
   };
 
+  // The ratio of a time to that of the choice, as `compared` of commplan/explain/times.py; "" if one is unknown.
   function compared(time, taken) {
     if (time === null || !taken) return "";
     const longer = time / taken;
@@ -87,6 +90,7 @@
     return `${Math.round(Math.abs(longer - 1) * 100)}% ${longer > 1 ? "longer" : "less"}`;
   }
 
+  // The table of the designs of a sharing choice, as `sharing_table` of commplan/explain/report.py.
   function sharing(choice) {
     const rows = choice.sharing.map((way) =>
       html(

@@ -1,13 +1,13 @@
 "use strict";
-// The panel of a run: its phases and its plan lines in numbers, beside what was predicted of them. It takes what
-// those of panels.js take.
+// The panel of a recorded run: measured times of phases and plan lines, with their predictions. Its arguments are
+// those of the panels in panels.js.
 (() => {
   const { html, bytes, seconds, panels } = commplan;
   const { plural, remark, table, cell, lineButton } = commplan.parts;
-  const MOST = 3; // ranks that were last, of a line
+  const MOST = 3; // most late ranks that are listed for a line
   const share = (part) => `${(100 * part).toFixed(part < 0.1 ? 1 : 0)}%`;
 
-  // Cards for the summary: how long a phase took, and how much of that was communication.
+  // Cards for the summary: the duration of each phase, and the share of communication in it.
   panels.ran = (report) =>
     (report.measured ? report.measured.steps : []).map((steps) => {
       const hidden = steps.communicating > 0 ? 1 - steps.waiting / steps.communicating : 0;
@@ -63,7 +63,7 @@
     ];
   };
 
-  // The predicted time, and a bar of how many times that it took; the mark in it stands at once.
+  // Two cells: the predicted time, and a bar for the ratio of the measured time to it, with a mark at 1.
   function compared(line) {
     if (line.predicted === null || !line.transfer)
       return [cell(line.predicted === null ? "–" : seconds(line.predicted), true), cell("")];
@@ -75,6 +75,7 @@
     return [cell(seconds(line.predicted), true), html("td", { class: "bar-cell" }, bar)];
   }
 
+  // The ranks that arrived last at a line, with the number of times.
   function last(line) {
     const parts = line.last.slice(0, MOST).map(([rank, times]) => `rank ${rank}: ${times.toLocaleString("en")}`);
     if (line.last.length > MOST) parts.push(`${line.last.length - MOST} more`);

@@ -1,11 +1,13 @@
 "use strict";
-// The plan line that is marked in every drawing: the one pointed at, else the one that was clicked.
+// The plan line that is marked in all drawings: the line that is pointed at, or else the line that was clicked.
 //
 //   const selection = commplan.selection()
-//   selection.hover(line), selection.pick(line)   0: no line; picking the selected line again deselects it
-//   selection.selected(), selection.release()     the line that was clicked, or 0; deselect it
-//   selection.of(name)                            the same for one drawing, with listen(act): act(line) is called
-//                                                 for each change; earlier listeners of that name are removed
+//   selection.hover(line)    mark a line while it is pointed at; 0 when that ends
+//   selection.pick(line)     select a line; deselects it if it is selected already
+//   selection.selected()     the line that was clicked, or 0
+//   selection.release()      deselect it
+//   selection.of(name)       the selection for one drawing, which also has listen(act): act(line) is called for
+//                            each change of the marked line, 0 for none; removes earlier listeners of that name
 commplan.selection = () => {
   const listeners = new Map();
   let [pointed, selected, marked] = [0, 0, 0];

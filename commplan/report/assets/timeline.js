@@ -2,25 +2,25 @@
 // Events on lanes over time, with zoom, pan, and the keyboard.
 //
 //   commplan.timeline({ title, lanes, seconds, describe, hover, pick })
-//     lanes     [{ name, group, events: [{ name, line, start, seconds, work, waited }] }], times in seconds; lanes
-//               with the same `group` stand together under its name; work: host, device, network or other; waited:
-//               of the event, at its begin
-//     seconds   how long the whole is, at least
-//     describe  of an event, the rows of its tooltip: [[name, text], ..], [null, title]
+//     lanes     [{ name, group, events: [{ name, line, start, seconds, work, waited }] }], times in seconds.
+//               Adjacent lanes with the same `group` are drawn under its name. work: host, device, network or
+//               other. waited: seconds of waiting at the beginning of the event.
+//     seconds   least duration of the whole timeline
+//     describe  a function of an event that returns the rows of its tooltip: [[name, text], ..], [null, title]
 //     hover     called with an event's line when it is pointed at or chosen by key, and with 0 when that ends
-//     pick      called with its line when it is clicked, or Enter is pressed
-//     gives     { element, highlight(line), shift(group, seconds), first(group, line), redraw() }: shift
-//               moves all events of a group; first is the start of the first event of a line, or null
+//     pick      called with an event's line when it is clicked, or Enter is pressed
+//     returns   { element, highlight(line), shift(group, seconds), first(group, line), redraw() }: shift moves all
+//               events of a group by `seconds`; first returns the start of the first event of a line, or null
 //
-// Keys: arrows go from event to event and from lane to lane; with Shift, left and right move the view; +
-// and - zoom, 0 shows all. The wheel zooms with Ctrl held, so that the page still scrolls; dragging moves the view.
+// Keys: arrows go from event to event and from lane to lane; with Shift, left and right move the view; + and -
+// zoom; 0 shows all. The wheel zooms only with Ctrl, since it scrolls the page otherwise. Dragging moves the view.
 (() => {
   const { html, svg, seconds: timed } = commplan;
-  const ROW = 24;
-  const HEAD = 26; // the axis, and the name of a group
+  const ROW = 24; // height of a row of events, in pixels
+  const HEAD = 26; // height of the axis, and of the name of a group, in pixels
   const FONT = "12px system-ui, sans-serif";
-  const ROWS = 8; // of one lane, where its events overlap
-  const CLOSEST = 1e-9; // seconds that the view is wide at least
+  const ROWS = 8; // most rows of one lane, whose events may overlap
+  const CLOSEST = 1e-9; // least seconds that are visible
 
   commplan.timeline = ({ title, lanes, seconds, describe, hover = () => {}, pick = () => {} }) => {
     const all = lanes.map((lane) => ({ ...lane, group: lane.group || "", events: [...lane.events] }));
@@ -138,7 +138,7 @@
       picture.replaceChildren(...parts, ...axis, ...bars, ...names);
     }
 
-    // Bars narrower than what can be seen are left out where one already stands.
+    // The bars of a lane. A bar that is too narrow to be seen is omitted if another one is at its place.
     function barsOf(lane, index, top) {
       const ends = new Array(lane.rows).fill(-1);
       const bars = [];
@@ -179,6 +179,7 @@
       return svg("rect", { x: left, y, width, height: ROW - 2, class: "waited" });
     }
 
+    // The ticks of the axis: [seconds, text], at multiples of 1, 2 or 5 times a power of ten.
     function ticks() {
       const span = state.to - state.from;
       const count = Math.max(2, Math.floor((state.width - state.label) / 110));
@@ -195,10 +196,12 @@
       return marks;
     }
 
+    // The indices of lane and event of an element, and its bar; null outside of bars.
     function eventOf(target) {
       const bar = target.closest && target.closest(".bar");
       return bar ? [Number(bar.dataset.lane), Number(bar.dataset.event), bar] : null;
     }
+    // Shows the tooltip of an event; `aloud`: also for screen readers.
     function tell(laneIndex, number, bar, aloud) {
       const lane = all[laneIndex];
       const event = lane.events[number];
@@ -258,6 +261,7 @@
       { passive: false },
     );
 
+    // Moves the current event by lanes, to the event nearest in time, or by events within its lane.
     function go(laneBy, eventBy) {
       if (!all.length) return;
       if (state.lane < 0) [state.lane, state.event] = [0, 0];
@@ -337,7 +341,7 @@
     };
   };
 
-  // Line and name; where these do not fit the line alone, or as much of a name without a line as does.
+  // The text in a bar: line and name, or the line alone if these do not fit. Without a line, the shortened name.
   function labelOf(event, width) {
     if (!event.line) return commplan.fitted(event.name, width, FONT);
     const text = `${event.line}  ${event.name}`;
@@ -346,7 +350,7 @@
     return commplan.textWidth(line, FONT) <= width ? line : "";
   }
 
-  // `time` with as many digits as tell it from the next tick.
+  // `time` with enough digits to distinguish it from the next tick, which is `step` later.
   function exactly(time, step) {
     const [unit, size] = [
       ["s", 1],
@@ -358,7 +362,7 @@
     return `${Number((time / size).toFixed(Math.min(6, digits)))} ${unit}`;
   }
 
-  // Events of one lane that overlap stand below each other.
+  // Sets `row` of each event, such that events in one row do not overlap if `ROWS` suffice, and `rows` of the lane.
   function stacked(lane) {
     const ends = [];
     lane.events = lane.events.map((event) => {
