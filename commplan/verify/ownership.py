@@ -38,7 +38,7 @@ class ServerMemory(NamedTuple):
         arriving: requests received but not yet processed.
         answers: replies in flight.
         worker: data that a worker sends and receives at one call site.
-        staleness: largest staleness of any exchange, in steps.
+        staleness: largest staleness of any exchange: the number of exchanges that a worker may be ahead.
     """
 
     states: int

@@ -1,4 +1,7 @@
-"""Train a small network on all devices with data_parallel.plan: python data_parallel.py"""
+"""Train a small network on all devices with data_parallel.plan: python data_parallel.py
+
+Each replica computes the gradients of its shard of a batch. The phase `each step` averages them.
+"""
 
 from pathlib import Path
 
@@ -7,11 +10,13 @@ import jax.numpy as jnp
 
 import commplan
 
-STEPS, BATCH, RATE = 200, 64, 0.05
+STEPS = 200
+BATCH = 64  # records of a step, divided among the replicas
+RATE = 0.05  # learning rate
 
 if jax.default_backend() == "cpu" and jax.device_count() == 1:
     print("one CPU device only; JAX_NUM_CPU_DEVICES=4 in the environment gives four replicas")
-replicas = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
+replicas = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())  # divisors of BATCH
 mesh = jax.make_mesh((replicas,), ("data",), devices=jax.devices()[:replicas])
 
 
@@ -27,8 +32,8 @@ def loss(params, x, y):
 def batches(key):
     """Endless batches of a function to learn: y = sin(x0) - x1 / 2."""
     while True:
-        key, now = jax.random.split(key)
-        x = jax.random.normal(now, (BATCH, 8))
+        key, batch_key = jax.random.split(key)
+        x = jax.random.normal(batch_key, (BATCH, 8))
         yield x, jnp.sin(x[:, 0]) - x[:, 1] / 2
 
 
@@ -41,6 +46,7 @@ run = plan.compile(mesh, shapes={"params": shapes, "grads": shapes}).bind(mesh)
 @run.jit
 @run.spmd(params="params", x="split data", y="split data", returns=("params", "per data"))
 def train(state, params, x, y):
+    """One step on a rank: x is f32[BATCH / replicas, 8], and y f32[BATCH / replicas]."""
     value, grads = jax.value_and_grad(loss)(run.varying(params), x, y)
     out, state = run.step(state, grads=grads)
     params = jax.tree.map(lambda p, g: p - RATE * g, params, out.grads)

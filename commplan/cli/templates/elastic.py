@@ -11,11 +11,14 @@ import jax.numpy as jnp
 
 import commplan
 
-STEPS, BATCH, RATE, PERIOD = 200, 64, 0.05, 4
+STEPS = 200
+BATCH = 64  # records of a step, divided among the workers
+RATE = 0.05  # learning rate
+PERIOD = 4  # steps between two exchanges, as in `every 4 steps` of the plan
 
 if jax.default_backend() == "cpu" and jax.device_count() == 1:
     print("one CPU device only; JAX_NUM_CPU_DEVICES=4 in the environment gives four workers")
-workers = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
+workers = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())  # divisors of BATCH
 mesh = jax.make_mesh((workers,), ("worker",), devices=jax.devices()[:workers])
 
 
@@ -31,8 +34,8 @@ def loss(params, x, y):
 def batches(key):
     """Endless batches of a function to learn: y = sin(x0) - x1 / 2."""
     while True:
-        key, now = jax.random.split(key)
-        x = jax.random.normal(now, (BATCH, 8))
+        key, batch_key = jax.random.split(key)
+        x = jax.random.normal(batch_key, (BATCH, 8))
         yield x, jnp.sin(x[:, 0]) - x[:, 1] / 2
 
 
@@ -43,6 +46,7 @@ run = plan.compile(mesh, shapes={"params": shapes, "center": shapes}).bind(mesh)
 
 
 def descend(params, x, y):
+    """Return the parameters after a step of gradient descent, and the loss before it."""
     value, grads = jax.value_and_grad(loss)(params, x, y)
     return jax.tree.map(lambda p, g: p - RATE * g, params, grads), value
 
@@ -50,13 +54,14 @@ def descend(params, x, y):
 @jax.jit
 @run.spmd(params="params", x="split worker", y="split worker", returns=("params", "per worker"))
 def local(state, params, x, y):
+    """A step without communication."""
     return state, *descend(params, x, y)
 
 
 @jax.jit
 @run.spmd(params="params", x="split worker", y="split worker", returns=("params", "per worker"))
 def exchange(state, params, x, y):
-    """The pull is taken before the local step, so that the exchange can run under it."""
+    """A step with an exchange. It uses the parameters before the local step, so that the two can overlap."""
     out, state = run.every[PERIOD](state, params=params)
     params, value = descend(params, x, y)
     return state, jax.tree.map(jnp.subtract, params, out.pull), value

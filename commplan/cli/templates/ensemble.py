@@ -1,4 +1,7 @@
-"""Train an ensemble on shared input with ensemble.plan: python ensemble.py"""
+"""Train an ensemble on shared input with ensemble.plan: python ensemble.py
+
+Members are independent networks, each data-parallel. Records are read and unpacked once for all members.
+"""
 
 from pathlib import Path
 
@@ -8,7 +11,8 @@ import numpy as np
 
 import commplan
 
-EPOCHS, RATE = 5, 0.05
+EPOCHS = 5
+RATE = 0.05  # learning rate
 
 if jax.default_backend() == "cpu" and jax.device_count() == 1:
     print(
@@ -27,6 +31,7 @@ def samples(count=2000):
 
 
 def unpack(record):
+    """Split a record, f32[9], into its input and its label."""
     return record[:8], record[8]
 
 
@@ -41,12 +46,14 @@ def init(key):
 
 
 def loss(params, x, y, mask):
-    """The mean over records; rows that only fill the last batch of an epoch are none."""
+    """The mean over records. `mask` is False for rows that only fill the last batch of an epoch."""
     errors = (jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2
     return jnp.sum(errors, where=mask) / jnp.maximum(mask.sum(), 1)
 
 
-keys = jax.random.split(jax.random.key(0), (members, replicas))
+keys = jax.random.split(
+    jax.random.key(0), (members, replicas)
+)  # parameters of all ranks; replica 0's are used
 drawn = jax.vmap(jax.vmap(init))(keys)
 shapes = jax.eval_shape(init, jax.random.key(0))
 plan = commplan.load(Path(__file__).with_suffix(".plan"))
@@ -57,6 +64,7 @@ run = program.bind(mesh, sources={"samples": samples()}, functions={"unpack": un
 @run.jit
 @run.spmd(params="params", x="x", labels="labels", mask="labels", returns=("params", "loss"))
 def train(state, params, x, labels, mask):
+    """One step on a rank; gradients and losses are means over the replicas, weighted by their records."""
     value, grads = jax.value_and_grad(loss)(run.varying(params), x, labels, mask)
     out, state = run.step(state, grads=grads, loss=value, count=mask.sum().astype("float32"))
     params = jax.tree.map(lambda p, g: p - RATE * g, params, out.grads)
@@ -70,5 +78,5 @@ with run.batches() as batches:
     for epoch in range(1, EPOCHS + 1):
         for item in batches:
             state, params, losses = train(state, params, item["x"], item["labels"], item.mask)
-        each = ", ".join(f"{float(value):.4f}" for value in np.asarray(losses))
-        print(f"epoch {epoch}: loss of each member {each}")
+        texts = ", ".join(f"{float(value):.4f}" for value in np.asarray(losses))
+        print(f"epoch {epoch}: loss of each member {texts}")

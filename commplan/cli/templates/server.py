@@ -1,4 +1,7 @@
-"""Train with the servers of server.plan: mpirun --oversubscribe -n 4 python -m mpi4py server.py"""
+"""Train with the servers of server.plan: mpirun --oversubscribe -n 4 python -m mpi4py server.py
+
+The last two ranks store weights and momentum; the others are workers, which send gradients and get weights.
+"""
 
 from pathlib import Path
 
@@ -8,7 +11,11 @@ from mpi4py import MPI
 
 import commplan
 
-STEPS, BATCH, WIDTH, RATE, DECAY = 200, 64, 512, 0.002, 0.9
+STEPS = 200
+BATCH = 64  # records of a step on each worker
+WIDTH = 512  # hidden units
+RATE = 0.002  # learning rate
+DECAY = 0.9  # of the momentum, per step
 
 jax.config.update("jax_platforms", "cpu")  # ranks of MPI exchange arrays of the CPU
 comm = MPI.COMM_WORLD
@@ -39,8 +46,8 @@ def sgd(weights, moment, grads):
 def batches(key):
     """Endless batches of a function to learn: y = sin(x0) - x1 / 2."""
     while True:
-        key, now = jax.random.split(key)
-        x = jax.random.normal(now, (BATCH, 8))
+        key, batch_key = jax.random.split(key)
+        x = jax.random.normal(batch_key, (BATCH, 8))
         yield x, jnp.sin(x[:, 0]) - x[:, 1] / 2
 
 
@@ -58,6 +65,7 @@ if served is not None:  # this rank is a server, and every worker has left
 @jax.jit
 @run.spmd(weights="weights", x="params", y="params", returns=("weights", "params"))
 def train(state, weights, x, y):
+    """One step on a worker: x is f32[BATCH, 8], and y f32[BATCH]."""
     value, grads = jax.value_and_grad(loss)(run.varying(weights), x, y)
     out, state = run.step(state, grads=grads)  # gradients go to the servers, new weights come back
     return state, out.weights, value

@@ -1,4 +1,7 @@
-"""Train with sharded.plan, whose optimizer is sharded: python sharded.py"""
+"""Train with sharded.plan, whose optimizer is sharded: python sharded.py
+
+Each replica stores the momentum of its share of the parameters, and updates only this share.
+"""
 
 from pathlib import Path
 
@@ -7,11 +10,14 @@ import jax.numpy as jnp
 
 import commplan
 
-STEPS, BATCH, RATE, DECAY = 200, 64, 0.02, 0.9
+STEPS = 200
+BATCH = 64  # records of a step, divided among the replicas
+RATE = 0.02  # learning rate
+DECAY = 0.9  # of the momentum, per step
 
 if jax.default_backend() == "cpu" and jax.device_count() == 1:
     print("one CPU device only; JAX_NUM_CPU_DEVICES=4 in the environment gives four replicas")
-replicas = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())
+replicas = max(n for n in (1, 2, 4, 8) if n <= jax.device_count())  # divisors of BATCH
 mesh = jax.make_mesh((replicas,), ("data",), devices=jax.devices()[:replicas])
 
 
@@ -37,8 +43,8 @@ def update(params, grads, momentum):
 def batches(key):
     """Endless batches of a function to learn: y = sin(x0) - x1 / 2."""
     while True:
-        key, now = jax.random.split(key)
-        x = jax.random.normal(now, (BATCH, 8))
+        key, batch_key = jax.random.split(key)
+        x = jax.random.normal(batch_key, (BATCH, 8))
         yield x, jnp.sin(x[:, 0]) - x[:, 1] / 2
 
 
@@ -53,6 +59,7 @@ run = plan.compile(mesh, shapes={"params": shapes, "grads": shapes, "momentum": 
 @run.jit
 @run.spmd(params="params", x="split data", y="split data", returns=("params", "per data"))
 def train(state, params, x, y):
+    """One step on a rank: x is f32[BATCH / replicas, 8], and y f32[BATCH / replicas]."""
     value, grads = jax.value_and_grad(loss)(run.varying(params), x, y)
     out, state = run.step(state, params=params, grads=grads)
     return state, out.params, value
