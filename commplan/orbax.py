@@ -61,7 +61,7 @@ class CheckpointRecord(msgspec.Struct):
         seed: seed of the run.
         states: layouts and leaves of the plan's states and of the counts of calls, by name.
         values: layouts and leaves of the other values, by name.
-        batches: the state of `run.batches`, or of several by name; None if none was saved.
+        batches: the state of `run.batches`, or of several by name; None without saved batches.
         format: always `FORMAT`.
         schema: version of this format.
     """
@@ -483,7 +483,7 @@ def _restore_args(entry: _Target, leaf: SavedLeaf) -> Any:
 
 
 def _placed(array: Any, entry: _Target, leaf: SavedLeaf) -> Any:
-    """Convert an array read by Orbax to an array on this mesh; None is a leaf without elements."""
+    """Convert an array read by Orbax to an array on this mesh; None for a leaf without elements."""
     assert entry.saved is not None
     if isinstance(array, jax.Array):
         return array

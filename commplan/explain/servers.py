@@ -182,7 +182,7 @@ def every(period: int) -> str:
 
 
 def one_mode(exchange: ElasticTiming, period: int, step: float | None) -> dict[str, Any]:
-    """A mode as data, with shares of time if the seconds of a step are known; arguments as `mode_lines`."""
+    """A mode as data, with shares of time unless `step` is None; arguments as `mode_lines`."""
     content: dict[str, Any] = msgspec.structs.asdict(exchange)
     if step is not None:
         minimum, maximum = waiting(exchange, period * step)

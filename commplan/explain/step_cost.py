@@ -28,7 +28,7 @@ class LineCost(msgspec.Struct, frozen=True):
         line: The line in the plan.
         stage: Its stage as text.
         exposed: Its exposed time in seconds.
-        advice: Changes that may reduce this time, one sentence each; empty if none is known.
+        advice: Changes that may reduce this time, one sentence each; may be empty.
     """
 
     line: int
@@ -155,7 +155,7 @@ def _levels(op: ir.Collective, schedule: ir.Schedule) -> set[str]:
 
 
 def _best(choices: Sequence[Choice]) -> tuple[Alternative, float] | None:
-    """The best alternative, and the ratio of its time to that of its choice; None if no times are known."""
+    """The best alternative, and the ratio of its time to that of its choice; None without predicted times."""
     ratios = [
         (alternative, alternative.seconds / choice.seconds)
         for choice in choices

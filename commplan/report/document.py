@@ -319,8 +319,8 @@ class ReportDocument(msgspec.Struct, frozen=True):
         unknown: names of functions and sources without known costs.
         proofs: the results of the verifier.
         machine: the loads of links; None without a topology.
-        traces: the recorded run, or one run of each phase; empty if none was recorded.
-        measured: summary of the recorded run; None if none was recorded.
+        traces: the recorded run, or one run of each phase; empty without a recorded run.
+        measured: summary of the recorded run; None without flight records.
     """
 
     plan: str
@@ -341,7 +341,7 @@ class ReportDocument(msgspec.Struct, frozen=True):
 
 
 def cut_text(text: str, most: int = TEXT) -> str:
-    """Truncate `text` to `most` characters, of which the last is then an ellipsis."""
+    """Truncate `text` to `most` characters, including an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

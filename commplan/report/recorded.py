@@ -71,7 +71,7 @@ def _median_call(run: Run, ranks: dict[int, list[Slice]], name: str, phases_of: 
 def _median_step(slices: Sequence[Slice], phase: str) -> int:
     """The number of the run of `phase` with the median duration.
 
-    The first run, which may compile, and runs without a recorded successor do not count. If none is left,
+    The first run, which may compile, and runs without a recorded successor do not count. Without other runs,
     this is the last run.
     """
     first_operations = [

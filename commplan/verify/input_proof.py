@@ -150,7 +150,7 @@ def prove_share(design: Design, readers: int | None, members: int, rows: int) ->
 
 
 def _proofs(work: Division, rows: int) -> Iterator[BrokenPromise | None]:
-    """Prove a partition for all processes, for survivors, and for the surviving makers of a single host."""
+    """Prove a partition for all processes and for survivors, and on one host for each number of makers."""
     yield prove_division(work, rows)
     for alive in survivors(work):
         yield prove_division(work, rows, alive)

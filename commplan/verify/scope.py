@@ -30,7 +30,7 @@ class DiagnosticReport:
         self.diagnostics.append(Diagnostic(code, message, span, file=self.file))
 
     def unique(self, noun: str, names: Iterable[str]) -> None:
-        """Report each repetition of a name. `noun` is a plural for what the names denote."""
+        """Report each repetition of a name. `noun` is a plural, such as `axes`, for the message."""
         unique_names: set[str] = set()
         for name in names:
             if name in unique_names:

@@ -51,9 +51,8 @@ def loss(params, x, y, mask):
     return jnp.sum(errors, where=mask) / jnp.maximum(mask.sum(), 1)
 
 
-keys = jax.random.split(
-    jax.random.key(0), (members, replicas)
-)  # parameters of all ranks; replica 0's are used
+# Every rank draws parameters; the plan broadcasts those of replica 0.
+keys = jax.random.split(jax.random.key(0), (members, replicas))
 drawn = jax.vmap(jax.vmap(init))(keys)
 shapes = jax.eval_shape(init, jax.random.key(0))
 plan = commplan.load(Path(__file__).with_suffix(".plan"))

@@ -16,7 +16,7 @@ _SUFFIXES = (".plan", ".py")  # the files of a template: the plan and the progra
 
 
 def run(args: Namespace, console: Console) -> int:
-    """Write a template's files, or list the templates if none is named.
+    """Write the files of the template `args.template`, or list the templates without one.
 
     Raises:
         CommplanError: CP1105 for an unknown template, CP1106 if a file exists, CP1101 if a file cannot be

@@ -38,8 +38,8 @@ def run(args: Namespace, console: Console) -> int:
     if times is None:
         fail("CP0752", "there is no topology to simulate on", NAME_ONE)
     if variants:
-        others = [simulate(other, console, times) for other in variants]
-        return _side_by_side([Simulated(schedule, lines, times), *others], args, console)
+        simulated_variants = [simulate(variant, console, times) for variant in variants]
+        return _side_by_side([Simulated(schedule, lines, times), *simulated_variants], args, console)
     prediction = times.prediction
     if args.trace:
         from commplan.cost.schedule.trace import trace

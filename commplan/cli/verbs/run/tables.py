@@ -148,7 +148,7 @@ def by_line(lines: Iterable[LineUsage]) -> dict[int, LineUsage]:
 
 
 def _most(seconds: Iterable[float | None]) -> float | None:
-    """The longest duration, or None if none is known."""
+    """The longest duration, or None if all are unknown."""
     return max((duration for duration in seconds if duration is not None), default=None)
 
 
