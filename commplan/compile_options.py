@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CompileKeywords(TypedDict, total=False):
-    """The fields of `CompileOptions` as keywords."""
+    """The fields of `CompileOptions`, which documents them, as keywords."""
 
     axes: Mapping[str, int] | None
     order: Mapping[str, Sequence[str]] | None
@@ -71,7 +71,7 @@ class CompileOptions(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float = TIMEOUT_S
 
 
-DEFAULTS = CompileOptions()
+DEFAULTS = CompileOptions()  # all options with their defaults
 
 
 class RankPlaces(NamedTuple):
@@ -87,4 +87,4 @@ class RankPlaces(NamedTuple):
     assumed: tuple[str, ...] = ()
 
 
-IN_ORDER = RankPlaces()
+IN_ORDER = RankPlaces()  # places by names and order of the axes, and no assumptions

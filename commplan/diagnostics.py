@@ -113,7 +113,11 @@ class Diagnostic(msgspec.Struct, frozen=True):
 
 
 class CommplanError(Exception):
-    """A user's mistake, as diagnostics. Public functions raise it if they cannot continue."""
+    """A user's mistake, as diagnostics. Public functions raise it if they cannot continue.
+
+    Attributes:
+        diagnostics: the errors; empty if another process has already reported them.
+    """
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         super().__init__(*diagnostics)
@@ -124,7 +128,7 @@ class CommplanError(Exception):
 
 
 def fail(code: str, message: str, *notes: str, span: Span | None = None, file: str = "") -> NoReturn:
-    """Raise a `CommplanError` with one diagnostic and `notes`."""
+    """Raise a `CommplanError` with one diagnostic; its fields are those of `Diagnostic`."""
     raise CommplanError(Diagnostic(code, message, span, tuple(Note(note) for note in notes), file=file))
 
 

@@ -26,8 +26,8 @@ RANGES = {  # the subject of a code, by its first two digits
     "CP12": "warnings",
 }
 _PAGES = Path(__file__).with_name("pages")
-_CODE = re.compile(r"CP\d{4}\.md")
-_SECTION = re.compile(r"^## (?=CP\d{4}: )", re.MULTILINE)
+_CODE = re.compile(r"CP\d{4}\.md")  # the file of a page of one code
+_SECTION = re.compile(r"^## (?=CP\d{4}: )", re.MULTILINE)  # the beginning of a section of a family
 
 
 def page(code: str) -> str | None:

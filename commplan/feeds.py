@@ -88,6 +88,7 @@ def join(
             )
 
     def open_feed(schedule: Schedule) -> Feed:
+        """Join, or create, the feed of a compiled plan."""
         clocks = _clock_plan(schedule, phase)
         feed = Feed(
             name, clocks, sources, dict(functions or {}), member=member, state=state, batch=batch,

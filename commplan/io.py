@@ -28,7 +28,7 @@ _KINDS = {  # words for files that are not regular, by `stat.S_IFMT`
     stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-T = TypeVar("T")
+T = TypeVar("T")  # the result of `decode_json`
 
 
 def open_file(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600) -> int:

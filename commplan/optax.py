@@ -110,6 +110,7 @@ def elastic(run: Run, name: str) -> optax.GradientTransformationExtraArgs:
         return ElasticState(jnp.zeros((), jnp.int32), state)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        """Exchange with the center in every `period`-th call, and subtract the pull from `updates`."""
         if params is None:
             fail("CP0823", "elastic averaging needs the parameters", "call update(grads, state, params)")
         extra_inputs = {argument: extra[argument] for argument in extra_arguments if argument in extra}

@@ -23,8 +23,8 @@ _NUMBERS = {bool: "bool", int: "i32", float: "f32"}  # dtypes of Python numbers
 def flatten(tree: Any) -> tuple[list[tuple[str, Any]], Rebuild]:
     """Return the leaves of `tree` with their paths, and a function that rebuilds the tree from leaves.
 
-    dict keys are sorted (an OrderedDict keeps its order). A tree without leaves is represented by None; all
-    other nodes that are not containers are leaves. The path of a tree that is a leaf is empty.
+    dict keys are sorted (an OrderedDict keeps its order). The node None has no leaves; all other nodes that
+    are not containers are leaves. The path of a tree that is a leaf is empty.
 
     Raises:
         CommplanError: CP0720 for dict keys that cannot be sorted.

@@ -95,7 +95,7 @@ class Topology(msgspec.Struct, frozen=True):
     @property
     def digest(self) -> str:
         """The SHA-256, in hex, of the content of the topology."""
-        # Topologies without `memory` keep the digests from before this field existed.
+        # `memory` is only included if it is set: saved schedules have digests without it.
         fields = {key: value for key, value in msgspec.structs.asdict(self).items() if key != "memory"}
         if self.memory is not None:
             fields["memory"] = self.memory
@@ -227,7 +227,7 @@ class _TopologyReader:
     def fail(self, message: str, *notes: str) -> NoReturn:
         fail("CP0712", message, *notes, file=self.file)
 
-    def topology(self, text: str) -> Topology:
+    def topology(self, text: str) -> Topology:  # see `parse_topology`
         try:
             content = io.decode_toml(text)
         except ValueError as error:

@@ -126,6 +126,7 @@ def _choice(group: Any, name: str, choices: Sequence[str], summary: str) -> None
     group.add_argument(name, choices=choices, default=choices[0], help=summary)
 
 
+# The functions below add the arguments of a verb of that name, or of several verbs, to its parser.
 def _files(verb: Any) -> None:
     verb.add_argument("files", nargs="+", metavar="FILE", help=_PLAN)
 
@@ -380,7 +381,7 @@ def _feeds(verb: Any) -> None:
     _switch(verb, "--watch", "update the list until Ctrl-C")
 
 
-_JSON = ("json",)
+_JSON = ("json",)  # further output formats of most verbs
 # For each verb: summary, further help, further output formats, and a function that adds arguments.
 _VERBS: dict[str, tuple[str, str, tuple[str, ...], Callable[[Any], None]]] = {
     "check": (

@@ -14,6 +14,7 @@ from commplan.cli.console import Console
 from commplan.diagnostics import CommplanError, fail, text_of, type_of
 from commplan.ir.plan import Plan
 
+# A note of errors.
 _EXAMPLE = 'such as {"params": {"w": {"shape": [3, 4], "dtype": "f32"}}}'
 
 
@@ -62,6 +63,7 @@ def _of_function(location: str, function: Callable[[], Any]) -> dict[str, Any]:
     trees: dict[str, Any] = {}
 
     def traced() -> None:
+        """Call the function, and convert its result to `trees` while its arrays are tracers."""
         returned = function()
         if not isinstance(returned, dict):
             message = f"--shapes {location} returned {type_of(returned)}: expected a dictionary of trees"

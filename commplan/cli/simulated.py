@@ -30,7 +30,7 @@ from commplan.topology import Topology, load_topology, place, topology_of
 from commplan.what_if import scaled, scaled_calibration, with_room
 
 NAME_ONE = 'give one with --topology FILE, or write `topology "FILE"` in the plan'  # note of CP0752
-NO_COSTS: Mapping[str, float] = {}
+NO_COSTS: Mapping[str, float] = {}  # no costs of functions and sources
 
 
 class MachineTimes(NamedTuple):

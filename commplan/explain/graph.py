@@ -198,7 +198,7 @@ class Look(NamedTuple):
     brackets: tuple[str, str] = ("[", "]")
 
 
-_LOOKS: dict[Kind, Look] = {
+_LOOKS: dict[Kind, Look] = {  # the report's page defines its own
     "source": Look("#f2efe6", "cylinder", ("[(", ")]")),
     "input": Look("#e8eef7", "parallelogram", ("[/", "/]")),
     "state": Look("#e8eef7", "box3d", ("[[", "]]")),

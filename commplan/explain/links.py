@@ -51,6 +51,7 @@ class TopologyLinks:
         return self._times[key]
 
     def _predict(self, collective: CompiledCollective) -> tuple[float, dict[str, float]]:
+        """As `seconds`. Kinds that are not in `_PREDICTED` are permutations of pairs."""
         ranks = np.asarray(collective.groups, np.int64)
         workers = self._predictor.workers
         # A mesh with more devices than the schedule has ranks is placed in the order of its devices.

@@ -32,6 +32,7 @@ from commplan.ir.types import DType, sized, timed
 from commplan.verify.claims import Claims, claims
 
 _SHOWN_BUCKETS = 8  # most buckets of a line that are listed
+# The headings of `sharing_table`.
 _HEAD = ("", "design", "members part", "CPU", "of the limit", "step", "waits for", "between hosts", "memory")
 
 
@@ -447,6 +448,7 @@ def sharing_table(rows: Sequence[SharingCost]) -> list[str]:
 
 
 def _sharing_row(cost: SharingCost) -> tuple[str, ...]:
+    """The cells of a design in `sharing_table`."""
     readers = f"(readers = {cost.readers})" if cost.readers else ""
     return (
         ">" if cost.taken else "",

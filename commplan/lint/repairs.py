@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from commplan.diagnostics import Diagnostic, Fix, Span
 
 MAX_ROUNDS = 10  # most rounds of fixes; a fix may reveal another mistake
-_NEWLINE = re.compile(r"\r\n|\r|\n")
+_NEWLINE = re.compile(r"\r\n|\r|\n")  # the line breaks of the lexer
 
 
 class TextOffsets:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from commplan.ir import schedule as ir
     from commplan.topology import Topology
 
-NO_BINDINGS: Mapping[str, Any] = {}
+NO_BINDINGS: Mapping[str, Any] = {}  # an empty default
 
 
 class LintInputs(msgspec.Struct, frozen=True):
@@ -49,7 +49,7 @@ class LintInputs(msgspec.Struct, frozen=True):
         return self.shapes is not None or self.topology is not None or bool(self.sizes or self.options)
 
 
-NOTHING = LintInputs()
+NOTHING = LintInputs()  # no information beyond the plan's text
 
 
 class Subject(msgspec.Struct, frozen=True, dict=True):

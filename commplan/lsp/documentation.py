@@ -9,10 +9,10 @@ from commplan import io
 from commplan.dsl.check.clauses.options import OPTIONS
 from commplan.ir.stages import VERBS
 
+# Markdown by table and word.
 _TABLES: Mapping[str, Mapping[str, str]] = io.decode_toml(
     files("commplan.lsp").joinpath("words.toml").read_text(encoding="utf-8")
 )
-# Markdown by word.
 STAGES = _TABLES["stages"]  # verbs
 WORDS = _TABLES["words"]  # other keywords
 VALUES = _TABLES["values"]  # fixed words and types

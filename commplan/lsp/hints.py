@@ -9,7 +9,14 @@ from commplan.lsp.document import PlanDocument
 
 
 class Hint(NamedTuple):
-    """A text inserted after a location, with a tooltip."""
+    """A text that editors display at a location, between the characters of the plan.
+
+    Attributes:
+        line: the line, from 1.
+        column: the column, from 1.
+        text: the text.
+        tooltip: text that is shown if the hint is pointed at.
+    """
 
     line: int
     column: int

@@ -18,6 +18,15 @@ def renamed(document: PlanDocument, line: int, column: int, name: str) -> list[S
 
     Rebinding a name creates a new value, which is not renamed.
 
+    Args:
+        document: the document.
+        line: line number, from 1.
+        column: column number, from 1.
+        name: the new name.
+
+    Returns:
+        The locations of the old name, sorted.
+
     Raises:
         CommplanError: CP1117 if there is no symbol, `name` is invalid, or other names would change their
             meaning.

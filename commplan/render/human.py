@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from commplan.diagnostics import Diagnostic, Severity, Span
 
-_NEWLINE = re.compile(r"\r\n|\r|\n")
+_NEWLINE = re.compile(r"\r\n|\r|\n")  # the line breaks of the lexer
 _WIDEST = 140  # most characters of an excerpt; longer lines are cut around the mark
 _MOST_CODES = 4  # most codes in the summary line
 # The parameters of terminal escape sequences (SGR).

@@ -130,7 +130,7 @@ class PhasePanel(msgspec.Struct, frozen=True):
         title: its heading in the plan.
         alone: time of the phase without a step.
         computation: time of the step's computation; 0 without a step.
-        exposed: time from the end of that computation to the end of the phase.
+        exposed: time from the end of that computation to the end of the phase; `alone` without a step.
         seconds: time of the step and the phase together.
         bound: a lower bound of `alone`; 0 if unknown.
         network: time in which some collective runs.

@@ -12,7 +12,7 @@ import msgspec
 
 from commplan.report.document import ReportDocument
 
-ASSETS = files("commplan.report") / "assets"
+ASSETS = files("commplan.report") / "assets"  # the folder of scripts, styles and the page's frame
 SCRIPTS = (  # in the order of their dependencies
     "dom.js",
     "selection.js",
@@ -26,7 +26,7 @@ SCRIPTS = (  # in the order of their dependencies
     "reasons.js",
     "main.js",
 )
-STYLES = ("page.css", "panels.css", "components.css")
+STYLES = ("page.css", "panels.css", "components.css")  # style sheets; later rules override earlier ones
 # JSON escapes for characters that could end the script element, or that JavaScript treats as line breaks.
 ESCAPES = str.maketrans({mark: f"\\u{ord(mark):04x}" for mark in "<>&\u2028\u2029"})
 

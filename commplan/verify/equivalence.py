@@ -157,7 +157,7 @@ class ElementDifference(NamedTuple):
 
     Attributes:
         leaf: index of the leaf.
-        element: index of the element in the leaf of one rank, row-major.
+        element: offset of the element in the leaf of one rank, or in a row of it if its rows are compared.
         expected: the value in the plan, in words.
         found: the value in the schedule, in words.
     """

@@ -23,11 +23,13 @@ mesh = jax.make_mesh((workers,), ("worker",), devices=jax.devices()[:workers])
 
 
 def init(key):
+    """Random parameters of a network with one hidden layer."""
     first, second = jax.random.split(key)
     return {"hidden": jax.random.normal(first, (8, 32)) * 0.3, "out": jax.random.normal(second, (32,)) * 0.1}
 
 
 def loss(params, x, y):
+    """The mean squared error over the records of x and y."""
     return jnp.mean((jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2)
 
 

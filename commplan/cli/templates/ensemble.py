@@ -41,12 +41,13 @@ def jitter(x, rng):
 
 
 def init(key):
+    """Random parameters of a network with one hidden layer."""
     first, second = jax.random.split(key)
     return {"hidden": jax.random.normal(first, (8, 32)) * 0.3, "out": jax.random.normal(second, (32,)) * 0.1}
 
 
 def loss(params, x, y, mask):
-    """The mean over records. `mask` is False for rows that only fill the last batch of an epoch."""
+    """The mean squared error over records. `mask` is False for rows that only fill the last batch."""
     errors = (jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2
     return jnp.sum(errors, where=mask) / jnp.maximum(mask.sum(), 1)
 

@@ -24,16 +24,19 @@ if comm.size < 3:
 
 
 def init(key):
+    """Random weights of a network with one hidden layer."""
     first, second = jax.random.split(key)
     hidden, out = jax.random.normal(first, (8, WIDTH)), jax.random.normal(second, (WIDTH,))
     return {"hidden": hidden * 0.3, "out": out * 0.02}
 
 
 def loss(params, x, y):
+    """The mean squared error over the records of x and y."""
     return jnp.mean((jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2)
 
 
 def zeros(weights):
+    """The initial momentum, on the servers."""
     return jax.tree.map(jnp.zeros_like, weights)
 
 

@@ -22,15 +22,18 @@ mesh = jax.make_mesh((replicas,), ("data",), devices=jax.devices()[:replicas])
 
 
 def init(key):
+    """Random parameters of a network with one hidden layer."""
     first, second = jax.random.split(key)
     return {"hidden": jax.random.normal(first, (8, 32)) * 0.3, "out": jax.random.normal(second, (32,)) * 0.1}
 
 
 def loss(params, x, y):
+    """The mean squared error over the records of x and y."""
     return jnp.mean((jnp.tanh(x @ params["hidden"]) @ params["out"] - y) ** 2)
 
 
 def zeros(params):
+    """The initial momentum, for this replica's share."""
     return jax.tree.map(jnp.zeros_like, params)
 
 

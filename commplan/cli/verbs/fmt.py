@@ -83,7 +83,15 @@ def _document(results: list[_Result], diagnostics: list[Diagnostic], console: Co
 
 
 def unified_diff(before: str, after: str, name: str, change: str, color: bool) -> str:
-    """The difference of two texts of the file `name`; empty if equal. `change` labels the new text."""
+    """The unified diff of two texts; empty if they are equal.
+
+    Args:
+        before: the old text.
+        after: the new text.
+        name: name of the file.
+        change: label of the new text, such as `formatted`.
+        color: whether to use terminal colors.
+    """
     old, new = before.splitlines(keepends=True), after.splitlines(keepends=True)
     text = ""
     for line in difflib.unified_diff(old, new, name, f"{name} ({change})"):

@@ -49,6 +49,7 @@ class BrokenPromise(NamedTuple):
     found: str
 
     def diagnostic(self, subject: str, span: Span | None, file: str) -> Diagnostic:
+        """Convert to a diagnostic; `subject` is a prefix of its message, such as the name of the load."""
         notes = (Note(f"expected {self.expected}"), Note(f"found {self.found}"))
         return Diagnostic(self.code, f"{subject}: {self.message}", span, notes, file=file)
 

@@ -73,7 +73,17 @@ def _no_cost(kind: Kind, ranks: int) -> Counted:
 
 
 def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Proof:
-    """Prove `algorithm`; native algorithms are assumed to be correct. Raises as `prove_task`."""
+    """Prove an algorithm; native algorithms are assumed to be correct.
+
+    Args:
+        algorithm: name of the algorithm, or `native`.
+        kind: the collective.
+        ranks: number of ranks.
+        root: rank of the root; 0 for collectives without one.
+
+    Raises:
+        CommplanError: as `prove_task`.
+    """
     if algorithm == NATIVE:
         return Proof((), (NATIVE,), _no_cost(kind, ranks), ())
     task = LevelProgram(algorithm, kind, ranks, root)
@@ -82,11 +92,18 @@ def prove_algorithm(algorithm: str, kind: Kind, ranks: int, root: int = 0) -> Pr
 
 
 def prove_sliced(algorithm: str, kind: Kind, ranks: int, root: int, slices: int) -> Proof:
-    """Prove `algorithm` with every chunk split into `slices` that are pipelined through the rounds.
+    """Prove an algorithm with every chunk split into `slices` that are pipelined through the rounds.
 
     The result follows from the proof of the unsliced program, since slices share no slot and both ends of a
     message stay in one round; the sliced program is nevertheless proved directly. If the unsliced program is
     wrong, or native, its proof is returned.
+
+    Args:
+        algorithm: as in `prove_algorithm`, like `kind`, `ranks` and `root`.
+        kind: the collective.
+        ranks: number of ranks.
+        root: rank of the root.
+        slices: number of slices of each chunk, at least 1.
 
     Raises:
         CommplanError: as `prove_task`, and CP0748 if the sliced program has too many slots.

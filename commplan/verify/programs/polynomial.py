@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 Monomial = tuple["Unknown | Floor", ...]  # factors, sorted by name; a power is written out; empty is 1
-_name = attrgetter("name")
+_name = attrgetter("name")  # the name of a factor
 
 
 class UndecidedError(Exception):

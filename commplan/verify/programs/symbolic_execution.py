@@ -353,6 +353,7 @@ class _Run:
         return rank, peer, time, chunk
 
     def _unset(self, unit: int, *, sends: bool) -> Counterexample:
+        """Message `unit` is read from (`sends`), or added to, an empty slot."""
         rank, peer, time, chunk = self._ends(unit, sends=sends)
         action = f"sends chunk {chunk} to rank {peer}" if sends else f"adds to chunk {chunk} from rank {peer}"
         return Counterexample(
@@ -361,6 +362,7 @@ class _Run:
         )  # fmt: skip
 
     def _double(self, unit: int, current: int, coming: int) -> Counterexample:
+        """Message `unit` adds `coming` to `current`, which have a contribution in common."""
         rank, peer, time, chunk = self._ends(unit)
         counts = self.sums.counts(current, coming)
         repeated = terms({source: count for source, count in counts.items() if count > 1})
@@ -390,6 +392,7 @@ class _Run:
         return None
 
     def _wrong(self, slot: int, count: int) -> Counterexample:
+        """The contents of `slot` violate the postcondition, as those of `count` slots in all."""
         rank, chunk = self._place(slot)
         goal, n = int(self.goal[slot]), self.program.ranks
         expected = terms(dict.fromkeys(range(n) if goal == SUM else [goal - 1], 1))

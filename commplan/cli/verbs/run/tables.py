@@ -250,6 +250,7 @@ def _phase(screen: Rich, cost: PhaseCost) -> None:
 
 
 def _server_note(servers: Sequence[ServerWork]) -> str:
+    """The ranks of the servers as the end of a sentence; empty without servers."""
     match len(servers):
         case 0:
             return ""
@@ -287,6 +288,7 @@ def _serving(screen: Rich, servers: Sequence[ServerWork]) -> None:
 
 
 def _headline(cost: PhaseCost) -> str:
+    """The number of calls of a phase, their times, and the time waited for batches."""
     parts = [f"{cost.title}: {plural(cost.calls, 'call')}"]
     if cost.first_s is not None:
         parts.append(f"first {cost.first_s:.3f} s with compilation")

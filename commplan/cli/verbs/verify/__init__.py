@@ -289,6 +289,7 @@ def _bytes(share: Fraction, nbytes: int) -> int:
 
 
 def _table(lines: list[LineProof], color: bool) -> str:
+    """The table of collectives, with terminal colors if `color`."""
     table = fold_table("line", "collective", "over", "via", "rounds", "busiest rank", "at least", "proof")
     for line in lines:
         kind = f"{line.kind} x {line.number}" if line.number > 1 else line.kind
