@@ -102,7 +102,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
                 dtype in which `native` adds; CP0803 for an invalid timeout; CP084x for a backend or a
                 communicator that does not fit, or if a rank does not join.
         """
-        from commplan import topology as machines  # noqa: PLC0415  only programs that compile load the compiler
+        from commplan import topology as topologies  # noqa: PLC0415  only programs that compile load the compiler
         from commplan.compiler import compile_plan  # noqa: PLC0415
 
         if not isinstance(options, CompileOptions):  # pyright: ignore[reportUnnecessaryIsInstance]  untyped callers
@@ -118,12 +118,13 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             fail("CP0720", message, 'shapes={"grads": tree}')
         structures = dict(shapes or {})
         leaves = {name: shapes_of(tree) for name, tree in structures.items()}
-        machine = machines.topology_of(self.graph, topology)
+        loaded_topology = topologies.topology_of(self.graph, topology)
         ranks = IN_ORDER
         if not has_topology and devices_of(mesh) and not shares_memory(mesh):
             topology, ranks = self._assume_topology(mesh, options)
-        elif machine is not None and options.mapping is None and mesh is not None and is_communicator(mesh):
-            ranks = self._places_of_ranks(mesh, machine, options.timeout, is_declared=topology is None)
+        elif loaded_topology is not None and options.mapping is None and is_communicator(mesh):
+            is_declared = topology is None
+            ranks = self._places_of_ranks(mesh, loaded_topology, options.timeout, is_declared=is_declared)
         options = msgspec.structs.replace(options, axes=sizes, passes=passes, backend=backend)
         schedule = compile_plan(self.graph, leaves, topology, options, ranks)
         return Program(schedule, structures)
@@ -153,7 +154,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
 
     def _assume_topology(self, mesh: Any, options: CompileOptions) -> tuple[Topology | None, RankPlaces]:
         """A topology with the links in the devices' data sheets (None: unknown), and the ranks' places."""
-        from commplan import topology as machines  # noqa: PLC0415  as in `compile`
+        from commplan import topology as topologies  # noqa: PLC0415  as in `compile`
         from commplan.lowering.jax.device_topology import is_first_process, topology_of_mesh  # noqa: PLC0415  only if devices are far apart
 
         axes = [axis.name for axis in self.graph.axes if axis.kind is not plan_ir.AxisKind.SERVER]
@@ -162,7 +163,7 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
             return None, IN_ORDER
         ranks = RankPlaces(derived.places if options.mapping is None else None, (derived.assumed,))
         if is_first_process(mesh):
-            machines.announce(self.name, ranks.assumed)
+            topologies.announce(self.name, ranks.assumed)
         return derived.topology, ranks
 
     def _places_of_ranks(
@@ -173,17 +174,17 @@ class Plan(msgspec.Struct, Generic[RunT], frozen=True):
         Collective: all ranks of `comm` call it, and rank 0 logs the assumptions. If `is_declared`, errors
         have the location of the plan's `topology` line.
         """
-        from commplan import topology as machines  # noqa: PLC0415  as in `compile`
+        from commplan import topology as topologies  # noqa: PLC0415  as in `compile`
         from commplan.runtime.machines.ranks import deaths, host_names  # noqa: PLC0415  MPI is loaded already
 
         with deaths(comm, self.graph.file):
             hosts = host_names(comm, self.name, timeout)
-        with machines.declared_in(self.graph) if is_declared else contextlib.nullcontext():
+        with topologies.declared_in(self.graph) if is_declared else contextlib.nullcontext():
             ranks = RankPlaces(
-                machines.places_of_hosts(topology, hosts), machines.assumed_hosts(topology, hosts)
+                topologies.places_of_hosts(topology, hosts), topologies.assumed_hosts(topology, hosts)
             )
         if comm.Get_rank() == 0:
-            machines.announce(self.name, ranks.assumed)
+            topologies.announce(self.name, ranks.assumed)
         return ranks
 
 

@@ -67,7 +67,7 @@ class LaneEvent(msgspec.Struct, frozen=True):
         count: number of merged ops, which took `busy` of `seconds`.
         busy: sum of the durations of the merged ops.
         alone: seconds of a collective without others, as in `cost.schedule.prediction.OpTime`; 0 if unknown.
-        bound: a lower bound of `alone`; 0 if unknown.
+        bound: a lower bound of `alone` for all algorithms; 0 if unknown.
         result: the values that it makes; empty for recorded events.
         nbytes: bytes on the busiest link of each level.
         waited: for recorded events, seconds until rank `last` arrived; 0 if unknown.

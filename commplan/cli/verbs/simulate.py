@@ -197,7 +197,7 @@ class _OpRow(NamedTuple):
         times: the number of ops.
         start: the start of the first op, in seconds.
         seconds: the time of all ops.
-        bound: a lower bound on `seconds`; 0 if there is none.
+        bound: a lower bound on `seconds` for all algorithms; 0 if there is none.
         source: the origin of the costs, such as a calibration.
     """
 

@@ -90,7 +90,7 @@ class PhaseCost(msgspec.Struct, frozen=True):
         title: its heading in the plan, such as `each step`.
         calls: number of calls.
         first_s: seconds of the first call on the slowest rank, with compilation; None if unknown.
-        call_s: seconds of a later call on the slowest rank; None if there was none.
+        call_s: mean seconds of the later calls on the slowest rank; None if there were none.
         batches: batches of the rank that waited longest; 0 without input.
         wait_s: seconds in which that rank waited for batches.
         lines: costs of the plan lines, with the input work of all ranks.
