@@ -165,7 +165,7 @@ def _costly_design(subject: Subject, stage: ShareStage) -> Iterator[Diagnostic]:
     actual, best = costs[True][0], min(costs[False], key=lambda cost: cost.wall)
     if actual.wall - best.wall <= PIN_MARGIN * actual.wall:
         return
-    times = f"{timed(actual.wall)}instead of {timed(best.wall)}"
+    times = f"{timed(actual.wall)} instead of {timed(best.wall)}"
     message = f"`via {actual.design}` makes a step take {times}"
     note = f"by `{best.design}`, which waits for {best.waits_for}"
     yield subject.warning("CP1204", message, stage.span, note, "pin that one, or leave the `share` out")
