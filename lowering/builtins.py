@@ -1,4 +1,8 @@
-"""Built-in functions on arrays of NumPy or JAX, leaf by leaf."""
+"""Applies built-in functions of plans to the leaves of trees.
+
+`lowering/numpy` and `lowering/jax` call it with their own arrays, so built-in functions round in the same way
+on all backends.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +19,19 @@ def on_leaves(
     dtype: Callable[[DType], Any],
     full: Callable[[tuple[int, ...], Any, Any], Any],
 ) -> list[list[Any]]:
-    """The leaves of each result of `body`.
+    """Apply `body` to corresponding leaves of its operands.
 
     Floats are computed in f32, or in f64 if an operand has it, and rounded once. Integers are computed in
-    their own type and wrap around.
+    their own type and wrap around. Result `i` has the shapes and dtypes of operand `i`, except for a cast.
 
     Args:
         body: The built-in function.
-        operands: The leaves of each operand.
-        dtype: The type of arrays for a type of the language.
-        full: A function of shape, value and type that makes a constant array.
+        operands: The leaves of each operand: arrays of NumPy or JAX. All operands have as many leaves.
+        dtype: A function that converts a type of the language to a dtype of the array library.
+        full: A function of shape, value and dtype that makes a constant array, for a result that is a number.
+
+    Returns:
+        The leaves of each result, in the order of the operands' leaves.
     """
 
     def on_arrays(xs: Sequence[Any]) -> list[Any]:
@@ -44,7 +51,7 @@ def on_leaves(
 
 
 def _wrapped(number: int, dtype: DType) -> int:
-    """`number` modulo the size of an integer type."""
+    """`number` modulo 2 ** bits, in the range of the integer type `dtype`."""
     size = 1 << 8 * dtype.nbytes
     least = size // 2 if str(dtype).startswith("i") else 0
     return (number + least) % size - least

@@ -2,10 +2,11 @@
 
 `lowering.jax` passes these to `lax.ppermute`, and an audit expects them in a compiled step.
 
-In a ring a rank sends the data of the previous round in each round. If this holds for all ranks, the
-message is forwarded unchanged. If no rank reads it from its slot later, it is never written to the slot:
+In each round of a ring, a rank sends the data that it received in the previous round. If this holds for all
+ranks, the received array is sent on without being read from the buffer. If no rank reads it from the buffer
+later, it is also never written there:
 
-    reduce_scatter by a ring  -->  n - 1 times: acc = permute(acc) + own part
+    reduce_scatter by a ring over n ranks  -->  n - 1 times: acc = permute(acc) + own part
 """
 
 from __future__ import annotations
@@ -24,11 +25,18 @@ from commplan.collectives.program import Bools, ChunkProgram, Ints, Round
 from commplan.collectives.transform import expand_runs
 from commplan.ir.collective_kinds import SCATTERING
 
-UNROLLED = 32  # maximum number of equal rounds that are unrolled; more become a loop
+UNROLLED = 32  # maximum number of consecutive rounds of one form that are unrolled; more become a loop
 
 
 class WindowTransfer(NamedTuple):
-    """Elements `low` to `high - 1` of `src` are sent to `dst`, which stores or adds them."""
+    """A transfer of consecutive elements of the buffer from one rank to another.
+
+    Attributes:
+        src: The rank that sends.
+        dst: The rank that receives.
+        low, high: The elements `low` to `high - 1` of the whole buffer are sent.
+        adds: Whether `dst` adds them to its own elements; otherwise it overwrites those.
+    """
 
     src: int
     dst: int
@@ -38,6 +46,7 @@ class WindowTransfer(NamedTuple):
 
     @property
     def length(self) -> int:
+        """The number of elements."""
         return self.high - self.low
 
 
@@ -47,9 +56,11 @@ class PermutePart:
 
     Attributes:
         length: The number of elements.
-        start: The offset of the windows, for senders [0] and receivers [1]; [2, ranks].
-        low, high: The elements of the window that a receiver stores; [ranks]. Equal if it receives nothing.
-        adds: Whether a receiver adds them; [ranks].
+        start: The offset of each rank's window in the whole buffer, in elements; int64[2, ranks]. Row 0 is
+            for sending and row 1 for receiving. 0 for ranks that do not send or receive.
+        low, high: The received elements `low` to `high - 1` of the window are stored, the others are not;
+            int64[ranks]. Both are 0 if the rank receives nothing.
+        adds: Whether the receiver adds the elements to its own; otherwise it overwrites those; bool[ranks].
     """
 
     length: int
@@ -60,7 +71,7 @@ class PermutePart:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """The static properties: parts of one form differ only in their tables."""
+        """The static properties. Parts of equal form differ only in the contents of their tables."""
         return (self.length, self.is_whole, self.is_all, self.adds.all(), self.adds.any())
 
     @property
@@ -75,30 +86,42 @@ class PermutePart:
 
     @property
     def tables(self) -> tuple[Ints | Bools, ...]:
+        """The offset for sending, that for receiving, `low`, `high` and `adds`; each of shape [ranks]."""
         return (*self.start, self.low, self.high, self.adds)
 
 
 class Permute(NamedTuple):
-    """One ppermute of (source, destination) pairs, at most one of each per rank; parts are concatenated."""
+    """One ppermute.
+
+    Attributes:
+        pairs: Its (source, destination) pairs, sorted. A rank is at most one source and one destination.
+        parts: The windows whose concatenation each rank sends.
+    """
 
     pairs: tuple[tuple[int, int], ...]
     parts: tuple[PermutePart, ...]
 
     @property
     def form(self) -> tuple[Any, ...]:
+        """The static properties. Permutes of equal form differ only in the contents of their tables."""
         return (self.pairs, *(part.form for part in self.parts))
 
 
 @lru_cache(maxsize=64)
 def moves(program: ChunkProgram, size: int) -> tuple[tuple[Permute, ...], ...]:
-    """The ppermutes of each round of `program`; `size` is the number of elements of the whole buffer."""
+    """The ppermutes of each round of `program` that transfers any element.
+
+    Args:
+        program: The program.
+        size: The number of elements of the whole buffer.
+    """
     edges = bounds(program.kind, program.ranks, program.chunks, size)
-    rounds = (tuple(_moves_of(sends, edges, program.ranks)) for sends in program.rounds)
-    return tuple(moves_ for moves_ in rounds if moves_)
+    rounds = (tuple(_permutes_of_round(sends, edges, program.ranks)) for sends in program.rounds)
+    return tuple(permutes for permutes in rounds if permutes)
 
 
-def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Permute]:
-    """As few ppermutes as possible, since each rank sends and receives at most once in one."""
+def _permutes_of_round(sends: Round, edges: Ints, ranks: int) -> Iterator[Permute]:
+    """The ppermutes of one round, one for each group of messages; part `i` has the i-th transfer of each."""
     for group in message_groups(sends, edges):
         longest = max(len(message) for message in group.values())
         columns = [[message[i] for message in group.values() if i < len(message)] for i in range(longest)]
@@ -108,13 +131,16 @@ def _moves_of(sends: Round, edges: Ints, ranks: int) -> Iterator[Permute]:
 def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list[WindowTransfer]]]:
     """The messages of a round, in groups in which every rank sends and receives at most once.
 
-    Maps (source, destination) to the content of the message. Longer messages come first, so that messages of
-    similar length share a group. All transfers from one rank to another in a round are one message. No slot
-    is written twice in a round, which is proved, so the order of messages within a round does not matter.
+    All transfers from one rank to another in a round are one message. Each message joins the first group
+    without its source and destination, longer messages first, so messages of similar length share a group.
+    No element is written twice in a round, which is proved, so the order of messages does not matter.
 
     Args:
-        sends: The transfers of the round.
-        edges: The offsets of the chunks in elements. Empty transfers are dropped.
+        sends: The transfers of the round. Those without elements are dropped.
+        edges: The offset of each chunk in elements, and the number of elements; [chunks + 1].
+
+    Returns:
+        For each group, the transfers of each message by (source, destination), the longest transfer first.
     """
     messages: dict[tuple[int, int], list[WindowTransfer]] = {}
     for send in sends:
@@ -138,29 +164,29 @@ def message_groups(sends: Round, edges: Ints) -> list[dict[tuple[int, int], list
 
 
 def _part(column: Sequence[WindowTransfer], size: int, ranks: int) -> PermutePart:
+    """The part for transfers between distinct ranks, as long as the longest of them."""
     length = max(transfer.length for transfer in column)
     start = np.zeros((2, ranks), np.int64)
     low, high = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
     # The value does not matter for ranks that receive nothing.
     adds = np.full(ranks, all(transfer.adds for transfer in column))
     for transfer in column:
-        first = min(transfer.low, size - length)  # a window at the end is moved back
+        first = min(transfer.low, size - length)  # a window must not exceed the end of the buffer
         start[0, transfer.src] = start[1, transfer.dst] = first
-        low[transfer.dst], high[transfer.dst], adds[transfer.dst] = (
-            transfer.low - first,
-            transfer.high - first,
-            transfer.adds,
-        )
+        low[transfer.dst] = transfer.low - first
+        high[transfer.dst] = transfer.high - first
+        adds[transfer.dst] = transfer.adds
     return PermutePart(length, start, low, high, adds)
 
 
 class PermuteRound(NamedTuple):
-    """A round.
+    """A round of a program, as ppermutes.
 
     Attributes:
-        moves: The ppermutes.
-        forwards: Whether it sends the data that was received in the round before.
-        stores: Whether received data is written to its slot.
+        moves: The ppermutes; at least one.
+        forwards: Whether it sends the array that was received in the round before; see `is_forwarded`.
+        stores: Whether received data is written to the buffer. If not, only the next round or the result
+            uses it.
     """
 
     moves: tuple[Permute, ...]
@@ -169,12 +195,20 @@ class PermuteRound(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
+        """The static properties. Rounds of equal form can be iterations of one loop."""
         return (self.forwards, self.stores, *(move.form for move in self.moves))
 
 
 @lru_cache(maxsize=64)
 def steps(program: ChunkProgram, size: int) -> tuple[PermuteRound, ...]:
-    """The rounds of `program` on `size` elements. The last one stores nothing if it receives the result."""
+    """The rounds of `program` that transfer any element.
+
+    If the data received in the last round is the result (`is_result`), it is not stored.
+
+    Args:
+        program: The program.
+        size: The number of elements of the whole buffer.
+    """
     rounds = moves(program, size)
     forwards = [False, *(is_forwarded(*pair) for pair in itertools.pairwise(rounds))][: len(rounds)]
     ends_in_result = bool(rounds) and is_result(program, size, rounds[-1])
@@ -193,7 +227,10 @@ def stretches(rounds: Sequence[PermuteRound]) -> Iterator[Sequence[PermuteRound]
 
 
 def is_forwarded(before: Sequence[Permute], after: Sequence[Permute]) -> bool:
-    """Whether all data sent in the round `after` was received in the round `before`, at the same place."""
+    """Whether all data sent in the round `after` was received in the round `before`, at the same place.
+
+    False if a round has more than one ppermute or part.
+    """
     first, second = _single_part(before), _single_part(after)
     if first is None or second is None or first.length != second.length:
         return False
@@ -208,7 +245,10 @@ def is_forwarded(before: Sequence[Permute], after: Sequence[Permute]) -> bool:
 
 
 def is_result(program: ChunkProgram, size: int, last: Sequence[Permute]) -> bool:
-    """Whether the data received last is the complete result of every rank: its block."""
+    """Whether the data received in the round `last` is the complete result of every rank: its block.
+
+    False for collectives that do not scatter, and if the round has more than one ppermute or part.
+    """
     part = _single_part(last)
     if part is None or program.kind not in SCATTERING:
         return False
@@ -220,25 +260,29 @@ def is_result(program: ChunkProgram, size: int, last: Sequence[Permute]) -> bool
 def stored_rounds(
     program: ChunkProgram, size: int, forwards: Sequence[bool], ends_in_result: bool
 ) -> list[bool]:
-    """For each round, whether its received data is read from its slot later, or is part of the result.
+    """For each round, whether its received data is read from the buffer later, or is part of the result.
 
     Args:
         program: The program.
-        size: The number of elements of the whole buffer. Rounds that move none of them are skipped.
+        size: The number of elements of the whole buffer.
         forwards: For each round, whether it forwards the data of the round before.
-        ends_in_result: Whether the data received last is the result.
+        ends_in_result: Whether the data received last is the result, which is then not read from the buffer.
+
+    Returns:
+        One boolean for each round that transfers any element, as many as `forwards`.
     """
     edges = bounds(program.kind, program.ranks, program.chunks, size)
+    # Going backwards, live[rank, chunk] says whether a later round or the result reads the chunk.
     live = postcondition(program.kind, program.ranks, program.chunks, program.root).ends.copy()
     live &= not ends_in_result
     rounds = [sends for sends in program.rounds if _has_data(sends, edges)]
     needed: list[bool] = []
     for sends, forward in zip(reversed(rounds), reversed(forwards), strict=True):
-        flat = [(*expand_runs(send), send.reduce) for send in sends]
-        needed.append(any(bool(live[dst, chunk].any()) for _, dst, chunk, _ in flat))
-        for _, dst, chunk, reduce in flat:
-            live[dst, chunk] = reduce  # a sum reads the old value
-        for src, _, chunk, _ in flat:
+        expanded = [(*expand_runs(send), send.reduce) for send in sends]
+        needed.append(any(bool(live[dst, chunk].any()) for _, dst, chunk, _ in expanded))
+        for _, dst, chunk, reduce in expanded:
+            live[dst, chunk] = reduce  # a reduction reads the old value
+        for src, _, chunk, _ in expanded:
             live[src, chunk] |= not forward
     return needed[::-1]
 
@@ -248,5 +292,5 @@ def _has_data(sends: Round, edges: Ints) -> bool:
 
 
 def _single_part(round_: Sequence[Permute]) -> PermutePart | None:
-    """The only part of the only move of a round; None if there are more."""
+    """The only part of the only ppermute of a round; None if there are more."""
     return round_[0].parts[0] if len(round_) == 1 and len(round_[0].parts) == 1 else None

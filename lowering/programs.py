@@ -1,4 +1,8 @@
-"""How a collective of a schedule is implemented: its chunk program, its levels, or a native collective."""
+"""Selects the implementation of a collective of a schedule: a chunk program, levels, or a native collective.
+
+All backends and the audit call `program_of` or `under_xla`, so they agree on the collectives that run. Chunk
+programs are proved before they are returned.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +30,8 @@ class HierarchyLevel(NamedTuple):
     """One level of a hierarchical collective.
 
     Attributes:
-        algorithm: The algorithm of the level.
-        ranks: The number of ranks in each of its groups.
+        algorithm: The name of the algorithm that runs at this level.
+        ranks: The number of ranks in each group of the level.
         stride: The distance between these ranks, counted row-major over the axes of the collective.
         axis: The axis that is this level; None if the level is only a part of an axis.
     """
@@ -43,7 +47,7 @@ class HierarchyLevel(NamedTuple):
 
 
 def spreads(schedule: Schedule) -> dict[str, tuple[Spread, ...]]:
-    """The levels of the topology that each axis spans, innermost first."""
+    """The levels of the topology that each axis spans, by axis name; empty tuples without a topology."""
     return {axis.name: axis.levels for axis in schedule.mesh_axes}
 
 
@@ -53,13 +57,16 @@ def levels(
     sizes: Mapping[str, int],
     spread: Mapping[str, tuple[Spread, ...]],
 ) -> tuple[HierarchyLevel, ...]:
-    """The levels of a `hierarchical` algorithm over `axes`, innermost first; empty for other algorithms.
+    """The levels of a `hierarchical` algorithm over `axes`, in the order of the algorithm: innermost first.
+
+    The names of the levels are either those of all `axes`, or, if the collective has one axis, those of the
+    levels of the topology that the axis spans. Other algorithms have no levels, and the result is empty.
 
     Args:
         algorithm: The algorithm.
         axes: The axes of the collective.
         sizes: The sizes of all axes.
-        spread: The levels of the topology that each axis spans.
+        spread: The levels of the topology that each axis spans; see `spreads`.
 
     Raises:
         CommplanError: CP0821 if the levels of the algorithm are not the levels of the axes.
@@ -67,30 +74,38 @@ def levels(
     if not algorithm.levels:
         return ()
     names = [name for name, _ in algorithm.levels]
-    ways = math.prod(sizes[axis] for axis in axes)
-    ranks = {axis: sizes[axis] for axis in axes}
+    total = math.prod(sizes[axis] for axis in axes)
+    counts = {axis: sizes[axis] for axis in axes}  # ranks of each level, the major one first
     if len(axes) == 1 and axes[0] not in names:
-        ranks = {each.level: each.count for each in reversed(spread.get(axes[0], ()))}
-    if sorted(names) != sorted(ranks) or math.prod(ranks.values()) != ways:
-        message = f"`via {algorithm}` does not match the levels of the {ways} ranks of {', '.join(axes)}"
-        note = f"the levels are: {', '.join(f'{name} of {count}' for name, count in ranks.items()) or 'none'}"
-        fail("CP0821", message, note)
+        counts = {part.level: part.count for part in reversed(spread.get(axes[0], ()))}
+    if sorted(names) != sorted(counts) or math.prod(counts.values()) != total:
+        message = f"`via {algorithm}` does not match the levels of the {total} ranks of {', '.join(axes)}"
+        listed = ", ".join(f"{name} of {count}" for name, count in counts.items())
+        fail("CP0821", message, f"the levels are: {listed or 'none'}")
     strides = dict[str, int]()
-    for name in reversed(ranks):
-        strides[name] = math.prod(ranks[later] for later in strides)
+    for name in reversed(counts):
+        strides[name] = math.prod(counts[later] for later in strides)
     return tuple(
-        HierarchyLevel(level.name, ranks[name], strides[name], name if name in axes else None)
+        HierarchyLevel(level.name, counts[name], strides[name], name if name in axes else None)
         for name, level in algorithm.levels
     )
 
 
 def by_level(op: Collective, levels: Sequence[HierarchyLevel]) -> list[tuple[Kind, HierarchyLevel]]:
-    """The collectives that `op` consists of, one per level in order, if a backend runs some levels natively.
+    """The collectives that `op` consists of, in the order in which they run, each with its level.
 
-    A sum is scattered from the inside out, reduced at the outermost level and gathered back: each level moves
-    only a part of the bytes of the level inside it. A maximum or minimum, which `lax` cannot scatter, moves
-    all bytes at each level. A broadcast runs from the outermost level in: after each level every inner group
-    has a rank with data.
+    Backends call this if they run some levels natively. Kinds are:
+
+    - An all-reduce with a sum is scattered from the innermost level outwards, reduced at the outermost level
+      and gathered back inwards. Each level moves only a part of the bytes of the level inside it.
+    - An all-reduce with a maximum or minimum, which `lax` cannot scatter, moves all bytes at each level.
+    - A reduce-scatter runs from the innermost level outwards, an all-gather from the outermost level inwards.
+    - A broadcast runs from the outermost level inwards. After each level, every group of the next level has
+      one rank with the data.
+
+    Args:
+        op: The collective. A `reduce` is not supported, because backends run it whole.
+        levels: The levels of `op`, innermost first; at least one.
     """
     *inner, outer = levels
     match op.kind:
@@ -108,7 +123,8 @@ def by_level(op: Collective, levels: Sequence[HierarchyLevel]) -> list[tuple[Kin
 def for_scalar(op: Collective) -> Collective | None:
     """The collective that runs for a scalar leaf of the operand of `op`; None if none is needed.
 
-    A scalar of a tree is never split. It is reduced where other leaves are scattered, and not gathered.
+    A scalar of a tree is never split. If other leaves are reduce-scattered, the scalar is all-reduced. An
+    all-gather does not change a scalar. All other collectives treat a scalar as any leaf.
     """
     if op.kind == "reduce_scatter":
         return replace(op, kind="all_reduce", algorithm=registry.scalar_algorithm(op.algorithm))
@@ -118,8 +134,17 @@ def for_scalar(op: Collective) -> Collective | None:
 def on_leaf(op: Collective, leaf: Leaf, ways: int, *, is_array: bool) -> tuple[Collective, int] | None:
     """The collective that runs for one leaf, and the number of elements of each rank's operand.
 
-    Returns None if no collective is needed. The operand of a reduce-scatter is padded: the rows of an array
-    (`is_array`), and the flattened leaves of a tree.
+    Args:
+        op: The collective.
+        leaf: The leaf of the operand on one rank, before padding.
+        ways: The number of ranks of the collective.
+        is_array: Whether the operand is an array, whose leading dimension is scattered. A leaf of a tree is
+            flattened before it is scattered.
+
+    Returns:
+        The collective and the number of elements, or None if no collective is needed: for a leaf without
+        elements, and for the all-gather of a scalar. For a reduce-scatter the number includes padding, which
+        makes the scattered dimension a multiple of `ways`.
     """
     if not leaf.size:
         return None
@@ -150,14 +175,17 @@ def under_xla(
     Args:
         op: The collective.
         sizes: The sizes of all axes.
-        spread: The levels of the topology that each axis spans.
-        nbytes: Bytes of the whole buffer: for an all-gather, of the result.
+        spread: The levels of the topology that each axis spans; see `spreads`.
+        nbytes: Bytes of the whole buffer on one rank: of the result for an all-gather, else of the operand.
         is_divisible: Whether levels can reduce the operand in parts: False for scalars and booleans.
         file: The plan's file, for errors.
 
     Returns:
-        A chunk program; or the levels that run one after the other (`by_level`), of which at least one is
-        native; or None for one native collective of kind `native_kind(op)`.
+        One of:
+
+        - a chunk program;
+        - the levels that run one after the other (see `by_level`), at least two, not all of them programs;
+        - None for one native collective of kind `native_kind(op)` over all axes of `op`.
 
     Raises:
         CommplanError: See `program_of`.
@@ -167,17 +195,18 @@ def under_xla(
         return program
     hierarchy = levels(op.algorithm, op.axes, sizes, spread)
     is_extreme = op.kind == "all_reduce" and op.op != "sum" and is_plain(hierarchy)
+    # One native collective over all axes gives the same result, and `lax` cannot run these by level.
     is_whole = op.kind == "reduce" or is_extreme or (op.kind == "all_reduce" and not is_divisible)
     return None if len(hierarchy) < 2 or is_whole else hierarchy
 
 
 def is_plain(hierarchy: Sequence[HierarchyLevel]) -> bool:
-    """Whether every level is a whole axis, and native."""
+    """Whether every level is a whole axis, and native. True for no levels."""
     return all(level.axis is not None and level.algorithm == NATIVE for level in hierarchy)
 
 
 def divisor(op: Collective, hierarchy: Sequence[HierarchyLevel]) -> int:
-    """The operand of `op`, run level by level, is padded to a multiple of this number of elements."""
+    """If `op` runs level by level, its operand is padded to a multiple of this number of elements."""
     is_scattered = op.kind == "all_reduce" and op.op == "sum"
     return math.prod(level.ranks for level in hierarchy[:-1]) if is_scattered else 1
 
@@ -189,7 +218,7 @@ def program_of(
     nbytes: int,
     file: str = "",
 ) -> ChunkProgram | None:
-    """The program of `op`, proved; None if the backend runs `op`, or a level of it, natively.
+    """The proved chunk program of `op`; None if the backend runs `op`, or a level of it, natively.
 
     Ranks are counted row-major over `op.axes`, the first axis major. `op.hints.chunk` cuts the data into
     slices (`collectives.layout.slices`).
@@ -197,8 +226,8 @@ def program_of(
     Args:
         op: The collective.
         sizes: The sizes of all axes.
-        spread: The levels of the topology that each axis spans.
-        nbytes: Bytes of the whole buffer: for an all-gather, of the result.
+        spread: The levels of the topology that each axis spans; see `spreads`.
+        nbytes: Bytes of the whole buffer on one rank: of the result for an all-gather, else of the operand.
         file: The plan's file, for errors.
 
     Raises:
@@ -221,7 +250,18 @@ def program_of(
 def program_at(
     level: HierarchyLevel, kind: Kind, op: Collective, nbytes: int, file: str = ""
 ) -> ChunkProgram:
-    """The program for `kind` at one level of `op` on `nbytes` bytes; see `program_of`."""
+    """The proved chunk program of `kind` in one group of a level of `op`.
+
+    Args:
+        level: The level; it is not native.
+        kind: The collective that the level runs; see `by_level`.
+        op: The collective that the level is part of.
+        nbytes: Bytes of the whole buffer of this level, as in `program_of`.
+        file: The plan's file, for errors.
+
+    Raises:
+        CommplanError: See `program_of`.
+    """
     root = level.place(op.root or 0)
     with _errors_at(op, file):
         return program_named(level.algorithm, kind, level.ranks, root, nbytes, op.hints.chunk)
@@ -229,7 +269,7 @@ def program_at(
 
 @contextmanager
 def _errors_at(op: Collective, file: str) -> Generator[None]:
-    """A context that adds the plan line of `op` to errors."""
+    """A context that sets the location of `CommplanError`s to the plan line of `op` in `file`."""
     try:
         yield
     except CommplanError as error:
@@ -246,9 +286,20 @@ def program_named(
     chunk: int | None,
     levels: tuple[HierarchyLevel, ...] = (),
 ) -> ChunkProgram:
-    """The program of algorithm `name`, proved and cut into slices for messages of `chunk` bytes.
+    """The proved chunk program of algorithm `name`.
 
-    See `program_of`. `root` is ignored for kinds without one.
+    Args:
+        name: The name of the algorithm.
+        kind: The collective.
+        ranks: The number of ranks.
+        root: The rank of the root; ignored for kinds without one.
+        nbytes: Bytes of the whole buffer, as in `program_of`.
+        chunk: Bytes of a message, to which chunks are cut; None sends chunks whole.
+        levels: The levels of a hierarchical algorithm. One level is the same as its algorithm; empty for
+            other algorithms.
+
+    Raises:
+        CommplanError: See `program_of`. The errors have no location.
     """
     root = root if kind in ROOTED else 0
     if len(levels) == 1:
@@ -259,7 +310,7 @@ def program_named(
 
 
 def members(level: HierarchyLevel, ranks: int) -> Ints:
-    """The ranks of each group of a level, out of `ranks`; [groups, ranks of the level]."""
+    """The ranks of each group of a level of a collective with `ranks` ranks; int64[groups, level.ranks]."""
     rank = np.arange(ranks, dtype=np.int64)
     return rank[level.place(rank) == 0][:, None] + np.arange(level.ranks) * level.stride
 
@@ -268,15 +319,16 @@ def members(level: HierarchyLevel, ranks: int) -> Ints:
 def _proved(
     name: str, levels: tuple[HierarchyLevel, ...], kind: Kind, ranks: int, root: int, slices: int
 ) -> ChunkProgram:
+    """Build and prove a program. Cached, because proofs are slow and programs repeat."""
     if levels:
-        # Ranks of the innermost level are adjacent.
-        places, step = np.zeros(ranks, np.int64), 1
+        # `registry.hierarchical` numbers ranks such that those of the innermost level are adjacent.
+        numbers, stride = np.zeros(ranks, np.int64), 1
         for level in levels:
-            places += level.place(np.arange(ranks, dtype=np.int64)) * step
-            step *= level.ranks
+            numbers += level.place(np.arange(ranks, dtype=np.int64)) * stride
+            stride *= level.ranks
         pairs = [(level.algorithm, level.ranks) for level in levels]
         program = permute_ranks(
-            registry.hierarchical(pairs, kind, root=int(places[root]), slices=slices), places
+            registry.hierarchical(pairs, kind, root=int(numbers[root]), slices=slices), numbers
         )
     else:
         program = registry.program(name, kind, ranks, root=root, slices=slices)

@@ -1,4 +1,8 @@
-"""Derives the steps of `run.tap` from the way in which a phase reduces an input."""
+"""Derives the reduction that `run.tap` applies to gradients from the way in which a phase reduces an input.
+
+The lowering to JAX runs these reductions inside the backward pass, and the audit expects their collectives in
+a compiled step.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,23 @@ from commplan.ir.grouping import grouped
 from commplan.ir.types import DType
 
 Step = ir.Cast | ir.Collective | ir.LocalSum | ir.Scale
-D = TypeVar("D", bound=Hashable)
+D = TypeVar("D", bound=Hashable)  # a dtype, of any library
 
 TAP = "tap"  # prefix in the names of tapped reductions, before the phase and the plan line
 COPY_NBYTES = 1 << 20
-"""Smaller arrays are packed on GPUs. Reading and writing 1 MiB twice takes 2 us, about as long as NCCL needs
-for one more array."""
+"""Arrays of fewer bytes share a buffer if collectives are asynchronous. To read and write 1 MiB twice takes a
+GPU 2 us, about as long as NCCL needs for one more array."""
 
 
 class Chains(NamedTuple):
-    """The steps of a reduction.
+    """The steps of the reduction of one input.
 
     Attributes:
-        flat: By dtype, the steps on a buffer; empty if nothing is packed.
-        tree: The subsequent steps on the tree.
-        whole: Whether every buffer becomes one value that is the same on all ranks.
+        flat: The steps up to the end of the buffer, by the buffer's dtype. They run on one flat array of the
+            leaves of that dtype. Empty if the phase packs nothing.
+        tree: The subsequent steps on the tree, or all steps if the phase packs nothing.
+        whole: Whether every buffer is unpacked and has one row, so that it is not sharded. True if the phase
+            packs nothing.
     """
 
     flat: Mapping[DType, tuple[Step, ...]]
@@ -34,7 +40,13 @@ class Chains(NamedTuple):
 
 
 def chains(ref: str, uses: DefUse[ir.Op], values: Mapping[str, ir.Value]) -> Chains:
-    """The reduction of the input `ref` of a phase; `values` are those of the phase."""
+    """The reduction of one input of a phase.
+
+    Args:
+        ref: The input.
+        uses: The uses of values by the ops of the phase.
+        values: The values of the phase, by name.
+    """
     tree, end = _follow(ref, uses)
     flat: dict[DType, tuple[Step, ...]] = {}
     whole, after = True, tree
@@ -48,7 +60,10 @@ def chains(ref: str, uses: DefUse[ir.Op], values: Mapping[str, ir.Value]) -> Cha
 
 
 def _follow(ref: str, uses: DefUse[ir.Op]) -> tuple[tuple[Step, ...], str]:
-    """The ops that transform `ref` in sequence, while each value has exactly one, and the last result."""
+    """The sequence of steps that starts at `ref`, and its last result.
+
+    It ends at the first value that is the operand of no step, or of several.
+    """
     chain: list[Step] = []
     while True:
         readers = [op for op in uses.readers(ref) if isinstance(op, Step) and op.operand == ref]
@@ -59,11 +74,15 @@ def _follow(ref: str, uses: DefUse[ir.Op]) -> tuple[tuple[Step, ...], str]:
 
 
 def reduction_groups(leaves: Sequence[tuple[D, int]], asynchronous: bool) -> list[tuple[D, list[int]]]:
-    """The groups of leaves that are reduced in one buffer, as dtype and indices.
+    """The groups of leaves that are reduced in one buffer.
 
     Args:
         leaves: Dtype and bytes of each leaf.
-        asynchronous: Whether collectives overlap with computation. Then large leaves are reduced separately.
+        asynchronous: Whether collectives overlap with computation. If so, each leaf of `COPY_NBYTES` bytes or
+            more is a group of its own.
+
+    Returns:
+        The dtype of each group and the indices of its leaves, in ascending order.
     """
     result: list[tuple[D, list[int]]] = []
     for dtype, indices in grouped(range(len(leaves)), lambda index: leaves[index][0]).items():

@@ -1,8 +1,9 @@
-"""Causes of differences between a compiled step and its plan.
+"""Determines the causes of differences between a compiled step and its plan.
 
-The program that JAX traced distinguishes changes by XLA from collectives that the step requests.
+The program that JAX traced has the collectives that the step requests. A difference between it and the
+compiled program is a change by XLA.
 
-| cause | |
+| cause | meaning |
 |---|---|
 | combined | XLA merged several collectives |
 | split | XLA split a collective |
@@ -35,7 +36,8 @@ from commplan.lowering.audit.expect import Expected
 from commplan.lowering.collective_primitives import collective_kind
 from commplan.lowering.hlo.step import CollectiveOrigin, CompiledCollective, CompiledStep
 
-_FIELDS = {"dtype": "retyped", "groups": "regrouped"}
+_FIELDS = {"dtype": "retyped", "groups": "regrouped"}  # the cause by the property that differs (`changed`)
+# Reasons, as sentences of the report.
 _FOLDED = "the step requests it, and XLA removed it: its result is unused, or known without communication"
 _COPIED = "the step requests it once, and XLA issues it again: it unrolled or peeled a loop"
 _RECOMPILED = "the step requests other collectives here: its program was compiled {}"
@@ -53,8 +55,15 @@ class Causes:
     Args:
         report: The comparison.
         traced: The step as JAX passes it to XLA.
-        compiled: How the compilation of the step's program differs from that of the schedule, if known, for
-            example "for topology `a`".
+        compiled: How the compilation of the step's program differs from that of the schedule, for example
+            "for topology `a`"; None if unknown or if it does not differ.
+
+    Attributes:
+        report: The comparison.
+        recompiled: The reason of differences with cause `recompiled`.
+        planned_counts: The number of planned collectives by phase and line.
+        traced: The collectives that the step requests, by phase and line.
+        unplanned: The collectives that the step requests outside of phases.
     """
 
     def __init__(self, report: StepComparison, traced: CompiledStep, compiled: str | None = None) -> None:
@@ -68,12 +77,16 @@ class Causes:
                 self.traced[scope].append(collective)
         self.unplanned = [collective for collective in traced.collectives if not collective.scopes]
 
-    def all(self, unplanned: Iterable[CompiledCollective]) -> tuple[StepDifference, ...]:
-        """All differences with causes, including collectives without a plan line (`unplanned`)."""
+    def all(self, additional: Iterable[CompiledCollective]) -> tuple[StepDifference, ...]:
+        """All differences with their causes.
+
+        Args:
+            additional: The compiled collectives that the comparison does not contain. Each is a difference.
+        """
         looped = (self._loop_difference(expected, collective) for expected, collective in self.report.matches)
         extra = (
             StepDifference("extra", f"{collective} ({collective.name})", (), (collective,))
-            for collective in unplanned
+            for collective in additional
         )
         differences = (*self.report.differences, *filter(None, looped), *extra)
         return tuple(self._with_cause(difference) for difference in differences)
@@ -99,22 +112,23 @@ class Causes:
         return replace(difference, cause=cause, reason=reason, is_additional=cause in ("own", "partitioner"))
 
     def _missing(self, expected: Expected) -> tuple[str, str]:
-        traced = len(self.traced[expected.scope])
-        if not traced:
+        """The cause and the reason of a planned collective that is not compiled."""
+        requests = len(self.traced[expected.scope])
+        if not requests:
             call = f"the step does not request it: phase `{expected.phase}` is not called"
             return "absent", f"{call}, or nothing uses its outputs"
-        otherwise = traced < self.planned_counts[expected.scope] or not self._requests(expected)
-        return ("recompiled", self.recompiled) if otherwise else ("folded", _FOLDED)
+        is_recompiled = requests < self.planned_counts[expected.scope] or not self._requests(expected)
+        return ("recompiled", self.recompiled) if is_recompiled else ("folded", _FOLDED)
 
     def _requests(self, expected: Expected) -> bool:
         """Whether the step has a collective of this size at the plan line."""
         return any(traced.count == expected.count for traced in self.traced[expected.scope])
 
     def _extra(self, actual: CompiledCollective) -> tuple[str, str]:
-        """The cause of a collective that the plan does not have, and the reason in words."""
+        """The cause and the reason of a collective that the plan does not have."""
         for phase, line in actual.scopes:
-            traced = len(self.traced[phase, line])
-            if traced <= self.planned_counts[phase, line]:
+            requests = len(self.traced[phase, line])
+            if requests <= self.planned_counts[phase, line]:
                 return "copied", _COPIED
             if self.planned_counts[phase, line]:
                 return "repeated", f"the step requests it more than once: it calls phase `{phase}` again"
@@ -136,6 +150,7 @@ class Causes:
         return summed and any(same_ranks(item, actual) for item in self.report.expected)
 
     def _describe_changes(self, expected: Expected, actual: CompiledCollective) -> tuple[str, str]:
+        """The cause and the reason of a collective that is compiled with other properties."""
         requested = ((t.kind, t.dtypes, t.count, t.groups) for t in self.traced[expected.scope])
         same = (actual.kind, actual.dtypes, actual.count, actual.groups) in requested
         if same or (self.traced[expected.scope] and not self._requests(expected)):
@@ -149,6 +164,11 @@ class Causes:
         return _FIELDS.get(name, "replaced"), words.get(name, f"XLA made {actual} of it")
 
     def _describe_merge(self, difference: StepDifference) -> StepDifference:
+        """The difference of merged collectives with its cause and reason.
+
+        If the merged collective has more elements than the planned ones, it also contains collectives of the
+        step's own code. Their origins are those that XLA kept, or those of requests of that size.
+        """
         expected, actual = difference.expected, difference.found[0]
         lines = sorted({item.span.line for item in expected})
         count = plural(len(expected), "collective")
@@ -168,7 +188,10 @@ class Causes:
         return replace(difference, cause="combined", reason=reason, is_additional=has_extra)
 
     def _unnamed_origins(self, actual: CompiledCollective, count: int) -> list[CollectiveOrigin]:
-        """The origins of additional collectives of the step with `count` elements in total."""
+        """The origins of requests outside of phases that may be part of `actual`, `count` elements in total.
+
+        They are selected in the order of the trace; empty if they do not add up to `count`.
+        """
         origins: list[CollectiveOrigin] = []
         for traced in self.unplanned:
             same_kind = (traced.kind, traced.op, traced.dtypes) == (actual.kind, actual.op, actual.dtypes)
@@ -178,7 +201,10 @@ class Causes:
         return [] if count else origins
 
     def _loop_difference(self, expected: Expected, actual: CompiledCollective) -> StepDifference | None:
-        """The difference if a matched collective is in more or fewer loops than in the traced step."""
+        """The difference if a matched collective is in more or fewer loops than in the traced step.
+
+        None if it is not, or if the step does not request the line of the collective.
+        """
         depths = {len(traced.loops) for traced in self.traced[expected.scope]}
         if not depths or len(actual.loops) in depths:
             return None
@@ -189,14 +215,16 @@ class Causes:
 
 
 def compiled_otherwise(schedule: Schedule, programs: Iterable[Schedule]) -> str | None:
-    """Describe how the first of `programs` was compiled differently from `schedule`.
+    """Describe how the program of a step was compiled differently from `schedule`.
 
     Args:
         schedule: The schedule of the audit.
-        programs: The schedules that the step traces.
+        programs: The schedules that the step traces. Those of plans with other names are ignored.
 
     Returns:
-        None if one of them is the same, or if the difference is unknown.
+        The first difference of the first program, such as "for topology `a`, and the schedule of this audit
+        for topology `b`". None if there is no program, if one of them is equal to `schedule`, or if the
+        difference is unknown.
     """
     rivals = [program for program in programs if program.plan == schedule.plan]
     digest = schedule_digest(schedule)
@@ -216,6 +244,7 @@ def compiled_otherwise(schedule: Schedule, programs: Iterable[Schedule]) -> str 
 
 
 def _is_transposed(origin: CollectiveOrigin) -> bool:
+    """Whether it belongs to a backward pass."""
     return "transpose(" in origin.op_name
 
 

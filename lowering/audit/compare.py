@@ -1,4 +1,8 @@
-"""Compare the collectives of a compiled step with those of a plan."""
+"""Compares the collectives of a compiled step with those of a plan.
+
+`match` aligns both sequences, and then explains collectives that do not align as moved, merged, split,
+changed, missing or extra. `causes` determines why.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +20,15 @@ class StepDifference(msgspec.Struct, frozen=True):
     """A difference between the plan and the compiled step.
 
     Attributes:
-        kind: Kind of the difference.
+        kind: Kind of the difference: a planned collective is missing, is changed, was moved to another
+            position, was merged with others, or was split; or a compiled one is extra.
         text: Description.
-        expected: Collectives of the plan.
-        found: Collectives of the compiled step in their place.
+        expected: Collectives of the plan; empty if `kind` is `extra`.
+        found: Collectives of the compiled step in their place; empty if `kind` is `missing`.
         cause: One word, see `causes`; empty if not yet determined.
         reason: A sentence; empty if not yet determined.
-        is_additional: Whether the plan is complete, and the step's own code has additional collectives.
+        is_additional: Whether all planned collectives are compiled, and the difference is only that the
+            step's own code, or XLA's partitioner, has additional ones.
     """
 
     kind: Literal["missing", "extra", "changed", "moved", "merged", "split"]
@@ -35,16 +41,24 @@ class StepDifference(msgspec.Struct, frozen=True):
 
 
 class StepComparison(msgspec.Struct, frozen=True):
-    """The result of a comparison: `ok` if the compiled step has exactly the plan's collectives."""
+    """The result of a comparison.
+
+    Attributes:
+        expected: The collectives of the plan.
+        found: The collectives of the compiled step.
+        differences: The differences.
+        matches: Pairs that match the plan. A compiled collective is in several pairs if it was allowed to
+            merge planned ones.
+    """
 
     expected: tuple[Expected, ...]
     found: tuple[CompiledCollective, ...]
     differences: tuple[StepDifference, ...]
     matches: tuple[tuple[Expected, CompiledCollective], ...] = ()
-    """Pairs that match the plan."""
 
     @property
     def ok(self) -> bool:
+        """Whether the compiled step has exactly the plan's collectives."""
         return not self.differences
 
     def __str__(self) -> str:
@@ -60,17 +74,15 @@ def compare(expected: Sequence[Expected], step: CompiledStep, *, scope: str = ""
     Args:
         expected: The plan's collectives.
         step: The compiled step.
-        scope: Restrict the comparison to collectives whose `op_name` contains it.
+        scope: Text that the `op_name` of a compiled collective must contain; others are ignored.
     """
     return match(expected, [item for item in step.collectives if scope in item.op_name])
 
 
 def match(expected: Sequence[Expected], actual: Sequence[CompiledCollective]) -> StepComparison:
     """Compare a plan's collectives with those of a compiled step, both in order of issue."""
-    expected_keys, actual_keys = (
-        [_key_of_expected(item) for item in expected],
-        [_key_of_compiled(item) for item in actual],
-    )
+    expected_keys = [_key_of_expected(item) for item in expected]
+    actual_keys = [_key_of_compiled(item) for item in actual]
     matches: list[tuple[Expected, CompiledCollective]] = []
     stretches: list[_Stretch] = []
     for tag, i, j, k, m in SequenceMatcher(None, expected_keys, actual_keys, autojunk=False).get_opcodes():
@@ -93,6 +105,7 @@ class _Stretch(NamedTuple):
 
 
 def _key_of_expected(item: Expected) -> tuple[object, ...]:
+    """A key that equals that of a compiled collective as planned; see `changed` for its entries."""
     return (item.kind, item.op, (item.dtype,), item.count, _plain(item.kind, item.groups), 1)
 
 
@@ -101,6 +114,7 @@ def _key_of_compiled(item: CompiledCollective) -> tuple[object, ...]:
 
 
 def _arrays(item: CompiledCollective) -> int:
+    """The number of planned arrays in a compiled collective; more than 1 if others were merged into it."""
     # XLA:CPU represents an all-to-all with one operand per rank, and may reduce the arrays of a bucket
     # without packing them. Other collectives with several operands were merged.
     return 1 if item.kind == "all_to_all" or item.bucket else len(item.inputs)
@@ -117,29 +131,33 @@ def same_ranks(expected: Expected, actual: CompiledCollective) -> bool:
 
 
 def _share_axis(groups: Groups, other_groups: Groups) -> bool:
-    """Whether two ranks of one of `groups` are both in one of `other_groups`."""
-    members = [set(group) for group in other_groups]
-    return any(
-        len(members_of_group & other) > 1 for members_of_group in map(set, groups[:1]) for other in members
-    )
+    """Whether two ranks of the first of `groups` are both in one of `other_groups`.
+
+    All groups of a collective extend along the same axes, so one group suffices.
+    """
+    return any(len(set(group).intersection(other)) > 1 for group in groups[:1] for other in other_groups)
 
 
 def _take_moved(
     stretches: Sequence[_Stretch], matches: list[tuple[Expected, CompiledCollective]]
 ) -> list[StepDifference]:
-    """Match collectives missing in one place with extra ones in another.
+    """Match collectives missing in one place with extra ones in another, and remove both from `stretches`.
 
-    Messages of one plan line are considered unmoved, since slices of a chunk program are ordered only by
-    data.
+    Messages of one plan line, and collectives that nothing orders, go to `matches`: slices of a chunk program
+    are ordered only by data. For the others, returns a difference.
     """
     moved: list[StepDifference] = []
     for origin in stretches:
         for item in tuple(origin.expected):
-            places = [
-                (s, f) for s in stretches for f in s.actual if _key_of_compiled(f) == _key_of_expected(item)
+            key = _key_of_expected(item)
+            candidates = [
+                (stretch, compiled)
+                for stretch in stretches
+                for compiled in stretch.actual
+                if _key_of_compiled(compiled) == key
             ]
-            if places:
-                stretch, actual = places[0]
+            if candidates:
+                stretch, actual = candidates[0]
                 origin.expected.remove(item)
                 stretch.actual.remove(actual)
                 if (item.kind == "permute" or item.free) and item.scope in actual.scopes:
@@ -158,16 +176,22 @@ def _out_of_order(
 ) -> list[StepDifference]:
     """The differences in `moved` whose order differs from other collectives over one of their axes.
 
-    Collectives that keep this order match the plan, since each axis has an independent order.
+    The others go to `matches`: only collectives that share an axis are ordered.
+
+    Args:
+        moved: Differences of kind `moved`, each with one planned and one compiled collective.
+        expected: All planned collectives, in order of issue.
+        actual: All compiled collectives, in order of issue.
+        matches: The pairs that match so far; extended.
     """
     pairs = [(item, compiled) for item, compiled in matches if item.kind != "permute" and not item.free]
     pairs += [(move.expected[0], move.found[0]) for move in moved]
     planned, issued = {id(item) for item, _ in pairs}, {id(compiled) for _, compiled in pairs}
 
     def overtaken(groups: Groups) -> bool:
-        planned_rivals = [i for i in expected if id(i) in planned and _share_axis(groups, i.groups)]
-        rivals = [f for f in actual if id(f) in issued and _share_axis(groups, f.groups)]
-        return list(map(_key_of_expected, planned_rivals)) != list(map(_key_of_compiled, rivals))
+        planned_order = [i for i in expected if id(i) in planned and _share_axis(groups, i.groups)]
+        issued_order = [c for c in actual if id(c) in issued and _share_axis(groups, c.groups)]
+        return list(map(_key_of_expected, planned_order)) != list(map(_key_of_compiled, issued_order))
 
     differences = [move for move in moved if overtaken(move.expected[0].groups)]
     matches += [(m.expected[0], m.found[0]) for m in moved if not any(m is d for d in differences)]
@@ -177,9 +201,9 @@ def _out_of_order(
 def _take_merged(
     stretches: Sequence[_Stretch], matches: list[tuple[Expected, CompiledCollective]]
 ) -> list[StepDifference]:
-    """Collectives that were merged into one, with several arrays or with one concatenated array.
+    """The differences of collectives merged into one, with several arrays or with one concatenated array.
 
-    If the compiler may join them, they match the plan.
+    Removes them from `stretches`. If the compiler may merge them, they go to `matches` instead.
     """
     merged: list[StepDifference] = []
     for stretch in stretches:
@@ -205,7 +229,7 @@ def _take_merged(
 
 
 def _parts_of(actual: CompiledCollective, expected: Sequence[Expected]) -> tuple[Expected, ...]:
-    """The planned collectives that `actual` consists of."""
+    """The planned collectives that `actual` consists of, selected in order by size; empty if none fits."""
     sizes = [tensor.size for tensor in actual.inputs] if _arrays(actual) > 1 else [actual.count]
     parts: list[Expected] = []
     for item in expected:
@@ -222,7 +246,10 @@ def _parts_of(actual: CompiledCollective, expected: Sequence[Expected]) -> tuple
 
 
 def _take_split(stretches: Sequence[_Stretch]) -> list[StepDifference]:
-    """All-reduces that became a reduce-scatter and an all-gather."""
+    """The differences of all-reduces that became a reduce-scatter and an all-gather.
+
+    Removes them from `stretches`.
+    """
     split: list[StepDifference] = []
     for expected, actual in stretches:
         for item in tuple(expected):
@@ -240,38 +267,43 @@ def _take_split(stretches: Sequence[_Stretch]) -> list[StepDifference]:
 
 
 def _explain(expected: Sequence[Expected], actual: Sequence[CompiledCollective]) -> list[StepDifference]:
-    """The differences of a stretch without merged or split collectives."""
+    """The differences of a stretch without merged or split collectives.
+
+    Collectives of one kind and plan line, or of one kind and position, count as changed.
+    """
     if len(expected) == len(actual):
-        pairs = zip(expected, actual, strict=True)
-        if all(w.kind == f.kind for w, f in pairs):
-            return [_difference_of_changes(w, f) for w, f in zip(expected, actual, strict=True)]
+        pairs = list(zip(expected, actual, strict=True))
+        if all(item.kind == compiled.kind for item, compiled in pairs):
+            return [_difference_of_changes(item, compiled) for item, compiled in pairs]
     differences: list[StepDifference] = []
     unmatched = list(actual)
     for item in expected:
-        same = (match for match in unmatched if match.kind == item.kind and item.scope in match.scopes)
-        match = next(same, None)
-        if match is None:
+        same_line = (c for c in unmatched if c.kind == item.kind and item.scope in c.scopes)
+        counterpart = next(same_line, None)
+        if counterpart is None:
             differences.append(StepDifference("missing", f"{item}", (item,)))
             continue
-        unmatched.remove(match)
-        differences.append(_difference_of_changes(item, match))
+        unmatched.remove(counterpart)
+        differences.append(_difference_of_changes(item, counterpart))
     return differences + [StepDifference("extra", f"{item} ({item.name})", (), (item,)) for item in unmatched]
 
 
 def _difference_of_changes(expected: Expected, actual: CompiledCollective) -> StepDifference:
     changes = ", ".join(
-        f"{name} {_short(f)} instead of {_short(w)}" for name, w, f in changed(expected, actual)
+        f"{name} {_short(compiled)} instead of {_short(planned)}"
+        for name, planned, compiled in changed(expected, actual)
     )
     return StepDifference("changed", f"{expected}: {changes}", (expected,), (actual,))
 
 
 def changed(expected: Expected, actual: CompiledCollective) -> list[tuple[str, object, object]]:
-    """The differing properties: (name, expected, actual)."""
+    """The differing properties: (name, expected value, actual value)."""
     names = ("kind", "operation", "dtype", "elements", "groups", "arrays")
     pairs = zip(names, _key_of_expected(expected), _key_of_compiled(actual), strict=True)
-    return [(name, w, f) for name, w, f in pairs if w != f]
+    return [(name, planned, compiled) for name, planned, compiled in pairs if planned != compiled]
 
 
 def _short(value: object) -> str:
+    """The value as text, cut to 60 characters."""
     text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -40,13 +40,14 @@ from commplan.lowering.programs import (
     under_xla,
 )
 
+# HLO's name of each element type.
 _HLO = {
     DType.F32: "f32", DType.BF16: "bf16", DType.F16: "f16", DType.F64: "f64", DType.I32: "s32",
     DType.I64: "s64", DType.U8: "u8", DType.BOOL: "pred", DType.I8: "s8", DType.I16: "s16",
     DType.U16: "u16", DType.U32: "u32",
 }  # fmt: skip
 
-Groups = tuple[tuple[int, ...], ...]
+Groups = tuple[tuple[int, ...], ...]  # the ranks of each group; for a permute, (source, target) pairs
 
 
 class MeshLike(Protocol):
@@ -57,7 +58,20 @@ class MeshLike(Protocol):
 
 
 class Expected(msgspec.Struct, frozen=True):
-    """A planned collective as represented in HLO: each rank contributes `count` elements of `dtype`."""
+    """A planned collective as represented in HLO.
+
+    Attributes:
+        kind: Kind of the collective, as in `CompiledCollective`.
+        op: Reduction: `sum`, `max` or `min`; None if it does not reduce.
+        dtype: HLO's name of the element type.
+        count: Number of elements that each rank contributes.
+        groups: Participating ranks; for a permute, (source, target) pairs.
+        axes: The axes of the plan over which it communicates.
+        span: The location in the plan.
+        phase: The phase; empty until `expected` sets it.
+        free: Whether no op is ordered with respect to it and it moves no packed buffer. If so, the compiler
+            may merge it with others, and move it.
+    """
 
     kind: str
     op: str | None
@@ -68,7 +82,6 @@ class Expected(msgspec.Struct, frozen=True):
     span: Span
     phase: str = ""
     free: bool = False
-    """Whether nothing orders it and it is no buffer: the compiler may join it with others, and move it."""
 
     @property
     def scope(self) -> tuple[str, int]:
@@ -96,7 +109,19 @@ def groups_of(axes: Sequence[str], mesh: MeshLike) -> Groups:
 def expected(
     schedule: Schedule, phase: str, mesh: MeshLike, platform: Platform = "cpu"
 ) -> tuple[Expected, ...]:
-    """The collectives of `phase` in order of issue, on `mesh`, which may have further axes."""
+    """The HLO collectives of a call of a phase, in order of issue.
+
+    Collectives that nothing needs, that have one rank, or that move no elements are omitted.
+
+    Args:
+        schedule: The schedule.
+        phase: The name of the phase.
+        mesh: The mesh; it may have further axes.
+        platform: The platform that the step is compiled for.
+
+    Raises:
+        CommplanError: CP0817 for an unknown phase; and the errors of `programs.program_of`.
+    """
     body = schedule.phase(phase)
     values = {value.id: value for value in (*schedule.entry, *body.values)}
     collectives: list[Expected] = []
@@ -112,17 +137,21 @@ def expected(
 
 
 def computed(phase: Phase) -> tuple[Op, ...]:
-    """The ops that a call of `phase` executes."""
+    """The ops that a call of `phase` executes: those that outputs and states need, without input stages."""
     outputs = [binding for binding in phase.outputs if not binding.source_only]
     results = [binding.value for binding in (*outputs, *phase.updates)]
     return DefUse(phase.ops).ancestors(results, {binding.value for binding in phase.takes})
 
 
 class Moved(NamedTuple):
-    """A leaf that a collective moves.
+    """A leaf that a collective moves. Its methods list HLO collectives as the lowering to JAX makes them.
 
     Attributes:
+        op: The collective.
+        leaf: The leaf of the operand.
+        mesh: The mesh; it may have further axes.
         spread: The levels of the topology that each axis of the mesh spans.
+        platform: `cpu` or `gpu`.
     """
 
     op: Collective
@@ -133,10 +162,11 @@ class Moved(NamedTuple):
 
     @property
     def ways(self) -> int:
+        """The number of ranks that communicate."""
         return math.prod(self.mesh.shape[axis] for axis in self.op.axes)
 
     def whole(self, array: bool) -> list[Expected]:
-        """The collectives for the leaf of an array or a tree."""
+        """The collectives for the leaf of an array (`array`) or of a tree; empty if it needs none."""
         collective = on_leaf(self.op, self.leaf, self.ways, is_array=array)
         if collective is None:
             return []
@@ -180,7 +210,14 @@ class Moved(NamedTuple):
         return self.native(kind, count, op.axes, groups, root)
 
     def permutes(self, program: ChunkProgram, size: int, groups: Ints) -> list[Expected]:
-        """The permutes of a program on `size` elements in each group; those of a loop are listed once."""
+        """The permutes of a program; those of a loop are listed once.
+
+        Args:
+            program: The program.
+            size: The number of elements of the whole buffer.
+            groups: The ranks of each group that runs the program, out of those over the axes of the op;
+                [groups, ranks of the program].
+        """
         dtype = self._dtype("permute")
         if self.leaf.dtype is DType.BOOL:
             dtype = "u8"  # element type of the combining op
@@ -197,7 +234,15 @@ class Moved(NamedTuple):
     def native(
         self, kind: str, count: int, axes: tuple[str, ...], groups: Ints, root: int = 0
     ) -> list[Expected]:
-        """XLA's native collective within each of `groups` of the ranks over `axes`."""
+        """XLA's native collective, as a list of one item.
+
+        Args:
+            kind: The kind of collective.
+            count: The number of elements that each rank contributes.
+            axes: The axes of the collective.
+            groups: The ranks of each group, out of those over `axes`; [groups, ranks].
+            root: The index of the root in each group; for a shift, the distance.
+        """
         communicators = groups_of(axes, self.mesh)
         within = tuple(
             tuple(int(r) for r in np.array(ranks)[group]) for ranks in communicators for group in groups

@@ -1,7 +1,7 @@
-"""The collectives of `run.layers`, whose schedules are created for the leaves of each layer.
+"""Expects the collectives of `run.layers`, whose schedules are created for the leaves of each layer.
 
-The program determines how often and where such a schedule runs, as for calls of phases. The number is taken
-from the traced step, and the order is not checked.
+The user's program determines how often and where such a schedule runs. The number of its collectives is taken
+from the traced step, and their order is not checked.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def layer_collectives(
 
 
 def _candidate_for(traced: CompiledCollective, candidates: Sequence[Expected]) -> Expected | None:
-    """The first candidate that corresponds to `traced`, with the same dtype if there is one."""
+    """The first candidate that corresponds to `traced`, preferably of the same dtype; None without one."""
     fitting = [
         item
         for item in candidates
@@ -63,6 +63,7 @@ def _candidate_for(traced: CompiledCollective, candidates: Sequence[Expected]) -
 
 
 def _counts(items: Iterable[Expected]) -> dict[tuple[str, int], Counter[tuple[object, ...]]]:
+    """The number of equal collectives (kind, op, dtype, elements) of each phase and line."""
     counts: dict[tuple[str, int], Counter[tuple[object, ...]]] = {}
     for item in items:
         counts.setdefault(item.scope, Counter())[item.kind, item.op, item.dtype, item.count] += 1
@@ -70,7 +71,12 @@ def _counts(items: Iterable[Expected]) -> dict[tuple[str, int], Counter[tuple[ob
 
 
 def compare_unordered(items: Sequence[Expected], actual: Sequence[CompiledCollective]) -> StepComparison:
-    """Compare `items` with the collectives of their lines, regardless of order."""
+    """Compare planned collectives with those of the same plan lines, regardless of order.
+
+    Args:
+        items: The planned collectives.
+        actual: The compiled collectives; each has a plan line.
+    """
 
     def by_line(kind: object, count: int, dtypes: object, line: int) -> tuple[object, ...]:
         return (line, str(kind), count, str(dtypes))

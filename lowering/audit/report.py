@@ -1,4 +1,8 @@
-"""The audit of a compiled step: every planned collective, its compiled form, and its estimated cost."""
+"""The audit of a compiled step: every planned collective, its compiled form, and its estimated cost.
+
+`audit` compares the phases with the step (`compare`), determines the causes of differences (`causes`) and
+estimates times (`gpu.estimate`). `Audit` formats the result as text and as JSON.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +27,21 @@ from commplan.lowering.gpu.profile import EXCHANGE_WEIGHT, CollectiveShift, shif
 from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Memory, StepText
 from commplan.lowering.hlo.walk import audit_text
 
-_MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")
+_MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")  # a mesh in the first line of the text that JAX passes to XLA
 
 
 class Row(msgspec.Struct, frozen=True):
-    """Consecutive equal collectives.
+    """A row of the table: consecutive equal collectives.
 
     Attributes:
-        phase: The phase.
-        line: The plan line.
-        expected: The planned collective, empty if not part of the plan.
-        found: The compiled collective, empty if missing.
-        cause: Empty if it matches the plan.
+        phase: The phase; empty if no plan requested the collective.
+        line: The plan line; 0 if no plan requested the collective.
+        expected: The planned collective as text; empty if it is not part of the plan.
+        found: The compiled collectives as text, separated by `; `; empty if missing.
+        cause: One word, see `causes`; empty if it matches the plan.
         count: Number of collectives.
-        seconds: Estimated seconds of all, None without a machine.
-        exposed: Estimated exposed seconds of all, None without a machine.
+        seconds: Estimated seconds of all; None without a machine, or if missing.
+        exposed: Estimated seconds of all for which the step waits; None if `seconds` is None.
     """
 
     phase: str
@@ -56,13 +60,13 @@ class Audit(msgspec.Struct, frozen=True):
     Attributes:
         plan: Name of the plan.
         phases: The audited phases.
-        skipped: Phases that the step does not call.
-        rows: The collectives.
-        differences: The differences with causes.
-        machine: The rates of the estimate.
-        estimate: The estimated times.
-        profiled: The step compiled with a profile.
-        memory: Memory of one device, if known.
+        skipped: Phases that are not audited because the step does not call them.
+        rows: The collectives, first the planned ones in order, then the others.
+        differences: The differences with their causes; empty if the step has exactly the plan's collectives.
+        machine: The rates of the estimate; None if no estimate was requested.
+        estimate: The estimated times; None without a machine.
+        profiled: The step compiled with a profile; None without one, or without a machine.
+        memory: Memory of one device; None if unknown.
         pgle: For `run.jit(.., pgle=..)`, whether a profile is used, which is the case if it makes the step
             faster; None for other steps.
     """
@@ -147,13 +151,18 @@ class Audit(msgspec.Struct, frozen=True):
 
 
 class Profiled(msgspec.Struct, frozen=True):
-    """The audit of the step compiled with a profile of estimated times, and the shifts of its collectives."""
+    """A step compiled with a profile of estimated times.
+
+    Attributes:
+        audit: The audit of this step.
+        shifts: The collectives that the step has with and without the profile, including unmoved ones.
+    """
 
     audit: Audit
     shifts: tuple[CollectiveShift, ...]
 
     def data(self) -> dict[str, Any]:
-        """The audit as JSON data."""
+        """The audit as JSON data, with the number of collectives and the shifts of those that moved."""
         moved = [
             {
                 "phase": shift.phase, "line": shift.line, "collective": shift.collective,
@@ -179,12 +188,14 @@ def audit(
     Args:
         schedule: The schedule.
         text: The compiled step. Schedules in it that were compiled differently are causes of differences.
-        mesh: Sizes of the axes in the order of device numbering, by default those in the text or the plan.
-        phases: Phases to audit, by default those that the step calls and those that run `each step`.
-        machine: Rates for an estimate.
+        mesh: Sizes of the axes in the order of device numbering; None for those in the text, or if it has
+            none, those of the plan.
+        phases: Phases to audit; if empty, those that the step calls and those that run `each step`.
+        machine: Rates for an estimate of times; None makes none, and ignores the step with a profile.
 
     Raises:
-        CommplanError: CP1151 for a phase that the plan does not have.
+        CommplanError: CP1151 for a phase that the plan does not have; and the errors of `expected`.
+        HloError: If a text of the step is not HLO.
     """
     step, traced_step = audit_text(text.compiled), audit_text(text.traced)
     called = dict.fromkeys(
@@ -197,6 +208,8 @@ def audit(
         *(name for name, is_each_step in is_step.items() if is_each_step and name not in called),
     ]
     sizes = _Mesh(mesh or _mesh_in(text.traced, schedule) or schedule.mesh_sizes)
+
+    # The planned collectives: of calls of phases, of layers and of taps.
     # The step may also call phases of other programs, whose schedules are unknown.
     names = [name for name in chosen if name in is_step]
     planned_items = {name: expected(schedule, name, sizes, text.platform) for name in names}
@@ -206,6 +219,8 @@ def audit(
     tapped = expected_of_taps(traced_step, schedule, planned_items, sizes, text.platform)
     lines = {item.scope for item in layered}
     unordered = (*layered, *(item for item in tapped if item.scope not in lines))
+
+    # The compiled collectives without a plan, except those of phases that are not audited, are differences.
     report = _compare_phases(planned_items, unordered, step)
     planned = {id(collective) for collective in report.found}
     ignored = set(is_step) - set(planned_items)
@@ -215,6 +230,7 @@ def audit(
         if id(collective) not in planned and not any(phase in ignored for phase, _ in collective.scopes)
     ]
     differences = Causes(report, traced_step, compiled_otherwise(schedule, text.programs)).all(unplanned)
+
     costs = estimate(step, machine) if machine else None
     rows = _rows(report, differences, costs)
     skipped = tuple(name for name in is_step if name not in planned_items and not phases)
@@ -231,6 +247,7 @@ def audit(
     )
     if text.profiled is None or costs is None:
         return result
+
     with_profile = StepText(
         text.profiled, text.traced, text.platform, layers=text.layers, programs=text.programs
     )
@@ -249,11 +266,13 @@ def check_phases(schedule: Schedule, phases: Sequence[str]) -> None:
 
 
 class _Mesh(NamedTuple):
+    """A `MeshLike`: the sizes of the axes in the order of device numbering."""
+
     shape: Mapping[str, int]
 
 
 def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
-    """The axes of the step's mesh in order, if its text contains them."""
+    """The sizes of the axes of the step's mesh, in order; None if the text has no mesh with the plan's axes."""
     for listed in _MESH.findall(traced.partition("\n")[0]):
         sizes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', listed)}
         if schedule.mesh_sizes.items() <= sizes.items():
@@ -266,8 +285,14 @@ def _compare_phases(
 ) -> StepComparison:
     """Compare each phase with its collectives; phases are unordered with respect to each other.
 
-    Collectives without names are compared with the first phase that has differences. Plan lines executed by
-    layers or taps are only compared with `layered`.
+    Collectives without names are compared with the first phase that has differences. If XLA merged
+    collectives of several phases, all phases are compared together, in order. Plan lines executed by layers
+    or taps are only compared with `layered`.
+
+    Args:
+        items_by_phase: The planned collectives of each phase when it is called.
+        layered: The planned collectives of lines that layers or taps execute.
+        step: The compiled step.
     """
     lines = {item.scope for item in layered}
     items_by_phase = {
@@ -282,10 +307,10 @@ def _compare_phases(
     nameless = [
         collective for collective in step.collectives if not any(o.op_name for o in collective.origins)
     ]
-    mixed = any(len({phase for phase, _ in collective.scopes}) > 1 for collective in named_collectives)
+    is_mixed = any(len({phase for phase, _ in collective.scopes}) > 1 for collective in named_collectives)
     parts = (
         [(item for items in items_by_phase.values() for item in items)]
-        if mixed
+        if is_mixed
         else [*items_by_phase.values()]
     )
     positions = {id(collective): position for position, collective in enumerate(step.collectives)}
@@ -293,7 +318,7 @@ def _compare_phases(
     for items in map(tuple, parts):
         scopes = {item.phase for item in items}
         phase_collectives = [
-            collective for collective in named_collectives if mixed or collective.scopes[0][0] in scopes
+            collective for collective in named_collectives if is_mixed or collective.scopes[0][0] in scopes
         ]
         report = match(items, phase_collectives)
         if nameless and not report.ok:
@@ -314,22 +339,26 @@ def _compare_phases(
 def _rows(
     report: StepComparison, differences: Iterable[StepDifference], costs: Estimate | None
 ) -> tuple[Row, ...]:
+    """The rows of the planned collectives in order, then those of compiled collectives without a plan."""
     waits = {wait.name: wait for wait in costs.waits} if costs else {}
-    became: dict[int, tuple[Sequence[CompiledCollective], str]] = {
-        id(e): ((f,), "") for e, f in report.matches
+    # The compiled collectives and the cause of each planned one.
+    outcomes: dict[int, tuple[Sequence[CompiledCollective], str]] = {
+        id(item): ((collective,), "") for item, collective in report.matches
     }
     extra: list[Row] = []
     for difference in differences:
-        became |= {id(item): (difference.found, difference.cause) for item in difference.expected}
+        outcomes |= {id(item): (difference.found, difference.cause) for item in difference.expected}
         if not difference.expected:
             extra.append(_row(None, difference.found, difference.cause, waits))
-    return _merge_rows([*(_row(item, *became[id(item)], waits) for item in report.expected), *extra])
+    return _merge_rows([*(_row(item, *outcomes[id(item)], waits) for item in report.expected), *extra])
 
 
 def _row(
     item: Expected | None, actual: Sequence[CompiledCollective], cause: str, waits: Mapping[str, Any]
 ) -> Row:
-    scope = item.scope if item else next((s for f in actual for s in f.scopes), ("", 0))
+    """The row of one planned collective, or of a compiled one without a plan (`item` is None)."""
+    scopes = (scope for collective in actual for scope in collective.scopes)
+    scope = item.scope if item else next(scopes, ("", 0))
     times = [waits[collective.name] for collective in actual if collective.name in waits]
     costs = (sum(t.seconds for t in times), sum(t.exposed for t in times)) if times else (None, None)
     planned = str(item).rpartition(" (line")[0] if item else ""
@@ -373,6 +402,7 @@ def _align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _reasons(differences: Iterable[StepDifference]) -> list[str]:
+    """The lines that explain differences. Equal ones are counted."""
     lines: list[str] = []
     counts = Counter((d.cause, _subject(d), d.reason) for d in differences)
     for (cause, subject, reason), count in counts.items():
@@ -382,6 +412,7 @@ def _reasons(differences: Iterable[StepDifference]) -> list[str]:
 
 
 def _subject(difference: StepDifference) -> str:
+    """Its text. The name of an unplanned instruction is removed, so that equal ones are counted together."""
     return re.sub(r" \([\w.-]+\)$", "", difference.text) if difference.kind == "extra" else difference.text
 
 

@@ -1,6 +1,7 @@
-"""The collectives of `run.tap` on GPUs: one for each large leaf, and one for the others together.
+"""Expects the collectives of `run.tap` where they differ from those of calls of phases, mainly on GPUs.
 
-Reductions of taps within the backward pass are unordered, so their order is not checked.
+Taps on GPUs use one collective for each large leaf, and one for all others. Reductions of taps within the
+backward pass are unordered, so their order is not checked.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ def expected_of_taps(
     Args:
         traced: The step as JAX passes it to XLA.
         schedule: The schedule.
-        called: The collectives of each phase when it is called.
+        called: The collectives of each phase when it is called, by the name of the phase.
         mesh: The mesh.
-        platform: `cpu` or `gpu`.
+        platform: The platform that the step is compiled for.
     """
     result: list[Expected] = []
     for phase, called_items in called.items():
@@ -54,18 +55,19 @@ def expected_of_taps(
 
 
 def _is_tapped(collective: CompiledCollective) -> bool:
-    """Whether the collective comes from a tap only."""
+    """Whether all arrays of the collective come from taps."""
     return all(_TAP.search(origin.op_name) for origin in collective.origins)
 
 
 def _signatures(items: Iterable[Expected | CompiledCollective]) -> set[tuple[object, ...]]:
+    """The distinct kinds, reductions and numbers of elements of collectives."""
     return {(item.kind, item.op, item.count) for item in items}
 
 
 def _tap_collectives(
     schedule: Schedule, phase: str, mesh: MeshLike, platform: Platform
 ) -> Iterator[Expected]:
-    """The collectives for the tapped partial inputs of `phase`."""
+    """The collectives of `phase` if taps reduce all its partial inputs on an asynchronous backend."""
     body = schedule.phase(phase)
     uses = DefUse(computed(body))
     values = {value.id: value for value in (*schedule.entry, *body.values)}

@@ -1,8 +1,7 @@
 """A reader of the HLO text that compiled executables print: computations, instructions, shapes.
 
 It parses only the parts needed by the audit: names, result shapes, opcodes, operand names and the text of
-attributes. Unknown opcodes and attributes are preserved. Text that is not HLO, or replica groups in an
-unknown form, raise `HloError`.
+attributes. Unknown opcodes and attributes are preserved. `walk` interprets the instructions.
 """
 
 from __future__ import annotations
@@ -16,21 +15,23 @@ import numpy as np
 
 from commplan.lowering.hlo.sources import Frames, read_frames
 
+# Bits of an element by HLO's name of the type; types whose name begins with "f8" have 8.
 _BITS = {
     "pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32, "u32": 32, "s64": 64,
     "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
 }  # fmt: skip
-_OPEN, _CLOSE = "([{", ")]}"
-_ARRAY = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([^\]]*)\]")
-_HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-$]+)\s*\(.*\{\s*$")
-_INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-$]+)\s*=\s*(.*)$")
-_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")
-_NAME = re.compile(r"%([\w.\-$]+)")
+_OPEN = "([{"
+_CLOSE = ")]}"
+_ARRAY = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([^\]]*)\]")  # f32[2,3]
+_HEAD = re.compile(r"^(ENTRY\s+)?%?([\w.\-$]+)\s*\(.*\{\s*$")  # ENTRY %main (x: f32[2]) -> f32[2] {
+_INSTRUCTION = re.compile(r"^\s+(ROOT\s+)?%?([\w.\-$]+)\s*=\s*(.*)$")  # ROOT %sum = f32[2] add(%a, %b)
+_OPCODE = re.compile(r"\s*([a-z][\w\-]*)\(")  # the opcode and the parenthesis that opens its operands
+_NAME = re.compile(r"%([\w.\-$]+)")  # a reference to an instruction or a computation
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
-_AXIS = re.compile(r"'([^']*)'=(\d+)")
-_MESH = re.compile(r"mesh\[((?:'[^']*'=\d+,?)+)\] \{((?:'[^']*',?)+)\}")
-_LISTED = re.compile(r"(?:^|/)(\()")
-_IOTA = re.compile(r"^\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")
+_AXIS = re.compile(r"'([^']*)'=(\d+)")  # one axis of a mesh: 'a'=2
+_MESH = re.compile(r"mesh\[((?:'[^']*'=\d+,?)+)\] \{((?:'[^']*',?)+)\}")  # mesh['a'=2,'b'=4] {'b'}
+_LISTED = re.compile(r"(?:^|/)(\()")  # the parenthesis that opens a list of merged names: path/(a:b)
+_IOTA = re.compile(r"^\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?$")  # [2,4]<=[4,2]T(1,0)
 
 
 class HloError(ValueError):
@@ -38,7 +39,12 @@ class HloError(ValueError):
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """An array of a result: HLO's name of the element type, and the dimensions."""
+    """An array of a result.
+
+    Attributes:
+        dtype: HLO's name of the element type, such as `f32` or `pred`; also `token` and `opaque`.
+        shape: The dimensions; of a dynamic dimension, the bound.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -49,7 +55,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements, 0 for tokens and opaque results."""
+        """Bytes of the elements; 0 for tokens, opaque results and unknown element types."""
         bits = 8 if self.dtype.startswith("f8") else _BITS.get(self.dtype, 0)
         return (self.size * bits + 7) // 8
 
@@ -58,7 +64,17 @@ class Tensor(msgspec.Struct, frozen=True):
 
 
 class HloInstruction(msgspec.Struct, frozen=True):
-    """A line of a computation. `position` counts from 0, which is the order of issue in scheduled HLO."""
+    """A line of a computation.
+
+    Attributes:
+        name: Its name, without the leading `%`.
+        opcode: The opcode, such as `all-reduce-start`.
+        results: The arrays of its result; those of nested tuples in one sequence.
+        operands: The names of its operands.
+        attributes: The text after the operands.
+        position: Its index in the computation, which is the order of issue in scheduled HLO.
+        root: Whether its result is the result of the computation.
+    """
 
     name: str
     opcode: str
@@ -77,11 +93,12 @@ class HloInstruction(msgspec.Struct, frozen=True):
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all results."""
         return sum(tensor.nbytes for tensor in self.results)
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The computations that it calls: fusions, calls, loops and their conditions, reductions."""
+        """The names of the computations that it calls: fusions, calls, loops, branches, reductions."""
         names: list[str] = []
         for key in ("calls", "to_apply", "body", "condition", "branch_computations", "called_computations"):
             text = self.attribute(key)
@@ -91,7 +108,7 @@ class HloInstruction(msgspec.Struct, frozen=True):
 
     @property
     def op_name(self) -> str:
-        """JAX's source path: names of `jit` and `named_scope`."""
+        """JAX's path of the operation, such as `jit(step)/scope/add`; empty if the text has none."""
         match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
         return match.group(1) if match else ""
 
@@ -105,22 +122,32 @@ class HloInstruction(msgspec.Struct, frozen=True):
 
     @property
     def scheduled_name(self) -> str:
-        """The name during scheduling. XLA renames a collective if it later makes it synchronous."""
+        """The name during scheduling, otherwise `name`. XLA renames collectives that it makes synchronous."""
         match = re.search(r'scheduling_name="([^"]+)"', self.attributes)
         return match.group(1) if match else self.name
 
 
 class Computation(msgspec.Struct, frozen=True):
+    """A computation of a module: a name, and its instructions in the order of the text."""
+
     name: str
     instructions: tuple[HloInstruction, ...]
 
     @property
     def root(self) -> HloInstruction:
+        """The instruction with the result; the last one if none is marked."""
         return next((i for i in self.instructions if i.root), self.instructions[-1])
 
 
 class Module(msgspec.Struct, frozen=True):
-    """An HLO module. `entry` is the name of its entry computation."""
+    """An HLO module.
+
+    Attributes:
+        entry: The name of its entry computation.
+        partitions: The number of partitions, which SPMD partitioning numbers from 0; 1 if not partitioned.
+        computations: All computations by name.
+        frames: The stack frames to which instructions refer; empty if the text has none.
+    """
 
     entry: str
     partitions: int
@@ -129,10 +156,10 @@ class Module(msgspec.Struct, frozen=True):
 
 
 def read_module(text: str) -> Module:
-    """Parse the text of an HLO module (`compiled.as_text()`).
+    """Parse the text of an HLO module (`compiled.as_text()`). Lines that are not understood are skipped.
 
     Raises:
-        HloError: it contains no module or no entry computation.
+        HloError: It contains no module or no complete entry computation.
     """
     header = re.search(r"^HloModule\s+([\w.\-$<>]+)(.*)$", text, re.MULTILINE)
     if header is None:
@@ -164,10 +191,17 @@ def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
     """Expand `replica_groups` or `source_target_pairs`.
 
     Supported forms are lists `{{0,1},{2,3}}`, iotas `[2,4]<=[4,2]T(1,0)`, and mesh axes `mesh['a'=2,'b'=4]
-    {'b'}` (since JAX 0.11). Empty lists denote one group of all `partitions`.
+    {'b'}` (since JAX 0.11). An empty list denotes one group of all partitions.
+
+    Args:
+        text: The text of the attribute.
+        partitions: The number of partitions of the module.
+
+    Returns:
+        The partitions of each group, or the source and target of each pair, in the order of the text.
 
     Raises:
-        HloError: the form is unknown.
+        HloError: The form is unknown.
     """
     text = text.strip()
     iota = _IOTA.match(text)
@@ -187,7 +221,12 @@ def read_groups(text: str, partitions: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _along(mesh: Mapping[str, str], axes: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-    """The groups along `axes`, for partitions counted row-major over `mesh` (sizes by name)."""
+    """The groups along `axes`, for partitions counted row-major over `mesh`.
+
+    Args:
+        mesh: The size of each axis as text, by name, the major axis first.
+        axes: The axes of a group, the major one first.
+    """
     names = list(mesh)
     ids = np.arange(math.prod(map(int, mesh.values()))).reshape([int(size) for size in mesh.values()])
     other_axes = [number for number, name in enumerate(names) if name not in axes]
@@ -200,6 +239,7 @@ def _ints(text: str) -> tuple[int, ...]:
 
 
 def _read_instruction(line: str, position: int) -> HloInstruction | None:
+    """The instruction of a line; None if the line has another form."""
     match = _INSTRUCTION.match(line)
     if match is None:
         return None
@@ -219,7 +259,10 @@ def _read_instruction(line: str, position: int) -> HloInstruction | None:
 
 
 def _merged_names(name: str) -> Iterator[str]:
-    """The names that `name` lists in parentheses after a common path, or `name` itself."""
+    """The names that `name` lists in parentheses after a common path, or `name` itself.
+
+    Only a list that extends to the end of the name counts: `jit(f)/add` has a parenthesis, but no list.
+    """
     opening = next(
         (m.start(1) for m in _LISTED.finditer(name) if _end_of_bracket(name, m.start(1)) == len(name)), -1
     )
@@ -234,7 +277,10 @@ def _merged_names(name: str) -> Iterator[str]:
 
 
 def _end_of_bracket(text: str, start: int) -> int:
-    """The index after the bracket that closes the one at `start`, skipping strings."""
+    """The index after the bracket that closes the one at `start`, ignoring brackets in strings.
+
+    The length of the text if none closes it. Kinds of brackets are not distinguished.
+    """
     depth, quoted = 0, False
     for index in range(start, len(text)):
         char = text[index]
@@ -252,7 +298,10 @@ def _end_of_bracket(text: str, start: int) -> int:
 
 
 def _end_of_item(text: str, start: int, ends: str = ",") -> int:
-    """The index of the first character in `ends` from `start` on outside of brackets and strings."""
+    """The index of the first character from `start` that is in `ends` and outside of brackets and strings.
+
+    The length of the text if there is none.
+    """
     index = start
     while index < len(text) and text[index] not in ends:
         if text[index] in _OPEN:

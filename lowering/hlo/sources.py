@@ -1,4 +1,8 @@
-"""Locations in the user's code for HLO instructions."""
+"""Finds the line of the user's code that an HLO instruction comes from.
+
+XLA writes the location either into the attributes of the instruction or, as an id, into tables of stack
+frames at the start of the module.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,33 @@ from pathlib import Path
 
 import msgspec
 
-_PACKAGE = str(Path(__file__).parents[2]) + os.sep  # frames of commplan
-_WRITTEN = re.compile(r'source_file="([^"]+)"(?: source_line=(\d+))?')
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep  # the folder of commplan, whose frames are skipped
+_WRITTEN = re.compile(r'source_file="([^"]+)"(?: source_line=(\d+))?')  # a location in the attributes
 
 
 class Frames(msgspec.Struct, frozen=True):
-    """The stack frame tables at the start of a module."""
+    """The stack frame tables at the start of a module: the text of each row by its number.
+
+    Attributes:
+        files: The name of a file, in quotes.
+        locations: A location in a file: `file_name_id`, `line` and others.
+        frames: A stack frame: `file_location_id`, and the `parent_frame_id` of its caller.
+    """
 
     files: Mapping[str, str]
     locations: Mapping[str, str]
     frames: Mapping[str, str]
 
     def source_of(self, attributes: str) -> str:
-        """`file:line` of the innermost frame outside of commplan; empty if unknown."""
+        """The location of an instruction in the user's code.
+
+        Args:
+            attributes: The text of the instruction's attributes.
+
+        Returns:
+            `file:line`, or only `file` if the line is unknown: the location in the attributes, otherwise that
+            of the innermost frame outside of commplan. Empty if there is none.
+        """
         written = _WRITTEN.search(attributes)
         if written:
             return _relative(written[1], written[2] or "")
@@ -51,12 +69,14 @@ def read_frames(text: str) -> Frames:
 
 
 def _table(text: str, title: str) -> dict[str, str]:
+    """The rows of a table by their number; empty if the module does not have the table."""
     match = re.search(rf"^{title}\n((?:\d+ .*\n)+)", text, re.MULTILINE)
     rows = (line.partition(" ") for line in match[1].splitlines()) if match else ()
     return {key: row for key, _, row in rows}
 
 
 def _number(text: str, key: str) -> str:
+    """The digits of `key=digits` in a row or in attributes; empty if it is absent."""
     match = re.search(rf"\b{key}=(\d+)", text)
     return match[1] if match else ""
 

@@ -1,4 +1,7 @@
-"""A compiled step: its collectives, matrix products and copies, in order of issue."""
+"""Data about a compiled step: its collectives, matrix products and copies, in order of issue.
+
+`walk.audit_text` makes a `CompiledStep` from HLO text. The audit and the estimate of times read it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,18 @@ from commplan.ir.schedule import Schedule
 from commplan.ir.types import sized
 from commplan.lowering.hlo.reader import Tensor
 
+# The scope in which the lowering runs an op of a phase; transformations of JAX add parentheses.
 _SCOPE = re.compile(r"commplan\)*/([^/:()]+)\)*/line(\d+)")
 Platform = Literal["cpu", "gpu"]
 
 
 class CollectiveOrigin(msgspec.Struct, frozen=True):
-    """The origin of a collective's array: JAX's `op_name`, and `file:line` of the user's code."""
+    """The origin of a collective's array.
+
+    Attributes:
+        op_name: JAX's path of the operation, such as `jit(f)/commplan/step/line7/psum`; empty if unknown.
+        source: `file:line` of the user's code; empty if unknown.
+    """
 
     op_name: str
     source: str = ""
@@ -29,7 +38,7 @@ class CollectiveOrigin(msgspec.Struct, frozen=True):
 
     @property
     def primitive(self) -> str:
-        """The name of the JAX primitive, such as `psum`."""
+        """The name of the JAX primitive, such as `psum`, without the suffix `_invariant`."""
         return self.op_name.rpartition("/")[2].strip("()").removesuffix("_invariant")
 
     def __str__(self) -> str:
@@ -41,10 +50,10 @@ class Memory(msgspec.Struct, frozen=True):
     """The memory of a compiled step on one device, in bytes, as reported by XLA.
 
     Attributes:
-        arguments: Arguments.
-        outputs: Results.
-        donated: Results stored in donated arguments.
-        temporary: Temporary buffers.
+        arguments: Bytes of all arguments.
+        outputs: Bytes of all results, including those in donated arguments.
+        donated: Bytes of the results that are stored in donated arguments.
+        temporary: Bytes of temporary buffers.
     """
 
     arguments: int
@@ -54,7 +63,7 @@ class Memory(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Total bytes."""
+        """Bytes of all buffers, with donated arguments counted once."""
         return self.arguments + self.outputs - self.donated + self.temporary
 
     def __str__(self) -> str:
@@ -92,20 +101,24 @@ class CompiledCollective(msgspec.Struct, frozen=True):
     """A collective of the compiled step.
 
     Attributes:
-        kind: Kind of the collective.
-        op: Reduction, if any.
+        kind: Kind of the collective, in the words of the schedule: `all_reduce`, `permute`, and so on.
+        op: Reduction: `sum`, `max`, `min` or HLO's opcode for another one; None if it does not reduce.
         inputs: Arrays that one rank contributes.
         outputs: Arrays that one rank receives.
         groups: Participating partitions, numbered row-major over the mesh; for `permute`, (source, target)
             pairs.
-        channel: Channel number.
-        computation: Enclosing computation.
-        start: Position of its start.
-        done: Position of its done, equal to `start` if not asynchronous.
+        channel: Channel number; None if it has none.
+        computation: Name of the enclosing computation.
+        start: Position in the computation at which it starts.
+        done: Position of its done; equal to `start` if it has none.
         loops: Names of the enclosing loops, outermost first.
-        name: Name of the instruction.
-        op_name: JAX's name.
-        synchronous: Whether it blocks.
+        name: Name of the instruction during scheduling.
+        op_name: JAX's path of the operation; empty if unknown.
+        synchronous: Whether it blocks until it is done. It may have a done at another position nevertheless.
+        origins: The origin of each input or merged operation if the text distinguishes them, otherwise a
+            common one.
+        bucket: The combiner key of its arrays, which restricts merging in XLA; empty if they have none or
+            several.
     """
 
     kind: str
@@ -122,17 +135,16 @@ class CompiledCollective(msgspec.Struct, frozen=True):
     op_name: str
     synchronous: bool = False
     origins: tuple[CollectiveOrigin, ...] = ()
-    """The origin of each input or merged operation if the text distinguishes them, otherwise a common one."""
     bucket: str = ""
-    """The combiner key of its arrays, which restricts merging in XLA; "" if they have none or several."""
 
     @property
     def scopes(self) -> tuple[tuple[str, int], ...]:
-        """The phases and plan lines of its arrays."""
+        """The distinct phases and plan lines that requested it, in order; empty if no plan did."""
         return tuple(dict.fromkeys(origin.scope for origin in self.origins if origin.scope))
 
     @property
     def dtypes(self) -> tuple[str, ...]:
+        """The distinct element types of its inputs, by HLO's names."""
         return tuple(dict.fromkeys(tensor.dtype for tensor in self.inputs))
 
     @property
@@ -153,9 +165,15 @@ class CompiledCollective(msgspec.Struct, frozen=True):
 
 
 class Product(msgspec.Struct, frozen=True):
-    """A matrix product or convolution, or a fusion of several.
+    """A matrix product or convolution, or a fusion with one or several.
 
-    `flops` counts a multiplication and an addition as two operations; 0 if unknown.
+    Attributes:
+        name: Name of the instruction.
+        computation: Name of the enclosing computation.
+        position: Position in the computation.
+        inputs: Arrays that it reads.
+        outputs: Arrays that it writes.
+        flops: Floating-point operations: a multiplication and an addition are two. 0 if unknown.
     """
 
     name: str
@@ -172,9 +190,9 @@ class MemoryMove(msgspec.Struct, frozen=True):
     Attributes:
         kind: The opcode; for a fusion, that of its root.
         name: Name of the instruction.
-        computation: Enclosing computation.
+        computation: Name of the enclosing computation.
         position: Position in the computation.
-        outputs: Arrays that it writes.
+        outputs: Arrays that it writes; for an update in place, only the part that changes.
         reads: Bytes that it reads; less than the size of its operands if it reads slices.
     """
 
@@ -192,7 +210,15 @@ class MemoryMove(msgspec.Struct, frozen=True):
 
 
 class Loop(msgspec.Struct, frozen=True):
-    """A loop: its body, its position in the enclosing computation, its trip count if known, and its name."""
+    """A loop.
+
+    Attributes:
+        body: Name of the computation of its body.
+        computation: Name of the enclosing computation.
+        position: Position in the enclosing computation.
+        trips: Number of iterations; None if unknown.
+        name: Name of the instruction during scheduling.
+    """
 
     body: str
     computation: str
@@ -202,7 +228,21 @@ class Loop(msgspec.Struct, frozen=True):
 
 
 class CompiledStep(msgspec.Struct, frozen=True):
-    """A compiled step as in its scheduled HLO. All fields are in order of issue."""
+    """A compiled step as in its scheduled HLO.
+
+    Loops, collectives, products and moves are in order of issue. The contents of a loop body or of a called
+    computation are listed once, at the position of the loop or call.
+
+    Attributes:
+        entry: Name of the entry computation.
+        loops: The loops.
+        collectives: The collectives.
+        products: The matrix products and convolutions.
+        moves: The other instructions that write memory.
+        ops: Opcode and number of instructions, sorted by opcode. Loops, calls, dones of asynchronous
+            operations, and instructions that write no memory, such as tuples and constants, do not count.
+        fused_ops: As `ops`, with fusions replaced by their instructions.
+    """
 
     entry: str
     loops: tuple[Loop, ...]
@@ -210,12 +250,10 @@ class CompiledStep(msgspec.Struct, frozen=True):
     products: tuple[Product, ...]
     moves: tuple[MemoryMove, ...]
     ops: tuple[tuple[str, int], ...]
-    """Opcode and count of all executed instructions, except names, constants and tuples."""
     fused_ops: tuple[tuple[str, int], ...]
-    """As `ops`, with fusions replaced by their instructions."""
 
     def trips(self, collective: CompiledCollective) -> int:
-        """Number of executions of `collective` in a step; loops with unknown trip counts count once."""
+        """Number of executions of `collective` in a step. A loop whose trip count is unknown counts once."""
         loop_of_body = {loop.body: loop for loop in self.loops}
         times, computation = 1, collective.computation
         while computation in loop_of_body:
@@ -234,7 +272,10 @@ class CompiledStep(msgspec.Struct, frozen=True):
 
     @property
     def covered(self) -> float:
-        """The fraction of all collective bytes with a product between start and done."""
+        """The fraction of all collective bytes with a product between start and done; 0 without bytes.
+
+        Collectives in loops count once.
+        """
         total = sum(collective.nbytes for collective in self.collectives)
         under = sum(collective.nbytes for collective in self.collectives if self.hidden(collective))
         return under / total if total else 0.0
@@ -252,7 +293,7 @@ class CompiledStep(msgspec.Struct, frozen=True):
     def timeline(self) -> str:
         """The order of issue on one line: `P` is a product, `AR>` the start of a collective, `<AR` its done.
 
-        Synchronous collectives are written `AR`, and loop bodies are enclosed in `( )`.
+        A collective without a done is written `AR`. Loop bodies are enclosed in `( )` and omitted if empty.
         """
         return self._timeline(self.entry)
 

@@ -1,4 +1,4 @@
-"""Convert HLO text to a `CompiledStep` by visiting instructions in order and classifying them."""
+"""Converts HLO text to a `CompiledStep`, by visiting instructions in order of issue and classifying them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from commplan.lowering.hlo.step import (
     Product,
 )
 
+# The kind of collective by opcode, in the words of a schedule.
 _KINDS = {
     "all-reduce": "all_reduce",
     "reduce-scatter": "reduce_scatter",
@@ -29,27 +30,30 @@ _KINDS = {
     "collective-broadcast": "broadcast",
     "collective-permute": "permute",
 }
+# The reduction by the opcode that combines two elements; `or` and `and` combine booleans.
 _REDUCTIONS = {"add": "sum", "maximum": "max", "minimum": "min", "or": "max", "and": "min"}
+# Opcodes that write no memory: they only name values.
 _NAMES_ONLY = frozenset(
     {
         "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier",
         "partition-id", "async-update",
     }
 )  # fmt: skip
-_UPDATE = "dynamic-update-slice"
-_SLICES = frozenset({"slice", "dynamic-slice", "gather"})
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_UPDATE = "dynamic-update-slice"  # XLA executes it in place: it writes only the slice
+_SLICES = frozenset({"slice", "dynamic-slice", "gather"})  # they read only a part of their first operand
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')  # in the attributes of a loop
+# The contracted dimensions of a product's first operand: of a `dot`, or in the JSON of a library call.
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:s=\{([\d,]*)\}|ensions":\[([^\]]*)\])')
 _BUCKET = re.compile(r'combiner_key="([^"]*)"')
-_Shapes = Mapping[str, tuple[Tensor, ...]]
-_PRODUCTS = re.compile(r"gemm|matmul|\$dot|conv", re.IGNORECASE)
+_PRODUCTS = re.compile(r"gemm|matmul|\$dot|conv", re.IGNORECASE)  # targets of library calls that are products
+_Shapes = Mapping[str, tuple[Tensor, ...]]  # the results of instructions by name
 
 
 def audit_text(hlo_text: str) -> CompiledStep:
     """Parse compiled, scheduled HLO (`jax.jit(f).lower(...).compile().as_text()`) into a `CompiledStep`.
 
     Raises:
-        HloError: the text is not a whole HLO module.
+        HloError: The text is not a whole HLO module, or contains replica groups in an unknown form.
     """
     module = read_module(hlo_text)
     walk = _HloVisitor(module)
@@ -60,8 +64,8 @@ def audit_text(hlo_text: str) -> CompiledStep:
 
 
 def _ends(computation: Computation) -> dict[str, int]:
-    """The position of the done of each asynchronous operation that starts in `computation`."""
-    begun: dict[str, str] = {}
+    """The position of the done of each asynchronous operation of `computation`, by the name of its start."""
+    begun: dict[str, str] = {}  # the start of each `async-update`, which a done may refer to
     ends: dict[str, int] = {}
     for instruction in computation.instructions:
         if not instruction.operands:
@@ -79,6 +83,7 @@ def _flops(instruction: HloInstruction, shapes: _Shapes) -> int:
     tensors = [tensor for name in instruction.operands for tensor in shapes.get(name, ())[:1]]
     size = math.prod(instruction.results[0].shape) if instruction.results else 0
     if (labels := instruction.attribute("dim_labels")) and len(tensors) > 1:
+        # A convolution, with labels such as `b01f_01io->b01f`: `o` marks the kernel's output features.
         kernel, result = _kernel_and_result(instruction, tensors)
         features = labels.replace("->", "_").split("_")[1].find("o")
         return 2 * result.size * kernel.size // (kernel.shape[features] if features >= 0 else 1)
@@ -100,9 +105,12 @@ def _kernel_and_result(instruction: HloInstruction, tensors: Sequence[Tensor]) -
 
 
 def _parts(computation: Computation) -> dict[tuple[str, int], HloInstruction]:
-    """The instruction that extracts array `index` of a result, by the result's name and the index."""
+    """The instruction that extracts array `index` of a result, by the result's name and the index.
+
+    The results of an asynchronous operation are those of its start.
+    """
     extractors: dict[tuple[str, int], HloInstruction] = {}
-    starts: dict[str, str] = {}
+    starts: dict[str, str] = {}  # the start of each done
     for instruction in computation.instructions:
         if instruction.opcode.endswith("-done") and instruction.operands:
             starts[instruction.name] = instruction.operands[0]
@@ -117,10 +125,10 @@ class _Frame(NamedTuple):
 
     Attributes:
         computation: Its name.
-        loops: Enclosing loops.
+        loops: Names of the enclosing loops, outermost first.
         shapes: Results of its instructions, by name.
-        ends: Positions of dones, by the name of the start.
-        parts: Instructions that extract arrays from tuples.
+        ends: Positions of dones, by the name of the start; see `_ends`.
+        parts: Instructions that extract arrays from tuples; see `_parts`.
     """
 
     computation: str
@@ -131,8 +139,10 @@ class _Frame(NamedTuple):
 
 
 class _HloVisitor:
-    """Visits executed instructions in order: the entry computation with its loop bodies, calls and
-    branches."""
+    """Visits executed instructions in order: the entry computation with its loop bodies, calls and branches.
+
+    Its lists and counters become the fields of a `CompiledStep`; `fused` becomes `fused_ops`.
+    """
 
     def __init__(self, module: Module) -> None:
         self.module = module
@@ -144,13 +154,14 @@ class _HloVisitor:
         self.fused: Counter[str] = Counter()
 
     def run(self, computation: Computation, loops: tuple[str, ...]) -> None:
+        """Visit `computation`, which is executed in `loops` (names, outermost first)."""
         shapes = {i.name: i.results for i in computation.instructions}
         frame = _Frame(computation.name, loops, shapes, _ends(computation), _parts(computation))
         for instruction in computation.instructions:
             self._visit(instruction, frame)
 
     def _visit(self, instruction: HloInstruction, frame: _Frame) -> None:
-        """Collect the loops, collectives and computations of an instruction."""
+        """Record an instruction as a loop, collective, product or move, and visit computations it runs."""
         opcode = instruction.opcode
         if opcode in _NAMES_ONLY or opcode.endswith("-done"):
             return
@@ -166,6 +177,8 @@ class _HloVisitor:
             for name in instruction.calls:
                 self.run(self.module.computations[name], frame.loops)
             return
+
+        # `ops` counts an asynchronous start under its own opcode; below, it is classified as what it starts.
         self.ops[opcode] += 1
         inputs = tuple(tensor for name in instruction.operands for tensor in frame.shapes.get(name, ()))
         core = self._core(instruction)
@@ -176,6 +189,8 @@ class _HloVisitor:
         if core.opcode in _KINDS:
             self.collectives.append(self._collective(instruction, core, inputs, frame))
             return
+
+        # A product is found by its opcode, by the opcodes in a fusion, or by the name of a library function.
         place = (instruction.scheduled_name, frame.computation, instruction.position)
         target = instruction.attribute("custom_call_target") if instruction.opcode == "custom-call" else None
         dots = any(inner.opcode in ("dot", "convolution") for inner, _ in fused)
@@ -183,6 +198,7 @@ class _HloVisitor:
             flops = sum(_flops(inner, inner_shapes) for inner, inner_shapes in fused)
             self.products.append(Product(*place, inputs, instruction.results, flops))
             return
+
         kind = instruction.opcode
         if kind == "fusion":
             kind = self.module.computations[instruction.calls[0]].root.opcode
@@ -203,7 +219,10 @@ class _HloVisitor:
                 yield from self._inner(inner, results_by_name)
 
     def _reads(self, instruction: HloInstruction, shapes: _Shapes) -> int:
-        """Bytes that a move reads: slices of a sliced operand, and nothing of one updated in place."""
+        """Bytes that a move reads: of a sliced operand the slices, of one updated in place nothing.
+
+        In a fusion, a parameter counts as sliced if all instructions that read it are slices.
+        """
         sizes = [sum(t.nbytes for t in shapes.get(name, ())) for name in instruction.operands]
         if instruction.opcode in _SLICES and sizes:
             return min(sizes[0], instruction.nbytes)
@@ -222,7 +241,7 @@ class _HloVisitor:
         return total
 
     def _written(self, instruction: HloInstruction, shapes: _Shapes) -> tuple[Tensor, ...]:
-        """The arrays that a move writes; for an in-place update, only the update."""
+        """The arrays that a move writes; for an update in place, only the slice that it writes."""
         if instruction.opcode == _UPDATE:
             return shapes.get(instruction.operands[1], instruction.results)
         if instruction.opcode != "fusion":
@@ -247,7 +266,10 @@ class _HloVisitor:
         return users
 
     def _core(self, instruction: HloInstruction) -> HloInstruction:
-        """The operation of an asynchronous start, with the opcode of its synchronous form."""
+        """The operation that an asynchronous start performs, with the opcode of its synchronous form.
+
+        Other instructions are returned unchanged.
+        """
         if instruction.opcode == "async-start":
             return self.module.computations[instruction.calls[0]].root
         return replace(instruction, opcode=instruction.opcode.removesuffix("-start"))
@@ -263,7 +285,14 @@ class _HloVisitor:
     def _collective(
         self, instruction: HloInstruction, core: HloInstruction, inputs: tuple[Tensor, ...], frame: _Frame
     ) -> CompiledCollective:
-        """The collective of an instruction, with its groups, arrays and origins."""
+        """The collective of an instruction.
+
+        Args:
+            instruction: The instruction that is issued: the collective or its start.
+            core: The collective itself; see `_core`.
+            inputs: The arrays that the instruction reads.
+            frame: The computation with the instruction.
+        """
         pairs = core.attribute("source_target_pairs")
         groups = read_groups(pairs or core.attribute("replica_groups") or "{}", self.module.partitions)
         channel = core.attribute("channel_id")
@@ -274,9 +303,12 @@ class _HloVisitor:
         start, name = instruction.position, instruction.name
         done = frame.ends.get(name, start)
         op = self._reduction(reduction) if reduction else None
-        number, source = int(channel) if channel else None, instruction.op_name or core.op_name
+        channel_number = int(channel) if channel else None
+        op_name = instruction.op_name or core.op_name
         synchronous = '"is_sync":true' in instruction.attributes or done == start
-        place = (frame.computation, start, done, frame.loops, instruction.scheduled_name, source, synchronous)
+        place = (frame.computation, start, done, frame.loops)
+        names = (instruction.scheduled_name, op_name)
+
         # If named, the instructions that extract the arrays of a merged collective have their origins.
         extractors = [frame.parts.get((name, index)) for index in range(len(inputs))]
         is_named = len(inputs) > 1 and all(extractors) and any(part.op_name for part in extractors if part)
@@ -293,18 +325,22 @@ class _HloVisitor:
             if source_instruction
         }
         bucket = keys.pop() if len(keys) == 1 else ""
+        arrays = (inputs, outputs, groups, channel_number)
         return CompiledCollective(
-            _KINDS[core.opcode], op, inputs, outputs, groups, number, *place, origins, bucket
+            _KINDS[core.opcode], op, *arrays, *place, *names, synchronous, origins, bucket
         )
 
     def _origins(self, instruction: HloInstruction) -> Iterator[CollectiveOrigin]:
-        """The origin of each operation merged into `instruction`. The text has a source only for single
-        ones."""
+        """The origin of each operation merged into `instruction`.
+
+        If there are several, their sources are unknown, because the text has only one.
+        """
         names = instruction.op_names
         source = self.module.frames.source_of(instruction.attributes) if len(names) == 1 else ""
         yield from (CollectiveOrigin(name, source) for name in names)
 
     def _reduction(self, name: str) -> str | None:
+        """The reduction of computation `name`: `sum`, `max`, `min`, or the opcode for another one."""
         root = self.module.computations[name.lstrip("%")].root
         # Promoted reductions end in a conversion of the sum; look through it.
         body = {i.name: i for i in self.module.computations[name.lstrip("%")].instructions}

@@ -1,4 +1,7 @@
-"""The ops of a schedule on NumPy arrays: local ops on one rank's leaves, collectives on those of a group."""
+"""The ops of a schedule on NumPy arrays: local ops on one rank's leaves, collectives on those of a group.
+
+`run.NumpyRun` calls them for each leaf. `ways` is always a number of shards or rows.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from commplan.ir.fragments import FragmentLayout
 from commplan.ir.types import DType
 
 Array = npt.NDArray[Any]
+# The ufunc of each reduction.
 _COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -32,20 +36,30 @@ def pad(x: Array, ways: int) -> Array:
 
 
 def rows(x: Array, ways: int, *, is_array: bool) -> Array:
-    """A leaf as `ways` zero-padded rows. A tree leaf is flattened; an array's leading dimension is padded."""
+    """A leaf as zero-padded rows; [ways, columns].
+
+    An array's leading dimension is padded to a multiple of `ways`, so each row holds whole slices of it. A
+    tree's leaf is flattened and padded.
+    """
     x = pad(x, ways) if is_array and x.ndim else x
     return pad(x.reshape(-1), ways).reshape(ways, -1)
 
 
 def shard(x: Array, index: int, ways: int, *, is_array: bool) -> Array:
-    """Shard `index` of `ways` of a leaf. A tree leaf is flattened first; a scalar stays whole."""
+    """Shard `index` of `ways` of a leaf, zero-padded to equal shards.
+
+    An array is split along its leading dimension. A tree's leaf is flattened first. A scalar stays whole.
+    """
     if x.ndim == 0:
         return x
     return np.split(pad(x if is_array else x.reshape(-1), ways), ways)[index]
 
 
 def pick(x: Array, fragment: int, layout: FragmentLayout) -> Array:
-    """The piece of fragment `fragment` of a leaf; see `ir.fragments`."""
+    """The piece of a leaf that fragment number `fragment` holds, flattened; see `ir.fragments`.
+
+    With one fragment, the piece is the leaf itself.
+    """
     if layout.fragments == 1:
         return x
     table, columns = rows(x, layout.ways, is_array=False), layout.columns(x.size)
@@ -54,7 +68,7 @@ def pick(x: Array, fragment: int, layout: FragmentLayout) -> Array:
 
 
 def merge(x: Array, piece: Array, fragment: int, layout: FragmentLayout) -> Array:
-    """`x` with fragment `fragment` replaced by `piece`."""
+    """`x` with fragment number `fragment` replaced by `piece`, the inverse of `pick`."""
     if layout.fragments == 1:
         return piece
     table, columns = rows(x, layout.ways, is_array=False).copy(), layout.columns(x.size)
@@ -65,14 +79,20 @@ def merge(x: Array, piece: Array, fragment: int, layout: FragmentLayout) -> Arra
 
 
 def unshard(shards: Sequence[Array], leaf: ir.Leaf) -> Array:
-    """The leaf of which `shards` are the shards, without padding."""
+    """The leaf whose shards are `shards`, in order; padding is removed. All shards of a scalar are equal."""
     if not leaf.shape:
         return shards[0]
     return np.concatenate([x.reshape(-1) for x in shards])[: leaf.size].reshape(leaf.shape)
 
 
 def pack(op: ir.Pack, leaf: ir.Leaf, parts: Sequence[tuple[ir.Part, Array, bool]]) -> Array:
-    """One flat buffer from parts, each with its leaf and whether this is an array; see `ir.Pack`."""
+    """The flat buffer of a pack; see `ir.Pack`.
+
+    Args:
+        op: The pack.
+        leaf: The buffer's size and dtype.
+        parts: The parts, each with the leaf that it is part of, and whether this is an array (see `rows`).
+    """
     buffer = np.zeros((op.ways, leaf.size // op.ways), numpy_dtype(leaf.dtype))
     for part, x, is_array in parts:
         columns = rows(x, op.ways, is_array=is_array)[:, part.start : part.start + part.size]
@@ -81,7 +101,13 @@ def pack(op: ir.Pack, leaf: ir.Leaf, parts: Sequence[tuple[ir.Part, Array, bool]
 
 
 def unpack(ways: int, leaf: ir.Leaf, parts: Sequence[tuple[ir.Part, Array]]) -> Array:
-    """One leaf from columns of flat buffers of `ways` rows."""
+    """One leaf from flat buffers; the inverse of `pack`.
+
+    Args:
+        ways: The number of rows of each buffer.
+        leaf: The shape and dtype of the leaf.
+        parts: The parts of the leaf, in any order, each with the buffer that holds it.
+    """
     runs = [
         buffer.reshape(ways, -1)[:, part.offset : part.offset + part.size]
         for part, buffer in sorted(parts, key=lambda pair: pair[0].start)
@@ -91,7 +117,17 @@ def unpack(ways: int, leaf: ir.Leaf, parts: Sequence[tuple[ir.Part, Array]]) -> 
 
 
 def scale(x: Array, how: str, by: Any, over: Any = None) -> Array:
-    """A leaf times or divided by a number, times a scalar, or times the ratio of two; see `ir.Scale`."""
+    """A leaf times or divided by a factor; see `ir.Scale`.
+
+    Floats are computed in f32 at least, and rounded once. Integers are unchanged by a factor of 1 and by a
+    ratio. A scalar of 0 as factor or denominator gives zeros, even for NaN.
+
+    Args:
+        x: The leaf.
+        how: `mul` to multiply by the factor, `div` to divide by it.
+        by: The factor: a Python number, or a scalar that the plan computes.
+        over: The denominator of a ratio, if the factor is `by / over`; None if it is `by`.
+    """
     is_float = np.dtype(x.dtype).kind not in "iub"
     is_number = isinstance(by, int | float)
     if not is_float and (over is not None or by == 1):
@@ -105,14 +141,29 @@ def scale(x: Array, how: str, by: Any, over: Any = None) -> Array:
 
 
 def pull(x: Array, center: Array, eta: Any, rho: Any) -> Array:
-    """eta * rho * (x - center), the force of elastic averaging (Zhang, Choromanska, LeCun 2015)."""
+    """eta * rho * (x - center), the force of elastic averaging (Zhang, Choromanska, LeCun 2015).
+
+    Computed in f32 at least, and rounded once to the dtype of `x`.
+    """
     wide = np.promote_types(x.dtype, np.float32)
     factor = np.asarray(eta, wide) * np.asarray(rho, wide)
     return ((x.astype(wide) - center.astype(wide)) * factor).astype(x.dtype)
 
 
 def collective(op: ir.Collective, xs: Sequence[Array], target: ir.Leaf, *, is_array: bool) -> list[Array]:
-    """One leaf of each rank of a group, in rank order, after the collective."""
+    """Run a collective on one leaf of each rank of a group.
+
+    Sums add the terms in rank order, and round to the dtype of the leaf after each addition.
+
+    Args:
+        op: The collective.
+        xs: The operand of each rank, in the order of the group.
+        target: The shape of the result of an all-gather.
+        is_array: Whether a reduce-scatter splits along the leading dimension (see `shard`).
+
+    Returns:
+        The result of each rank. For a reduce, ranks other than the root receive zeros.
+    """
     ways, root = len(xs), op.root or 0
     match op.kind:
         case "all_gather":

@@ -1,4 +1,4 @@
-"""Run phases on NumPy arrays: each value is one tree for each rank."""
+"""Runs phases on NumPy arrays, for all ranks in one process: each value is one tree for each rank."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class NumpyRun:
 
     Attributes:
         schedule: The schedule.
-        functions: Device functions of the plan by name, on trees of NumPy arrays, without the built-in ones.
-            One that the plan applies to records gets one record.
+        functions: The device functions of the plan by name, on trees of NumPy arrays, without the built-in
+            ones. A function that the plan applies to records is called with one record at a time.
     """
 
     schedule: ir.Schedule
@@ -55,6 +55,7 @@ class NumpyRun:
 
     @property
     def ranks(self) -> int:
+        """The number of ranks: the product of the sizes of all axes."""
         return self.schedule.size(tuple(self.schedule.mesh_sizes))
 
     def phase(
@@ -64,21 +65,22 @@ class NumpyRun:
 
         Args:
             name: The phase.
-            inputs: The inputs that it reads, and the values from sources that it takes, by name.
-            states: The states that it reads, by name; zeros by default.
+            inputs: The inputs that it reads, and the values from sources that it takes, by name: a tree for
+                each rank. Shapes and dtypes are not checked.
+            states: The states that it reads, by name: a tree for each rank. Missing states are zeros.
             call: The number of calls of the phase before this one, which selects the fragment.
 
         Returns:
             The outputs, except those from sources alone, and the new states, by name: a tree for each rank.
 
         Raises:
-            CommplanError: CP0817 for an unknown phase, CP0803 if a function is missing, CP0808 for an op that
-                this backend does not run.
+            CommplanError: CP0817 for an unknown phase, CP0803 if a function is missing, CP0808 for an op or a
+                random function that this backend does not run, CP0809 if a function returns other shapes.
         """
         phase, entry = self.schedule.phase(name), {value.id: value for value in self.schedule.entry}
         values = entry | {value.id: value for value in phase.values}
         arguments = {name_of(ref): ref for ref in phase.inputs} | {b.name: b.value for b in phase.takes}
-        env: Env = {ref: [self._leaves(tree) for tree in inputs[name]] for name, ref in arguments.items()}
+        env: Env = {ref: [self._leaves(tree) for tree in inputs[key]] for key, ref in arguments.items()}
         for ref in phase.states:
             zeros = tuple(np.zeros(leaf.shape, ops.numpy_dtype(leaf.dtype)) for leaf in entry[ref].leaves)
             trees = (states or {}).get(name_of(ref))
@@ -94,6 +96,7 @@ class NumpyRun:
         return returned, updated
 
     def _run(self, op: ir.Op, values: Mapping[Ref, ir.Value], env: Env, call: int) -> Env:
+        """The results of an op on all ranks."""
         if isinstance(op, ir.Collective):
             return {op.result: self._collective(op, values, env)}
         if isinstance(op, ir.Map):
@@ -113,7 +116,7 @@ class NumpyRun:
         return [tuple(leaves) for leaves in results]
 
     def _groups(self, axes: Sequence[str]) -> list[list[int]]:
-        """The ranks that communicate along `axes`, in order."""
+        """The groups of ranks that communicate along `axes`, row-major with the first axis major."""
         names, sizes = list(self.schedule.mesh_sizes), tuple(self.schedule.mesh_sizes.values())
         grid = np.arange(self.ranks).reshape(sizes)
         order = [name for name in names if name not in axes] + list(axes)
@@ -121,8 +124,10 @@ class NumpyRun:
         return grid.reshape(-1, self.schedule.size(tuple(axes))).tolist()
 
     def _local(self, op: ir.Op, values: Mapping[Ref, ir.Value], env: Env, rank: int) -> Leaves:
-        def number(by: Ref | float | None) -> Any:
-            return env[by][rank][0] if isinstance(by, str) else by
+        """The result of a local op on one rank."""
+
+        def number(factor: Ref | float | None) -> Any:
+            return env[factor][rank][0] if isinstance(factor, str) else factor
 
         match op:
             case ir.Pack():
@@ -150,7 +155,7 @@ class NumpyRun:
             case ir.Slice():
                 ways = len(op.owners) or self.schedule.size(op.axes)
                 index = next(group.index(rank) for group in self._groups(op.axes) if rank in group)
-                if op.owners:
+                if op.owners:  # ranks that own no shard keep the first one
                     index = op.owners.index(index) if index in op.owners else 0
                 is_array = values[op.operand].kind == "array"
                 return tuple(ops.shard(x, index, ways, is_array=is_array) for x in env[op.operand][rank])
@@ -179,6 +184,7 @@ class NumpyRun:
         return tuple(ops.merge(x, piece, fragment, layout) for x, piece in pairs)
 
     def _map(self, op: ir.Map, values: Mapping[Ref, ir.Value], env: Env) -> Env:
+        """The results of a function on all ranks. If it is applied to records, their results are stacked."""
         body = self.schedule.fn(op.fn).body
         function = self.functions.get(op.fn) if body is None else functools.partial(_builtin, body)
         if function is None:
@@ -206,6 +212,7 @@ class NumpyRun:
         return results
 
     def _check_leaves(self, op: ir.Map, value: ir.Value, leaves: Leaves) -> Leaves:
+        """The leaves that a function returned for `value`, in the plan's dtypes. Raises CP0809."""
         shapes = [leaf.shape for leaf in value.leaves]
         if [x.shape for x in leaves] != shapes:
             message = f"`{op.fn}` returned the shapes {[x.shape for x in leaves]} for `{name_of(value.id)}`"
@@ -215,11 +222,13 @@ class NumpyRun:
         )
 
     def _leaves(self, tree: Any) -> Leaves:
+        """The leaves of a tree. Its structure is stored by leaf paths, for `_tree`."""
         pairs, rebuild = flatten(tree)
         self._structures[tuple(path for path, _ in pairs)] = rebuild
         return tuple(np.asarray(x) for _, x in pairs)
 
     def _tree(self, value: ir.Value, leaves: Leaves) -> Any:
+        """A tree of `leaves`: of the last structure with the paths of `value`, otherwise nested dicts."""
         paths = tuple(leaf.path for leaf in value.leaves)
         rebuild = self._structures.get(paths)
         return rebuild(leaves) if rebuild is not None else nest(paths, leaves)
