@@ -27,7 +27,7 @@ from commplan.lowering.gpu.profile import EXCHANGE_WEIGHT, CollectiveShift, shif
 from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Memory, StepText
 from commplan.lowering.hlo.walk import audit_text
 
-_MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")  # a mesh in the first line of the text that JAX passes to XLA
+_MESH = re.compile(r"#sdy\.mesh<\[([^\]]*)\]")  # a mesh in the text that JAX passes to XLA
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -272,7 +272,7 @@ class _Mesh(NamedTuple):
 
 
 def _mesh_in(traced: str, schedule: Schedule) -> dict[str, int] | None:
-    """The sizes of the axes of the step's mesh, in order; None if the text has no mesh with the plan's axes."""
+    """The sizes of the axes of the step's mesh; None if the text has no mesh with the plan's axes."""
     for listed in _MESH.findall(traced.partition("\n")[0]):
         sizes = {name: int(size) for name, size in re.findall(r'"([^"]+)"=(\d+)', listed)}
         if schedule.mesh_sizes.items() <= sizes.items():

@@ -29,10 +29,10 @@ def least_exposed(hlo_text: str, machine: Machine) -> float:
         machine: The rates to estimate with.
 
     Returns:
-        The largest bound of all network levels.
+        The largest of the bounds of each network level.
 
     Raises:
-        HloError: as `audit_text`.
+        HloError: See `audit_text`.
     """
     graph = _DependencyGraph(read_module(hlo_text), audit_text(hlo_text), machine)
     return max(graph.exposed(graph.step.entry, level) for level in machine.levels)
@@ -40,7 +40,14 @@ def least_exposed(hlo_text: str, machine: Machine) -> float:
 
 @dataclass
 class _DependencyGraph:
-    """The computations of a step, with the dependencies of their instructions."""
+    """The computations of a step, with the dependencies of their instructions.
+
+    Attributes:
+        module: The step's HLO, which has the dependencies.
+        step: The collectives and other work of the same HLO.
+        machine: The rates to estimate with.
+        computing: Seconds of computation of one run of each loop body; filled on demand.
+    """
 
     module: Module
     step: CompiledStep
@@ -48,7 +55,7 @@ class _DependencyGraph:
     computing: dict[str, float] = field(default_factory=dict[str, float])
 
     def exposed(self, computation: str, level: Level) -> float:
-        """Seconds of one run of `computation` spent waiting for collectives on `level`."""
+        """The least seconds for which one run of `computation` waits for collectives that cross `level`."""
         collectives = [
             c for c in self.step.collectives if c.computation == computation and self._crosses(c, level)
         ]
@@ -62,9 +69,12 @@ class _DependencyGraph:
     def _offers(
         self, computation: Computation, collectives: Sequence[CompiledCollective]
     ) -> dict[int, float]:
-        """Seconds of computation, by the bit set of collectives that it could overlap."""
+        """Seconds of computation, by the bit set of collectives (indices) that it could overlap.
+
+        It could overlap those that neither depend on it nor are needed by it.
+        """
         positions = [collective.start for collective in collectives]
-        before = _ancestors(computation)
+        before = _ancestors(computation)  # by position, the bit set of earlier positions that it needs
         offers: dict[int, float] = defaultdict(float)
         for position, seconds in self._computations(computation.name):
             bits = (
@@ -76,7 +86,7 @@ class _DependencyGraph:
         return offers
 
     def _computations(self, computation: str) -> Iterator[tuple[int, float]]:
-        """The positions of instructions and loops that compute, with their seconds."""
+        """The positions of the instructions and loops of `computation` that compute, with their seconds."""
         for event in (*self.step.products, *self.step.moves):
             if event.computation == computation:
                 yield event.position, seconds_of_work(event, self.machine)
@@ -86,6 +96,7 @@ class _DependencyGraph:
             yield position, times * self.computing[body]
 
     def _loops(self, computation: str) -> Iterator[tuple[int, str, int]]:
+        """The position, the body and the iterations of each loop of `computation`; 1 if unknown."""
         for loop in self.step.loops:
             if loop.computation == computation:
                 yield loop.position, loop.body, loop.trips or 1
@@ -111,8 +122,8 @@ def hidden(needs: Sequence[float], offers: Mapping[int, float]) -> float:
     Maximum flow with shortest augmenting paths (Edmonds and Karp 1972).
 
     Args:
-        needs: Amounts needed.
-        offers: Amounts offered, by the bit set of needs that each can serve.
+        needs: Amounts needed, in seconds.
+        offers: Amounts offered, in seconds, by the bit set of needs (indices) that each can cover.
     """
     free = dict(offers)
     allocated: dict[int, dict[int, float]] = {offer: {} for offer in offers}
@@ -141,9 +152,14 @@ def hidden(needs: Sequence[float], offers: Mapping[int, float]) -> float:
 def _path(
     start: int, free: Mapping[int, float], allocated: Mapping[int, Mapping[int, float]]
 ) -> list[tuple[int, int]] | None:
-    """Find an augmenting path as pairs (need, offer), or None.
+    """Find an augmenting path from need `start`, as pairs (need, offer); None if there is none.
 
     Each need except the last takes from an offer that the next need uses. The last offer has a free amount.
+
+    Args:
+        start: The need that is not covered yet.
+        free: The amount of each offer that no need uses.
+        allocated: The amount of each offer that each need uses.
     """
     before: dict[int, tuple[int, int]] = {}  # for each need, the preceding need and the offer it takes
     queue = deque([start])

@@ -22,22 +22,25 @@ import msgspec
 
 from commplan.lowering.hlo.step import CompiledCollective, CompiledStep, Loop, MemoryMove, Product
 
-Level = str
+Level = str  # the name of a level of the network
 
 
 class Links(Protocol):
-    """A cost model of collectives.
+    """A cost model of collectives, for `Machine.links`.
 
     Attributes:
         levels: Names of the network levels.
-        source: Description of its data.
+        source: Description of its data, for the text of a `Machine`.
     """
 
     levels: tuple[Level, ...]
     source: str
 
     def seconds(self, collective: CompiledCollective) -> tuple[float, dict[Level, float]]:
-        """Return the seconds of one collective, and those for which each level is busy."""
+        """Return the seconds of one collective alone, and the seconds for which it occupies each level.
+
+        Levels that it does not cross are absent.
+        """
         ...
 
 
@@ -45,13 +48,14 @@ class Machine(msgspec.Struct, frozen=True):
     """Achievable rates, rather than the vendor's peaks.
 
     Attributes:
-        flops: Operations per second.
+        flops: Floating-point operations per second.
         memory: Bytes per second of memory.
         bus: Bytes per second of a rank within its host.
         start: Seconds to start a collective.
-        network: Bytes per second of a rank's link between hosts; 0 if all ranks are on one bus.
-        per_host: Ranks per host, counted row-major over the mesh.
-        links: Replaces `bus`, `network` and `start` as the cost model of collectives.
+        network: Bytes per second of a rank's link between hosts; 0 if all ranks are on one host.
+        per_host: Ranks per host, counted row-major over the mesh; 0 if all ranks are on one host.
+        links: The cost model of collectives, which replaces `bus`, `network`, `start` and `per_host`; None to
+            use those.
     """
 
     flops: float
@@ -71,7 +75,7 @@ class Machine(msgspec.Struct, frozen=True):
         return f"{rates}, built in: --topology has the links of a cluster"
 
     def data(self) -> dict[str, object]:
-        """The rates as JSON data; `links` is replaced by its description."""
+        """The rates as JSON data; `links` is replaced by its description, or None."""
         plain: dict[str, object] = {name: getattr(self, name) for name in self.__struct_fields__}
         return plain | {"links": self.links.source if self.links is not None else None}
 
@@ -82,7 +86,13 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 class CollectiveWait(msgspec.Struct, frozen=True):
-    """The seconds of a collective and its exposed seconds, summed over all trips of its loops."""
+    """The time of a collective, summed over all iterations of its loops.
+
+    Attributes:
+        name: Name of the collective's instruction.
+        seconds: Seconds that it takes.
+        exposed: Seconds for which the step waits at its done.
+    """
 
     name: str
     seconds: float
@@ -93,14 +103,14 @@ class Estimate(msgspec.Struct, frozen=True):
     """The estimated times of a step, in seconds.
 
     Attributes:
-        total: The step.
+        total: The step, until its computation and all its collectives are done.
         computation: Computation alone.
-        communication: Communication alone.
-        exposed: Waiting for collectives.
-        last: Waiting for the last collective.
-        waits: Waiting for each collective.
-        busy: Time for which each level is busy.
-        after: Computation after the start of the last collective of a plan.
+        communication: The collectives one by one.
+        exposed: Waiting for collectives: `total` without `computation`.
+        last: Waiting for the collective that is awaited last; 0 if there are no collectives.
+        waits: Each collective, in order of first issue.
+        busy: Time for which collectives occupy each level; levels that are not used are absent.
+        after: Computation after the start of the last collective that a plan requested; 0 if there is none.
     """
 
     total: float
@@ -114,7 +124,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimate(step: CompiledStep, machine: Machine) -> Estimate:
-    """Simulate `step` on `machine`. Loops with unknown trip counts run once."""
+    """Simulate `step` on `machine`. A loop whose trip count is unknown runs once."""
     clock = _Clock(step, machine)
     clock.run(step.entry)
     total = max(clock.now, *clock.free.values(), 0.0)
@@ -126,18 +136,20 @@ def estimate(step: CompiledStep, machine: Machine) -> Estimate:
 
 
 def seconds_of(collective: CompiledCollective, machine: Machine) -> float:
-    """The time of a collective alone: its start, and the transfer on its slowest level."""
+    """The seconds of a collective alone: its start, and the transfer on its slowest level."""
     if machine.links is not None:
         return machine.links.seconds(collective)[0]
     return machine.start + max(seconds_by_level(collective, machine).values(), default=0.0)
 
 
 def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[Level, float]:
-    """The transfer time on each level that `collective` crosses.
+    """The seconds of transfer on each level that `collective` crosses.
 
     Reductions, gathers and broadcasts use rings, with one ring between hosts for each participating rank of a
     host. Other collectives send each rank's bytes directly to their destination.
     """
+    # `shares`: bytes that a rank sends on the bus and on the network, as multiples of the bytes that it
+    # contributes. Of the groups, the one with the most ranks in a host counts.
     if machine.links is not None:
         return machine.links.seconds(collective)[1]
     if collective.kind == "permute":
@@ -167,7 +179,7 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
 
 
 def seconds_of_work(work: Product | MemoryMove, machine: Machine) -> float:
-    """The time of a product or of another computation alone."""
+    """The seconds of a product or of another computation alone."""
     if isinstance(work, MemoryMove):
         return (work.reads + work.nbytes) / machine.memory
     moved = sum(tensor.nbytes for tensor in (*work.inputs, *work.outputs))
@@ -175,6 +187,7 @@ def seconds_of_work(work: Product | MemoryMove, machine: Machine) -> float:
 
 
 def _host(rank: int, machine: Machine) -> int:
+    """The index of the host of a rank; 0 for all ranks if the machine has one host."""
     return rank // machine.per_host if machine.network and machine.per_host else 0
 
 
@@ -185,7 +198,18 @@ def _in_one_host(group: tuple[int, ...], machine: Machine) -> int:
 
 
 class _Clock:
-    """The current time of the computing stream, and the time at which each level becomes free."""
+    """A simulation of a step. All times are in seconds from the start of the step.
+
+    Attributes:
+        now: The current time of the computing stream.
+        computing: Computation so far.
+        communicating: Duration of all collectives so far.
+        last: Waiting for the collective that was awaited last.
+        planned: `computing` when the last collective of a plan was issued.
+        free: The time at which each level becomes free.
+        busy: Time for which each level was occupied.
+        took, waited: The duration of each collective, and the waiting for it, by name.
+    """
 
     def __init__(self, step: CompiledStep, machine: Machine) -> None:
         self.step, self.machine = step, machine
@@ -194,6 +218,7 @@ class _Clock:
         self.took, self.waited = defaultdict[str, float](float), defaultdict[str, float](float)
 
     def run(self, computation: str) -> None:
+        """Execute a computation once. Events are its instructions; a string is the done of that collective."""
         step = self.step
         events: list[tuple[int, Product | MemoryMove | Loop | CompiledCollective | str]] = []
         events += [(p.position, p) for p in step.products if p.computation == computation]
@@ -218,7 +243,7 @@ class _Clock:
                         self.run(event.body)
 
     def _move(self, collective: CompiledCollective) -> float:
-        """The end time of `collective`, which starts when it is issued and all its levels are free."""
+        """Issue a collective, which starts when all its levels are free. Returns the time of its end."""
         levels, took = seconds_by_level(collective, self.machine), seconds_of(collective, self.machine)
         end = max(self.now, *(self.free[level] for level in levels), 0.0) + took
         for level, seconds in levels.items():

@@ -30,9 +30,9 @@ EXCHANGE_WEIGHT = 2.0
 beginning, and reserves more computation for overlap if the factor is larger. Among 1, 2 and 3, this factor
 was the best or within 0.01 ms of it for expert exchange on 8, 32 and 128 H100 (`bench.compiled`)."""
 
-
 ProfileChoice = bool | str | Path | Machine
-"""The argument `pgle` of `run.jit`: a target or rates to estimate for, True for the devices, or a file."""
+"""The argument `pgle` of `run.jit`: a target or rates to estimate for, the file of a measured profile, True
+to estimate for the devices of the mesh, or False for no profile."""
 
 _NAMED = 0.5  # the least share of a step's collectives and products that a measured profile should name
 
@@ -41,11 +41,14 @@ def profile(compiled: str, machine: Machine) -> bytes:
     """Estimate the time of each instruction of a compiled step, for the compile option `fdo_profile`.
 
     Args:
-        compiled: The compiled text.
-        machine: The rates.
+        compiled: The text of the compiled step.
+        machine: The rates to estimate with.
+
+    Returns:
+        A `ProfiledInstructionsProto` in text form.
 
     Raises:
-        HloError: the text is not a whole HLO module.
+        HloError: See `audit_text`.
     """
     step = audit_text(compiled)
     times = dict.fromkeys(_conditions(compiled), 0.0) | dict(_times(step, machine))
@@ -69,7 +72,7 @@ def _conditions(compiled: str) -> Iterator[str]:
 
 
 def _times(step: CompiledStep, machine: Machine) -> Iterator[tuple[str, float]]:
-    """Seconds of every product, move, collective and loop by name; loop bodies come first."""
+    """Seconds of every product, move, collective and loop by name, inner loops before outer ones."""
     within = defaultdict[str, float](float)  # seconds of each computation, including its loops
     for work in (*step.products, *step.moves):
         seconds = seconds_of_work(work, machine)
@@ -87,12 +90,12 @@ def _times(step: CompiledStep, machine: Machine) -> Iterator[tuple[str, float]]:
 
 
 class CollectiveShift(msgspec.Struct, frozen=True):
-    """A collective without and with a profile; pairs are (before, after).
+    """A collective without and with a profile; pairs are (without, with).
 
     Attributes:
-        phase: Phase of the plan, empty if not part of the plan.
-        line: Plan line, 0 if not part of the plan.
-        collective: Description.
+        phase: Phase of the plan; empty if not part of the plan.
+        line: Plan line; 0 if not part of the plan.
+        collective: Description of the collective without a profile.
         kind: See `CompiledCollective`.
         started: Number of products issued before its start.
         awaited: Number of products issued before its done.
@@ -116,7 +119,16 @@ class CollectiveShift(msgspec.Struct, frozen=True):
 def shifts(
     before: CompiledStep, after: CompiledStep, costs: tuple[Estimate, Estimate]
 ) -> tuple[CollectiveShift, ...]:
-    """Compare each collective that both steps have, by name, in the order of `before`."""
+    """Compare the collectives of a step compiled without and with a profile.
+
+    Args:
+        before: The step compiled without a profile.
+        after: The step compiled with a profile.
+        costs: The estimates of both.
+
+    Returns:
+        One item for each collective that both steps have by the same name, in the order of `before`.
+    """
     by_name = {collective.name: collective for collective in after.collectives}
     exposed = [{wait.name: wait.exposed for wait in estimate.waits} for estimate in costs]
     return tuple(
@@ -146,8 +158,8 @@ class LatencyProfile(msgspec.Struct, frozen=True):
 
     Attributes:
         source: Description, equal on all processes that have the same profile.
-        machine: The rates to estimate with, None for a measured profile.
-        measured: The contents of a measured profile.
+        machine: The rates to estimate with; None for a measured profile.
+        measured: The contents of the file of a measured profile; empty for an estimated one.
     """
 
     source: str
@@ -162,16 +174,19 @@ class LatencyProfile(msgspec.Struct, frozen=True):
 
         Args:
             plain: The executable compiled without a profile.
-            again: Compiles the step with a profile.
+            again: A function that compiles the step with a profile and returns the executable.
         """
         if self.machine is None:
             self._check(plain.as_text())
             return again(self.measured)
         machine = self.machine
         executables = [plain, again(profile(plain.as_text(), machine))]
-        return min(executables, key=lambda each: estimate(audit_text(each.as_text()), machine).total)
+        return min(
+            executables, key=lambda executable: estimate(audit_text(executable.as_text()), machine).total
+        )
 
     def _check(self, text: str) -> None:
+        """Warn if the profile names few of the collectives and products of a compiled step."""
         step = audit_text(text)
         names = [item.name for item in (*step.collectives, *step.products)]
         named = sum(map(self._names, names))
@@ -182,7 +197,11 @@ class LatencyProfile(msgspec.Struct, frozen=True):
             )
 
     def _names(self, instruction: str) -> bool:
-        """Whether the profile, text or a serialized message, has this instruction."""
+        """Whether the profile, text or a serialized message, has this instruction.
+
+        A serialized name follows its field tag and its length. Lengths above 127 take two bytes and are not
+        found, which is enough for a warning.
+        """
         name = instruction.encode()
         return b'"%s"' % name in self.measured or b"\n%c%s" % (min(len(name), 127), name) in self.measured
 
@@ -219,10 +238,12 @@ def latency_profile(choice: ProfileChoice, devices: Sequence[Any]) -> LatencyPro
 
 
 def _is_path(choice: str | Path) -> bool:
+    """Whether it names a file rather than a target, such as `h100:4x8`."""
     return isinstance(choice, Path) or "." in choice or "/" in choice
 
 
 def _read_measured(path: str | Path) -> LatencyProfile:
+    """The measured profile of a file; raises CP0859. A serialized message begins with the tag of a field."""
     forms = "expected a ProfiledInstructionsProto, as text or serialized, as JAX and XLA write it for PGLE"
     try:
         data = io.read(path, io.SCHEDULE)

@@ -19,9 +19,15 @@ from commplan.topology import DEVICES, Level, Topology
 
 
 class Target(msgspec.Struct, frozen=True):
-    """`hosts` machines with `per_host` devices each.
+    """A cluster of equal hosts with GPUs, to compile and estimate for.
 
-    `config` is the description for XLA, and `machine` has the rates for estimates.
+    Attributes:
+        name: Name of the GPU, such as `h100`.
+        platform: Platform of JAX.
+        hosts: Number of hosts.
+        per_host: Number of GPUs in each host.
+        config: Description of the GPU for XLA: a `GpuTargetConfigProto` in text form.
+        machine: Rates for estimates.
     """
 
     name: str
@@ -45,17 +51,17 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class _Gpu(msgspec.Struct, frozen=True):
-    """The data of one GPU: sizes in bytes, and rates in units per second. A core is a multiprocessor."""
+    """The data of one GPU."""
 
-    capability: tuple[int, int]
-    cores: int
-    shared_per_core: int
-    shared_optin: int
-    bandwidth: int  # bytes per second
-    l2: int
-    memory: int
-    clock_ghz: float
-    tflops: float  # dense, for 16-bit floats
+    capability: tuple[int, int]  # compute capability: major and minor
+    cores: int  # streaming multiprocessors
+    shared_per_core: int  # bytes of shared memory of a multiprocessor
+    shared_optin: int  # bytes of shared memory that one block can request
+    bandwidth: int  # bytes per second of memory
+    l2: int  # bytes of the L2 cache
+    memory: int  # bytes of device memory
+    clock_ghz: float  # boost clock
+    tflops: float  # peak of dense products of 16-bit floats, in 1e12 operations per second
     nvlink: float  # bytes per second of a device in each direction, from the data sheet
     bus: float  # bytes per second that collectives reach in a host (`Machine.bus`), if there are no links
     network: float  # bytes per second of a device's link between hosts
@@ -105,10 +111,13 @@ _B200 = _Gpu(
     network=50e9,
 )
 _GPUS = {"a100": _A100, "h100": _H100, "h200": _H200, "b200": _B200}
-_FLOPS_REACHED = 0.6  # the fractions of the peak rates that training achieves
-_MEMORY_REACHED = 0.75
-# Latencies as in `examples/topologies/h100_64.toml`; NCCL's own model starts a ring with 6.6 to 14 us.
-_NVLINK_S, _NETWORK_S, _CALL_S = 3e-6, 6e-6, 8e-6
+_FLOPS_REACHED = 0.6  # fraction of the peak operations per second that training achieves
+_MEMORY_REACHED = 0.75  # fraction of the peak memory bandwidth that training achieves
+# Latencies in seconds, as in `examples/topologies/h100_64.toml`. NCCL's own model starts a ring with 6.6 to
+# 14 us.
+_NVLINK_S = 3e-6  # of a message between GPUs of a host
+_NETWORK_S = 6e-6  # of a message between hosts
+_CALL_S = 8e-6  # to start a collective
 
 _CONFIG = """\
 gpu_device_info {{
@@ -139,15 +148,18 @@ dnn_version_info {{ major: 9 minor: 8 patch: 0 }}
 def target(text: str) -> Target:
     """Parse a target: `h100:4x8` is four hosts with eight H100 each, `h100` is one device.
 
+    Upper case and surrounding blanks are accepted.
+
     Raises:
-        CommplanError: CP1150 if the machine or the syntax is unknown.
+        CommplanError: CP1150 if the GPU or the syntax is unknown.
     """
     match = re.fullmatch(r"(\w+)(?::([1-9]\d{0,5})x([1-9]\d{0,5}))?", text.strip().lower())
     gpu = _GPUS.get(match.group(1)) if match else None
     if match is None or gpu is None:
         fail("CP1150", f"`{text}` is not a target",
              f"targets are {', '.join(_GPUS)}, with hosts x devices per host: `h100:4x8`")  # fmt: skip
-    config = _CONFIG.format(gpu=gpu, fpus=64 if gpu.capability[0] == 8 else 128)
+    fpus = 64 if gpu.capability[0] == 8 else 128  # f32 units of a multiprocessor: A100, or later GPUs
+    config = _CONFIG.format(gpu=gpu, fpus=fpus)
     hosts, per_host = int(match.group(2) or 1), int(match.group(3) or 1)
     return Target(match.group(1), "cuda", hosts, per_host, config, _rates(gpu, hosts, per_host))
 
@@ -158,19 +170,26 @@ def _rates(gpu: _Gpu, hosts: int, per_host: int) -> Machine:
 
 
 def name_of_kind(device_kind: str) -> str | None:
-    """The target for a JAX device kind, for example `h100` for `NVIDIA H100 80GB HBM3`; None if unknown."""
+    """The name of the GPU of a JAX device kind: `h100` for `NVIDIA H100 80GB HBM3`; None if unknown."""
     words = re.split(r"[\W_]+", device_kind.lower())
     return next((name for name in _GPUS if name in words), None)
 
 
 def rates_of_kind(device_kind: str, hosts: int, per_host: int) -> Machine | None:
-    """The rates for a JAX device kind, for example `NVIDIA H100 80GB HBM3`; None if unknown."""
+    """The rates of hosts with GPUs of a JAX device kind such as `NVIDIA H100 80GB HBM3`; None if unknown."""
     name = name_of_kind(device_kind)
     return None if name is None else _rates(_GPUS[name], hosts, per_host)
 
 
 def machine_topology(name: str, hosts: int, per_host: int) -> Topology:
-    """The levels of `hosts` machines with `per_host` devices of target `name`, from data sheets."""
+    """The topology of hosts with GPUs, from data sheets.
+
+    Args:
+        name: The name of the GPU, such as `h100`.
+        hosts: The number of hosts. One host has no network level.
+        per_host: The number of GPUs in each host. One GPU has no level within the host if there are several
+            hosts.
+    """
     gpu = _GPUS[name]
     levels = [Level("gpu", per_host, _NVLINK_S, gpu.nvlink)] if per_host > 1 or hosts == 1 else []
     levels += [Level("node", hosts, _NETWORK_S, per_host * gpu.network)] if hosts > 1 else []
@@ -179,10 +198,10 @@ def machine_topology(name: str, hosts: int, per_host: int) -> Topology:
 
 
 def rates(machine: Machine | str | None) -> Machine | None:
-    """The rates for estimates, from a target such as `h100:4x8` or given directly.
+    """The rates for estimates: those of a target such as `h100:4x8`, or `machine` itself; None for None.
 
     Raises:
-        CommplanError: CP1150 for other values.
+        CommplanError: CP1150 for an unknown target, and for values of other types.
     """
     if isinstance(machine, str):
         return target(machine).machine

@@ -93,7 +93,7 @@ def manual_axes() -> dict[str, int]:
 
 
 def new_if_empty(x: Array) -> Array:
-    """`x`, or if it has no elements another array like it.
+    """`x`, or if it has no elements another array like it. Values without a NumPy dtype are unchanged.
 
     XLA of JAX 0.11.1 and 0.11.2 crashes if a shard_map returns an empty argument unchanged.
     """
@@ -202,6 +202,7 @@ def cpu_devices() -> list[Any]:
 
 @functools.cache
 def _cpu_client() -> Any:
+    """A client for the CPU that JAX does not know. Created once, since each has its own devices."""
     return cast("Any", _src_xla_bridge).make_cpu_client()
 
 

@@ -30,5 +30,5 @@ def _on_trees(body: Builtin, *trees: Any) -> Any:
 
 
 def _dtype(dtype: DType) -> Any:
-    """The dtype of arrays; one of 32 bits for 64 bits that JAX does not have, which the caller reports."""
+    """The dtype of arrays. If 64-bit types are disabled in JAX it has 32 bits, which `functions` reports."""
     return jax.dtypes.canonicalize_dtype(dtype.numpy_name)

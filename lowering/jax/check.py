@@ -24,8 +24,9 @@ from commplan.lowering.jax.layout import global_shape, varying
 from commplan.lowering.jax.ops import ENABLE_X64
 from commplan.lowering.jax.pytree import Tree, flatten
 
-Layout = Literal["local", "global"]
-_NUMBERS = (bool, int, float)
+Layout = Literal["local", "global"]  # values of one rank, inside a shard_map; or of all ranks, outside of one
+_NUMBERS = (bool, int, float)  # types of Python numbers
+# The Python numbers that are accepted for each kind of NumPy dtype.
 _KINDS = {"b": bool, "i": int, "u": int, "f": (int, float)}
 
 
@@ -34,10 +35,10 @@ class Check:
     """Compares values with the types that the plan was compiled for.
 
     Attributes:
-        layout: Whether values are one rank's or global.
+        layout: Whether values are one rank's (`local`) or those of all ranks (`global`).
         sizes: The sizes of the axes.
-        span: The span of the phase.
-        file: The plan's file.
+        span: The location of the phase in the plan, for errors; None if unknown.
+        file: The plan's file, for errors.
     """
 
     layout: Layout
@@ -64,6 +65,7 @@ class Check:
         return flat.like([self._leaf(role, value, leaf, array) for leaf, array in pairs])
 
     def _structure(self, role: str, expected: Sequence[str], paths: Sequence[str]) -> None:
+        """Raise CP0805 for a tree with the leaves `paths` instead of `expected`."""
         missing = [path for path in expected if path not in set(paths)]
         extra = [path for path in paths if path not in set(expected)]
         notes = [f"it lacks {_some(missing)}"] if missing else []
@@ -85,7 +87,7 @@ class Check:
             message = f"{role} has the shape {list(shape)}, expected {list(expected)}"
             self._fail(message, *self._why(value, leaf, shape))
         dtype = array.dtype
-        if type(array).__module__ == "numpy":  # the dtype that JAX converts it to
+        if type(array).__module__ == "numpy":  # compare the dtype that JAX would convert it to
             dtype = jax.dtypes.canonicalize_dtype(dtype)
             array = array if array.dtype == dtype else np.asarray(array, dtype)
         if str(dtype) != leaf.dtype.numpy_name:
@@ -122,12 +124,16 @@ class Check:
 
 
 def _some(paths: Sequence[str]) -> str:
+    """The first four paths as text."""
     shown = ", ".join(f"`{path}`" if path else "a bare array" for path in paths[:4])
     return f"{shown} and {len(paths) - 4} more" if len(paths) > 4 else shown
 
 
 def number(x: Any, leaf: Leaf) -> Any:
-    """`x` as a NumPy array of the leaf's dtype if it is a Python number that fits: int to float, not back."""
+    """`x` as a NumPy scalar array of the leaf's dtype, if it is a Python number that fits; otherwise `x`.
+
+    An int fits a float dtype, but a float fits no integer dtype.
+    """
     kind = "f" if leaf.dtype.is_float else np.dtype(leaf.dtype.numpy_name).kind
     if not isinstance(x, _KINDS[kind]):
         return x
@@ -143,7 +149,10 @@ def has_numbers(leaves: Iterable[Any]) -> bool:
 
 
 def numbers(value: Value, tree: Any) -> Any:
-    """`tree` with its Python numbers converted to the dtypes of `value`. jit would convert an int to i32."""
+    """`tree` with its Python numbers converted to the dtypes of `value`. jit would convert an int to i32.
+
+    A tree with another number of leaves is returned unchanged, and reported later.
+    """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     if len(leaves) != len(value.leaves) or not has_numbers(leaves):
         return tree
@@ -151,6 +160,7 @@ def numbers(value: Value, tree: Any) -> Any:
     return jax.tree_util.tree_unflatten(structure, [number(x, leaf) for x, leaf in pairs])
 
 
+# Notes of `refuse_reduced`.
 _BY_JAX = (
     "the plan expects each rank's own term, but JAX has summed this gradient, as it does for parameters that"
     " do not vary"
@@ -161,15 +171,20 @@ _TO_VARYING = "differentiate with respect to varying parameters: jax.grad(loss)(
 def refuse_reduced(
     name: str, axes: Sequence[str], reductions: Sequence[TracedReduction], span: Span | None, file: str
 ) -> NoReturn:
-    """Raise CP0807: `name` is the same over `axes`, not each rank's own term.
+    """Raise CP0807: a value is the same over some axes, instead of each rank's own term.
 
-    `reductions` are the collectives that made it the same.
+    Args:
+        name: A description of the value.
+        axes: The axes over which it is the same.
+        reductions: The collectives that made it the same; empty if no collective did.
+        span: The location in the plan; None if unknown.
+        file: The plan's file.
     """
     over = ", ".join(axes)
     message = (
         f"{name} is already summed over {over}; reducing it again would multiply it by the number of ranks"
     )
-    by_jax = [each for each in reductions if each.is_derivative and not each.phase]
+    by_jax = [reduction for reduction in reductions if reduction.is_derivative and not reduction.phase]
     first = next(iter(reductions), None)
     if by_jax:
         notes = (_BY_JAX, _TO_VARYING)
@@ -188,7 +203,17 @@ def refuse_reduced(
 
 
 def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | None) -> Tree:
-    """Check the types of a phase's arguments inside a shard_map; type values as varying if the plan does.
+    """Check over which axes a phase's argument varies, inside a shard_map.
+
+    Args:
+        name: The name of the argument.
+        value: The expected value.
+        tree: The argument.
+        backend: The backend. If it does not type values, `tree` is returned unchanged.
+        span: The location of the phase in the plan, for errors; None if unknown.
+
+    Returns:
+        The argument, whose leaves are typed as varying over all axes over which the plan has them vary.
 
     Raises:
         CommplanError: CP0807 if a `partial` value does not vary over one of its axes, unless it is a
@@ -204,9 +229,9 @@ def types(name: str, value: Value, tree: Tree, backend: Backend, span: Span | No
         summed = [axis for axis in placement.partial if axis in axes and axis not in varying_axes]
         if summed and not (origin := lineage(array)).is_constant:
             refuse_reduced(f"`{name}`{position}", summed, origin.reductions, span, file)
-        odd = [axis for axis in axes if axis in varying_axes and axis not in varying(value, leaf)]
-        if odd:
-            axes_text = ", ".join(odd)
+        unexpected = [axis for axis in axes if axis in varying_axes and axis not in varying(value, leaf)]
+        if unexpected:
+            axes_text = ", ".join(unexpected)
             message = f"`{name}`{position} should be the same over {axes_text}, but JAX types it as varying"
             note = "pass the value itself, not run.varying(...) of it; or declare it `per` and broadcast it"
             fail("CP0813", message, f"its placement in the plan is `{placement}`", note, span=span, file=file)

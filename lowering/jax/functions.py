@@ -1,4 +1,8 @@
-"""Calls user functions: random keys for random ones, and a check of their results."""
+"""Calls the device functions of a plan while a phase is traced.
+
+It derives the keys of random functions, applies functions to records under `vmap`, and compares their results
+with the plan.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,13 @@ class RngContext:
 
     @classmethod
     def from_seed(cls, seed: Any, *numbers: Any, members: Mapping[str, int] | None = None) -> RngContext:
-        """Create the key of `seed`, an int or an i32 scalar, and fold in `numbers`, u32 scalars."""
+        """Create a context from a seed.
+
+        Args:
+            seed: An int or an i32 scalar.
+            *numbers: u32 scalars that are folded into the key, such as the step.
+            members: See `RngContext`; None for none.
+        """
         key = jax.random.key(seed)
         for number in numbers:
             key = jax.random.fold_in(key, number)
@@ -65,10 +75,10 @@ class DeviceFunctions:
     """The device functions of a phase, and the values that they map.
 
     Attributes:
-        functions: The functions by name.
+        functions: The functions by name; all that the phase calls.
         phase: The phase.
         values: The values of the phase, by id.
-        backend: The backend.
+        backend: The backend, which provides the indices of this rank for random keys.
         file: The plan's file, for errors.
     """
 
@@ -84,6 +94,14 @@ class DeviceFunctions:
         A random function receives a JAX key as its first argument. The key depends on the seed, the step,
         the call's position in the plan, the member (only along the ensembles of `per`) and, for each record,
         on the record. It does not depend on the number of ranks or on the rank.
+
+        Args:
+            op: The map.
+            env: The values so far, by id.
+            rng: The source of keys; None if no function of the phase is random.
+
+        Returns:
+            The results of the function, by id.
 
         Raises:
             CommplanError: CP0809 if the function does not accept its operands, or if its results differ from
@@ -105,6 +123,7 @@ class DeviceFunctions:
         return self._results(op, applied(*operands), rows)
 
     def _key(self, op: ir.Map, rng: RngContext) -> Array:
+        """The key of the call `op`, without that of a record."""
         name = op.results[0]  # passes may move ops, but keep the names of their results
         key = jax.random.fold_in(rng.key, zlib.crc32(f"{self.phase.name}/{name}/{op.fn}".encode()))
         for axis in op.per:
@@ -132,6 +151,7 @@ class DeviceFunctions:
         fail("CP0809", f"function `{op.fn}` {problem}", *notes, span=op.span, file=self.file)
 
     def _check_arity(self, op: ir.Map, function: Callable[..., Any], count: int) -> None:
+        """Raise CP0809 if `function` does not accept `count` positional arguments."""
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):  # a builtin: it raises its own error
@@ -145,7 +165,10 @@ class DeviceFunctions:
             self._refuse(op, f"is called with {arguments}, but is `{op.fn}{signature}`", str(error))
 
     def _results(self, op: ir.Map, returned: Any, rows: int | None) -> dict[str, Tree]:
-        """The results of a function by name. Raises if their number is wrong."""
+        """The checked results of a function, by id. Raises CP0809 if their number is wrong.
+
+        `rows` is the number of records; None if the function is not applied to records.
+        """
         count = len(op.results)
         if count == 1:
             return {op.results[0]: self._check_result(op, op.results[0], returned, rows)}
@@ -164,7 +187,10 @@ class DeviceFunctions:
         }
 
     def _check_result(self, op: ir.Map, ref: str, answer: Any, rows: int | None) -> Tree:
-        """Check one result. With `tail short`, the last batch may have fewer rows than compiled."""
+        """Check one result of `rows` records. With `tail short`, the last batch may have fewer than compiled.
+
+        A Python number, or an array of a weak type, takes the dtype of the plan. Others must have it.
+        """
         value = self.values[ref]
         paths, tree = flatten(answer)
         expected = tuple(leaf.path for leaf in value.leaves)

@@ -23,13 +23,13 @@ from commplan.lowering.jax import _compat
 from commplan.lowering.jax.jaxprs import Jaxpr, JaxprProgram, called_by, evaluate_alone, inlinable_call
 from commplan.lowering.jax.pytree import Tree
 
-_MARK = "commplan gradient "
-_marking = ContextVar("_marking", default=False)
+_MARK = "commplan gradient "  # prefix of a mark's name, before the input and the path of the leaf
+_marking = ContextVar("_marking", default=False)  # whether `marking` is active
 
 
 @contextmanager
 def marking() -> Generator[None]:
-    """Have phases that are traced inside mark the leaves of their inputs."""
+    """A context in which phases mark the leaves of their inputs when they are traced."""
     token = _marking.set(True)
     try:
         yield
@@ -38,7 +38,12 @@ def marking() -> Generator[None]:
 
 
 def mark(trees: Mapping[str, Tree], arguments: Mapping[str, Value]) -> Mapping[str, Tree]:
-    """The inputs of a phase; inside `marking`, with each leaf marked by input and path."""
+    """The inputs of a phase; inside `marking`, with each leaf marked by input and path.
+
+    Args:
+        trees: The inputs by name.
+        arguments: The plan's values of the inputs by name.
+    """
     if not _marking.get():
         return trees
     return {name: tree.like(_mark(name, tree, arguments[name])) for name, tree in trees.items()}
@@ -54,11 +59,11 @@ class GradientTimes:
     """The computation of a step until all gradients are available.
 
     Attributes:
-        shares: For each leaf, in order of availability: its input, its path, and the share of operations
-            before it.
-        operations: The operations of all products.
+        shares: For each leaf, in order of availability: its input, its path, and the fraction of `operations`
+            after which it is available.
+        operations: The floating-point operations of all products up to the last that a gradient depends on.
         program: The program of one rank, from its arguments to the gradients.
-        arguments: The types of its arguments.
+        arguments: The types of its arguments, `jax.typeof` of each.
     """
 
     shares: tuple[tuple[str, str, float], ...]
@@ -72,9 +77,14 @@ class GradientTimes:
 
 
 def gradient_times(step: Any, arguments: Sequence[Any]) -> GradientTimes | None:
-    """The times of the gradients that `step` passes to phases inside of a shard_map, traced for `arguments`.
+    """The times of the gradients that `step` passes to phases inside of a shard_map.
 
-    None if no phase receives a gradient.
+    Args:
+        step: A function, jitted or not.
+        arguments: Its positional arguments, to trace it; values with a shape and dtype suffice.
+
+    Returns:
+        The times of the first shard_map in which a phase receives inputs; None if there is none.
     """
     with marking():
         jitted = step if hasattr(step, "trace") else jax.jit(step)
@@ -99,6 +109,7 @@ def gradient_times(step: Any, arguments: Sequence[Any]) -> GradientTimes | None:
 
 
 def _name(text: str) -> tuple[str, str]:
+    """The input and the path of a mark."""
     name, _, path = text.removeprefix(_MARK).partition(" ")
     return name, path
 
@@ -118,15 +129,18 @@ class _Walk:
     """Counts the operations of products in trace order.
 
     Attributes:
-        done: The operations so far.
-        marks: For each mark its text, its variable, and the operations until the last product it depends on.
+        done: The operations of all products so far.
+        marks: For each mark, its text, its variable, and `done` after the last product that it depends on.
     """
 
     done: float = 0.0
     marks: list[tuple[str, Any, float]] = field(default_factory=list[tuple[str, Any, float]])
 
     def run(self, jaxpr: Jaxpr, times: Sequence[float]) -> list[float]:
-        """The times of the results of `jaxpr`, from the times of its arguments."""
+        """The times of the results of `jaxpr`, from the times of its arguments.
+
+        The time of a value is `done` after the last product that it depends on; 0 if it depends on none.
+        """
         time_of: dict[Any, float] = dict(zip(jaxpr.invars, times, strict=True))
 
         def when(variable: Any) -> float:

@@ -1,4 +1,4 @@
-"""Lists the collectives that a traced function issues, before it is compiled."""
+"""Lists the operations and the collectives of a traced function, before it is compiled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from commplan.lowering.jax.jaxprs import called_by
 
 
 class ListedEquation(NamedTuple):
-    """An operation of a trace: the equation, its JAX name scope, and the loops and branches around it."""
+    """An operation of a trace.
+
+    Attributes:
+        equation: The equation of the jaxpr.
+        scope: Its JAX name scope, such as `layer/attention`; empty if it has none.
+        loops: The loops and branches around it, as text such as `, in scan of length 4`; empty if none.
+    """
 
     equation: Any
     scope: str
@@ -19,7 +25,13 @@ class ListedEquation(NamedTuple):
 
 
 def equations(jaxpr: Any, scope: str = "", loops: str = "") -> Iterator[ListedEquation]:
-    """The operations of `jaxpr` and of jaxprs in it: loop bodies once, all branches of conditionals."""
+    """The operations of `jaxpr` and of jaxprs in it: loop bodies once, all branches of conditionals.
+
+    Args:
+        jaxpr: The jaxpr.
+        scope: The name scope around it.
+        loops: The loops and branches around it, as in `ListedEquation`.
+    """
     for equation in jaxpr.eqns:
         name = equation.primitive.name
         inner = f"{scope}/{equation.source_info.name_stack}".strip("/")
@@ -31,7 +43,12 @@ def equations(jaxpr: Any, scope: str = "", loops: str = "") -> Iterator[ListedEq
 
 
 def collectives_of(jaxpr: Any, sizes: Mapping[str, int]) -> Iterator[tuple[str, str]]:
-    """Text and scope of the collectives of `jaxpr` over axes with more than one rank."""
+    """Text and name scope of the collectives of `jaxpr` over axes with more than one rank.
+
+    Args:
+        jaxpr: The jaxpr.
+        sizes: The sizes of the axes. Collectives over other axes only are not listed.
+    """
     for equation, scope, loops in equations(jaxpr):
         name, params = equation.primitive.name, equation.params
         kind, within = collective_kind(name), ""

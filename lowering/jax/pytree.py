@@ -17,12 +17,18 @@ Structure = Any  # a PyTreeDef
 
 @dataclass(frozen=True)
 class Tree:
-    """A value inside a phase: its leaves in JAX's order, and its pytree structure."""
+    """A value inside a phase.
+
+    Attributes:
+        leaves: Its leaves in JAX's order: arrays, or Python numbers of an argument that is not checked yet.
+        structure: Its pytree structure.
+    """
 
     leaves: tuple[Any, ...]
     structure: Structure
 
     def build(self) -> Any:
+        """The pytree, as user functions receive it."""
         return jax.tree_util.tree_unflatten(self.structure, self.leaves)
 
     def like(self, leaves: Sequence[Any]) -> Tree:
@@ -30,13 +36,17 @@ class Tree:
         return Tree(tuple(leaves), self.structure)
 
 
-LEAF = jax.tree_util.tree_structure(0)
+LEAF = jax.tree_util.tree_structure(0)  # the structure of a bare array
 
 
 def flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> tuple[tuple[str, ...], Tree]:
     """The key paths of the leaves, joined by `/` ("" for a bare array), and the tree.
 
     A typed random key becomes a u32 leaf with its words. The structure restores the key.
+
+    Args:
+        tree: Any pytree.
+        is_leaf: As in `jax.tree_util.tree_flatten`.
     """
     pairs, structure = jax.tree_util.tree_flatten_with_path(tree, is_leaf)
     paths = tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in pairs)
@@ -57,7 +67,12 @@ def _words_of(tree: Any) -> tuple[tuple[Array, ...], Structure]:
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class _Words:
-    """A pytree node for a typed key, whose leaf is the words of the key. Unflattening returns the key."""
+    """A pytree node for typed keys, whose leaf is the words of the keys. Unflattening returns the keys.
+
+    Attributes:
+        words: u32 array [.., words of a key], or its shape and dtype.
+        kind: The name of the key's implementation, such as `fry`.
+    """
 
     words: Array
     kind: str
@@ -79,7 +94,7 @@ class _Words:
 
     @classmethod
     def tree_unflatten(cls, kind: str, words: tuple[Any]) -> Any:
-        """The key; or the leaf itself if it is not the words of a key, such as a shard of several keys."""
+        """The keys; or the leaf itself if it is not the words of keys, such as a shard that cuts a key."""
         (leaf,) = words
         dtype = str(getattr(leaf, "dtype", ""))
         shape = getattr(leaf, "shape", ())
@@ -91,6 +106,7 @@ class _Words:
 
 @functools.cache
 def _word_count(kind: str) -> int:
+    """The number of 32-bit words of a key of implementation `kind`."""
     return int(jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=kind))).shape[-1])
 
 
@@ -100,7 +116,10 @@ def structure_of(paths: Sequence[str]) -> Structure:
 
 
 def known_structures(trees: Iterable[Any]) -> dict[tuple[str, ...], Structure]:
-    """The structures of `trees`, whose leaves are arrays or `{"shape": .., "dtype": ..}`, by leaf paths."""
+    """The structures of `trees`, by leaf paths. Leaves are arrays or dicts `{"shape": .., "dtype": ..}`.
+
+    Of trees with equal paths, the last one counts.
+    """
     structures: dict[tuple[str, ...], Structure] = {}
     for tree in trees:
         paths, flat = flatten(tree, _is_shape)

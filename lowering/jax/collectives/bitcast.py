@@ -1,4 +1,7 @@
-"""Floats as integers of the same width, for moves and comparisons that would change floats."""
+"""Moves and compares floats as integers of the same width.
+
+XLA may widen floats, quiet a NaN, or lose the sign of a zero. Integers with the same bits are unchanged.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-_BITS: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
-_SIGNED: dict[int, Any] = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}
+_BITS: dict[int, Any] = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}  # by bytes of a float
+_SIGNED: dict[int, Any] = {2: jnp.int16, 4: jnp.int32, 8: jnp.int64}  # by bytes of a float
 
 
 def to_bits(x: Array, *, always: bool = False) -> Array:
-    """Floats as integers: those of 2 bytes, which XLA:CPU would widen, or all if `always`."""
+    """`x` as unsigned integers with the same bits, if it has floats of 2 bytes, which XLA:CPU would widen.
+
+    With `always`, floats of all widths are converted. Booleans become u8. Other arrays are unchanged.
+    """
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint8)
     if not jnp.issubdtype(x.dtype, jnp.floating) or (x.dtype.itemsize != 2 and not always):
@@ -24,7 +30,7 @@ def to_bits(x: Array, *, always: bool = False) -> Array:
 
 
 def from_bits(moved: Array, dtype: Any) -> Array:
-    """The inverse of `to_bits` for `dtype`."""
+    """The inverse of `to_bits`; `dtype` is that of the original array."""
     if moved.dtype == dtype:
         return moved
     if dtype == jnp.bool_:
@@ -33,9 +39,14 @@ def from_bits(moved: Array, dtype: Any) -> Array:
 
 
 def as_bits(move: Callable[[Array], Array], x: Array, *, always: bool = False) -> Array:
-    """`move(x)` on the bits of `x`. `move` must only rearrange elements.
+    """`move(x)`, computed on the bits of `x` (see `to_bits`).
 
     JAX treats the derivative of a bitcast as zero. `move` is linear, so its derivative is `move` itself.
+
+    Args:
+        move: A function that only rearranges elements, or sums them with zeros.
+        x: The operand.
+        always: Whether floats of all widths are moved as integers.
     """
     bits = to_bits(x, always=always)
     if bits.dtype == x.dtype or x.dtype == jnp.bool_:
@@ -48,6 +59,11 @@ def as_ordered(extreme: Callable[[Array], Array], x: Array, op: str) -> Array:
 
     NaN wins for both, and -0.0 is less than 0.0. The maximum of XLA:CPU and NCCL ignores NaN, and XLA:CPU
     treats subnormals as zero.
+
+    Args:
+        extreme: The maximum or minimum over ranks, for arrays of integers.
+        x: This rank's operand: floats of 2, 4 or 8 bytes.
+        op: `max` or `min`, the reduction of `extreme`.
 
     Raises:
         NotImplementedError: When differentiated, since JAX has no derivative of `lax.pmax`.
@@ -74,7 +90,7 @@ def to_ordered(x: Array, *, is_maximum: bool) -> Array:
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def from_ordered(ordered: Array, *, dtype: Any) -> Array:
-    """The inverse of `to_ordered`; all NaNs become the same NaN."""
+    """The inverse of `to_ordered`, with floats of `dtype`; all NaNs become the same NaN."""
     limits = jnp.iinfo(ordered.dtype)
     bits = jnp.where(ordered < 0, ordered ^ limits.max, ordered)
     is_nan = (ordered == limits.max) | (ordered == limits.min)
@@ -83,7 +99,7 @@ def from_ordered(ordered: Array, *, dtype: Any) -> Array:
 
 
 def with_derivative(function: Callable[[Array], Array], linear: Callable[[Array], Array], x: Array) -> Array:
-    """`function(x)`, differentiated as the equal linear function `linear`."""
+    """`function(x)`, whose derivative JAX computes from `linear`, a linear function with equal results."""
 
     @jax.custom_jvp
     def carried(x: Array) -> Array:

@@ -22,7 +22,15 @@ from commplan.lowering.programs import NATIVE, HierarchyLevel, by_level, divisor
 
 @dataclass(frozen=True)
 class HierarchicalCollective:
-    """The collective `op` over `ranks` ranks; `levels` are innermost first."""
+    """A collective that runs level by level.
+
+    Attributes:
+        op: The collective.
+        levels: Its levels, innermost first; at least one is native.
+        ranks: The number of its ranks, the product of those of the levels.
+        platform: The platform of the devices, such as cpu or gpu.
+        file: The plan's file, for errors.
+    """
 
     op: Collective
     levels: tuple[HierarchyLevel, ...]
@@ -31,9 +39,13 @@ class HierarchicalCollective:
     file: str = ""
 
     def run(self, flat: Array) -> Array:
-        """Run the collective on a flat array: [n*k] for a reduce-scatter, [k] for an all-gather, else [S]."""
+        """Run the collective on this rank's flat array.
+
+        The operand has n*k elements for a reduce-scatter over n ranks, whose result has k. It has k elements
+        for an all-gather, whose result has n*k. Results of other collectives are as long as their operand.
+        """
         ranks = [level.ranks for level in self.levels]
-        # The order in which ranks are numbered.
+        # Ranks are numbered row-major over the levels in this order.
         by_stride = sorted(self.levels, key=lambda level: -level.stride)
         inner_first = [by_stride.index(level) for level in self.levels]
         match self.op.kind:
@@ -47,7 +59,8 @@ class HierarchicalCollective:
                 return self._by_level(pad(flat, divisor(self.op, self.levels)))[: flat.shape[0]]
 
     def _by_level(self, flat: Array) -> Array:
-        native = {
+        """Run the collectives of the levels one after the other; see `by_level`."""
+        run_native = {
             "reduce_scatter": self._reduce_scatter,
             "all_gather": self._all_gather,
             "all_reduce": self._all_reduce,
@@ -55,7 +68,7 @@ class HierarchicalCollective:
         }
         for kind, level in by_level(self.op, self.levels):
             is_native = level.algorithm == NATIVE
-            flat = native[kind](flat, level) if is_native else self._program(kind, flat, level)
+            flat = run_native[kind](flat, level) if is_native else self._program(kind, flat, level)
         return flat
 
     # native collectives of one level
@@ -95,6 +108,7 @@ class HierarchicalCollective:
         return as_bits(from_root, flat, always=True)
 
     def _program(self, kind: Kind, flat: Array, level: HierarchyLevel) -> Array:
+        """Run one level by a chunk program. Only a level that is an axis has results typed as the same."""
         whole = flat.nbytes * (level.ranks if kind == "all_gather" else 1)
         program = program_at(level, kind, self.op, whole, self.file)
         axes, _ = self._groups(level)
@@ -107,6 +121,7 @@ class HierarchicalCollective:
         return result if scattered else assume_same(result, axes)
 
     def _groups(self, level: HierarchyLevel) -> tuple[tuple[str, ...], list[list[int]] | None]:
+        """The axes of a level, and the ranks of its groups along them; None for one group of all."""
         if level.axis is not None:
             return (level.axis,), None
         return self.op.axes, members(level, self.ranks).tolist()

@@ -33,11 +33,13 @@ VARYING = (*TAKES_BLOCKS, "shift")
 class LaxBackend:
     """Implements `backend.Backend` for the devices of a mesh, inside a shard_map over its axes.
 
+    The protocol documents the methods.
+
     Attributes:
         platform: The platform, such as cpu or gpu.
-        sizes: The sizes of the axes.
-        file: The plan's file.
-        spread: How each axis maps to the topology.
+        sizes: The sizes of the axes of the plan.
+        file: The plan's file, for errors.
+        spread: The levels of the topology that each axis spans; see `programs.spreads`.
         is_whole_mesh: Whether the mesh has no other axes, over which arrays may be sharded.
     """
 
@@ -54,6 +56,7 @@ class LaxBackend:
 
     @property
     def on_cpu(self) -> bool:
+        """Whether the devices are CPUs."""
         return self.platform == "cpu"
 
     @property
@@ -112,6 +115,7 @@ class LaxBackend:
         ways, gathers = self.ways(op.axes), op.kind == "all_gather"
         if ways == 1:
             return self._identity(x, op)
+        # Extremes of floats are computed on integers, which this method then receives.
         if op.op in ("max", "min") and jnp.issubdtype(x.dtype, jnp.floating):
             return as_ordered(lambda ordered: self.move(ordered, op), x, op.op)
         nbytes, is_divisible = x.nbytes * (ways if gathers else 1), x.ndim > 0 and x.dtype != jnp.bool_
@@ -127,6 +131,7 @@ class LaxBackend:
             result = self._with_derivative(rounds, x.reshape(-1), op)
         else:
             hierarchy = hierarchical.HierarchicalCollective(op, form, ways, self.platform, self.file)
+            # Native collectives over whole axes have derivatives and types of their own.
             if is_plain(form) and op.kind in ("all_reduce", "broadcast"):
                 return hierarchy.run(x.reshape(-1)).reshape(x.shape)
             result = self._with_derivative(hierarchy.run, x.reshape(-1), op)
@@ -137,20 +142,22 @@ class LaxBackend:
     def start_packed(
         self, xs: Sequence[Array], op: Collective, operand_layout: BufferLayout, result_layout: BufferLayout
     ) -> Callable[[], Sequence[Array]] | None:
-        """Begin an all-reduce of arrays without packing them, if the step is compiled so (see `variadic`).
+        """Begin an all-reduce of arrays without packing them, if the step is compiled for it (`variadic`).
 
-        Otherwise XLA fuses the packing with the operations before it. A barrier and a combiner key keep XLA
-        from combining two buckets, or a bucket with other reductions of the step. On one rank nothing is
-        packed.
+        A combiner key keeps XLA from combining the bucket with other reductions of the step. On one rank, no
+        collective of any kind is packed. Returns None if the buffer must be created.
         """
         is_identity = self.ways(op.axes) == 1
-        cut = variadic.pieces(operand_layout, result_layout) if is_identity or self._is_variadic(op) else None
-        if cut is None:
+        if not is_identity and not self._is_variadic(op):
+            return None
+        pieces = variadic.pieces(operand_layout, result_layout)
+        if pieces is None:
             return None
         if is_identity:
-            parts = [self._identity(self.varying(variadic.part(xs, piece.run), op.axes), op) for piece in cut]
-            return lambda: variadic.split_results(parts, [[piece] for piece in cut], result_layout)
-        arrays, groups = variadic.operands([self.varying(x, op.axes) for x in xs], cut)
+            arrays = [self.varying(variadic.part(xs, piece.run), op.axes) for piece in pieces]
+            parts = [self._identity(x, op) for x in arrays]
+            return lambda: variadic.split_results(parts, [[piece] for piece in pieces], result_layout)
+        arrays, groups = variadic.operands([self.varying(x, op.axes) for x in xs], pieces)
         with self.combiner_scope(op.result):
             moved = [self.move(x, op) for x in arrays]
         return lambda: variadic.split_results(moved[: len(groups)], groups, result_layout)
@@ -159,14 +166,14 @@ class LaxBackend:
         return self.variadic and op.kind == "all_reduce" and op.algorithm.name == NATIVE
 
     def start(self, x: Array, op: Collective) -> None:
-        """None: XLA makes its collectives asynchronous."""
+        """None: collectives are not split, because XLA itself makes them asynchronous."""
 
     def _identity(self, x: Array, op: Collective) -> Array:
         """The collective `op` of one rank: `x`, typed as its result."""
         return x if op.kind in VARYING else self.same(x, op.axes)
 
     def _native(self, x: Array, op: Collective) -> Array:
-        """XLA's own collective, or the closest one; on integers if XLA:CPU would widen the floats."""
+        """XLA's own collective of this kind, or the closest one; on integers if XLA:CPU would widen floats."""
         if op.kind == "broadcast":
             return hierarchical.broadcast(x, op.axes, op.root or 0, self.platform)
         if op.op is None and self.on_cpu:
@@ -174,7 +181,7 @@ class LaxBackend:
         return self._linear(x, op)
 
     def _linear(self, x: Array, op: Collective) -> Array:
-        """XLA's own collective, as JAX differentiates it."""
+        """XLA's own collective in a form that JAX differentiates. Its derivative is used for programs too."""
         match native_kind(op):
             case "reduce_scatter":
                 return lax.psum_scatter(x, op.axes, tiled=True)

@@ -37,7 +37,7 @@ def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
 def with_barriers(
     xs: Sequence[Array | None], previous: Sequence[Array | None]
 ) -> tuple[list[Any], list[Any]]:
-    """Both, with their types; `xs` are ordered after `previous`. None stays None.
+    """Order `xs` after `previous` by an optimization barrier, and return both. Types and None are preserved.
 
     XLA:CPU does not keep collectives in this order. Callers must use the returned `previous`: XLA removes
     unused results from a barrier, and with them the order.

@@ -1,11 +1,11 @@
 """Runs chunk programs under JAX, each round as `lax.ppermute`, inside a shard_map.
 
 A rank's buffer contains all slots in the order of `collectives.layout`, without padding. Each transfer moves
-a window of the buffer with the length of the longest run of its round. If a run is shorter, the surrounding
-elements stay unchanged. Offsets depend on the rank and are stored in constant tables.
+a window of the buffer as long as the longest transfer of its part. If a rank's transfer is shorter, the
+surrounding elements stay unchanged. Offsets depend on the rank and are stored in constant tables.
 
-Rounds run one after the other, so slices overlap only within a round. Slices therefore help programs whose
-rounds leave ranks idle (chain, trees), and no others.
+Rounds run one after the other, so slices overlap only within a round. Slices therefore help only programs
+whose rounds leave ranks idle (chain, trees).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RankGroups(NamedTuple):
 
     Attributes:
         axes: The axes.
-        places: By rank, its index in its group.
-        members: The ranks of each group in order, [groups, ranks of the program].
+        places: The index of each rank in its group; int64[ranks].
+        members: The ranks of each group in order; int64[groups, ranks of the program].
     """
 
     axes: tuple[str, ...]
@@ -54,22 +54,24 @@ def run(
     widen them.
 
     Args:
-        program: The chunk program.
-        x: The operand: [k] for all_gather and gather, [n*k] for reduce_scatter, scatter and swap, else [S].
-        groups: The groups of ranks.
+        program: The chunk program, over n ranks.
+        x: The operand: [k] for all_gather and gather, [n*k] for reduce_scatter, scatter and swap, and any
+            length for others.
+        groups: The groups of n ranks each. All groups run the program at the same time.
         op: The reduction: sum, max or min. For booleans, sum and max are `or`, min is `and`.
         on_cpu: Whether the devices are CPUs.
 
     Returns:
-        The result: [k] for reduce_scatter and scatter, [n*k] for all_gather, gather and swap, else [S]. It is
-        unspecified on ranks for which the collective defines no result, such as all but the root of a reduce.
+        The result: [k] for reduce_scatter and scatter, [n*k] for all_gather, gather and swap, and the length
+        of `x` for others. It is unspecified on ranks for which the collective defines no result, such as all
+        but the root of a reduce.
     """
     if x.dtype == jnp.bool_:
         return run(program, x.astype(jnp.uint8), groups, "min" if op == "min" else "max", on_cpu=on_cpu) != 0
     if on_cpu and program.kind not in REDUCING and to_bits(x).dtype != x.dtype:
         return as_bits(lambda moved: run(program, moved, groups, op, on_cpu=on_cpu), x)
     rank = _Rank(groups, op, on_cpu=on_cpu)
-    block, x = x.shape[0], slots(program, x, rank.place)
+    operand_size, x = x.shape[0], slots(program, x, rank.place)
     steps = steps_of(program, x.shape[0])
     last: Any = None
     for rounds in stretches(steps):
@@ -80,12 +82,16 @@ def run(
         return x
     if steps and not steps[-1].stores:
         return last
-    length = block // program.ranks
+    length = operand_size // program.ranks
     return lax.dynamic_slice(x, (rank.place * length,), (length,))
 
 
 def slots(program: ChunkProgram, x: Array, place: Any) -> Array:
-    """The initial slots of the rank at `place`: its block between zeros, or for a swap permuted blocks."""
+    """The initial buffer of the rank at index `place` of its group.
+
+    For a gathering collective, its block between zeros; for a swap, the permuted blocks of `x`; otherwise
+    `x`.
+    """
     if program.kind == "swap":
         return blocks(x, program.targets, place)
     if program.kind not in GATHERING:
@@ -95,12 +101,25 @@ def slots(program: ChunkProgram, x: Array, place: Any) -> Array:
 
 
 def blocks(x: Array, order: Ints, place: Any) -> Array:
-    """The equal blocks of `x` in the order of row `place` of `order`."""
+    """The equal blocks of `x`, reordered.
+
+    Args:
+        x: An array of as many equal blocks as there are ranks in the group.
+        order: The blocks of each rank in order; [ranks, blocks].
+        place: The index of this rank in its group, which selects the row of `order`.
+    """
     return x.reshape(len(order), -1)[jnp.asarray(_narrow(order))[place]].reshape(-1)
 
 
 class _Row(NamedTuple):
-    """This rank's entries in the tables of a part."""
+    """This rank's entries in the tables of a part (see `PermutePart`); for a loop, one for each round.
+
+    Attributes:
+        take: The offset of the window to send, in elements of the buffer.
+        put: The offset of the window to receive.
+        low, high: The range of received elements to store, in the window.
+        adds: Whether received elements are added.
+    """
 
     take: Array
     put: Array
@@ -110,7 +129,16 @@ class _Row(NamedTuple):
 
 
 class _Rank:
-    """This rank; its index in its group is computed when the program runs."""
+    """The execution of rounds on this rank.
+
+    Args:
+        groups: The groups of ranks.
+        op: The reduction.
+        on_cpu: Whether the devices are CPUs.
+
+    Attributes:
+        place: The index of this rank in its group, a traced scalar.
+    """
 
     def __init__(self, groups: RankGroups, op: str, *, on_cpu: bool) -> None:
         self.groups = groups
@@ -120,17 +148,26 @@ class _Rank:
         self.op = op
         self.on_cpu = on_cpu
 
-    def round(self, slots: Array, last: Any, step: PermuteRound) -> tuple[Array, Any]:
-        """Run one round. Returns the slots after it, and the last received window."""
+    def round(self, buffer: Array, last: Any, step: PermuteRound) -> tuple[Array, Any]:
+        """Run one round.
+
+        Args:
+            buffer: The buffer before it.
+            last: The content of the window received last; None before the first round.
+            step: The round.
+
+        Returns:
+            The buffer after it, and the content of the last window that it received.
+        """
         return self._round(
-            slots, last, step, [[self._row(part) for part in move.parts] for move in step.moves]
+            buffer, last, step, [[self._row(part) for part in move.parts] for move in step.moves]
         )
 
-    def rounds(self, slots: Array, last: Any, steps: Sequence[PermuteRound]) -> tuple[Array, Array]:
-        """Run rounds that differ only in their tables as a loop."""
+    def rounds(self, buffer: Array, last: Any, steps: Sequence[PermuteRound]) -> tuple[Array, Array]:
+        """Run rounds of equal form as a loop; see `round`."""
         first = steps[0]
         rows = [
-            [self._rows([each.moves[i].parts[j] for each in steps]) for j in range(len(move.parts))]
+            [self._rows([step.moves[i].parts[j] for step in steps]) for j in range(len(move.parts))]
             for i, move in enumerate(first.moves)
         ]
 
@@ -138,9 +175,9 @@ class _Rank:
             entries = [[_Row(*(table[number] for table in row)) for row in move] for move in rows]
             return self._round(*carried, first, entries)
 
-        if not first.forwards:  # nothing to forward yet: any array of this shape
-            last = _window(slots, 0, first.moves[-1].parts[-1].length)
-        return lax.fori_loop(0, len(steps), body, (slots, last))
+        if not first.forwards:  # not read: any array of the shape that the loop carries
+            last = _window(buffer, 0, first.moves[-1].parts[-1].length)
+        return lax.fori_loop(0, len(steps), body, (buffer, last))
 
     def _row(self, part: PermutePart) -> _Row:
         """This rank's entries in the tables; plain numbers if they are the same on all ranks."""
@@ -148,30 +185,33 @@ class _Rank:
             *(t[0].item() if (t == t[0]).all() else jnp.asarray(_narrow(t))[self.place] for t in part.tables)
         )
 
-    def _rows(self, steps: Sequence[PermutePart]) -> _Row:
-        """`_row` for several rounds, with a leading dimension."""
-        tables = zip(*(part.tables for part in steps), strict=True)
-        return _Row(*(jnp.asarray(_narrow(np.stack(each, 1)))[self.place] for each in tables))
+    def _rows(self, parts: Sequence[PermutePart]) -> _Row:
+        """`_row` for the same part of several rounds; entries have a leading dimension."""
+        tables = zip(*(part.tables for part in parts), strict=True)
+        return _Row(*(jnp.asarray(_narrow(np.stack(table, 1)))[self.place] for table in tables))
 
     def _round(
-        self, slots: Array, last: Any, step: PermuteRound, rows: Sequence[Sequence[_Row]]
+        self, buffer: Array, last: Any, step: PermuteRound, rows: Sequence[Sequence[_Row]]
     ) -> tuple[Array, Any]:
-        """All sends are read before anything is written."""
+        """Run one round with the table entries `rows` of each part of each ppermute; see `round`.
+
+        All windows are read before any is written.
+        """
         arrived = [
-            self._transfer([last] if step.forwards else self._read(slots, move, row), move)
+            self._transfer([last] if step.forwards else self._read(buffer, move, row), move)
             for move, row in zip(step.moves, rows, strict=True)
         ]
         for move, row, windows in zip(step.moves, rows, arrived, strict=True):
             for part, entries, window in zip(move.parts, row, windows, strict=True):
-                last = self._merge(slots, window, part, entries)
+                last = self._merge(buffer, window, part, entries)
                 if step.stores:
-                    whole = part.length == slots.shape[0]
-                    slots = last if whole else lax.dynamic_update_slice(slots, last, (entries.put,))
-        return slots, last
+                    whole = part.length == buffer.shape[0]
+                    buffer = last if whole else lax.dynamic_update_slice(buffer, last, (entries.put,))
+        return buffer, last
 
-    def _read(self, slots: Array, move: Permute, row: Sequence[_Row]) -> list[Array]:
+    def _read(self, buffer: Array, move: Permute, row: Sequence[_Row]) -> list[Array]:
         parts = zip(move.parts, row, strict=True)
-        return [_window(slots, entries.take, part.length) for part, entries in parts]
+        return [_window(buffer, entries.take, part.length) for part, entries in parts]
 
     def _transfer(self, windows: Sequence[Any], move: Permute) -> list[Array]:
         """The windows that this rank receives; zeros if no rank sends to it."""
@@ -185,9 +225,9 @@ class _Rank:
         ends = itertools.accumulate(part.length for part in move.parts)
         return [message[end - part.length : end] for part, end in zip(move.parts, ends, strict=True)]
 
-    def _merge(self, slots: Array, message: Array, part: PermutePart, entries: _Row) -> Array:
+    def _merge(self, buffer: Array, message: Array, part: PermutePart, entries: _Row) -> Array:
         """The content of the window after `message` has arrived."""
-        old = _window(slots, entries.put, part.length)
+        old = _window(buffer, entries.put, part.length)
         new = message
         if part.adds.all():
             new = self._combine(old, message)
@@ -206,19 +246,19 @@ class _Rank:
 
 
 def _round_sum(total: Array) -> Array:
-    """Round a sum of 16-bit floats; otherwise XLA keeps it wider for subsequent sums."""
+    """Round a sum of 16-bit floats to its dtype; otherwise XLA keeps it wider for subsequent sums."""
     if not jnp.issubdtype(total.dtype, jnp.floating) or total.dtype.itemsize != 2:
         return total
     kind = jnp.finfo(total.dtype)
     return lax.reduce_precision(total, kind.nexp, kind.nmant)
 
 
-def _window(slots: Array, start: Array | int, length: int) -> Array:
-    return slots if length == slots.shape[0] else lax.dynamic_slice(slots, (start,), (length,))
+def _window(buffer: Array, start: Array | int, length: int) -> Array:
+    return buffer if length == buffer.shape[0] else lax.dynamic_slice(buffer, (start,), (length,))
 
 
 def _narrow(table: Ints | Bools) -> Any:
-    """Offsets as 32-bit integers, if they fit."""
+    """Offsets as 32-bit integers, if they fit. Booleans are unchanged."""
     if table.dtype == np.bool_ or table.max(initial=0) > np.iinfo(np.int32).max:
         return table
     return table.astype(np.int32)

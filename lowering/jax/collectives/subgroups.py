@@ -1,6 +1,6 @@
-"""Reductions and broadcasts within groups of ranks along an axis, which `jax.lax` lacks for typed values.
+"""Reductions and broadcasts within groups of ranks along axes, which `jax.lax` lacks for typed values.
 
-They have no derivative; callers define one.
+They are one primitive, which has no derivative; callers define one.
 """
 
 from __future__ import annotations
@@ -19,21 +19,25 @@ from jax.interpreters import batching, mlir
 from commplan.ir.axes import groups as groups_along
 from commplan.lowering.collective_primitives import GROUPED
 
-Groups = tuple[tuple[int, ...], ...]
-# The channel that JAX uses for its own collectives, and StableHLO's channel type.
-_CHANNEL, _BETWEEN_DEVICES = 1, 1
+Groups = tuple[tuple[int, ...], ...]  # the devices of each group, in the numbers of the mesh
+_CHANNEL = 1  # the channel id that JAX uses for its own collectives
+_BETWEEN_DEVICES = 1  # StableHLO's type of channels from device to device
 
 
 def all_reduce(x: Array, axes: tuple[str, ...], groups: Sequence[Sequence[int]], op: str = "sum") -> Array:
-    """The sum, maximum or minimum of a numeric `x` over the ranks of each group.
+    """The sum, maximum or minimum of `x` over the ranks of each group.
 
-    `groups` are ranks counted row-major over `axes`, the first axis major; each rank is in one group.
+    Args:
+        x: This rank's operand: numbers, not booleans.
+        axes: The axes along which the ranks are counted, row-major, the first axis major.
+        groups: The ranks of each group; each rank is in one group, and all groups have the same size.
+        op: The reduction: sum, max or min.
     """
     return _grouped.bind(x, kind=op, axes=axes, groups=_devices(axes, groups))
 
 
 def broadcast(x: Array, axes: tuple[str, ...], groups: Sequence[Sequence[int]], root: int) -> Array:
-    """`x` of the rank at index `root` of each group; see `all_reduce`. GPUs only."""
+    """`x` of the rank at index `root` of this rank's group; see `all_reduce`. GPUs only."""
     first = [(group[root], *group[:root], *group[root + 1 :]) for group in groups]
     return _grouped.bind(x, kind="broadcast", axes=axes, groups=_devices(axes, first))
 
@@ -53,6 +57,7 @@ _grouped: Any = Primitive(GROUPED)
 def _lowered(
     ctx: Any, x: Any, *, kind: Literal["sum", "max", "min", "broadcast"], axes: Any, groups: Groups
 ) -> Any:
+    """Emit the StableHLO operation."""
     dialect, types = cast("Any", stablehlo), cast("Any", ir)
     common: dict[str, Any] = {
         "replica_groups": types.DenseIntElementsAttr.get(np.array(groups, np.int64)),
