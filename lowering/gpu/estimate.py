@@ -192,7 +192,7 @@ def _host(rank: int, machine: Machine) -> int:
 
 
 def _in_one_host(group: tuple[int, ...], machine: Machine) -> int:
-    """The largest number of ranks of `group` on one host."""
+    """The largest number of ranks of `group` on one host; 1 for an empty group."""
     hosts = [_host(rank, machine) for rank in group]
     return max(map(hosts.count, hosts), default=1)
 
@@ -218,7 +218,7 @@ class _Clock:
         self.took, self.waited = defaultdict[str, float](float), defaultdict[str, float](float)
 
     def run(self, computation: str) -> None:
-        """Execute a computation once. Events are its instructions; a string is the done of that collective."""
+        """Execute a computation once. Its events are instructions; a name is the done of a collective."""
         step = self.step
         events: list[tuple[int, Product | MemoryMove | Loop | CompiledCollective | str]] = []
         events += [(p.position, p) for p in step.products if p.computation == computation]

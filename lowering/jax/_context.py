@@ -1,4 +1,7 @@
-"""The thread's mesh, and explicit transfers. Like `_compat`, this module uses private names of JAX."""
+"""Contexts that set the thread's mesh, and transfers of arrays that JAX considers explicit.
+
+Like `_compat`, this module uses private names of JAX.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,12 @@ _config = cast("Any", _src_config)
 
 
 def in_mesh(mesh: Any) -> Context:
-    """A context in which the thread's mesh is `mesh` or unset (`jax.set_mesh`); no effect inside a trace.
+    """A context in which the thread's mesh (`jax.set_mesh`) is `mesh` or unset; no effect inside a trace.
 
     JAX traces and lowers a shard_map only if the thread's mesh is that of the shard_map, or is not set.
-    `mesh` is None for arrays on single devices.
+
+    Args:
+        mesh: The mesh of the shard_map; None for arrays on single devices.
     """
     if _compat.tracing():
         return contextlib.nullcontext()
@@ -32,7 +37,11 @@ def in_mesh(mesh: Any) -> Context:
 
 
 def traced_in(mesh: Any, file: str) -> Context:
-    """`in_mesh` for a shard_map of `mesh` that is traced within another function.
+    """`in_mesh` for a shard_map of `mesh` that may be traced within another function.
+
+    Args:
+        mesh: The mesh of the shard_map.
+        file: The plan's file, for errors.
 
     Raises:
         CommplanError: CP0828 if the thread's mesh has a different number of devices, which JAX cannot lower.
@@ -62,8 +71,9 @@ def placed(x: Any, sharding: Callable[[Any], Any] | None) -> Any:
     """Move `x` to devices explicitly if it is a NumPy array, or an uncommitted array.
 
     Args:
-        x: Any value; with devices of several processes the whole array, equal in all of them.
-        sharding: Returns the `NamedSharding` of `x`; called only if `x` moves. None for the default device.
+        x: Any value. For devices of several processes it is the whole array, equal in all processes.
+        sharding: Returns the `NamedSharding` of `x`; called only if `x` moves. None for the default device,
+            to which only NumPy arrays move.
 
     Returns:
         The array. `x` itself if the transfer fails, so that later checks can report the reason.

@@ -1,7 +1,7 @@
-"""Extends `jax.jit`: options that some XLA versions lack, a callback for each new signature, and a second
-compilation with a profile of the first.
+"""Extends `jax.jit` with a callback for each new signature, and a second compilation with a profile.
 
-Like `_compat`, this module uses private names of JAX.
+It also queries which options the compiler accepts, and lists the operations of a lowered step. Like
+`_compat`, this module uses private names of JAX.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _pxla = cast("Any", _src_pxla)
 _tree_util = cast("Any", _src_tree_util)
 _bridge = cast("Any", _src_xla_bridge)
 _client = cast("Any", _src_lib).xla_client
+# A program to compile with options, if no backend is initialized.
 _EMPTY_MODULE = """module @nothing {
   func.func public @main() -> tensor<i32> {
     %0 = stablehlo.constant dense<0> : tensor<i32>
@@ -37,11 +38,11 @@ mlir: Any = cast("Any", _src_lib).mlir.ir
 _LOCATION = re.compile(r'"([^"]+)":(\d+):')  # in the text of an operation's location
 _JIT_SIGNATURES = 4096  # capacity of the signature cache of one `jit_ahead`
 PROFILE = "fdo_profile"  # compiler option: the latency of each instruction
-Recompile = Callable[[Any, Callable[[bytes], Any]], Any]
+Recompile = Callable[[Any, Callable[[bytes], Any]], Any]  # see `with_profile`
 
 
 def renamed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """`function` under the name that JAX's logs, HLO and profiles show if it is jitted."""
+    """A wrapper of `function` with another name, which JAX's logs, HLO and profiles show if it is jitted."""
 
     def call(*args: Any) -> Any:
         return function(*args)
@@ -61,6 +62,7 @@ def is_known(name: str, value: Any) -> bool:
 
 @functools.cache
 def _is_known(name: str, value: Any, is_started: bool) -> bool:
+    """`is_known`. The answer may change once a JAX backend is initialized (`is_started`)."""
     try:
         if is_started:
             jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
@@ -122,7 +124,11 @@ def with_profile(lowered: Any, recompile: Recompile) -> Any:
 
 
 def operations(lowered: Any) -> list[tuple[str, list[str]]]:
-    """The operations of a `jax.stages.Lowered`: text, and source locations, innermost first."""
+    """The operations of a `jax.stages.Lowered`, each with its text and its source locations.
+
+    The text has the name, the types of operands and results, and the attributes. A location is `file:line`;
+    the innermost is first.
+    """
     listed: list[tuple[str, list[str]]] = []
 
     def visit(operation: Any) -> Any:
@@ -146,9 +152,14 @@ def has_profile(lowered: Any) -> bool | None:
 
 
 def jit(function: Callable[..., Any], compiler_options: Mapping[str, Any], **options: Any) -> Any:
-    """`jax.jit(function, **options)`; `compiler_options` apply only if it is the outermost jit.
+    """`jax.jit(function)` whose compiler options apply only if it is the outermost jit.
 
     JAX rejects compiler options within another trace, whose compilation determines them.
+
+    Args:
+        function: The function.
+        compiler_options: Options of XLA.
+        **options: Options of `jax.jit`, and `recompile` and `context` of `jit_ahead`.
     """
     if not compiler_options and options.get("recompile") is None and "context" not in options:
         options.pop("recompile", None)
@@ -175,10 +186,10 @@ def jit_ahead(
 
     Args:
         function: The function.
-        ahead: Called for each new signature.
-        compiler_options: Options of XLA, if this is the outermost jit.
-        recompile: See `with_profile`.
-        context: The context of tracing and compilation.
+        ahead: Called for each new signature, with the jitted function and its arguments.
+        compiler_options: Options of XLA, which apply only if this is the outermost jit; None for none.
+        recompile: See `with_profile`; None compiles without a profile.
+        context: Returns the context in which the function is traced and compiled.
         **options: Options of `jax.jit`.
     """
 
@@ -189,6 +200,7 @@ def jit_ahead(
         return function(*args, **kwargs)
 
     def miss(*args: Any, **kwargs: Any) -> Any:
+        """Handle a call whose signature the fast path does not know."""
         if tracing():
             return inner._cache_miss(*args, **kwargs)
         with context():
@@ -202,6 +214,7 @@ def jit_ahead(
             lowered = jitted.lower(*args, **kwargs)
         return lowered if recompile is None else with_profile(lowered, recompile)
 
+    # `jitted` is the outermost jit, `inner` runs within another trace, and `fast` calls `miss` before both.
     outermost = variadic.compiled_with(compiler_options or {}, entered)
     jitted: Any = jax.jit(outermost, compiler_options=dict(compiler_options or {}) or None, **options)
     inner: Any = jax.jit(entered, **options) if compiler_options else jitted

@@ -1,4 +1,7 @@
-"""Finds the operations that a traced value depends on. Like `_compat`, it uses private names of JAX."""
+"""Finds the arguments, constants and collectives that a traced value depends on.
+
+`check` uses it to explain why a value is the same on all ranks. Like `_compat`, it uses private names of JAX.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from jax._src import source_info_util as _src_source_info_util
 from commplan.lowering.collective_primitives import is_replicating
 
 _core, _source_info = cast("Any", _src_core), cast("Any", _src_source_info_util)
-_PLANNED = re.compile(r"commplan/([^/()]+)/line(\d+)")
+_PLANNED = re.compile(r"commplan/([^/()]+)/line(\d+)")  # the name scope of an op of a phase
 
 
 @dataclass(frozen=True)
@@ -21,9 +24,9 @@ class TracedReduction:
     """A collective whose result is the same on all ranks.
 
     Attributes:
-        phase: The phase of the plan that contains it; empty if there is none.
-        line: The line of the plan.
-        source: `file:line (function)` in the program.
+        phase: The phase of the plan that contains it; empty if no phase does.
+        line: The line of the plan; 0 if no phase contains it.
+        source: `file:line (function)` in the user's program.
         is_derivative: Whether JAX inserted it in the backward pass of `jax.grad`.
     """
 
@@ -40,8 +43,8 @@ class Lineage:
     Attributes:
         has_inputs: Whether arguments of the traced function are among them.
         has_constants: Whether constants are among them.
-        reductions: The last collectives on each path.
-        marked: The values for which `is_marked` is true.
+        reductions: The last collective on each path that has one; operands of these are not searched.
+        marked: The values for which `is_marked` of `lineage` is true.
     """
 
     has_inputs: bool = False
@@ -59,9 +62,10 @@ def lineage(x: Any, is_marked: Callable[[Any], bool] | None = None) -> Lineage:
     """The values that `x` depends on, back to arguments, constants and the last collective on each path.
 
     Args:
-        x: A value in a trace.
-        is_marked: The search stops at values for which this is true. If it is given, the search ends at the
-            first argument or constant, because a gradient may depend on a whole model.
+        x: A value in a trace, or an array, which counts as a constant.
+        is_marked: The search does not continue behind values for which this is true. With it, the search ends
+            at the first argument or constant, because a gradient may depend on a whole model. None marks no
+            value.
     """
     result = Lineage()
     pending = [x]
@@ -111,7 +115,10 @@ def _constant(tracer: Any) -> Any:
 
 
 def _reductions(equation: Any, info: Any) -> Iterator[TracedReduction]:
-    """The collectives of `equation`, including those of functions that it calls."""
+    """The replicating collectives of `equation`, including those of functions that it calls.
+
+    `info` is the source information of the equation.
+    """
     name = equation.primitive.name
     if is_replicating(name) or name == "commplan_same":
         stack = str(info.name_stack)

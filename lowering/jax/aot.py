@@ -28,7 +28,8 @@ from commplan.lowering.jax._jit import has_profile
 from commplan.lowering.jax.device_topology import name_devices
 from commplan.lowering.jax.phase import layer_schedules, traced_schedules
 
-Devices = Any  # numpy object array of jax devices
+Devices = Any  # NumPy object array of JAX devices
+# The note of errors about steps that are compiled for CPUs.
 GPUS_ONLY = "compile for GPUs, for example `h100:4x8`; they do not have to be present"
 
 
@@ -51,7 +52,9 @@ def devices(target: Target) -> Devices:
 
 
 def mesh_on(target: Target, sizes: Mapping[str, int]) -> Mesh:
-    """A mesh with axes of `sizes` on the devices of `target`.
+    """A mesh with axes of `sizes` on the devices of `target`, the first axis major.
+
+    Without axes, the mesh has one axis `alone` of one device.
 
     Raises:
         CommplanError: CP1152 if the number of devices differs, CP0850 if the GPU compiler is not installed.
@@ -72,9 +75,9 @@ def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | N
     """Compile `step`, jitted or not, without running it.
 
     Args:
-        step: The step.
-        *args: Arrays, or values with their shapes and shardings.
-        profiled_for: If given, also compile with a profile that is estimated for this machine.
+        step: A function, jitted or not.
+        *args: Arrays, or values with their shapes and shardings, which also determine the platform.
+        profiled_for: Also compile with a profile that is estimated for this machine; None to omit this.
 
     Raises:
         CommplanError: CP1156 if a profile is requested for a step on CPU devices.
@@ -87,10 +90,10 @@ def compile_step(step: Callable[..., Any], *args: Any, profiled_for: Machine | N
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
     platform = "cpu" if (platforms or {jax.default_backend()}) == {"cpu"} else "gpu"
-    counts, with_pgle = _memory(compiled), has_profile(lowered)
+    memory, with_pgle = _memory(compiled), has_profile(lowered)
     layers = layer_schedules()
-    other_programs = tuple(each for each in programs if not any(each is layer for layer in layers))
-    text = StepText(compiled.as_text(), traced, platform, None, counts, layers, with_pgle, other_programs)
+    other_programs = tuple(program for program in programs if not any(program is layer for layer in layers))
+    text = StepText(compiled.as_text(), traced, platform, None, memory, layers, with_pgle, other_programs)
     if profiled_for is None:
         return text
     if text.platform == "cpu":

@@ -18,7 +18,14 @@ from commplan.lowering.jax.servers import ServerAccess
 
 
 class BufferRun(NamedTuple):
-    """Elements `offset` to `offset + size - 1` of a buffer: those from `start` on of array number `array`."""
+    """Consecutive elements of a buffer that come from, or go to, one array. Offsets are in elements.
+
+    Attributes:
+        offset: The first element in the buffer.
+        array: The index of the array.
+        start: The first element in the flattened array.
+        size: The number of elements.
+    """
 
     offset: int
     array: int
@@ -28,10 +35,13 @@ class BufferRun(NamedTuple):
 
 @dataclass(frozen=True)
 class BufferLayout:
-    """How a buffer of `size` elements is packed from, or unpacked to, arrays of `shapes`.
+    """How a buffer is packed from arrays, or unpacked to arrays.
 
-    `runs` are in the order of their offsets. Elements in no run are zero in an operand, and dropped from a
-    result.
+    Attributes:
+        size: The number of elements of the buffer.
+        runs: The parts of the buffer, in the order of their offsets. Elements in no run are zero in an
+            operand, and dropped from a result.
+        shapes: The shape of each array.
     """
 
     size: int
@@ -88,7 +98,7 @@ class Backend(Protocol):
         ...
 
     def index(self, axes: str | tuple[str, ...]) -> Array:
-        """This rank's index along `axes`, row-major, the first axis major: an int or i32[]."""
+        """This rank's index along `axes`, row-major, the first axis major: an i32 scalar, or an int."""
         ...
 
     def varying(self, x: Array, axes: tuple[str, ...]) -> Array:
@@ -106,7 +116,7 @@ class Backend(Protocol):
     def ordered_after(
         self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
     ) -> tuple[list[Array], list[Array]]:
-        """Both, unchanged; `xs`, operands of a collective over `axes`, are ordered after `previous`.
+        """Order `xs`, operands of a collective over `axes`, after `previous`; return both, unchanged.
 
         Callers must use the returned `previous` instead of the original.
         """
@@ -130,6 +140,8 @@ class Backend(Protocol):
         - all_to_all: row i of [n*k] is sent to rank i; received rows are in rank order.
         - broadcast: `x` of rank `op.root`, counted row-major over `op.axes`, bit for bit.
         - reduce: as all_reduce on rank `op.root`; unspecified on other ranks.
+        - swap: as all_to_all.
+        - shift: each rank receives `x` of the rank `op.root` places before it, cyclically.
         """
         ...
 

@@ -1,9 +1,8 @@
-"""The XLA options that make a compiled step follow its plan. They apply to one compilation, not to a
-process.
+"""The XLA options that make a compiled step follow its plan.
 
-`run.jit` passes them to `jax.jit`; `commplan explain --target` prints them. Names and values are those of
-XLA's `debug_options_flags.cc`. Option names differ between versions of XLA: `as_installed` queries the
-compiler.
+They apply to one compilation, not to a process. `run.jit` passes them to `jax.jit`; `commplan explain
+--target` prints them. Names and values are those of XLA's `debug_options_flags.cc`. Option names differ
+between versions of XLA: `as_installed` queries the compiler.
 
 Options that are not used, based on estimates of steps compiled ahead of time for H100 (`bench.compiled`):
 
@@ -38,43 +37,57 @@ from commplan.lowering.hlo.step import Platform
 from commplan.lowering.xla_passes import COPYING, DISABLED_PASSES, SLICING
 
 Value = bool | int | str
-_COMBINED = {  # by kind of collective: the maximum number of bytes that XLA combines
+# Names of options. The maximum number of bytes that XLA combines to one collective, by kind of collective:
+_COMBINED = {
     "all_reduce": "xla_gpu_all_reduce_combine_threshold_bytes",
     "reduce_scatter": "xla_gpu_reduce_scatter_combine_threshold_bytes",
     "all_gather": "xla_gpu_all_gather_combine_threshold_bytes",
 }
+# Whether XLA orders instructions such that collectives overlap with computation:
 _SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
+# The maximum number of collectives that run at the same time:
 _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
+# The value of `_OVERLAP`.
 # For all-reduces without an order, as in a loop, and for levels of all-reduces: 48.6 instead of 51.5 ms for a
 # scan tapped in levels on 32 H100, and no difference for ordered ones. With other collectives more was
 # exposed: 2.7 instead of 1.3 ms for gathered weights on 8 H100, 5.9 instead of 4.1 ms for an exchange of
 # experts on 128.
 OVERLAP_LIMIT = 8
+# Whether an all-reduce in a loop overlaps with the next iteration:
 PIPELINED = "xla_gpu_pipeline_all_reduce"
-_PIPELINES: Mapping[str, Value] = {  # names in different versions of XLA, the newest first
+# Its name and value in different versions of XLA, the newest first.
+_PIPELINES: Mapping[str, Value] = {
     PIPELINED: "COLLECTIVE_PIPELINING_MODE_ON",
     "xla_gpu_enable_pipelined_all_reduce": True,
 }
+# How XLA runs permutes: through buffers of NCCL, or by writing into the receiver's memory:
 _PERMUTE = "xla_gpu_collective_permute_mode"
+# The devices of a host, if XLA splits all-reduces into levels itself; 0 if it does not:
 _BLUECONNECT = "xla_gpu_all_reduce_blueconnect_num_devices_per_host"
+# The kinds of collectives that block until they are complete:
 _SYNCHRONOUS = "xla_gpu_disable_async_collectives"
+# The effect of a flag that switches an option off, for warnings.
 _EFFECTS = {
     _SCHEDULER: "collectives do not overlap with computation",
     **dict.fromkeys(_PIPELINES, "an all-reduce inside a loop does not overlap with the next iteration"),
 }
-_FLAG = re.compile(r"--(xla_\w+)(?:=(\S*))?")
+_FLAG = re.compile(r"--(xla_\w+)(?:=(\S*))?")  # a flag in XLA_FLAGS; without a value it is true
 
 
 class _Sizes(NamedTuple):
-    """The sizes of the axes, for functions that expect a mesh."""
+    """A `MeshLike`: the sizes of the axes."""
 
     shape: Mapping[str, int]
 
 
 class CompilerOption(msgspec.Struct, frozen=True):
-    """An option of XLA with its value, and the reason that this plan needs it.
+    """An option of XLA for the compilation of one plan.
 
-    `known` is whether the installed compiler accepts it; None if no compiler was queried.
+    Attributes:
+        name: The name of the option.
+        value: Its value.
+        why: The reason that the plan needs it, as text.
+        known: Whether the installed compiler accepts it; None if no compiler was queried.
     """
 
     name: str
@@ -87,7 +100,11 @@ class CompilerOption(msgspec.Struct, frozen=True):
 
 
 def platform_of(target: str) -> Platform:
-    """`gpu` for cuda, rocm and targets such as `h100:4x8`, else `cpu`. Raises CP1150 for others."""
+    """The platform of a target: `cpu` for cpu; `gpu` for gpu, cuda, rocm and targets such as `h100:4x8`.
+
+    Raises:
+        CommplanError: CP1150 for other texts.
+    """
     name = target.strip().lower()
     if name in ("cpu", "gpu", "cuda", "rocm"):
         return "cpu" if name == "cpu" else "gpu"
@@ -108,6 +125,7 @@ def as_installed(options: Iterable[CompilerOption]) -> tuple[CompilerOption, ...
 
 
 def _with_known_names(option: CompilerOption, is_known: Callable[[str, Value], bool]) -> CompilerOption:
+    """The option under the first name that the compiler accepts, with `known` set."""
     names = _PIPELINES if option.name in _PIPELINES else {option.name: option.value}
     for name, value in names.items():
         if is_known(name, value):
@@ -121,11 +139,13 @@ def accepted(options: Iterable[CompilerOption]) -> dict[str, Value]:
 
 
 def compiler_options(schedule: Schedule, target: str) -> tuple[CompilerOption, ...]:
-    """The options with which XLA compiles `schedule` for `target`; none if the schedule has no collectives.
+    """The options with which XLA compiles `schedule` for `target`.
+
+    Empty for CPUs, for schedules that are not for JAX, and for schedules without collectives.
 
     Args:
         schedule: The schedule.
-        target: The target: cpu, gpu, cuda, rocm, or one of `commplan audit --target`.
+        target: The target: cpu, gpu, cuda, rocm, or a target of `commplan audit --target` such as `h100:4x8`.
 
     Raises:
         CommplanError: CP1150 for an unknown target.
@@ -145,13 +165,15 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
 
     Args:
         phases: The collectives of each phase that has any.
-        buckets: Whether buckets are all-reduced.
+        buckets: Whether packed buffers are all-reduced.
     """
     if not phases:
         return
     collectives = [item for items in phases for item in items]
     why = "collectives overlap with computation; XLA enables this by default only for H100 and newer"
     yield CompilerOption(_SCHEDULER, True, why)
+
+    # Combining: XLA must merge the arrays of a bucket, and nothing else.
     disabled = {
         SLICING: "XLA overestimates slices of a loop's stacks, and would overlap them instead of collectives"
     }
@@ -166,6 +188,8 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
             why = f"XLA combines no two {words}s of the plan; the smallest has {min(sizes)} bytes"
             yield CompilerOption(name, min(sizes) - 1, why)
     yield CompilerOption(DISABLED_PASSES, ",".join(disabled), "; ".join(disabled.values()))
+
+    # Overlap: with the next iteration of a loop, and of collectives with each other.
     kinds = [item.kind for item in collectives]
     reduces = _are_all_reduces(collectives)
     if "all_reduce" in kinds and not (reduces and "reduce_scatter" in kinds):
@@ -178,6 +202,7 @@ def _options(phases: list[tuple[Expected, ...]], buckets: bool) -> Iterator[Comp
     elif links > 1:
         why = f"collectives over {links} kinds of links may run at the same time, one on each"
         yield CompilerOption(_OVERLAP, links, why)
+
     if any(item.kind == "permute" for item in collectives):
         why = "rounds of a program write into the receiver's memory, if NCCL has symmetric memory"
         yield CompilerOption(_PERMUTE, "COLLECTIVES_SYMMETRIC_MEMORY", why)
@@ -189,30 +214,39 @@ def _are_all_reduces(items: Sequence[Expected]) -> bool:
     This is not so if gradients are scattered and parameters gathered (ZeRO), which are different lines.
     """
 
-    def are(kinds: list[str]) -> bool:
+    def is_all_reduce(kinds: list[str]) -> bool:
         scatters, reduces, gathers = (kinds.count(k) for k in ("reduce_scatter", "all_reduce", "all_gather"))
         return 0 < reduces >= scatters == gathers and scatters + reduces + gathers == len(kinds)
 
-    return all(are([item.kind for item in line]) for line in grouped(items, lambda item: item.scope).values())
+    lines = grouped(items, lambda item: item.scope).values()
+    return all(is_all_reduce([item.kind for item in line]) for line in lines)
 
 
 def _links(item: Expected) -> Hashable:
-    """An identifier of the links in use. The rounds of a program have different pairs on the same links."""
+    """A key that is equal for collectives over the same links.
+
+    It is the groups, or for a permute the axes: the rounds of a program have different pairs on one axis.
+    """
     return item.axes if item.kind == "permute" else frozenset(item.groups)
 
 
 def _operand_nbytes(item: Expected) -> int:
-    """The bytes of a rank's operand or result, whichever is smaller."""
+    """The bytes of a rank's operand or result, whichever is smaller; at least 1."""
     return max(1, item.nbytes // len(item.groups[0]) if item.kind == "reduce_scatter" else item.nbytes)
 
 
 def overriding_flags(
     options: tuple[CompilerOption, ...], flags: str, file: str = ""
 ) -> tuple[Diagnostic, ...]:
-    """Warnings CP0858 for flags in XLA_FLAGS that defeat the plan's `options`.
+    """Warnings CP0858 for flags in XLA_FLAGS that defeat the plan's options.
 
     In a compilation of `run.jit`, its options override the flags of the process, except flags for which the
     plan has no option.
+
+    Args:
+        options: The options of the plan. Without options there are no warnings.
+        flags: The value of XLA_FLAGS.
+        file: The plan's file, for the warnings.
     """
     process_flags: Mapping[str, str] = {name: value or "true" for name, value in _FLAG.findall(flags)}
     needed = {option.name: option for option in options}

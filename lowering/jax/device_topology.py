@@ -1,4 +1,4 @@
-"""Derives a topology from a mesh whose program and plan name none."""
+"""Derives a topology from the devices of a mesh, if neither the program nor the plan names a topology."""
 
 from __future__ import annotations
 
@@ -10,16 +10,26 @@ from commplan.diagnostics import plural
 from commplan.lowering.gpu.targets import machine_topology, name_of_kind
 from commplan.topology import Level, Topology, places_of_hosts
 
-# For CPU devices: the memory of a process, and common Ethernet between processes.
-_MEMORY, _MEMORY_S = 10e9, 1e-6
-_ETHERNET, _ETHERNET_S = 1.25e9, 5e-5
+# For CPU devices:
+_MEMORY = 10e9  # bytes per second between devices of a process
+_MEMORY_S = 1e-6  # latency between devices of a process, in seconds
+_ETHERNET = 1.25e9  # bytes per second between processes, 10 Gbit/s
+_ETHERNET_S = 5e-5  # latency between processes, in seconds
+# For GPUs:
 _DOMAIN = 8  # maximum number of GPUs in an NVLink domain, if `slice_index` does not identify domains
 _targets: dict[int, tuple[Any, str]] = {}  # of `name_devices`: by id of a client, the client and the name
+# The remedy in messages about an assumed topology.
 FIX = 'name the machine with topology=.. or with `topology "FILE"` in the plan'
 
 
 class AssumedTopology(NamedTuple):
-    """A topology with the place of each rank, row-major over the axes; `assumed` is a description."""
+    """A topology that is derived from devices.
+
+    Attributes:
+        topology: The topology.
+        places: The place of each rank in the topology; ranks are row-major over the axes.
+        assumed: A description for users, with a remedy.
+    """
 
     topology: Topology
     places: tuple[int, ...]
@@ -34,9 +44,13 @@ def topology_of_mesh(mesh: Any, axes: Sequence[str]) -> AssumedTopology | None:
     GPU, or of memory and 10 Gbit/s Ethernet for CPUs. Along axes that are not in `axes` the first index is
     used.
 
+    Args:
+        mesh: The mesh.
+        axes: The axes over which ranks are counted, the first axis major.
+
     Returns:
         The topology; None for fewer than two devices, for CPU devices of one process, for unknown kinds of
-        devices, and if machines have different numbers of devices.
+        devices, if the mesh lacks an axis, and if machines have different numbers of devices.
     """
     devices = _devices(mesh, axes)
     hosts = [f"host{machine}" for machine in _machines_of(devices)]
@@ -79,7 +93,7 @@ def _devices(mesh: Any, axes: Sequence[str]) -> list[Any]:
 
 
 def _machines_of(devices: Sequence[Any]) -> list[int]:
-    """The index of the machine of each device."""
+    """The number of the machine of each device: equal for devices of one machine."""
     processes = [int(device.process_index) for device in devices]
     if any(device.platform == "cpu" for device in devices):
         return processes
@@ -90,18 +104,20 @@ def _machines_of(devices: Sequence[Any]) -> list[int]:
 
 
 def _target_of(device: Any) -> str | None:
+    """The name of the GPU, as declared by `name_devices` or from the kind of the device; None if unknown."""
     client = getattr(device, "client", None)
     registered, name = _targets.get(id(client), (None, None))
     return name if client is not None and registered is client else name_of_kind(str(device.device_kind))
 
 
 def name_devices(devices: Sequence[Any], name: str) -> None:
-    """Declare that `devices`, which may be absent and without a kind, belong to target `name`."""
+    """Declare that `devices`, which may be absent and without a kind, are GPUs `name`, such as `h100`."""
     client = devices[0].client
     _targets[id(client)] = (client, name)
 
 
 def _of_processes(count: int, per_process: int) -> Topology:
+    """The topology of `count` processes with `per_process` CPU devices each."""
     levels = [Level("device", per_process, _MEMORY_S, _MEMORY)] if per_process > 1 else []
     levels.append(Level("host", count, _ETHERNET_S, _ETHERNET))
     return Topology(f"cpu_{count}x{per_process}", tuple(levels))

@@ -1,4 +1,8 @@
-"""The execution of a phase: its ops in order, at once or around steps that hide its exchanges."""
+"""Executes the ops of a phase while it is traced.
+
+`Execution` runs ops in order and completes split collectives when their results are read. `PhaseInFlight`
+spreads the ops of a hidden phase over the steps of the program that hide its exchanges.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +25,23 @@ from commplan.lowering.jax.pytree import Tree
 
 @dataclass(frozen=True)
 class CallContext:
-    """A call of a phase.
+    """The parameters of one call of a phase.
 
     Attributes:
-        number: The number of calls of the phase before, i32; None if the phase does not depend on it.
-        rng: The source of random keys; None if nothing is random.
+        number: The number of earlier calls of the phase, an i32 scalar; None if the phase does not depend on
+            it.
+        rng: The source of random keys; None if no function of the phase is random.
     """
 
     number: jax.Array | None = None
     rng: RngContext | None = None
 
 
-ONCE = CallContext()
+ONCE = CallContext()  # for a phase that depends neither on the number of its call nor on random keys
 
 
 class LoweredPhase(Protocol):
-    """A phase whose ops are executed; see `lowering.jax.phase.Lowered`."""
+    """A phase whose ops are executed: the interface of `lowering.jax.phase.Lowered`, which documents it."""
 
     @property
     def phase(self) -> ir.Phase: ...
@@ -51,14 +56,18 @@ class LoweredPhase(Protocol):
 
 
 class Execution:
-    """The execution of ops of a phase, of which later ones may run later.
+    """The execution of one call of a phase. Each call of `run` executes some of its ops.
 
     Args:
         lowered: The phase.
         values: All values of the phase, by id.
-        sequence: All ops, in order.
+        sequence: All ops that will run, in order.
         env: The values so far, by id; results are added.
-        call: The call of the phase.
+        call: The parameters of the call.
+
+    Attributes:
+        elision: The buffers that need not be created.
+        chained: The results after which later ops are ordered.
     """
 
     def __init__(
@@ -71,7 +80,7 @@ class Execution:
         self._in_flight: list[tuple[ir.Op, Callable[[], Env]]] = []
 
     def run(self, ops: Iterable[ir.Op]) -> None:
-        """Run `ops` in order. Split collectives and requests that no op reads are not completed."""
+        """Run `ops` in order. Split collectives and requests are completed only before an op reads them."""
         lowered, env, elision = self.lowered, self.env, self.elision
         for op in ops:
             if self._in_flight:
@@ -87,7 +96,7 @@ class Execution:
                     self._in_flight.append((op, finish))
 
     def complete(self, needed: Container[str] | None = None) -> None:
-        """Complete what makes the values `needed`, or all that is in flight."""
+        """Complete the split collectives and requests that compute the values `needed`; all for None."""
         for started in list(self._in_flight):
             op, finish = started
             if needed is None or any(ref in needed for ref in ir.results(op)):
@@ -97,7 +106,12 @@ class Execution:
 
 
 class PhaseInFlight:
-    """A hidden phase between its beginning and its end."""
+    """A hidden phase between its beginning and its end. Its first exchanges begin at once.
+
+    Args:
+        execution: The execution of the phase; it has not run any op.
+        ops: The ops of the phase, in order.
+    """
 
     def __init__(self, execution: Execution, ops: Sequence[ir.Op]) -> None:
         self.lowered, self.env = execution.lowered, execution.env
@@ -107,17 +121,32 @@ class PhaseInFlight:
         self._execution.run(first)
 
     def advance(self, values: Sequence[jax.Array]) -> list[jax.Array]:
-        """Begin the exchanges that are due before the next step; returns `values`, ordered after them."""
+        """Begin the exchanges that are due before the next step of the program.
+
+        Args:
+            values: The values on which the step computes.
+
+        Returns:
+            The values, ordered after these exchanges.
+        """
         self._steps += 1
         if self._steps:
             self.lowered.backend.wait_for(values)
+        # The rounds are spread evenly over the steps: round i of n begins before step i * hidden / n.
         hidden = self.lowered.phase.hidden
         while self._rounds and (self._count - len(self._rounds)) * hidden <= self._steps * self._count:
             self._execution.run(self._rounds.pop(0))
         return self.lowered.backend.after_begun(values)
 
     def finish(self, inputs: Mapping[str, Tree]) -> tuple[Env, Env]:
-        """The outputs and the new states. `inputs` are the values at the end of those that are read late."""
+        """Run the rest of the phase.
+
+        Args:
+            inputs: The values at the end of the phase, by name, of the inputs that it reads late.
+
+        Returns:
+            The outputs and the new states, by name.
+        """
         self.lowered.backend.wait_for([x for tree in inputs.values() for x in tree.leaves])
         for exchange in self._rounds:
             self._execution.run(exchange)

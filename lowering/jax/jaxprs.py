@@ -1,4 +1,7 @@
-"""Splits, evaluates and analyzes functions that are traced to jaxprs."""
+"""Analyzes, reduces and evaluates functions that are traced to jaxprs.
+
+`layers.vjp` splits derivatives with it, and `gradient_times` evaluates a step on one device.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,23 @@ from commplan.lowering.collective_primitives import collective_kind
 from commplan.lowering.jax import _compat
 
 Jaxpr = Any
-# By prefix of their name; the rest of the name differs between versions of JAX.
+# Primitives by prefix of their name; the rest of the name differs between versions of JAX.
+# Those that call a function once on their operands:
 _CALLS = (
     "jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call", "custom_vjp_call",
 )  # fmt: skip
+# Those that change only the axes over which JAX types a value as varying:
 _TYPES_ONLY = ("pvary", "pcast")
 
 
 @dataclass(frozen=True)
 class JaxprProgram:
-    """A jaxpr with its constants; calling it evaluates the jaxpr."""
+    """A jaxpr with its constants. Calling it with the arguments evaluates it and returns the results.
+
+    Attributes:
+        jaxpr: The jaxpr.
+        consts: The values of its constant variables, in order; empty if it has none.
+    """
 
     jaxpr: Jaxpr
     consts: tuple[Array, ...] = ()
@@ -49,9 +59,11 @@ class JaxprProgram:
         return _compat.without_dead_code(self.jaxpr, results, [False] * len(self.jaxpr.invars))[1]
 
     def restricted(self, results: Sequence[bool], count: int) -> JaxprProgram:
-        """Remove all but the selected results, and the arguments that they do not need.
+        """The program without unneeded results and arguments.
 
-        The first `count` arguments are kept.
+        Args:
+            results: For each result, whether it is kept.
+            count: The number of leading arguments that are kept even if no result needs them.
         """
         required = [number < count for number in range(len(self.jaxpr.invars))]
         return JaxprProgram(_compat.without_dead_code(self.jaxpr, results, required)[0], self.consts)
@@ -72,7 +84,10 @@ def called_by(equation: Any) -> Iterator[tuple[Jaxpr, tuple[Array, ...]]]:
 
 
 def inlinable_call(equation: Any) -> tuple[Jaxpr, tuple[Array, ...]] | None:
-    """The function that `equation` calls exactly once on its operands, and its constants; or None."""
+    """The function that `equation` calls exactly once on its operands, and its constants.
+
+    None for other equations, such as loops, and if the function takes other operands.
+    """
     called = next(called_by(equation), None)
     fits = called is not None and len(called[0].invars) == len(equation.invars)
     return called if fits and equation.primitive.name.startswith(_CALLS) else None
@@ -82,6 +97,14 @@ def evaluate_alone(jaxpr: Jaxpr, consts: Sequence[Array], arguments: Sequence[Ar
     """Evaluate the body of a shard_map as if its rank had no peers, outside of any mesh.
 
     A collective returns its operand, or zeros if the shape of its result differs; `axis_index` returns 0.
+
+    Args:
+        jaxpr: The body.
+        consts: The values of its constant variables.
+        arguments: The arguments of one rank.
+
+    Returns:
+        The results of one rank.
     """
     values: dict[Any, Array] = dict(
         zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *arguments), strict=True)
@@ -111,7 +134,8 @@ def _evaluate_equation(equation: Any, operands: list[Array]) -> Sequence[Array]:
     if name == "scan":
         return _scan_alone(params, operands)
     if name == "cond":
-        bodies = [partial(evaluate_alone, *_compat.jaxpr_and_constants(each)) for each in params["branches"]]
+        branches = map(_compat.jaxpr_and_constants, params["branches"])
+        bodies = [partial(evaluate_alone, *branch) for branch in branches]
         return lax.switch(operands[0], bodies, operands[1:])
     if name == "while":
         return _while_alone(params, operands)
@@ -127,6 +151,7 @@ def _substitute(aval: Any, operand: Array | None) -> Array:
 
 
 def _scan_alone(params: dict[str, Any], operands: list[Array]) -> list[Array]:
+    """Evaluate a `scan` on one rank. Its operands are constants, carried values, and stacked slices."""
     body, consts = _compat.jaxpr_and_constants(params["jaxpr"])
     const_count, carry_count = _compat.scan_operands(params)
     carry_end = const_count + carry_count
@@ -141,6 +166,7 @@ def _scan_alone(params: dict[str, Any], operands: list[Array]) -> list[Array]:
 
 
 def _while_alone(params: dict[str, Any], operands: list[Array]) -> list[Array]:
+    """Evaluate a `while` on one rank. Its operands are the constants of both functions, and the state."""
     condition, body = (_compat.jaxpr_and_constants(params[f"{part}_jaxpr"]) for part in ("cond", "body"))
     body_start = params["cond_nconsts"]
     carry_start = body_start + params["body_nconsts"]

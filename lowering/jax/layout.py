@@ -15,19 +15,24 @@ from commplan.ir.schedule import Leaf, Value
 from commplan.ir.types import Placement
 from commplan.lowering.jax import _compat
 
-Sizes = Mapping[str, int]
+Sizes = Mapping[str, int]  # the size of each axis by name
 
 
 def spec(placement: Placement, *, scalar: bool = False) -> PartitionSpec:
-    """The partition spec of a leaf in the global layout; `scalar` for a leaf without dimensions."""
-    cut = placement.split if placement.split and not scalar else ()
-    if not cut:
+    """The partition spec of a leaf in the global layout, without unreduced axes.
+
+    Args:
+        placement: The placement of the value.
+        scalar: Whether the leaf has no dimensions, so that it is not split.
+    """
+    split = () if scalar else placement.split
+    if not split:
         return PartitionSpec(*placement.per)
-    return PartitionSpec(*placement.per, cut[0] if len(cut) == 1 else cut)
+    return PartitionSpec(*placement.per, split[0] if len(split) == 1 else split)
 
 
 def global_shape(value: Value, leaf: Leaf, sizes: Sizes) -> tuple[int, ...]:
-    """The shape of `leaf` over all ranks."""
+    """The shape of the global array of `leaf`, whose own shape is that of one rank's array."""
     lead = tuple(sizes[axis] for axis in value.placement.per)
     if not value.placement.split or not leaf.shape:
         return (*lead, *leaf.shape)
@@ -45,5 +50,5 @@ def varying(value: Value, leaf: Leaf) -> tuple[str, ...]:
 
 def leaf_specs(value: Value) -> list[PartitionSpec]:
     """One spec for each leaf of `value`; partial values are unreduced."""
-    whole = (spec(value.placement, scalar=not leaf.shape) for leaf in value.leaves)
-    return [_compat.with_terms(each, value.placement.partial) for each in whole]
+    specs = (spec(value.placement, scalar=not leaf.shape) for leaf in value.leaves)
+    return [_compat.with_terms(leaf_spec, value.placement.partial) for leaf_spec in specs]

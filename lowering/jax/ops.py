@@ -1,4 +1,8 @@
-"""The local ops of a schedule on one rank's arrays: pack, unpack, cast, scale, slice and arithmetic."""
+"""The local ops of a schedule on one rank's arrays: pack, unpack, cast, scale, slice and arithmetic.
+
+`ways` is always a number of shards or of rows. `array` is whether a leaf is that of an array, whose leading
+dimension is split, rather than of a tree, whose leaves are flattened before they are split.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +22,29 @@ from commplan.ir.refs import base_name
 from commplan.ir.types import DType
 from commplan.lowering.jax.pytree import LEAF, Tree
 
-Values = Mapping[str, ir.Value]
-Env = Mapping[str, Tree]
+Values = Mapping[str, ir.Value]  # the values of a phase by id
+Env = Mapping[str, Tree]  # the trees of values by id
+# The note of errors about disabled 64-bit types.
 ENABLE_X64 = "64-bit types need jax.config.update('jax_enable_x64', True)"
 
 
 def jax_dtype(name: str) -> Any:
-    """The dtype of a plan (`bf16`) as JAX names it."""
+    """The JAX dtype of a type of the plan, such as `bf16`. It may be disabled; see `checked_dtype`."""
     return jnp.dtype(DType(name).numpy_name)
 
 
 def checked_dtype(dtype: DType, result: str, span: Span, file: str) -> Any:
-    """The JAX dtype of a conversion towards `result`. Raises CP0805 if JAX would use a narrower one."""
+    """The JAX dtype of `dtype`.
+
+    Args:
+        dtype: The type to which the plan converts.
+        result: The id of the value that the conversion is for, for errors.
+        span: The location in the plan, for errors.
+        file: The plan's file, for errors.
+
+    Raises:
+        CommplanError: CP0805 if JAX would use a narrower dtype, because 64-bit types are disabled.
+    """
     expected = jax_dtype(dtype)
     actual = jax.dtypes.canonicalize_dtype(expected)
     if actual != expected:
@@ -46,14 +61,18 @@ def pad(x: Array, ways: int) -> Array:
 
 
 def rows(leaf: Array, ways: int, *, array: bool) -> Array:
-    """A leaf as `ways` rows: flattened and zero-padded. For an array, the leading dimension is padded."""
+    """A leaf as zero-padded rows; [ways, columns].
+
+    The leading dimension of an array is padded to a multiple of `ways`, so each row holds whole slices of it.
+    A tree's leaf is flattened and padded.
+    """
     if array and leaf.ndim:
         leaf = pad(leaf, ways)
     return pad(leaf.reshape(-1), ways).reshape(ways, -1)
 
 
 def pack(op: ir.Pack, values: Values, env: Env) -> Tree:
-    """The flat buffer of `ways` rows, with zeros between the parts."""
+    """The flat buffer of a pack: `op.ways` rows one after the other, with zeros between the parts."""
     leaf = values[op.result].leaves[0]
     width = leaf.size // op.ways
     pieces: list[Array] = []
@@ -79,9 +98,9 @@ def unpack(
     Args:
         op: The unpack.
         values: The values of the phase by id.
-        env: The buffers.
-        received: For buffers that were not created, their runs by offset. A run that is a whole leaf has the
-            shape of the leaf.
+        env: The buffers that were created.
+        received: The parts of buffers that were not created, by the id of the buffer and the offset of the
+            part. A part that is a whole leaf has the shape of the leaf.
     """
     value = values[op.result]
     parts: list[list[ir.Part]] = [[] for _ in value.leaves]
@@ -107,7 +126,7 @@ def unpack(
 def _whole(
     leaf: ir.Leaf, parts: Sequence[ir.Part], received: Mapping[str, Mapping[int, Array]]
 ) -> Array | None:
-    """`leaf` if it was received as a whole."""
+    """The array of `leaf` if it was received as a whole; otherwise None."""
     parts = [part for part in parts if part.size]
     if len(parts) != 1 or parts[0].value not in received:
         return None
@@ -134,7 +153,10 @@ def _join(pieces: Sequence[Array], ways: int, dtype: DType) -> Array:
 
 
 def shard(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
-    """Shard `place` of `ways` of a leaf. A leaf of a tree is flattened first; a scalar is not split."""
+    """Shard `place` of a leaf that is zero-padded to `ways` equal shards; a scalar is not split.
+
+    `place` is an index, traced or not.
+    """
     if leaf.ndim == 0:
         return leaf
     padded = pad(leaf if array else leaf.reshape(-1), ways)
@@ -143,7 +165,10 @@ def shard(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
 
 
 def pick(leaf: Array, fragment: Array, layout: FragmentLayout) -> Array:
-    """The piece of fragment `fragment` of a leaf, flat; see `ir.fragments`."""
+    """The piece of a leaf that fragment number `fragment` holds, flattened; see `ir.fragments`.
+
+    With one fragment, the piece is the leaf itself.
+    """
     if layout.fragments == 1:
         return leaf
     columns = layout.columns(leaf.size)
@@ -153,11 +178,12 @@ def pick(leaf: Array, fragment: Array, layout: FragmentLayout) -> Array:
 
 
 def merge(leaf: Array, piece: Array, fragment: Array, layout: FragmentLayout) -> Array:
-    """`leaf`, whose fragment `fragment` is `piece`."""
+    """`leaf` with fragment number `fragment` replaced by `piece`, the inverse of `pick`."""
     if layout.fragments == 1:
         return piece
     columns = layout.columns(leaf.size)
     table = rows(leaf, layout.ways, array=False)
+    # The window of the last fragment is moved back to fit; its first columns belong to the fragment before.
     start = jnp.minimum(fragment * columns, table.shape[1] - columns)
     is_inside = start + jnp.arange(columns, dtype=start.dtype) >= fragment * columns
     window = lax.dynamic_slice_in_dim(table, start, columns, 1)
@@ -173,7 +199,7 @@ def number(place: Any, owners: Sequence[int]) -> Any:
 
 
 def mask_to_root(leaf: Array, keep: Any) -> Array:
-    """`leaf` where `keep` is true, zeros elsewhere."""
+    """`leaf` if the scalar `keep` is true, otherwise zeros."""
     return jnp.where(keep, leaf, jnp.zeros_like(leaf))
 
 
@@ -183,11 +209,17 @@ def unshard(flat: Array, leaf: ir.Leaf) -> Array:
 
 
 def scale(leaf: Array, how: str, by: Any, over: Any = None) -> Array:
-    """Multiply or divide `leaf` (see `ir.ops.Scale`).
+    """Multiply or divide `leaf` by a factor (see `ir.ops.Scale`).
 
-    By a number, by a scalar, or by the quotient of two scalars (`by / over`). Floats are multiplied in f32 or
-    wider, divided in their own dtype if it can represent the number, and rounded once. Zero times anything is
-    zero.
+    Floats are multiplied in f32 or wider, divided in their own dtype if it can represent the number, and
+    rounded once. A ratio leaves integers unchanged. A float times a scalar or a ratio is zero if the scalar,
+    the numerator or the denominator is zero, even for NaN.
+
+    Args:
+        leaf: The leaf.
+        how: `mul` or `div`; used if the factor is a number, as scalars and ratios always multiply.
+        by: The factor, a Python number or a scalar array; or the numerator of a ratio, a scalar array.
+        over: The denominator of a ratio, a scalar array; None if the factor is `by`.
     """
     is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
     wide = jnp.promote_types(leaf.dtype, jnp.float32) if is_float else leaf.dtype
@@ -219,7 +251,19 @@ def converted(
     over: Any = None,
     number: int = 0,
 ) -> Array:
-    """Apply `op` to leaf `number` of a tree. `by` and `over` are the factors of a scale."""
+    """Apply `op` to one leaf.
+
+    Args:
+        op: The op.
+        leaf: The leaf.
+        file: The plan's file, for errors.
+        by: The factor of a scale; see `scale`.
+        over: The denominator of a scale; see `scale`.
+        number: The index of the leaf in its tree, for a cast with one dtype for each leaf.
+
+    Raises:
+        CommplanError: See `checked_dtype`.
+    """
     match op:
         case ir.Cast():
             dtype = op.dtype[number] if isinstance(op.dtype, tuple) else op.dtype
@@ -231,7 +275,10 @@ def converted(
 
 
 def pull(leaf: Array, center: Array, eta: Any, rho: Any) -> Array:
-    """eta * rho * (leaf - center), the force of elastic averaging (Zhang, Choromanska, LeCun 2015)."""
+    """eta * rho * (leaf - center), the force of elastic averaging (Zhang, Choromanska, LeCun 2015).
+
+    Computed in f32 or wider, and rounded once to the dtype of `leaf`.
+    """
     wide = jnp.promote_types(leaf.dtype, jnp.float32)  # wide enough for the product of the rates
     factor = jnp.asarray(eta, wide) * jnp.asarray(rho, wide)
     return ((leaf.astype(wide) - center.astype(wide)) * factor).astype(leaf.dtype)

@@ -1,4 +1,8 @@
-"""Pack elision: collectives that read from, or write to, the arrays that would be packed into a buffer."""
+"""Pack elision: runs collectives of a bucket on its arrays, without creating the bucket's buffer.
+
+`execution.Execution` calls `PackElision.begin` before it runs an op. The backend decides whether it can run
+the collective without the buffer.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,12 @@ Env = dict[str, Tree]
 
 
 class UnpackedPart(NamedTuple):
-    """A part of a buffer, and the op that unpacks it."""
+    """A part of a buffer.
+
+    Attributes:
+        op: The op that unpacks it.
+        part: The part: its position in the buffer, and its leaf and position in the result of `op`.
+    """
 
     op: ir.Unpack
     part: ir.Part
@@ -26,15 +35,18 @@ class UnpackedPart(NamedTuple):
 
 @dataclass
 class PackElision:
-    """The buffers of a phase that need not be created: they are packed for one collective, or only unpacked
-    after one.
+    """The buffers of a phase that need not be created.
+
+    A buffer is packed for one collective only, or it is the result of a collective and only unpacked.
 
     Attributes:
         backend: The backend.
         values: The values of the phase by id.
-        packs: By buffer, its pack.
-        parts: By buffer, the parts that are unpacked from it, in the order of their offsets.
-        received: By buffer that was received in parts, its parts by offset.
+        packs: The pack of each operand buffer, by the id of the buffer.
+        parts: The parts that are unpacked from each result buffer, in the order of their offsets, by the id
+            of the buffer.
+        received: The arrays of each result buffer that was received in parts, by the id of the buffer and the
+            offset of the part in the buffer.
     """
 
     backend: Backend
@@ -44,14 +56,17 @@ class PackElision:
     received: dict[str, dict[int, Array]] = field(default_factory=dict[str, dict[int, Array]])
 
     def defers(self, op: ir.Op, env: Env) -> bool:
-        """Whether `op` is a pack that its collective replaces."""
+        """Whether `op` is a pack that its collective may replace. If so, adds an empty buffer to `env`."""
         if not isinstance(op, ir.Pack) or op.result not in self.packs:
             return False
         env[op.result] = Tree((), LEAF)
         return True
 
     def ordered_after(self, op: ir.Collective, xs: Sequence[Array], env: Env) -> list[Array]:
-        """`xs`, ordered after the ops in `op.after`. Later ops use the ordered results of these."""
+        """`xs`, the operands of `op`, ordered after the ops in `op.after`.
+
+        The results of these ops are replaced in `env` and `received`, so that later ops preserve the order.
+        """
         refs = [ref for ref in op.after if ref in env and env[ref].leaves]
         if not refs:
             return list(xs)
@@ -63,7 +78,16 @@ class PackElision:
         return tied
 
     def begin(self, op: ir.Op, env: Env) -> Callable[[], Env] | None:
-        """Begin `op` without its buffers. Returns None if `op` must run normally, and creates its operand."""
+        """Begin a collective without its buffers.
+
+        Args:
+            op: Any op of the phase.
+            env: The values so far, by id.
+
+        Returns:
+            A function that completes the collective and returns its result by id. None if `op` must run
+            normally; its operand buffer is then in `env`.
+        """
         if not isinstance(op, ir.Collective) or not (op.operand in self.packs or op.result in self.parts):
             return None
         pack, parts = self.packs.get(op.operand), self.parts.get(op.result)
@@ -86,9 +110,8 @@ class PackElision:
         def finish() -> Env:
             results = complete()
             if parts is not None:
-                self.received[op.result] = dict(
-                    zip((each.part.offset for each in parts), results, strict=True)
-                )
+                offsets = (unpacked.part.offset for unpacked in parts)
+                self.received[op.result] = dict(zip(offsets, results, strict=True))
             return {op.result: Tree(tuple(results), LEAF)}
 
         return finish
@@ -113,21 +136,25 @@ def pack_elision(sequence: Sequence[ir.Op], values: Mapping[str, ir.Value], back
 
 
 def _unpacked_parts(buffer: str, readers: Sequence[ir.Op]) -> tuple[UnpackedPart, ...]:
-    """The parts of `buffer` that its readers unpack, if all readers unpack it and no parts overlap."""
+    """The parts of `buffer` that its readers unpack, in the order of their offsets.
+
+    Empty if a reader does not unpack it, if the readers view it as different numbers of rows, or if parts
+    overlap.
+    """
     unpacks = [op for op in readers if isinstance(op, ir.Unpack)]
     if len(unpacks) < len(readers) or len({op.ways for op in unpacks}) != 1:
         return ()
     parts = [
         UnpackedPart(op, part) for op in unpacks for part in op.parts if part.value == buffer and part.size
     ]
-    parts.sort(key=lambda each: each.part.offset)
+    parts.sort(key=lambda unpacked: unpacked.part.offset)
     ends = [part.offset + part.size for _, part in parts]
     are_disjoint = all(end <= part.offset for end, (_, part) in zip(ends, parts[1:], strict=False))
     return tuple(parts) if are_disjoint else ()
 
 
 def _sources(pack: ir.Pack) -> dict[tuple[str, int], int]:
-    """The leaves that `pack` reads, with their indices."""
+    """The distinct leaves that `pack` reads, as (value, leaf), with their indices in the operand arrays."""
     leaves = dict.fromkeys((part.value, part.leaf) for part in pack.parts if part.size)
     return {leaf: number for number, leaf in enumerate(leaves)}
 
@@ -137,6 +164,7 @@ def _leaves(pack: ir.Pack, env: Mapping[str, Tree]) -> tuple[Array, ...]:
 
 
 def _flat(value: ir.Value) -> BufferLayout:
+    """The layout of a buffer that is one array."""
     (leaf,) = value.leaves
     return BufferLayout(leaf.size, (BufferRun(0, 0, 0, leaf.size),), (leaf.shape,))
 
@@ -152,7 +180,7 @@ def _operand_layout(pack: ir.Pack, values: Mapping[str, ir.Value]) -> BufferLayo
         row = row_size("array" if value.kind == "array" else "tree", leaf, pack.ways)
         for number in range(pack.ways):
             low = number * row + part.start
-            count = min(part.size, leaf.size - low)
+            count = min(part.size, leaf.size - low)  # without the padding of the last rows
             if count > 0:
                 runs.append(
                     BufferRun(number * width + part.offset, sources[part.value, part.leaf], low, count)
@@ -164,7 +192,10 @@ def _operand_layout(pack: ir.Pack, values: Mapping[str, ir.Value]) -> BufferLayo
 def _result_layout(
     op: ir.Collective, parts: Sequence[UnpackedPart], values: Mapping[str, ir.Value]
 ) -> BufferLayout:
-    """One array for each part: the whole leaf if it is in one part, otherwise the rows of the part."""
+    """The layout of a result buffer, with one array for each part.
+
+    A leaf that is in one part is an array of the leaf's shape. Other parts are flat arrays of their rows.
+    """
     size, ways = values[op.result].leaves[0].size, parts[0].op.ways
     width = size // ways
     runs: list[BufferRun] = []

@@ -1,4 +1,8 @@
-"""Lowers a phase of a schedule to a function of one rank's arrays, to be called inside a shard_map."""
+"""Lowers a phase of a schedule to a function of one rank's arrays, which is called while a step is traced.
+
+`Lowered` runs single ops; `execution` determines their order. Under JAX the function runs inside a shard_map,
+under MPI on the arrays of a process.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +38,14 @@ _DERIVATIVE_OF_GATHER = (
     "the derivative of this `gather` is an all-reduce, of which each rank keeps only a part, because JAX sums"
     " gradients of values that are the same on all ranks. run.layers gathers weights and scatters gradients"
 )
-_watchers: list[list[ir.Schedule]] = []  # of `traced_schedules`
+_watchers: list[list[ir.Schedule]] = []  # the lists of all active contexts `traced_schedules`
+# The schedules of `register_layers` by their owner.
 _layers: weakref.WeakKeyDictionary[Any, tuple[ir.Schedule, ...]] = weakref.WeakKeyDictionary()
 
 
 @contextlib.contextmanager
 def traced_schedules() -> Generator[list[ir.Schedule]]:
-    """A context that yields a list of the schedules whose phases are traced within it."""
+    """A context that yields a list of the schedules whose phases are traced within it, once for each call."""
     schedules: list[ir.Schedule] = []
     _watchers.append(schedules)
     try:
@@ -61,12 +66,12 @@ def layer_schedules() -> tuple[ir.Schedule, ...]:
 
 @dataclass(frozen=True)
 class Lowered:
-    """Phase `phase` of `schedule`, lowered. Build it once, and call `run` while tracing.
+    """A lowered phase. Build it once, and call `run` while tracing.
 
     Attributes:
         schedule: The schedule.
-        phase: The phase.
-        functions: The device functions by name.
+        phase: The phase of the schedule.
+        functions: The device functions by name, including the built-in ones.
         backend: The backend.
         structures: Pytree structures by leaf paths, for values whose structure cannot be inferred from
             arguments.
@@ -90,7 +95,7 @@ class Lowered:
 
     @cached_property
     def arguments(self) -> dict[str, ir.Value]:
-        """The arguments of the phase by name: inputs of the plan, and source-only values."""
+        """The arguments of the phase by name: inputs of the plan, and values computed from sources alone."""
         values = self.values
         refs = {name_of(ref): ref for ref in self.phase.inputs}
         refs |= {binding.name: binding.value for binding in self.phase.takes}
@@ -104,7 +109,7 @@ class Lowered:
 
     @cached_property
     def on_servers(self) -> frozenset[str]:
-        """The states that are stored on servers, on entry."""
+        """The ids of the states on entry that are stored on servers."""
         entry = self.schedule.entry
         return frozenset(value.id for value in entry if value.placement.server is not None)
 
@@ -126,7 +131,7 @@ class Lowered:
 
     @property
     def is_counted(self) -> bool:
-        """Whether it depends on the number of its call, which the state then counts."""
+        """Whether it depends on the number of its call, so that callers must count calls."""
         return self.is_random or self.phase.fragments > 1
 
     def run(
@@ -136,14 +141,16 @@ class Lowered:
 
         Args:
             inputs: One rank's arguments by name.
-            state: One rank's states by name.
-            call: The call.
+            state: One rank's states by name; those on servers are ignored.
+            call: The parameters of the call.
 
         Returns:
-            The outputs and the new states by name.
+            The outputs and the new states by name, without states on servers.
 
         Raises:
-            CommplanError: CP0808 for ops that JAX does not run yet.
+            CommplanError: CP0808 for ops that JAX does not run; CP0805 for a conversion to a 64-bit dtype
+                that is disabled in JAX; CP0809 if a function does not match the plan; CP0851 for states on
+                servers if the backend has none.
         """
         env = self.enter(inputs, state)
         self.apply(self.ops, env, call)
@@ -152,12 +159,12 @@ class Lowered:
     def begin(
         self, inputs: Mapping[str, Tree], state: Mapping[str, Tree], call: CallContext = ONCE
     ) -> PhaseInFlight:
-        """Begin the phase: run its ops up to the exchanges that do not depend on others. See `run`."""
+        """Begin a hidden phase: run its ops up to the first round of exchanges. See `run`."""
         env = self.enter(inputs, state)
         return PhaseInFlight(Execution(self, self.values, self.ops, env, call), self.ops)
 
     def enter(self, inputs: Mapping[str, Tree], state: Mapping[str, Tree]) -> Env:
-        """The values on entry by id."""
+        """The values on entry by id. Records the schedule for `traced_schedules`."""
         for watcher in _watchers:
             watcher.append(self.schedule)
         env: Env = {ref: inputs[name_of(ref)] for ref in self.phase.inputs}
@@ -194,9 +201,8 @@ class Lowered:
         if not isinstance(op, ir.Collective) or op.form != "split":
             return None
         leaves = env[op.operand].leaves
-        if any(
-            x.size == 0 or x.ndim == 0 for x in leaves
-        ):  # `_exchange` runs some of these without a collective
+        # `_exchange` runs some empty leaves and scalars without a collective.
+        if any(x.size == 0 or x.ndim == 0 for x in leaves):
             return None
         source, target = self.values[op.operand], self.values[op.result]
         parts: list[Callable[[], Any]] = []
@@ -208,6 +214,7 @@ class Lowered:
         return lambda: {op.result: env[op.operand].like([part() for part in parts])}
 
     def _request(self, op: ServerOp, env: Env) -> Callable[[], Env]:
+        """Start a request to servers. The returned function waits for its results. Raises CP0851."""
         service = self.backend.service
         if service is None:
             servers.refuse(op.span, self.schedule.file)
@@ -221,7 +228,10 @@ class Lowered:
         return finish_tree
 
     def _response_structure(self, op: ServerOp, ref: str, env: Env) -> Structure:
-        """The structure of a server's response: that of an operand with the same leaves, if there is one."""
+        """The structure of result `ref` of a request.
+
+        It is that of an operand with the same leaf paths, otherwise that of `structures` or nested dicts.
+        """
         value = self.values[ref]
         if value.kind != "tree":
             return LEAF
@@ -232,23 +242,27 @@ class Lowered:
         return structure_by(paths, self.structures)
 
     def _complete(self, op: ir.Collective, complete: Callable[[], Any], target: ir.Leaf) -> Any:
+        """Complete a split collective of one leaf, whose result is `target`."""
         moved = self._at_root(op, complete())
         return ops.unshard(moved, target) if op.kind == "all_gather" else moved
 
     def _at_root(self, op: ir.Collective, moved: Any) -> Any:
-        """The result of a reduction to one rank. On other ranks, which the plan leaves undefined, it is
-        zeros."""
+        """`moved`, the result of a collective; for a reduction to one rank, zeros on the other ranks.
+
+        The plan leaves those undefined.
+        """
         if op.kind != "reduce":
             return moved
         return ops.mask_to_root(moved, self.backend.index(op.axes) == op.root)
 
     def _operand(self, op: ir.Collective, x: Any, array: bool) -> Any:
-        """A leaf as an operand of the collective."""
+        """A leaf as an operand of the collective: padded for a reduce-scatter, and flat if not an `array`."""
         if op.kind != "reduce_scatter":
             return x
         return ops.pad(x if array else x.reshape(-1), self.backend.ways(op.axes))
 
     def _result(self, ref: str, env: Env) -> Tree:
+        """A value that the phase returns, typed as varying over the axes of its placement."""
         value = self.values[ref]
         pairs = zip(env[ref].leaves, value.leaves, strict=True)
         return env[ref].like(
@@ -258,7 +272,15 @@ class Lowered:
     def run_op(
         self, op: ir.Op, env: Env, chained: set[str], call: CallContext, elision: packing.PackElision
     ) -> None:
-        """Run one op on this rank's values."""
+        """Run one op on this rank's values, and add its results to `env`.
+
+        Args:
+            op: The op.
+            env: The values so far, by id.
+            chained: The results after which later ops are ordered.
+            call: The parameters of the call.
+            elision: The buffers that need not be created.
+        """
         values = self.values
         match op:
             case ir.Collective():
@@ -315,10 +337,11 @@ class Lowered:
         self, op: ir.Pick | ir.Merge, value: ir.Value, call: CallContext
     ) -> tuple[FragmentLayout, jax.Array]:
         """The layout of the fragments of `value` on this rank, and the index of the current one."""
-        number = jnp.zeros((), jnp.int32) if call.number is None else call.number  # of a single fragment
+        number = jnp.zeros((), jnp.int32) if call.number is None else call.number  # None: one fragment
         return layout_of(op, value, self.schedule.size), number % op.fragments
 
     def _refuse(self, op: ir.Read | ir.Elastic | ir.Exchange) -> None:
+        """Raise CP0808 for an op that JAX does not run."""
         match op:
             case ir.Elastic():
                 stage, note = f"`elastic ... by {op.mode}`", "`by sync` runs here; other modes run under MPI"
@@ -330,11 +353,13 @@ class Lowered:
         fail("CP0808", message, note, span=op.span, file=self.schedule.file)
 
     def _elastic(self, op: ir.Elastic, env: Env) -> Tree:
+        """The force of a synchronous elastic average; see `ops.pull`."""
         eta, rho = (env[x].leaves[0] if isinstance(x, str) else x for x in (op.eta, op.rho))
         pairs = zip(env[op.operand].leaves, env[op.center].leaves, strict=True)
         return env[op.operand].like([ops.pull(x, center, eta, rho) for x, center in pairs])
 
     def _structure(self, op: ir.Unpack, env: Env) -> Structure:
+        """The structure of an unpacked value: that of `op.like` if it is in `env`, otherwise as compiled."""
         if op.like in env:
             return env[op.like].structure
         value = self.values[op.result]
@@ -343,7 +368,10 @@ class Lowered:
         return structure_by([leaf.path for leaf in value.leaves], self.structures)
 
     def _collective(self, op: ir.Collective, env: Env, chained: bool, elision: packing.PackElision) -> Tree:
-        """Run a collective leaf by leaf, ordered after `op.after`, and leaf after leaf if order matters."""
+        """Run a collective leaf by leaf, ordered after `op.after`.
+
+        If it is ordered after others, or others after it (`chained`), its leaves are ordered too.
+        """
         source, target = self.values[op.operand], self.values[op.result]
         results: list[Any] = []
         for number, leaf in enumerate(env[op.operand].leaves):
@@ -356,6 +384,7 @@ class Lowered:
         return env[op.operand].like(results)
 
     def _exchange(self, op: ir.Collective, x: Any, target: ir.Leaf, array: bool) -> Any:
+        """Run a collective on one leaf `x`, whose result is `target`; see `_operand` for `array`."""
         backend = self.backend
         if x.size == 0:  # XLA rejects a reduce-scatter of an empty array
             empty = x.reshape(target.shape)
@@ -368,7 +397,7 @@ class Lowered:
         return ops.unshard(self._all_gather(op, moved), target) if op.kind == "all_gather" else moved
 
     def _all_gather(self, op: ir.Collective, moved: Any) -> Any:
-        """The result of an all-gather. JAX warns if the derivative of a `gather` of the plan is taken."""
+        """`moved`, the result of an all-gather. If it is a `gather` of the plan, its derivative warns."""
         origin = self.schedule.origin
         is_gather = origin and any(isinstance(origin.plan.stage(ref), Gather) for ref in op.stages)
         if not (is_gather and self.backend.typed and jnp.issubdtype(moved.dtype, jnp.inexact)):

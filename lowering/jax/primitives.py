@@ -1,4 +1,4 @@
-"""Identity primitives that change types over mesh axes, or warn when transposed."""
+"""Identity primitives that change the type of a value over mesh axes, or warn when they are transposed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from jax.interpreters import ad, batching, mlir
 
 from commplan.lowering.jax import _compat
 
-_same: Any = Primitive("commplan_same")
-_term: Any = Primitive("commplan_term")
-_warning: Any = Primitive("commplan_warning")
+_same: Any = Primitive("commplan_same")  # of `assume_same`
+_term: Any = Primitive("commplan_term")  # of `terms`
+_warning: Any = Primitive("commplan_warning")  # of `warning_when_transposed`
 
 
 def assume_same(x: Array, axes: Sequence[str]) -> Array:
-    """`x`, typed as the same over `axes`; only for values that are proved the same."""
+    """`x`, typed as the same over `axes`; only for values that are proved the same.
+
+    Its derivative is the identity: the cotangent is this rank's, without a sum.
+    """
     dropped = tuple(axis for axis in axes if axis in _compat.varying_axes(x))
     return _same.bind(x, axes=dropped) if dropped else x
 
@@ -34,7 +37,7 @@ def optimization_barrier(xs: Any) -> Any:
 
 
 def terms(x: Array, axes: Sequence[str]) -> Array:
-    """`x`, typed as varying instead of unreduced over `axes`: this rank's term of the sum."""
+    """`x`, typed as varying instead of unreduced over `axes`: this rank's term of the sum. No derivative."""
     unreduced = tuple(axis for axis in axes if axis in _compat.unreduced_in(jax.typeof(x)))
     return _term.bind(x, axes=unreduced) if unreduced else x
 

@@ -71,7 +71,7 @@ class _Words:
 
     Attributes:
         words: u32 array [.., words of a key], or its shape and dtype.
-        kind: The name of the key's implementation, such as `fry`.
+        kind: The name of the key's implementation, such as `threefry2x32`.
     """
 
     words: Array

@@ -1,4 +1,8 @@
-"""Packs a worker's requests to servers into flat arrays, and unpacks the responses."""
+"""Packs a worker's requests to servers into flat arrays, and unpacks the responses.
+
+`phase.Lowered` calls `begin` for each op that communicates with servers. The backend provides the
+`ServerAccess`; only `lowering.mpi` has one.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +33,23 @@ class ServerAccess(Protocol):
         ...
 
     def begin(self, site: Site, xs: Sequence[Array]) -> Callable[[], list[Array]]:
-        """Send the flat arrays `xs`, one per buffer of `up`. The returned function waits for `down`."""
+        """Send a request.
+
+        Args:
+            site: The site of the request.
+            xs: The flat arrays to send, one for each buffer of `up`.
+
+        Returns:
+            A function that waits for the response: a flat array for each buffer of `site.down`.
+        """
         ...
 
     def close(self, why: str = "") -> None:
-        """Tell the servers that this worker is done; `why` is the error that ends it, if any."""
+        """Notify the servers that this worker is done.
+
+        Args:
+            why: The error that ends the worker; empty if it ended normally.
+        """
         ...
 
 
@@ -45,7 +61,18 @@ def begin(
     env: Mapping[str, Tree],
     file: str,
 ) -> Callable[[], dict[str, tuple[Array, ...]]]:
-    """Start a request. The returned function waits for the response: the leaves of each result.
+    """Start a request.
+
+    Args:
+        service: The servers.
+        phase: The name of the phase.
+        op: The op of the request.
+        values: The values of the phase, by id.
+        env: The values so far, by id.
+        file: The plan's file, for errors.
+
+    Returns:
+        A function that waits for the response and returns the leaves of each result, by id.
 
     Raises:
         CommplanError: CP0805 for a buffer of a 64-bit dtype that is disabled in JAX.
@@ -60,7 +87,7 @@ def begin(
 
 
 def packed(buffer: Buffer, env: Mapping[str, Tree]) -> Array:
-    """The flat array of `buffer`, [size] of its dtype."""
+    """The flat array of `buffer`, `buffer.size` elements of its dtype; zeros for a token."""
     dtype = ops.jax_dtype(buffer.dtype)
     if buffer.content == "token":
         return jnp.zeros((buffer.size,), dtype)
@@ -75,7 +102,15 @@ def unpacked(
     values: Mapping[str, ir.Value],
     expected: Sequence[str],
 ) -> dict[str, tuple[Array, ...]]:
-    """The leaves of the received buffers by value, with those of `expected`: empty leaves are not sent."""
+    """The leaves of the values in received buffers, by id.
+
+    Args:
+        buffers: The buffers of the response.
+        arrays: The flat array of each buffer.
+        values: The values of the phase, by id.
+        expected: The values that are returned even if no buffer has them. Leaves that no buffer has are empty
+            arrays, which are not sent.
+    """
     leaves_of: dict[str, list[Array | None]] = {ref: [None] * len(values[ref].leaves) for ref in expected}
     for buffer, array in zip(buffers, arrays, strict=True):
         if buffer.content == "token":

@@ -173,7 +173,7 @@ class LaxBackend:
         return x if op.kind in VARYING else self.same(x, op.axes)
 
     def _native(self, x: Array, op: Collective) -> Array:
-        """XLA's own collective of this kind, or the closest one; on integers if XLA:CPU would widen floats."""
+        """XLA's own collective, or the closest one; on integers if XLA:CPU would widen the floats."""
         if op.kind == "broadcast":
             return hierarchical.broadcast(x, op.axes, op.root or 0, self.platform)
         if op.op is None and self.on_cpu:

@@ -1,6 +1,7 @@
-"""Reduces gradients inside the backward pass.
+"""Reduces gradients inside the backward pass, for `run.tap`.
 
-For layers under `lax.scan`: a reduction of the whole gradient would overlap with nothing.
+It is for layers under `lax.scan`, whose whole gradient is available only after the loop. A reduction after
+the loop would overlap with no computation.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Recipe:
     """How a plan reduces one input.
 
     Attributes:
-        axes: The axes that the reduction removes.
-        flat: By dtype, the steps on the flat buffer. Empty if the plan packs no buffers.
-        tree: The steps on the tree.
+        axes: The axes over which the input is a partial sum.
+        flat: The steps on the flat buffer, by its dtype. Empty if the plan packs no buffers.
+        tree: The steps that follow on the tree.
         lowered: The phase that contains the reduction.
     """
 
@@ -46,6 +47,12 @@ class Recipe:
         """Reduce gradients as the plan does: in one buffer per dtype, one buffer after the other.
 
         If collectives overlap with computation, large gradients are reduced separately.
+
+        Args:
+            leaves: This rank's terms of the gradients.
+
+        Returns:
+            The reduced gradients, with the shapes and dtypes of `leaves`.
         """
         results = list(leaves)
         previous: Array | None = None
@@ -70,6 +77,7 @@ class Recipe:
         return results
 
     def _run(self, chain: tuple[Step, ...], flat: Array) -> Array:
+        """Apply `chain` to a flat array, which is padded if the steps scatter it."""
         size = flat.shape[0]
         scattered = [op for op in chain if isinstance(op, ir.Collective) and op.kind != "all_reduce"]
         for op in scattered[:1]:
@@ -87,13 +95,19 @@ class Recipe:
 
 
 def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
-    """The reduction of the partial input `name` of `lowered`, for gradients with the dtypes of `like`.
+    """The reduction that a phase applies to one of its inputs.
+
+    Args:
+        lowered: The phase.
+        name: The name of the input.
+        like: Leaves with the dtypes of the gradients.
 
     Raises:
         CommplanError: CP0815 if the plan's reduction is not possible inside the backward pass.
     """
     value = lowered.arguments[name]
-    reduction = chains(value.id, DefUse(lowered.ops), {each.id: each for each in lowered.phase.values})
+    values = {value.id: value for value in lowered.phase.values}
+    reduction = chains(value.id, DefUse(lowered.ops), values)
     flat = {dtype.numpy_name: chain for dtype, chain in reduction.flat.items()}
     if not reduction.whole:
         _cannot(lowered, name, "it is not reduced to one value that is the same on all ranks")
@@ -117,6 +131,7 @@ def _has_gradient(leaf: Array) -> bool:
 
 
 def _cannot(lowered: Lowered, name: str, reason: str) -> NoReturn:
+    """Raise CP0815 for input `name`."""
     message = f"run.tap cannot reduce like `{name}`: {reason}"
     note = "call the phase after the gradient instead"
     fail("CP0815", message, note, span=lowered.phase.span, file=lowered.schedule.file)
@@ -132,7 +147,15 @@ def save_anything_except_tapped(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 def tap(reduction: Recipe, tree: Any) -> Any:
-    """The identity on `tree`, whose gradient is reduced inside the backward pass."""
+    """The identity on `tree`, whose gradient is reduced inside the backward pass.
+
+    Args:
+        reduction: The reduction of the gradient.
+        tree: A pytree of parameters, the same on all ranks.
+
+    Returns:
+        The tree, whose leaves are typed as varying over `reduction.axes`.
+    """
 
     @jax.custom_vjp
     def identity(x: Any) -> Any:

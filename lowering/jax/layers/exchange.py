@@ -18,13 +18,18 @@ from commplan.lowering.jax.pytree import Tree
 
 @dataclass(frozen=True)
 class LeafCollectives:
-    """Some leaves of a layer, and the phase with one input and one output that moves them."""
+    """Some leaves of a layer, and the phase that moves them.
+
+    Attributes:
+        places: The indices of the leaves in the layer.
+        lowered: The phase, which has one input and one output.
+    """
 
     places: tuple[int, ...]
     lowered: Lowered
 
     def run(self, leaves: Arrays) -> list[Array]:
-        """The phase's output for these leaves of the layer."""
+        """The phase's output for its leaves, in the order of `places`; `leaves` are all of the layer."""
         (name,), (output,) = self.lowered.arguments, self.lowered.outputs
         selected = tuple(leaves[place] for place in self.places)
         operand = Tree(selected, jax.tree_util.tree_structure([0] * len(selected)))
@@ -33,13 +38,13 @@ class LeafCollectives:
 
 @dataclass(frozen=True, eq=False)
 class ShardedLayer:
-    """A layer whose leaves are split over `axes`.
+    """The exchange of the weights of a layer, which are sharded over ranks.
 
     Attributes:
         axes: The axes that the weights are sharded over.
         partial: The axes that the gradient is summed over.
         backend: The backend.
-        gathers: The gathers of the weights.
+        gathers: The gathers of the weights. A leaf that none of them moves is not sharded.
         scatters: The reduce-scatters of the gradient.
     """
 
@@ -53,7 +58,7 @@ class ShardedLayer:
         register_layers(self, (part.lowered.schedule for part in (*self.gathers, *self.scatters)))
 
     def gather(self, shards: Arrays) -> list[Array]:
-        """The whole leaves, typed as varying over `partial`."""
+        """The whole leaves. Those that are gathered are typed as varying over `partial`."""
         whole = list(shards)
         for part in self.gathers:
             for place, leaf in zip(part.places, part.run(shards), strict=True):
@@ -70,18 +75,23 @@ class ShardedLayer:
         return result
 
     def after(self, shards: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
-        """Both, unchanged; gathers of `shards` are ordered after `values`. Callers must use these values."""
+        """Order gathers of `shards` after `values`; return both, unchanged. None stays None.
+
+        Callers must use the returned values instead of the original.
+        """
         is_tied = self.backend.platform in ("", "cpu")
         return self._tie(shards, values) if is_tied else with_barriers(shards, values)
 
     def gradients_after(self, gradients: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
-        """`after` for gradients. CPU devices run collectives in the order of the schedule, so they need a
-        barrier only: a data dependency, which ranks of a communicator need, would copy each whole gradient.
+        """Order scatters of `gradients` after `values`, as `after` does.
+
+        Devices of a mesh need only a barrier: CPU devices run these collectives in the order of XLA's
+        schedule. A data dependency, which ranks of a communicator need, would copy each whole gradient.
         """
         return with_barriers(gradients, values) if self.backend.platform else self._tie(gradients, values)
 
     def _tie(self, xs: Arrays, values: Arrays) -> tuple[list[Any], list[Any]]:
-        """Order by a data dependency (see `order.tie`). Scalars are gathered separately, or not at all."""
+        """Order by a data dependency (see `order.tie`). Scalars in `xs` are not ordered."""
         numeric = [x for x in values if x is not None and jnp.issubdtype(x.dtype, jnp.number)]
         tied = list(xs)
         for place, x in enumerate(xs):

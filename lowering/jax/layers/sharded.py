@@ -1,4 +1,4 @@
-"""Runs layers whose weights are sharded over ranks.
+"""Runs layers whose weights are sharded over ranks, for `run.layers`.
 
 In the forward pass a layer's weights are gathered while the `prefetch` layers before it compute, and dropped
 after use. The backward pass gathers them again in reverse order, and scatters the gradient of each layer as
@@ -24,12 +24,18 @@ from commplan.lowering.jax.layers.exchange import ShardedLayer
 from commplan.lowering.jax.layers.vjp import Arrays, LayerVjp, without_float0
 from commplan.lowering.jax.primitives import optimization_barrier
 
-SCATTERS_IN_FLIGHT = 2  # the gathers of the backward pass do not wait for these
+# The number of latest reduce-scatters for which the gathers of the backward pass do not wait.
+SCATTERS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer: its computation, and the exchange of its weights."""
+    """A layer.
+
+    Attributes:
+        vjp: Its computation and derivative. Layers of one kind share it.
+        exchange: The exchange of its weights.
+    """
 
     vjp: LayerVjp
     exchange: ShardedLayer
@@ -37,9 +43,15 @@ class Layer:
 
 @dataclass
 class GatherWindow:
-    """Gathered weights that have not been used yet, by layer. `last` is the layer that was gathered last.
+    """The gathered weights that have not been used yet.
 
     Gathers are ordered, so that XLA does not combine those of different layers.
+
+    Attributes:
+        layers: All layers.
+        shards: This rank's weights of each layer.
+        weights: The gathered weights by the index of the layer.
+        last: The index of the layer that was gathered last; -1 if none was.
     """
 
     layers: Sequence[Layer]
@@ -48,7 +60,10 @@ class GatherWindow:
     last: int = -1
 
     def fetch(self, number: int, values: Arrays) -> Arrays:
-        """Gather a layer's weights after `values`. Returns the values, which callers must use instead."""
+        """Gather the weights of layer `number` after `values`, unless they are already present.
+
+        Returns the values, which callers must use instead of the original.
+        """
         if number in self.weights:
             return values
         exchange = self.layers[number].exchange
@@ -60,11 +75,21 @@ class GatherWindow:
 
 
 def run_unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, prefetch: int) -> list[Array]:
-    """Apply `layers` one after the other to `x`."""
+    """Apply `layers` one after the other.
+
+    Args:
+        layers: The layers; at least one.
+        shards: This rank's weights of each layer.
+        x: The leaves of the operand of the first layer.
+        prefetch: The number of layers before a layer during which its weights are gathered.
+
+    Returns:
+        The leaves of the result of the last layer.
+    """
     last = len(layers) - 1
     needs = [layer.vjp.needs_weights for layer in layers]
     consts = {id(layer.vjp): layer.vjp.consts for layer in layers}  # layers of one kind share their constants
-    kind_of = [list(consts).index(id(layer.vjp)) for layer in layers]
+    kind_of = [list(consts).index(id(layer.vjp)) for layer in layers]  # the index of its constants
 
     def forward(consts: Any, shards: Sequence[Arrays], x: Arrays, *, keeps: bool) -> tuple[Any, Any]:
         window = GatherWindow(layers, shards)
@@ -93,15 +118,17 @@ def run_unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, p
             scattered = number + SCATTERS_IN_FLIGHT
             for ahead in range(number, max(number - prefetch, 0) - 1, -1):
                 if needs[ahead]:
+                    # A gather waits for the computation, and for all but the latest reduce-scatters.
                     ordered = window.fetch(ahead, [*cotangents, *gradients[scattered]])
                     cotangents, gradients[scattered] = ordered[: len(cotangents)], ordered[len(cotangents) :]
-            weights, place = window.weights.pop(number, []), kind_of[number]
+            weights, kind = window.weights.pop(number, []), kind_of[number]
             const_gradients, gradient, cotangents = layers[number].vjp.backward(
-                consts[place], weights, saved[number], cotangents
+                consts[kind], weights, saved[number], cotangents
             )
-            of_consts[place] = (
-                const_gradients if of_consts[place] is None else _sum(of_consts[place], const_gradients)
+            of_consts[kind] = (
+                const_gradients if of_consts[kind] is None else _sum(of_consts[kind], const_gradients)
             )
+            # The reduce-scatters of layers are ordered, the last layer first.
             exchange = layers[number].exchange
             gradient, gradients[number + 1] = exchange.gradients_after(gradient, gradients[number + 1])
             gradients[number] = exchange.scatter(gradient)
@@ -114,13 +141,14 @@ def run_unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, p
 def run_scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[Array]:
     """As `run_unrolled`, for layers of one kind under `lax.scan`. `shards` have a leading layer dimension.
 
-    The first weights are gathered before the loop, and the last `prefetch` layers run after it, so that the
-    loop gathers no unused weights. The weights of the last layer are reused by the backward pass.
+    The weights of the first `prefetch` layers are gathered before the loop, and the last `prefetch` layers
+    run after it, so the loop gathers no unused weights. The backward pass reuses the weights of the last
+    layer.
     """
     vjp, exchange = layer.vjp, layer.exchange
-    count = shards[0].shape[0]
-    ahead = min(prefetch, count - 1)
-    in_loop = count - ahead  # the number of layers in the loop
+    count = shards[0].shape[0]  # of layers
+    ahead = min(prefetch, count - 1)  # the number of layers whose weights are gathered ahead
+    in_loop = count - ahead  # the number of layers in the loop of the forward pass
 
     def gathered(shards: Arrays, number: Any) -> list[Array]:
         return exchange.gather(_row(shards, number))
@@ -135,7 +163,7 @@ def run_scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[
             x, saved = compute(window[0], x)
             return (x, window[1:]), saved
 
-        window = [gathered(shards, number) for number in range(ahead)]
+        window = [gathered(shards, number) for number in range(ahead)]  # weights not used yet, in order
         (x, window), stack = lax.scan(step, (x, window), np.arange(in_loop, dtype=np.int32))
         residuals: list[Arrays] = []
         for weights in window:
@@ -145,6 +173,7 @@ def run_scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[
         return x, (consts, shards, stack, residuals, last_weights)
 
     def backward(residuals: Any, cotangents: Arrays) -> tuple[Any, Any, Any]:
+        # `stack` has the residuals of the layers in the loop, `saved_after` those of the layers after it.
         consts, shards, stack, saved_after, window = residuals
 
         def fetch(number: Any) -> list[Array]:
@@ -164,6 +193,7 @@ def run_scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[
             carry = ([*carry[0], fetch(number - ahead)], *carry[1:])
             return compute(number, _row(stack, number), carry), None
 
+        # The window has the weights of the next `ahead` layers, the last layer first.
         window = [*window, *(fetch(count - 1 - k) for k in range(1, ahead))]
         carry: Any = (window, without_float0(cotangents), _zeros(consts), _zeros(shards))
         for number in reversed(range(in_loop, count)):
@@ -181,6 +211,13 @@ def run_scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[
 
 
 def _differentiable(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., list[Array]]:
+    """A function of constants, shards and operand with this derivative.
+
+    Args:
+        forward: Returns the result, and with `keeps` also the residuals for `backward`.
+        backward: Returns the gradients of the three arguments, from the residuals and the cotangents.
+    """
+
     @jax.custom_vjp
     def call(consts: Any, shards: Any, x: Any) -> list[Array]:
         return forward(consts, shards, x, keeps=False)[0]
@@ -194,6 +231,7 @@ def _row(stack: Arrays, number: Any) -> list[Array]:
 
 
 def _sum(xs: Arrays, ys: Arrays) -> list[Any]:
+    """The sums of pairs of gradients; None if the gradient does not exist."""
     return [None if x is None else x + y for x, y in zip(xs, ys, strict=True)]
 
 

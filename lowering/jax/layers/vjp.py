@@ -19,7 +19,7 @@ from jax import Array
 from commplan.lowering.jax.jaxprs import JaxprProgram, trace
 from commplan.lowering.jax.pytree import Structure
 
-Arrays = Sequence[Any]  # arrays, and None for gradients that do not exist
+Arrays = Sequence[Any]  # the leaves of a pytree: arrays, and None for gradients that do not exist
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class LayerVjp:
     Attributes:
         consts: The arrays that the body closes over.
         structure: The pytree structure of the result.
-        types: The types of its leaves, `jax.typeof` of each.
-        needs_weights: Whether the backward pass needs the weights.
+        types: The types of the leaves of the result, `jax.typeof` of each.
+        needs_weights: Whether the backward pass needs the weights, to recompute residuals.
     """
 
     consts: tuple[Array, ...]
@@ -40,8 +40,8 @@ class LayerVjp:
     _plain: JaxprProgram  # consts and arguments -> y
     _forward: JaxprProgram  # consts, weights, x -> y and the stored residuals
     _recompute: JaxprProgram  # consts, weights -> the other residuals
-    _is_stored: tuple[bool, ...]
-    _vjp: Structure
+    _is_stored: tuple[bool, ...]  # for each residual, whether it is stored or else recomputed
+    _vjp: Structure  # the structure of JAX's function of the cotangents, whose leaves are the residuals
 
     def run(self, consts: Arrays, weights: Arrays, x: Arrays) -> list[Array]:
         """The layer's result."""
@@ -57,7 +57,11 @@ class LayerVjp:
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """The cotangents of consts, weights and x; None for integers.
 
-        `weights` are those of the forward pass; empty if they are not needed.
+        Args:
+            consts: The arrays that the body closes over.
+            weights: The weights of the forward pass; empty if they are not needed.
+            stored: The stored residuals of the forward pass.
+            cotangents: The cotangents of the result; None for those that do not exist.
         """
         recomputed_residuals = iter(self._recompute(*consts, *weights))
         stored_residuals = iter(stored)
@@ -82,9 +86,9 @@ def layer_vjp(body: Callable[[Any, Any], Any], weights: Any, x: Any) -> LayerVjp
     """Trace the derivative of `body(weights, x)` and select the residuals to store.
 
     Args:
-        body: The layer.
-        weights: A pytree of the types of gathered weights.
-        x: A pytree of the types of the operand.
+        body: The layer, a function of pytrees.
+        weights: A pytree of gathered weights, or of values with their shapes and dtypes.
+        x: A pytree of the operand, or of values with their shapes and dtypes.
     """
     flat_weights, weights_structure = jax.tree_util.tree_flatten(weights)
     flat_x, x_structure = jax.tree_util.tree_flatten(x)
