@@ -47,11 +47,10 @@ _COMBINED = {
 _SCHEDULER = "xla_gpu_enable_latency_hiding_scheduler"
 # The maximum number of collectives that run at the same time:
 _OVERLAP = "xla_gpu_experimental_parallel_collective_overlap_limit"
-# The value of `_OVERLAP`.
-# For all-reduces without an order, as in a loop, and for levels of all-reduces: 48.6 instead of 51.5 ms for a
-# scan tapped in levels on 32 H100, and no difference for ordered ones. With other collectives more was
-# exposed: 2.7 instead of 1.3 ms for gathered weights on 8 H100, 5.9 instead of 4.1 ms for an exchange of
-# experts on 128.
+# The value of `_OVERLAP` for all-reduces without an order, as in a loop, and for levels of all-reduces: 48.6
+# instead of 51.5 ms for a scan tapped in levels on 32 H100, and no difference for ordered ones. With other
+# collectives more was exposed: 2.7 instead of 1.3 ms for gathered weights on 8 H100, 5.9 instead of 4.1 ms
+# for an exchange of experts on 128.
 OVERLAP_LIMIT = 8
 # Whether an all-reduce in a loop overlaps with the next iteration:
 PIPELINED = "xla_gpu_pipeline_all_reduce"

@@ -45,6 +45,7 @@ class TokenOrder:
         self._last: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None
 
     def take(self) -> Array:
+        """The token of the last operation; a new one if the current trace has none."""
         trace = _compat.recording()
         if trace is not None and self._last is not None and self._last[0]() is trace:
             token = self._last[1]()
@@ -66,15 +67,15 @@ class MpiBackend:
     """Implements `lowering.jax.backend.Backend` for one rank of a communicator.
 
     Attributes:
-        sizes: The axes of the plan in order. Ranks are assigned to the grid row-major.
+        sizes: The axes of the plan in order, with their sizes. Ranks are assigned to the grid row-major.
         channel: Runs the collectives.
-        spread: How each axis maps to the topology of the plan.
+        spread: The levels of the topology that each axis spans; see `programs.spreads`.
         file: The plan's file, for errors.
-        platform: Empty: ranks are no devices of a mesh.
-        typed: Whether JAX types varying values: never.
+        platform: Empty, because ranks are no devices of a mesh.
+        typed: False, because JAX does not type varying values here.
         order: The token of the last operation.
-        service: The servers of the plan, if it has any.
-        opening: For each phase, its first collective and its name.
+        service: The servers of the plan; None if it has none.
+        opening: The first collective of each phase that has any, and the name of the phase.
     """
 
     sizes: Mapping[str, int]
@@ -120,7 +121,7 @@ class MpiBackend:
         return x
 
     def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
-        """No effect: tokens already order all operations."""
+        """`x`: tokens already order all operations."""
         return x
 
     def start_packed(
@@ -156,17 +157,18 @@ class MpiBackend:
     def ordered_after(
         self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
     ) -> tuple[list[Array], list[Array]]:
+        """Both: tokens already order all operations."""
         return list(xs), list(previous)
 
     def wait_for(self, xs: Sequence[Array]) -> None:
-        """Order the next operation after `xs`. Else XLA:CPU might wait in it before it computes them."""
+        """Order the next operation after `xs`. Otherwise XLA:CPU might wait in it before it computes `xs`."""
         token = self.order.take()
         for x in (x for x in xs if x.size):
             token = rounds.after(token, x)
         self.order.put(token)
 
     def after_begun(self, xs: Sequence[Array]) -> list[Array]:
-        """`xs`, ordered after the last operation. Else XLA:CPU might compute with them first."""
+        """`xs`, ordered after the last operation. Otherwise XLA:CPU might compute with `xs` first."""
         token = self.order.take()
         self.order.put(token)
         return [rounds.tied(x, token) for x in xs]
@@ -215,12 +217,13 @@ def _create_communicators(schedule: Schedule, groups: Groups, *, has_engine: boo
 
 
 class ServerLink(NamedTuple):
-    """The way from a worker to the servers of its plan.
+    """The connection of a worker to the servers of its plan.
 
     Attributes:
-        sites: The calls to servers in the schedule.
-        whole: A communicator of workers and servers for the servers' own messages, if the plan has servers.
-        requests: The engine's channel on a communicator of workers and servers.
+        sites: The calls to servers in the schedule; empty for a plan without servers.
+        whole: A communicator of workers and servers for the servers' own messages; None without servers.
+        requests: The engine's channel on a communicator of workers and servers; None without servers or
+            without the engine.
     """
 
     sites: Sites
@@ -241,13 +244,13 @@ def backend_of(
     Args:
         schedule: The compiled plan.
         comm: The communicator of the workers.
-        link: The way to the plan's servers.
+        link: The connection to the plan's servers.
         rendezvous: See `Channel`.
         limits: See `Channel`.
 
     Raises:
-        CommplanError: CP0830 if the plan has servers and the engine is not available, CP0849 if a rank does
-            not join.
+        CommplanError: CP0830 if the plan has servers and the engine is not available, CP0831 if the axes do
+            not match the communicator, CP0849 if a rank does not join.
     """
     sites, whole, requests = link
     sizes, order, file = schedule.mesh_sizes, TokenOrder(), schedule.file
@@ -270,11 +273,11 @@ def backend_of(
 
 
 def server_names(schedule: Schedule) -> tuple[str, ...]:
-    """The servers of the plan as errors name them."""
+    """The names of the plan's servers in errors, in the order of their ranks."""
     labels: list[str] = []
     for axis in schedule.axes:
         if axis.kind is AxisKind.SERVER:
-            alone = axis.size == 1
+            is_only_one = axis.size == 1
             names = (f"server {i} of `{axis.name}`" for i in range(axis.size))
-            labels += [f"server `{axis.name}`"] if alone else names
+            labels += [f"server `{axis.name}`"] if is_only_one else names
     return tuple(labels)

@@ -32,7 +32,9 @@ from commplan.diagnostics import CommplanError, fail
 from commplan.lowering.mpi import prebuilt
 
 SOURCES = Path(__file__).parent / "engine"
+# Options of the compiler. Contraction would round sums and products differently than their declared types.
 _OPTIONS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden", "-pthread")
+# The note of errors CP0830.
 _FIX = "install a C++17 compiler (Debian: g++) and the headers of the MPI in use, or write `via` without it"
 _COMPILE_TIMEOUT_S = 300  # far more than any compiler needs
 
@@ -72,10 +74,11 @@ def _load(path: Path) -> ctypes.CDLL:
     return engine
 
 
+# Types of the engine's functions.
 _NUMBER = ctypes.c_int64
 _POINTER = ctypes.c_void_p
 _TEXT = ctypes.c_char_p
-# The result type and argument types of each function of the engine.
+# The result type and the argument types of each function, by its name without `commplan_`.
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "channel_open": (_POINTER, [ctypes.c_int, ctypes.c_int]),
     "channel_busy": (ctypes.c_int, [_POINTER]),
@@ -112,7 +115,11 @@ def _declare(engine: Any) -> None:
 
 @functools.cache
 def mpi_library() -> Path:
-    """The file of the MPI library that mpi4py has loaded."""
+    """The file of the MPI library that mpi4py has loaded.
+
+    Raises:
+        CommplanError: CP0830 if this process has loaded no MPI library, or several.
+    """
     MPI.Get_version()
     lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     paths = dict.fromkeys(line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line)
@@ -129,7 +136,15 @@ def mpi_version() -> str:
 
 
 def compiler() -> tuple[str, ...]:
-    """The command that compiles C++ against the MPI in use, normally its compiler wrapper."""
+    """The command that compiles C++ against the MPI in use.
+
+    It is MPI's compiler wrapper: that of the variable MPICXX if it is set, otherwise the first of the usual
+    names next to the MPI library or in PATH. Without a wrapper for C++, it is a C++ compiler with the options
+    of `mpicc`.
+
+    Raises:
+        CommplanError: CP0830 if there is no compiler.
+    """
     variable = os.environ.get("MPICXX")
     prefixes = [mpi_library().parent.parent / "bin", Path(sys.prefix) / "bin"]
     search_path = os.pathsep.join([*map(str, prefixes), os.environ.get("PATH", os.defpath)])
@@ -146,7 +161,12 @@ def compiler() -> tuple[str, ...]:
 
 
 def cache_folder() -> Path:
-    """The folder of compiled engines: below $XDG_CACHE_HOME or ~/.cache, or else a temporary directory."""
+    """The folder of compiled engines: below $XDG_CACHE_HOME or ~/.cache, or else a temporary directory.
+
+    Raises:
+        CommplanError: CP0830 if the temporary directory cannot be used, for example because another user
+            created it.
+    """
     variable = os.environ.get("XDG_CACHE_HOME")
     try:
         folder = (Path(variable) if variable else Path.home() / ".cache") / "commplan"
@@ -213,7 +233,19 @@ def _compile(compiler: Sequence[str], path: Path) -> None:
 
 
 def compile_objects(compiler: Sequence[str], options: Sequence[str], folder: Path) -> list[str]:
-    """Compile the engine's sources in parallel and return the object files. Raises CP0830."""
+    """Compile the engine's sources in parallel.
+
+    Args:
+        compiler: The command; see `compiler`.
+        options: Further options.
+        folder: The folder for object files.
+
+    Returns:
+        The paths of the object files.
+
+    Raises:
+        CommplanError: CP0830 if a source does not compile.
+    """
     sources = sorted(SOURCES.glob("*.cpp"))
     objects = [str(folder / f"{source.stem}.o") for source in sources]
     common = [compiler[0], *_OPTIONS, *options, f"-I{jax.ffi.include_dir()}", *compiler[1:], "-c"]
@@ -224,11 +256,20 @@ def compile_objects(compiler: Sequence[str], options: Sequence[str], folder: Pat
 
 
 def link(command: Sequence[str], path: Path) -> None:
-    """Run the linker `command` to produce the library `path`. Raises CP0830."""
+    """Link a shared library.
+
+    Args:
+        command: The linker with its options and object files.
+        path: The library to write.
+
+    Raises:
+        CommplanError: CP0830 if the linker fails.
+    """
     _run([*command, "-shared", "-pthread", "-ldl", "-o", str(path)])
 
 
 def _run(command: Sequence[str]) -> None:
+    """Run a compiler or linker. Raises CP0830 with its first error."""
     try:
         result = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=_COMPILE_TIMEOUT_S
@@ -236,6 +277,7 @@ def _run(command: Sequence[str]) -> None:
     except subprocess.TimeoutExpired:
         fail("CP0830", f"the compiler of the MPI engine did not finish in {_COMPILE_TIMEOUT_S} s", _FIX)
     if result.returncode != 0:
+        # The first line with an error; otherwise the end of the output.
         output = result.stderr[-500:] or f"{command[0]} ended with exit code {result.returncode}"
         errors = [line for line in result.stderr.splitlines() if "error" in line] or [output]
         fail("CP0830", f"the MPI engine does not compile: {errors[0].strip()}", _FIX)

@@ -43,12 +43,19 @@ from commplan.lowering.mpi.tuning import KINDS, WINDOW, Spec, choose_program
 from commplan.recorder.file import Details, Recording
 
 _OPS: tuple[ReduceOp, ...] = ("sum", "max", "min")
-LABELS = 1024  # equals `Channel::kLabels` of the engine
-_issued: dict[int, Issued] = {}
+LABELS = 1024  # number of labels in tags; equals `Channel::kLabels` of the engine
+_issued: dict[int, Issued] = {}  # the collectives of all channels of this process, by number in the engine
 
 
 class Issued(NamedTuple):
-    """A collective with a number in the engine; its buffer has `size` elements."""
+    """A collective with a number in the engine.
+
+    Attributes:
+        spec: Its parameters, with the axes spelled out.
+        size: The number of elements of this rank's operand.
+        dtype: The name of the dtype of the operand.
+        groups: The ranks of its channel.
+    """
 
     spec: Spec
     size: int
@@ -70,11 +77,18 @@ def issued(number: int) -> Issued | None:
 
 
 class Pending(NamedTuple):
-    """A collective that has been started. `finish` must be in the same jit as `start`."""
+    """A collective that has been started. `finish` must be in the same jit as `start`.
+
+    Attributes:
+        xs: The operands, whose buffers must stay valid.
+        results: The results, which have their values only once the collective is complete.
+        handle: The engine's handle, i32[2]; None if the collective is complete.
+        number: The number of the collective in the engine; -1 if it has none.
+    """
 
     xs: Sequence[Array]
     results: list[Array]
-    handle: Array | None  # None if the collective is complete
+    handle: Array | None
     number: int
 
 
@@ -86,14 +100,20 @@ class Channel:
 
     Args:
         comm: An mpi4py communicator, which is duplicated.
-        sizes: The axes of the plan and their sizes (see `Groups`).
+        sizes: The axes of the plan and their sizes; None for one axis (see `Groups`).
         limits: When a wait ends with an error that names the blocking rank. If five times the median interval
-            between two runs of the collective is longer than `watchdog_s`, this applies instead. By default
-            there is no watchdog.
+            between two runs of the collective is longer than `watchdog_s`, it replaces `watchdog_s`. By
+            default there is no watchdog.
         plan: The name of the plan, for the flight record.
         job: The name of the job, for the flight record. The name on rank 0 counts; if it is empty, one is
             generated.
-        rendezvous: Runs blocking calls with a timeout (see `Groups`).
+        rendezvous: Runs blocking calls with a timeout; None for one with the default timeout.
+
+    Attributes:
+        groups: This rank's position among the ranks, and the communicators.
+        resources: The communicators and the engine's channel, which are freed once the channel is dropped;
+            None without the engine.
+        recording: The flight record of this rank; None if the channel is not watched.
 
     Raises:
         CommplanError: CP0831 if the sizes do not match the communicator, CP0849 if a rank does not join.
@@ -184,7 +204,7 @@ class Channel:
         Returns:
             The result, and the token for the next operation. The shape of the result depends on `spec.kind`:
 
-            - all_reduce, broadcast, reduce: the shape of `x`.
+            - all_reduce, broadcast, reduce, shift: the shape of `x`.
             - reduce_scatter, scatter: the leading dimension is divided by the number of ranks.
             - all_gather, gather: the leading dimension is multiplied by the number of ranks; a scalar becomes
               [ranks].
@@ -193,7 +213,9 @@ class Channel:
             Except on the root, the values of `reduce` and `gather` are unspecified.
 
         Raises:
-            CommplanError: CP0831 if the axes, the shape or the dtype do not fit.
+            CommplanError: CP0831 if the kind, the axes, the shape or the dtype do not fit, CP0832 if the
+                channel is closed, CP0833 for the form `split` if MPI allows only one thread; and the errors
+                of `programs.program_of`.
         """
         shape = self._result_shape(x, spec)
         if self._is_trivial(x, spec):
@@ -224,12 +246,20 @@ class Channel:
     ) -> tuple[Pending, Array]:
         """Begin the collective of a buffer without creating the buffer.
 
+        Call it only if `can_start_packed` returns true.
+
         Args:
-            xs: The arrays that make up the operand buffer, of one dtype.
+            xs: The arrays that make up the operand buffer, of one dtype; at least one.
             spec: The collective. With form `call` it is also completed, and the result has no handle.
             operand_layout: The positions of `xs` in the operand buffer.
             result_layout: The positions of the results in the result buffer.
             token: The token of the previous operation.
+
+        Returns:
+            The collective for `end`, and the token for the next operation.
+
+        Raises:
+            CommplanError: See `run`.
         """
         dtype = xs[0].dtype
         results = [jax.ShapeDtypeStruct(shape, dtype) for shape in result_layout.shapes]
@@ -241,7 +271,21 @@ class Channel:
         return Pending(xs, done, None, number), after
 
     def start(self, x: Array, spec: Spec, token: Array) -> tuple[Pending, Array]:
-        """Begin the collective of `x`. The engine's progress thread advances it in the background."""
+        """Begin the collective of `x`. The engine's progress thread advances it in the background.
+
+        Without the engine, or if there is nothing to move, the collective is complete on return.
+
+        Args:
+            x: This rank's operand.
+            spec: The collective; its form is ignored.
+            token: The token of the previous operation.
+
+        Returns:
+            The collective for `finish`, and the token for the next operation.
+
+        Raises:
+            CommplanError: See `run`.
+        """
         if self._is_trivial(x, spec) or self._library is None:
             y, token = self.run(x, replace(spec, form="call"), token)
             return Pending((x,), [y], None, -1), token
@@ -278,9 +322,11 @@ class Channel:
         return size * self.groups.ways(self._axes(spec)) if spec.kind in GATHERING else size
 
     def _axes(self, spec: Spec) -> tuple[str, ...]:
+        """The axes of `spec`, or all axes."""
         return tuple(self.groups.sizes) if spec.axes is None else spec.axes
 
     def _is_trivial(self, x: Array, spec: Spec) -> bool:
+        """Whether nothing has to be moved."""
         return x.size == 0 or self.groups.ways(self._axes(spec)) == 1
 
     def _result_shape(self, x: Array, spec: Spec) -> tuple[int, ...]:
@@ -317,8 +363,9 @@ class Channel:
         """The engine's number for collective `number` with these buffer layouts; created on first use."""
         key = (number, operand_layout, result_layout)
         if key not in self._numbers:
-            tables = [_layout(each, itemsize) for each in (operand_layout, result_layout)]
-            last, late = (_numbers(each, np.int64) for each in self._completion.get(number, ((), ())))
+            tables = [_layout(layout, itemsize) for layout in (operand_layout, result_layout)]
+            completion = self._completion.get(number, ((), ()))
+            last, late = (_numbers(instructions, np.int64) for instructions in completion)
             self._numbers[key] = self._library.commplan_packed(
                 number, tables[0].ctypes.data, len(operand_layout.runs), tables[1].ctypes.data,
                 len(result_layout.runs), last.ctypes.data, len(last), late.ctypes.data, len(late),
@@ -329,7 +376,7 @@ class Channel:
         return self._numbers[key]
 
     def _create(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
-        """Create the collective of `size` elements in the engine; returns its number."""
+        """Create the collective of `size` elements on each rank in the engine; returns its number."""
         if spec.kind in REDUCING and dtype.name not in DTYPES:
             supported = ", ".join(DTYPES)
             fail("CP0831", f"arrays of {dtype.name} cannot be reduced", f"supported dtypes: {supported}")
@@ -343,6 +390,7 @@ class Channel:
         self._describe(number, spec, whole, dtype)
         if spec.kind != "swap":
             return number
+        # The slots of a swap hold the blocks of operand and result in other orders; packing permutes them.
         orders = chosen.program.targets, chosen.program.sources
         operand_layout, result_layout = (
             _in_slots(order[self.groups.index(axes)].tolist(), size) for order in orders
@@ -353,7 +401,10 @@ class Channel:
         """Attach the details for flight records to `number`, and return it.
 
         Args:
-            whole: See `_label`.
+            number: The number of the collective in the engine.
+            spec: The collective.
+            whole: The number of elements of the whole buffer.
+            dtype: The dtype of the operand.
         """
         nbytes, axes = whole * dtype.itemsize, spec.axes or ()
         algorithm = spec.algorithm.name
@@ -362,14 +413,14 @@ class Channel:
         return number
 
     def _create_native(self, spec: Spec, size: int, dtype: np.dtype[Any]) -> int:
-        """Create a collective that MPI's own function carries out."""
+        """Create a collective that MPI's own function carries out; returns its number."""
         group = self.groups.native(spec.axes or ())
         parts = group.Get_size() if spec.kind in TAKES_BLOCKS else 1
-        code, count = dtype.name, size // parts
-        if code not in DTYPES:
-            code, count = "uint8", count * dtype.itemsize
+        dtype_name, count = dtype.name, size // parts
+        if dtype_name not in DTYPES:  # it is moved as bytes
+            dtype_name, count = "uint8", count * dtype.itemsize
         kind = KINDS.index("all_to_all" if spec.kind == "swap" else spec.kind)
-        dtype_code = DTYPES.index(code)
+        dtype_code = DTYPES.index(dtype_name)
         op = _OPS.index(spec.op)
         table = _numbers((kind, group.py2f(), count, spec.root, dtype_code, op), np.int64)
         return self._library.commplan_native(self._channel, table.ctypes.data, _waiting(spec).encode())
@@ -377,10 +428,11 @@ class Channel:
     def _create_list(
         self, program: Instructions, ranks: tuple[int, ...], spec: Spec, dtype: np.dtype[Any], label: int
     ) -> int:
+        """Create an instruction list among `ranks` of the channel; returns its number."""
         messages = max((row.message + 1 for row in program.code), default=0)
-        code = DTYPES.index(dtype.name) if reduces(program) else 0
+        dtype_code = DTYPES.index(dtype.name) if reduces(program) else 0
         op = _OPS.index(spec.op)
-        settings = Settings(WINDOW, label, messages > WINDOW, code, op)
+        settings = Settings(WINDOW, label, messages > WINDOW, dtype_code, op)
         peers = [ranks[peer] for peer in program.peers]
         number = make_list(self._library, self._channel or 0, program, peers, settings, _waiting(spec))
         self._completion[number] = program.last, program.late
@@ -415,11 +467,12 @@ def _in_slots(blocks: Sequence[int], size: int) -> BufferLayout:
     return BufferLayout(size, runs, ((size,),))
 
 
-def _layout(lay: BufferLayout, itemsize: int) -> Any:
+def _layout(layout: BufferLayout, itemsize: int) -> Any:
     """The layout as integers for the engine: the size of the buffer in bytes, then four numbers per run."""
-    rows = np.array(lay.runs, np.int64).reshape(-1, 4) * (itemsize, 1, itemsize, itemsize)
-    return _numbers(np.concatenate(([lay.size * itemsize], rows.reshape(-1))), np.int64)
+    rows = np.array(layout.runs, np.int64).reshape(-1, 4) * (itemsize, 1, itemsize, itemsize)
+    return _numbers(np.concatenate(([layout.size * itemsize], rows.reshape(-1))), np.int64)
 
 
 def _numbers(values: Any, dtype: Any) -> Any:
+    """A contiguous array, whose address the engine reads."""
     return np.ascontiguousarray(np.asarray(values, dtype))

@@ -21,19 +21,27 @@ from commplan.collectives import layout
 from commplan.collectives.program import ChunkProgram, Family, Ints
 from commplan.ir.collective_kinds import BLOCKED, GATHERING, REDUCING, SCATTERING
 
-# In the order of the enum of the engine.
+# The dtypes of reductions, in the order of the enum `DType` of the engine.
 DTYPES = ("bool", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
 
-SEND, RECEIVE, RECEIVE_REDUCE, COPY, ZERO = range(5)
-INPUT, OUTPUT, SCRATCH = range(3)
+# Kinds of instructions, as in the enum `InstructionKind` of the engine.
+SEND = 0
+RECEIVE = 1
+RECEIVE_REDUCE = 2
+COPY = 3
+ZERO = 4
+# Buffers, as in the enum `Buffer` of the engine.
+INPUT = 0
+OUTPUT = 1
+SCRATCH = 2
 
-# Beyond about this many instructions for one buffer, larger pieces are used.
+# Beyond about this many messages for one buffer, larger pieces are used.
 MOST_PIECES = 16_384
 _LOCAL_PIECE = 256 * 1024  # bytes per local copy; the engine polls for messages in between
 
 
 class Instruction(NamedTuple):
-    """A row of the engine's table. Offsets and lengths are in bytes.
+    """A row of the engine's table.
 
     - send: `src` to `peer`.
     - receive: from `peer` into `dst`.
@@ -41,7 +49,15 @@ class Instruction(NamedTuple):
     - copy: `src` to `dst`.
     - zero: `dst`.
 
-    `peer` is an index into `Instructions.peers`. `message` numbers the messages from one rank to another.
+    Attributes:
+        kind: The kind of instruction.
+        peer: The other rank of a message, an index into `Instructions.peers`; 0 without a message.
+        message: The number of the message among those from its sender to its receiver; 0 without a message.
+        src: The buffer that it reads; `INPUT` if it reads none.
+        src_offset: The first byte that it reads in `src`.
+        dst: The buffer that it writes; `INPUT` if it writes none.
+        dst_offset: The first byte that it writes in `dst`.
+        nbytes: The number of bytes.
     """
 
     kind: int
@@ -59,11 +75,12 @@ class Instructions:
     """The instruction list of one rank.
 
     Attributes:
-        code: The instructions.
-        waits: For each instruction, the earlier instructions that must complete before it.
-        peers: The ranks that this rank communicates with.
+        code: The instructions, in the order in which they are tried.
+        waits: For each instruction, the earlier instructions that must complete before it, in ascending
+            order.
+        peers: The ranks of the program that this rank communicates with.
         scratch: Bytes of scratch memory.
-        last: Instructions whose output is part of the result and final.
+        last: Instructions whose whole output is part of the result and final.
         late: Offset and bytes of the remaining parts of the result, final only when the list is complete.
         rounds: The first instruction of each round of the program.
     """
@@ -78,7 +95,15 @@ class Instructions:
 
 
 class PieceTransfer(NamedTuple):
-    """A piece that this rank sends (`outgoing`) or receives: elements `lo` to `hi` - 1 of the slots."""
+    """A piece of a transfer, which is one message.
+
+    Attributes:
+        outgoing: Whether this rank sends it; otherwise it receives it.
+        reduce: Whether the receiver combines it with its own elements.
+        peer: The other rank.
+        message: The number of the message among those from its sender to its receiver.
+        lo, hi: Elements `lo` to `hi - 1` of the whole buffer.
+    """
 
     outgoing: bool
     reduce: bool
@@ -89,9 +114,15 @@ class PieceTransfer(NamedTuple):
 
 
 def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Iterator[list[PieceTransfer]]:
-    """The transfers of `rank` in each round, in pieces of at most `piece` elements.
+    """The transfers of one rank in each round, in pieces.
 
-    Both ends of a transfer cut and number its messages in the same way: a number identifies a message.
+    Both ends of a transfer cut and number its messages in the same way, so a number identifies a message.
+
+    Args:
+        program: The chunk program.
+        rank: The rank.
+        bounds: The offset of each chunk in elements, and the number of elements; [chunks + 1].
+        piece: The maximum number of elements of a piece.
     """
     counts: dict[tuple[bool, int], int] = {}
     for sends in program.rounds:
@@ -110,7 +141,11 @@ def transfers(program: ChunkProgram, rank: int, bounds: Ints, piece: int) -> Ite
 
 
 def transfers_of_rank(send: Family, rank: int, bounds: Ints) -> Iterator[tuple[bool, int, int, int]]:
-    """Sends (True) and receives (False) of `rank`: the peer, and elements `lo` to `hi` - 1 of the slots."""
+    """The transfers of `rank` in `send`, without empty ones.
+
+    Yields:
+        Whether it sends, the peer, and the range of elements `lo` to `hi - 1` of the whole buffer.
+    """
     indices = np.flatnonzero((send.src == rank) | (send.dst == rank))
     for i in indices.tolist():
         src, dst, chunk = int(send.src[i]), int(send.dst[i]), int(send.chunk[i])
@@ -140,10 +175,11 @@ def instructions(program: ChunkProgram, rank: int, size: int, itemsize: int, pie
 class _Builder:
     """Translates the transfers of one rank.
 
-    The slots are split into units: runs of elements that no transfer of this rank splits.
+    The slots, which hold the whole buffer, are split into units: runs of elements that no transfer of this
+    rank splits.
 
     Attributes:
-        block: The elements of this rank's block, or of all slots.
+        block: The first element of this rank's block, and its end; of all slots if there are no blocks.
         edges: The first element of each unit, and the end of the last one.
         unit: The unit that begins at an element.
         work_buffer: The buffer that stands for the slots: the result, or scratch memory if the result is one
@@ -185,6 +221,7 @@ class _Builder:
         self.scratch = 0
 
     def build(self) -> Instructions:
+        """Translate all rounds. The sends of a round come before its receives."""
         final = self._last_arrivals()
         starts: list[int] = []
         for round_transfers in self.rounds:
@@ -231,6 +268,7 @@ class _Builder:
         return last
 
     def _units(self, lo: int, hi: int) -> range:
+        """The units of elements `lo` to `hi - 1`."""
         return range(self.unit[lo], self.unit[hi])
 
     def _send(self, t: PieceTransfer) -> None:
@@ -242,6 +280,7 @@ class _Builder:
 
     def _receive(self, t: PieceTransfer, final: dict[int, PieceTransfer]) -> None:
         units = self._units(t.lo, t.hi)
+        # The last values of a scattered block are received directly into the result.
         buffer = OUTPUT if all(final.get(u) is t for u in units) else self.work_buffer
         if self.kind == "swap" and OUTPUT in {self.buffer_of[u] for u in units}:
             buffer = SCRATCH  # waiting for sends of this round into the same slots could deadlock
@@ -251,7 +290,11 @@ class _Builder:
             self._add(RECEIVE, t.lo, t.hi, t, dst=buffer)
 
     def _gather(self, lo: int, hi: int) -> int:
-        """The buffer with elements `lo` to `hi`. If they are in several buffers, copy them to one first."""
+        """The buffer with elements `lo` to `hi - 1`. If they are in several, copies them to one first.
+
+        Raises:
+            ValueError: If an element has not been received yet, which a proved program excludes.
+        """
         units = self._units(lo, hi)
         buffers = {self.buffer_of[u] for u in units}
         if len(buffers) > 1:
@@ -265,7 +308,10 @@ class _Builder:
         return buffer
 
     def _runs(self, units: Iterable[int], buffer: int | None) -> list[tuple[int, int]]:
-        """Runs of units in `buffer`, as element ranges of at most one local copy."""
+        """The runs of adjacent `units` whose value is in `buffer`, as ranges of elements.
+
+        A run is cut at `_LOCAL_PIECE` bytes, unless it is one unit.
+        """
         most = max(1, _LOCAL_PIECE // self.itemsize)
         runs: list[tuple[int, int]] = []
         for u in units:
@@ -288,7 +334,18 @@ class _Builder:
         src: int | None = None,
         dst: int = -1,
     ) -> int:
-        """Append an instruction on elements lo to hi that waits for the producers of its operands."""
+        """Append an instruction that waits for writers of its source and for users of its destination.
+
+        Args:
+            kind: The kind of instruction.
+            lo, hi: It is on elements `lo` to `hi - 1` of the whole buffer.
+            t: The message; None if it has none.
+            src: The buffer that it reads; None if it reads none.
+            dst: The buffer that it writes; -1 if it writes none.
+
+        Returns:
+            Its index.
+        """
         i = len(self.code)
         units = self._units(lo, hi)
         before: set[int] = set()

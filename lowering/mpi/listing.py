@@ -11,11 +11,11 @@ from commplan.ir.collective_kinds import REDUCING
 from commplan.lowering.jax.listing import equations, typed
 from commplan.lowering.mpi.collectives import Channel, issued
 
+# Primitives of mpi4jax for messages between two ranks.
 _BETWEEN_TWO = ("send_mpi", "recv_mpi", "sendrecv_mpi")
-_ISSUING = (
-    "commplan_call",
-    "commplan_start",
-)  # `commplan_finish` belongs to a collective that is already listed
+# Primitives that issue a collective. `commplan_finish` completes one that is already listed.
+_ISSUING = ("commplan_call", "commplan_start")
+# The reductions that the text names.
 _OPS = ((MPI.SUM, "sum"), (MPI.MAX, "max"), (MPI.MIN, "min"), (MPI.PROD, "prod"))
 
 
@@ -42,6 +42,10 @@ def collectives_of(jaxpr: Any, channel: Channel) -> Iterator[ListedCollective]:
 
     A collective in a loop body is listed once; all branches of a conditional are listed. Messages between two
     ranks (`send`, `recv`, `sendrecv`) and requests to servers are not listed.
+
+    Args:
+        jaxpr: The jaxpr.
+        channel: The plan's channel.
     """
     for equation, scope, loops in equations(jaxpr):
         name = equation.primitive.name
@@ -58,11 +62,12 @@ def collectives_of(jaxpr: Any, channel: Channel) -> Iterator[ListedCollective]:
             yield _of_mpi4jax(equation, scope, loops)
 
 
-def _of_mpi4jax(equation: Any, scope: str, around: str) -> ListedCollective:
+def _of_mpi4jax(equation: Any, scope: str, loops: str) -> ListedCollective:
+    """A collective of mpi4jax, whose parameters are wrapped in hashable objects."""
     params = {key: getattr(value, "wrapped", value) for key, value in equation.params.items()}
     op = next((name for op, name in _OPS if op == params.get("op")), "op" if "op" in params else "")
     options = ", ".join(filter(None, (op, f"root {params['root']}" if "root" in params else "")))
     arrays = " ".join(typed(str(x.aval.dtype), x.aval.shape) for x in equation.invars)
     text = f"mpi4jax.{equation.primitive.name.removesuffix('_mpi')}({options}) {arrays}".rstrip()
     comm = params["comm"]
-    return ListedCollective(f"{text}{around}", scope, comm, tuple(range(comm.Get_size())))
+    return ListedCollective(f"{text}{loops}", scope, comm, tuple(range(comm.Get_size())))

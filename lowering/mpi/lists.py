@@ -14,18 +14,18 @@ from commplan.lowering.mpi import build
 from commplan.lowering.mpi.instructions import RECEIVE_REDUCE, Instructions
 
 _ERROR = 1000  # maximum number of bytes of an error
-_LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+_LOOK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_int64)  # the callback of `commplan_run`
 
 
 class Settings(NamedTuple):
     """How a list runs.
 
     Attributes:
-        window: Messages in flight to one rank.
-        label: The label in the tags of its messages.
+        window: The maximum number of messages in flight to one rank.
+        label: The label in the tags of its messages, below `LABELS` of `collectives`.
         synchronous: Whether a send completes only when its receive has started.
-        dtype: The dtype of reductions, as the engine's number.
-        op: The reduction, as the engine's number.
+        dtype: The dtype of reductions, an index into `DTYPES`; ignored by a list without reductions.
+        op: The reduction: 0 for a sum, 1 for the maximum, 2 for the minimum.
     """
 
     window: int
@@ -51,16 +51,17 @@ def make_list(
         program: The instructions.
         ranks: The ranks of `program.peers` in the channel.
         settings: How the list runs.
-        where: The line of the plan that waits for it, for errors.
+        where: The text with the line of the plan that waits for it, for errors (`waiting_line`); empty
+            without a plan.
     """
-    dependents: list[list[int]] = [[] for _ in program.code]
+    dependents: list[list[int]] = [[] for _ in program.code]  # the inverse of `program.waits`
     for i, before in enumerate(program.waits):
         for j in before:
             dependents[j].append(i)
     table = np.array(program.code, np.int64).reshape(len(program.code), -1)
     waits = np.array([len(before) for before in program.waits], np.int32)
     begins = np.cumsum([0, *map(len, dependents)], dtype=np.int64)
-    after = np.array([i for each in dependents for i in each], np.int32)
+    after = np.array([i for later in dependents for i in later], np.int32)
     peers = np.array(ranks, np.int32)
     window, label, synchronous, dtype, op = settings
     rounds = program.rounds
@@ -79,14 +80,18 @@ def make_list(
 
 
 def reduces(program: Instructions) -> bool:
+    """Whether the list contains a reduction."""
     return any(row.kind == RECEIVE_REDUCE for row in program.code)
 
 
 class PollIntervals(NamedTuple):
     """The polling intervals of a waiting thread, in nanoseconds.
 
-    The thread yields for `spin`, then sleeps, from `shortest` up to `longest`. If many messages are in
-    flight, it sleeps for `bulk`.
+    Attributes:
+        spin: How long the thread yields to other threads between polls before it sleeps.
+        shortest: The first sleep between polls. Sleeps become longer until there is progress.
+        longest: The longest sleep.
+        bulk: The first sleep, without yielding before, if many messages are in flight.
     """
 
     spin: int
@@ -127,7 +132,7 @@ class Runner:
         self._numbers: list[int] = []
 
     def add(self, program: Instructions, ranks: Sequence[int], settings: Settings) -> int:
-        """Create a list and return its number. `ranks` are its peers in `comm`."""
+        """Create a list and return its number; see `make_list` for the arguments."""
         number = make_list(self._library, self._channel, program, ranks, settings)
         self._numbers.append(number)
         return number
@@ -140,10 +145,10 @@ class Runner:
     def run(
         self, number: int, address: int, look: Callable[[float, int], object], memory: object = None
     ) -> None:
-        """Run a list whose messages are in `memory`, from `address` on.
+        """Run a list without an operand. Its messages are at `address`, which is the list's result buffer.
 
         Args:
-            number: The list.
+            number: The number of the list.
             address: The address of the messages.
             look: Called periodically with the seconds since the last progress, and the rank that blocks the
                 list, or -1 if it is unknown. An exception ends the run.
@@ -152,7 +157,7 @@ class Runner:
 
         Raises:
             ListAbortedError: If MPI or another rank reports an error. The channel cannot be used again.
-            Exception: The exception of `look`. The channel cannot be used again.
+            BaseException: The exception of `look`. The channel cannot be used again.
         """
         errors: list[BaseException] = []
 

@@ -1,4 +1,6 @@
-"""The engine's entry points as JAX primitives.
+"""The engine's entry points as JAX primitives: `call`, or `start` and `finish`, run a program.
+
+A program is a collective or a request to servers, which the engine knows by a number.
 
 The custom calls are marked as having side effects for XLA, so XLA removes none. The primitives have no JAX
 effect, because JAX dispatches functions with effects from Python, which takes 30 us longer than the fast
@@ -27,7 +29,12 @@ owners: WeakValueDictionary[int, Any] = WeakValueDictionary()  # channels, by pr
 
 
 def _declare(name: str, aliases: dict[int, int]) -> Any:
-    """The primitive of FFI target `commplan_mpi_NAME`. `aliases` maps operands to results in their place."""
+    """The primitive of FFI target `commplan_mpi_NAME`.
+
+    Args:
+        name: The name of the entry point.
+        aliases: The index of the result that uses the buffer of an operand, by the index of the operand.
+    """
     primitive: Any = Primitive(f"commplan_{name}")
     primitive.multiple_results = True
     target = f"commplan_mpi_{name}"
@@ -43,9 +50,9 @@ def _declare(name: str, aliases: dict[int, int]) -> Any:
 
     compiled = jax.jit(primitive.bind, static_argnames=("results", "program"))
 
-    def evaluate(*operands: Any, **how: Any) -> Any:
+    def evaluate(*operands: Any, **parameters: Any) -> Any:
         with jax.disable_jit(False):  # with disabled jit, `compiled` would call this function again
-            return compiled(*operands, **how)
+            return compiled(*operands, **parameters)
 
     primitive.def_abstract_eval(abstract)
     _compat.keep_unused(primitive)
@@ -79,14 +86,24 @@ def _primitive(name: str, inputs: int, outputs: int) -> Any:
 
 
 def _bind(primitive: Any, operands: Sequence[Array], results: Sequence[Any], program: int) -> list[Array]:
-    shapes = tuple((tuple(each.shape), np.dtype(each.dtype)) for each in results)
+    shapes = tuple((tuple(result.shape), np.dtype(result.dtype)) for result in results)
     return primitive.bind(*operands, results=shapes, program=program)
 
 
 def call(
     xs: Sequence[Array], token: Array, results: Sequence[Any], program: int
 ) -> tuple[list[Array], Array]:
-    """Run a program: xs, token -> ys with the shapes and dtypes of `results`, token."""
+    """Run a program.
+
+    Args:
+        xs: Its operands.
+        token: The token of the previous operation.
+        results: Values with the shapes and dtypes of its results.
+        program: Its number in the engine.
+
+    Returns:
+        The results, and the token for the next operation.
+    """
     *ys, after = _bind(_primitive("call", len(xs), len(results)), (*xs, token), (*results, token), program)
     return ys, after
 
@@ -94,9 +111,13 @@ def call(
 def start(
     xs: Sequence[Array], token: Array, results: Sequence[Any], program: int
 ) -> tuple[list[Array], Array | None, Array]:
-    """Start a program: xs, token -> pending results, handle, token.
+    """Start a program; see `call` for the arguments.
 
-    Outside of a trace, results do not stay in their buffers: the program is also finished, without a handle.
+    Outside of a trace, results do not stay in their buffers, so the program is also finished.
+
+    Returns:
+        The results, which are not complete before `finish`; the handle for `finish`, i32[2], or None if the
+        program is finished; and the token for the next operation.
     """
     if _compat.recording() is None:
 
@@ -115,7 +136,18 @@ def start(
 def finish(
     xs: Sequence[Array], pending: list[Array], handle: Array | None, token: Array, program: int
 ) -> tuple[list[Array], Array]:
-    """Finish a program: xs, pending results, handle, token -> ys, token."""
+    """Finish a program.
+
+    Args:
+        xs: The operands of `start`.
+        pending: The results of `start`.
+        handle: The handle of `start`; None if the program is finished.
+        token: The token of the previous operation.
+        program: Its number in the engine.
+
+    Returns:
+        The results, and the token for the next operation.
+    """
     if handle is None:
         return pending, token
     primitive = _primitive("finish", len(xs), len(pending))

@@ -1,7 +1,8 @@
 """Form `rounds`: one blocking mpi4jax call per message; mpi4jax's collectives for `native`.
 
-It needs no compiler, and each call is visible in the jaxpr. It is slower, because each message waits for the
-one before. Results are bitwise those of the engine, except for subnormal sums, which XLA flushes to zero.
+It needs no C++ compiler, and each call is visible in the jaxpr. It is slower than the engine, because each
+message waits for the one before. Results are bitwise those of the engine, except for subnormal sums, which
+XLA flushes to zero.
 """
 
 from __future__ import annotations
@@ -27,28 +28,36 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r"\s*The latest supported JAX version", category=UserWarning)
     import mpi4jax as _mpi4jax  # pyright: ignore[reportMissingTypeStubs]
 
-mpi4jax: Any = cast("Any", _mpi4jax)  # It has no stubs.
+mpi4jax: Any = cast("Any", _mpi4jax)  # it has no stubs
 
 
 def tied(x: Array, token: Array) -> Array:
-    """`x`, ordered after `token`. mpi4jax orders only its own calls, and XLA:CPU removes barriers."""
+    """`x`, ordered after `token`, i32[1]. mpi4jax orders only its own calls; XLA:CPU removes barriers."""
     return jnp.where(token[0] == -1, jnp.zeros_like(x), x)  # tokens are never negative
 
 
 def after(token: Array, y: Array) -> Array:
-    """`token`, ordered after `y`."""
+    """`token`, an i32[1], ordered after `y`, which has at least one element."""
     first = y.reshape(-1)[0]
     return jnp.where(token == -1, first.astype(token.dtype), token)
 
 
 def run(program: ChunkProgram, x: Array, rank: int, op: str, comm: Any) -> Array:
-    """This rank's slots after `program`; one-dimensional, as in `lowering.jax.collectives.programs.run`.
+    """Run a chunk program message by message; see `lowering.jax.collectives.programs.run`.
 
-    `comm` is the communicator of the program's ranks, used only by mpi4jax.
+    Args:
+        program: The chunk program.
+        x: This rank's operand, one-dimensional.
+        rank: This rank's index among the program's ranks.
+        op: The reduction: sum, max or min.
+        comm: The communicator of the program's ranks, used only by mpi4jax.
+
+    Returns:
+        This rank's result, one-dimensional.
     """
     if x.dtype == jnp.bool_:
         return run(program, x.astype(jnp.uint8), rank, "min" if op == "min" else "max", comm) != 0
-    block, x = x.shape[0], slots(program, x, rank)
+    operand_size, x = x.shape[0], slots(program, x, rank)
     edges = bounds(program.kind, program.ranks, program.chunks, x.shape[0])
     for sends in program.rounds:
         before = x
@@ -57,7 +66,7 @@ def run(program: ChunkProgram, x: Array, rank: int, op: str, comm: Any) -> Array
     if program.kind == "swap":
         return blocks(x, program.arrivals, rank)
     if program.kind in SCATTERING:
-        length = block // program.ranks
+        length = operand_size // program.ranks
         return x[rank * length : (rank + 1) * length]
     return x
 
@@ -65,7 +74,19 @@ def run(program: ChunkProgram, x: Array, rank: int, op: str, comm: Any) -> Array
 def _exchange(
     x: Array, before: Array, group: dict[tuple[int, int], list[WindowTransfer]], rank: int, op: str, comm: Any
 ) -> Array:
-    """Exchange at most one message in each direction."""
+    """Exchange the messages of one group, at most one in each direction.
+
+    Args:
+        x: The buffer, to which earlier groups of the round have written.
+        before: The buffer before the round, from which data is sent.
+        group: The transfers of each message by (source, destination).
+        rank: This rank.
+        op: The reduction.
+        comm: The communicator.
+
+    Returns:
+        The buffer with the received data.
+    """
     outgoing = next(((pair[1], parts) for pair, parts in group.items() if pair[0] == rank), None)
     incoming = next(((pair[0], parts) for pair, parts in group.items() if pair[1] == rank), None)
     message = to_bits(_windows(before, outgoing[1])) if outgoing else None
@@ -90,7 +111,7 @@ def _exchange(
 
 
 def _windows(x: Array, parts: Sequence[WindowTransfer]) -> Array:
-    windows = [x[each.low : each.high] for each in parts]
+    windows = [x[part.low : part.high] for part in parts]
     return windows[0] if len(windows) == 1 else jnp.concatenate(windows)
 
 
@@ -103,7 +124,17 @@ def native(x: Array, spec: Spec, rank: int, comm: Any) -> Array:
     """mpi4jax's collective of the flattened `x`. For `reduce` and `gather` every rank gets the result.
 
     mpi4jax cannot reduce 16-bit floats. Its maximum of a number and a NaN is unspecified, and Open MPI's sums
-    of bytes saturate. Such operands are gathered and reduced here, in rank order.
+    of bytes saturate. Such operands, and those of a reduce-scatter, are exchanged and reduced here, in rank
+    order.
+
+    Args:
+        x: This rank's operand.
+        spec: The collective; not a `shift`, which always has a program.
+        rank: This rank's index in `comm`.
+        comm: The communicator of the ranks, used only by mpi4jax.
+
+    Returns:
+        The result, one-dimensional except for `reduce_scatter`.
     """
     flat = x.reshape(-1)
     ranks = comm.Get_size()
@@ -130,11 +161,13 @@ def native(x: Array, spec: Spec, rank: int, comm: Any) -> Array:
             raise AssertionError("a shift has a program and no native form")
 
 
-def _move_bits(move: Any, x: Array, **how: Any) -> Array:
-    return from_bits(move(to_bits(x), **how), x.dtype)
+def _move_bits(move: Any, x: Array, **options: Any) -> Array:
+    """`move(x)` on integers with the same bits, for dtypes that mpi4jax lacks."""
+    return from_bits(move(to_bits(x), **options), x.dtype)
 
 
 def _fold(rows: Array, op: str) -> Array:
+    """The reduction of `rows` along the leading dimension, in order."""
     if rows.dtype == jnp.bool_:
         return _fold(rows.astype(jnp.uint8), "min" if op == "min" else "max") != 0
     total = rows[0]

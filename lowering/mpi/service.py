@@ -36,14 +36,15 @@ from commplan.lowering.mpi.shared import Region, regions, set_shared_units
 from commplan.protocol.sites import LEAVE, LEFT, Buffer, Site, Sites, nbytes_of, receives, sends, sent
 from commplan.recorder.file import Details
 
-# Data in flight per worker and server. A server answers a unit once it has the terms of all workers. With
-# more units in flight, the first one is complete later, and the return path stays idle until then.
+# Bytes in flight from a worker to a server. A server answers a unit once it has the terms of all workers.
+# With more units in flight, the first one is complete later, and the return path stays idle until then.
 IN_FLIGHT_NBYTES = 512 * 1024
-LEAST_IN_FLIGHT, MOST_IN_FLIGHT = 2, 8  # messages
+LEAST_IN_FLIGHT = 2  # messages from a worker to a server, even if they are large
+MOST_IN_FLIGHT = 8  # messages from a worker to a server, even if they are small
 _LEAVE_S = 5.0  # seconds for sending the last message
 _REASON_NBYTES = 1000  # the most bytes of a reason that is sent to a server
 _CLOSE_S = 30.0  # seconds that running operations may take when a run is closed
-_unsent: list[Any] = []  # keeps the buffers of messages that are still being sent
+_unsent: list[Any] = []  # buffer and MPI request of messages that could not be sent before `_LEAVE_S`
 _closing: list[list[bool]] = []  # one list per thread that closes a channel; non-empty once it is done
 
 
@@ -54,7 +55,7 @@ class Requests(NamedTuple):
         library: The engine.
         channel: The engine's handle of the channel.
         watch: Determines which rank blocks a request; None without a watchdog.
-        job: See `Watched`.
+        job: The name of the job; see `Watched`.
     """
 
     library: Any
@@ -116,6 +117,10 @@ class MpiService:
         order: Provides the token that orders the operations of a program.
         file: The plan's file, for errors.
 
+    Attributes:
+        names: The name of each server in errors.
+        rank: The rank of this worker in `comm`.
+
     Raises:
         CommplanError: CP0831 if MPI has fewer tags than the plan has messages.
     """
@@ -146,10 +151,11 @@ class MpiService:
         return self.sites.at(phase, result)
 
     def up(self, site: Site) -> tuple[Buffer, ...]:
-        """The buffers that this worker sends. Equal values of a group are sent by its first worker only."""
+        """The buffers that this worker sends. The first worker of a group sends the values in common."""
         return sent(site, first=self._is_first(site))
 
     def _is_first(self, site: Site) -> bool:
+        """Whether this worker is the first of its group."""
         return self.sites.members(site)[self.sites.group(site, self.rank)][0] == self.rank
 
     def begin(self, site: Site, xs: Sequence[Array]) -> Callable[[], list[Array]]:
@@ -178,7 +184,7 @@ class MpiService:
         mapped = self._shared_regions(site)
         outgoing = 0, self.up(site), sends(site, first=self._is_first(site))
         answers = 1, site.down, receives(site)
-        rows: list[tuple[int, ...]] = []
+        rows: list[tuple[int, ...]] = []  # of the engine's `Message`, with offsets in bytes
         for is_answer, buffers, messages in (outgoing, answers):
             for message in messages:
                 if message.server not in mapped:
@@ -209,7 +215,11 @@ class MpiService:
         return self._put_counters.setdefault(states, np.zeros(1, np.int64))
 
     def _shared_regions(self, site: Site) -> dict[int, Region]:
-        """The memory of the site's state, by the index of each server that shares it with this worker."""
+        """The memory of the site's state, by the index of each server that shares it with this worker.
+
+        Empty unless workers update the state without a lock or bound, and in the dtypes of its messages.
+        Waits for the servers on first use.
+        """
         if site.mode != "hogwild" or site.staleness is not None:
             return {}
         if [b.dtype for b in site.down] != [part.dtype for part in site.layout.parts]:
@@ -228,8 +238,10 @@ class MpiService:
     def close(self, reason: str = "") -> None:
         """Wait for dispatched requests, stop the progress thread and send a last message to the servers.
 
-        Compiled programs with requests fail from now on. `reason` is the error that ends the run, if there is
-        one.
+        Compiled programs with requests fail from now on. Further calls have no effect.
+
+        Args:
+            reason: The error that ends the run; empty if it ends normally.
         """
         if self._requests is None:
             return
@@ -261,7 +273,7 @@ class _LeftRequests:
         self._serving = {sites.workers + server for server in range(sites.servers)}
 
     def try_free(self) -> bool:
-        """See `release.Freeable`. Receives what servers have sent meanwhile."""
+        """See `release.Freeable`. Receives and discards the messages that servers have sent meanwhile."""
         status = MPI.Status()
         with contextlib.suppress(MPI.Exception):  # a server has died
             while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
@@ -275,6 +287,7 @@ class _LeftRequests:
 
 
 def _close_channel(requests: Requests, comm: Any, sites: Sites, reason: str) -> None:
+    """Wait for running requests, at most `_CLOSE_S`, then leave the servers and close the channel."""
     library, channel, deadline = requests.library, requests.channel, time.monotonic() + _CLOSE_S
     while library.commplan_channel_busy(channel) and time.monotonic() < deadline:
         time.sleep(1e-3)
@@ -294,7 +307,13 @@ def _close_in_thread(done: list[bool], requests: Requests, comm: Any, sites: Sit
 
 
 def send_leave(comm: Any, sites: Sites, reason: str = "") -> None:
-    """Send the last message of this worker to every server; `reason` is the error that ends it, if any."""
+    """Send the last message of this worker to every server, and wait for it at most `_LEAVE_S`.
+
+    Args:
+        comm: The communicator of workers and servers.
+        sites: The calls to servers in the plan.
+        reason: The error that ends the worker; empty if it ends normally.
+    """
     if MPI.Is_finalized():
         return
     payload = np.frombuffer(reason.encode(errors="replace")[:_REASON_NBYTES], np.uint8)
@@ -325,7 +344,7 @@ def _window(rows: Sequence[tuple[int, ...]]) -> int:
 
 
 def _has_ended(request: Any) -> bool:
-    """Whether a send is complete, or failed since its server has died."""
+    """Whether a send is complete, or has failed because its server has died."""
     try:
         return bool(request.Test())
     except MPI.Exception:

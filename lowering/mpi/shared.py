@@ -33,26 +33,37 @@ from commplan.protocol.sites import Site
 from commplan.protocol.units import StateLayout
 from commplan.wait import TIMEOUT_S, Wait, until
 
-HELLO = 2
-HEADER, ALIGNED = 4096, 64
-READY, REQUESTS, CLOSED, PUTS = 1, 3, 4, 8  # indices of the counters
-GROUPS = HEADER // 8 - PUTS
-_LOOK_S = 1e-3
+HELLO = 2  # the tag of a server's message
+HEADER = 4096  # bytes of counters at the beginning of the file
+ALIGNED = 64  # bytes to which each part of the state is aligned
+# Indices of the counters.
+READY = 1
+REQUESTS = 3
+CLOSED = 4
+PUTS = 8  # of the first group
+GROUPS = HEADER // 8 - PUTS  # maximum number of groups
+_LOOK_S = 1e-3  # seconds between two checks for a server's message
 
 
 class Region(NamedTuple):
-    """A server's state, mapped into this process. `mapping` keeps `bytes` valid."""
+    """A server's state, mapped into this process.
+
+    Attributes:
+        bytes: The whole file as a NumPy array of u8.
+        mapping: The `mmap` object that keeps `bytes` valid.
+    """
 
     bytes: Any
     mapping: Any
 
     @property
     def address(self) -> int:
+        """The address of the first byte of the file in this process."""
         return int(self.bytes.ctypes.data)
 
 
 def offsets(layout: StateLayout) -> tuple[int, ...]:
-    """The offset of each part in a group's block, and the size of the block."""
+    """The offset in bytes of each part in a group's block, and the size of the block."""
     ends = [0]
     for part in layout.parts:
         nbytes = part.size * part.dtype.nbytes
@@ -61,7 +72,15 @@ def offsets(layout: StateLayout) -> tuple[int, ...]:
 
 
 def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
-    """The memory that server `rank` of `comm` shares with this process, by state. Waits for the server.
+    """The memory that a server shares with this process, by state. Waits for the server's message.
+
+    Args:
+        comm: The communicator of workers and servers.
+        rank: The rank of the server in `comm`.
+        name: The name of the server, for errors.
+
+    Returns:
+        The memory; empty if the server is on another host. States whose file cannot be mapped are missing.
 
     Raises:
         CommplanError: CP0852 if the server has died, or has not called `run.serve()` within ten minutes.
@@ -78,6 +97,8 @@ def regions(comm: Any, rank: int, name: str) -> dict[str, Region]:
 
 
 def _receive_offer(comm: Any, rank: int, name: str) -> bytes:
+    """The content of the server's message `HELLO`. Raises CP0852 if none arrives."""
+
     def refuse(reason: object) -> NoReturn:
         fail("CP0852", f"{name} (rank {rank}) does not serve: {reason}", "did it call run.serve()?")
 
@@ -100,7 +121,10 @@ def _receive_offer(comm: Any, rank: int, name: str) -> bytes:
 
 
 def _map(path: Path, token: int) -> Region | None:
-    """Map the file if it begins with `token`. Different hosts may have the same name, and other files."""
+    """Map the file if it begins with `token`, otherwise return None.
+
+    The token distinguishes hosts of the same name, which may have other files at this path.
+    """
     try:
         with os.fdopen(io.open_file(path, os.O_RDWR), "r+b") as file:
             mapping = mmap.mmap(file.fileno(), 0)
@@ -121,12 +145,12 @@ def set_shared_units(
         library: The engine.
         number: The request.
         site: The site of the request.
-        mapped: The memory of each server that shares the state with this process.
+        mapped: The memory of each server that shares the state with this process, by the index of the server.
         group: The group of this worker.
-        counter: The number of times that this worker has put the state, one element.
+        counter: The number of times that this worker has put the state, an array of one element.
     """
     begins = offsets(site.layout)
-    headers: list[tuple[int, ...]] = []
+    headers: list[tuple[int, ...]] = []  # see `commplan_request_shares` of ffi.cpp
     updates: list[tuple[int, ...]] = []
     ups = {b.part: index for index, b in enumerate(site.up) if b.content == "data"}
     downs = {b.part: index for index, b in enumerate(site.down) if b.content == "data"}
@@ -139,7 +163,7 @@ def set_shared_units(
             center = block + begins[unit.part]
             updates.append((state, ups[unit.part], downs[unit.part], unit.start, unit.size, dtype, center))
     factors, literals = _factors(site)
-    tables = [np.array(each, np.int64) for each in (headers, updates, factors)]
+    tables = [np.array(rows, np.int64) for rows in (headers, updates, factors)]
     numbers = np.array(literals, np.float64)
     library.commplan_request_shares(
         number, tables[0].ctypes.data, len(headers), tables[1].ctypes.data, len(updates),

@@ -18,10 +18,10 @@ from commplan.lowering import programs
 from commplan.lowering.mpi.job.groups import Groups
 
 Kind = CollectiveKind | ProgramKind
-KINDS = cast("tuple[Kind, ...]", tuple(PROPERTIES))
-NATIVE = Algorithm("native")
+KINDS = cast("tuple[Kind, ...]", tuple(PROPERTIES))  # begins in the order of the engine's enum `Collective`
+NATIVE = Algorithm("native")  # MPI's own
 WINDOW = 4  # messages in flight from one rank to another
-MOST_COUNT = 2**31 - 1  # MPI counts are 32-bit integers
+MOST_COUNT = 2**31 - 1  # the largest block in bytes: MPI counts are 32-bit integers
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,16 @@ class Spec:
     Attributes:
         kind: A kind of `collectives.program.KINDS`, `all_to_all` (only as MPI's own), or `shift`.
         axes: The axes; None for all.
-        op: The reduction.
-        root: The root's index along `axes`, row-major.
+        op: The reduction; ignored by kinds that do not reduce.
+        root: The root's index along `axes`, row-major; for a `shift`, the distance.
         algorithm: The algorithm; `native` is MPI's own.
         chunk: Bytes of a message; None for a default that depends on the size.
-        levels: How a single axis maps to the topology, innermost first, for `hierarchical`.
-        form: See `commplan.ir.schedule.Form`. Ignored by `start` and `finish`, which are always `split`.
+        levels: The levels of the topology that a single axis spans, innermost first, for `hierarchical`.
+            Empty if there are several axes or no topology.
+        form: See `commplan.ir.schedule.Form`. `Channel.start` ignores it.
         line: The line of the plan, for errors and message tags; 0 without a plan.
-        file: The file of the plan, for errors.
-        opens: The phase that begins with this collective, for flight records.
+        file: The file of the plan, for errors; empty if unknown.
+        opens: The phase that begins with this collective, for flight records; empty if none does.
     """
 
     kind: Kind
@@ -57,20 +58,32 @@ class Spec:
 
 @dataclass(frozen=True)
 class ProgramChoice:
-    """A program for the ranks along the axes, and the bytes per message (`piece`)."""
+    """The program that runs a collective.
+
+    Attributes:
+        program: The program of the ranks along the axes.
+        piece: The maximum number of bytes per message.
+    """
 
     program: ChunkProgram
     piece: int
 
 
 def choose_program(spec: Spec, groups: Groups, size: int, itemsize: int) -> ProgramChoice | None:
-    """The program of `spec` for slots of `size` elements; None for MPI's own collective.
+    """The program of a collective; None for MPI's own collective.
 
-    MPI's own collectives cannot count blocks of 2 GiB or more. They are replaced by a ring, and a swap by a
-    pairwise exchange.
+    MPI's own collectives cannot count blocks of 2 GiB or more. If a collective has such blocks, it is
+    replaced by a ring, and a swap by a pairwise exchange.
+
+    Args:
+        spec: The collective. Its `axes` are not None.
+        groups: The ranks.
+        size: The number of elements of the whole buffer: of the result if operands are concatenated, else of
+            the operand.
+        itemsize: Bytes per element.
 
     Raises:
-        CommplanError: CP0831 for such blocks in an all-to-all; and the errors of `program_of`.
+        CommplanError: CP0831 for blocks of 2 GiB or more in an all-to-all; and the errors of `program_of`.
     """
     nbytes, kind = size * itemsize, spec.kind
     axes = spec.axes or ()
@@ -101,9 +114,10 @@ def _without_native(level: programs.HierarchyLevel, kind: Kind) -> programs.Hier
 
 
 def _shift(ranks: int, distance: int) -> ChunkProgram:
-    """One round in which each rank sends its slots to the rank `distance` further.
+    """One round in which each rank sends its buffer to the rank `distance` further, cyclically.
 
-    Its layout is that of an all-reduce: every rank begins and ends with all of its slots.
+    It has no rounds if the distance is a multiple of `ranks`. Its kind is `all_reduce`, because every rank
+    begins and ends with a whole buffer.
     """
     src = np.arange(ranks, dtype=np.int64)
     ones, rounds = np.ones_like(src), ()

@@ -19,15 +19,20 @@ from commplan.lowering.mpi.job.engine_errors import reason
 from commplan.sidecar import leave
 from commplan.wait import until_done
 
-_POLL_S = 0.005
-_engines: dict[int, Any] = {}  # by process id, so that a forked process has none
+_POLL_S = 0.005  # seconds between two checks whether an array is ready
+# The engine, or None, by process id, so that a forked process has no entry.
+_engines: dict[int, Any] = {}
 
 
 def drain(*, this_thread: bool) -> BaseException | None:
-    """Wait for dispatched programs. Returns the first error among the arrays that were not ready.
+    """Wait for dispatched programs.
 
-    If `this_thread`, also wait for programs of this thread whose arrays no longer exist: XLA runs them in
-    order.
+    Args:
+        this_thread: Also wait for programs of this thread whose arrays no longer exist. XLA runs the programs
+            of a thread in order.
+
+    Returns:
+        The first error among the arrays that were not ready; None if no program failed.
     """
     pending: list[Any] = [array for array in jax.live_arrays() if not array.is_ready()]
     with contextlib.suppress(Exception):
@@ -44,6 +49,7 @@ def drain(*, this_thread: bool) -> BaseException | None:
 
 
 def _ready(array: Any, seconds: float) -> bool:
+    """Whether `array` is ready; waits for `seconds`, or for `_POLL_S` if that is shorter."""
     if array.is_ready():
         return True
     time.sleep(min(seconds, _POLL_S))
@@ -59,7 +65,7 @@ def at_exit(library: Any) -> None:
     """Drain at exit, and announce the end of this process to other ranks.
 
     Args:
-        library: The engine, if any.
+        library: The engine; None if it is not available.
     """
     if not _engines:
         at_last(_end_programs)

@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from commplan.diagnostics import CommplanError, Diagnostic, Note, Span
 from commplan.lowering.mpi.job.interruption import interruption
 
+# An error of the engine (`as_error` of leaving.cpp) within the text of JAX's exception.
 _ENGINE_ERROR = re.compile(
     r"commplan: (?:error\[(?P<code>CP\d{4})\]: )?"
     r"(?:an earlier operation failed: (?:(?P<earlier>CP\d{4}): )?)?(?P<what>.*)",
     re.DOTALL,
 )
 _WHERE = re.compile(r"; (?P<text>line (?P<line>\d+) of .* waits for it)\s*$", re.DOTALL)  # see `waiting_line`
-_AGAIN = re.compile(r"(?:Error dispatching computation: )+(?=commplan: )")
-_NOTE = "note: "
+_AGAIN = re.compile(r"(?:Error dispatching computation: )+(?=commplan: )")  # the prefixes that `once` removes
+_NOTE = "note: "  # prefix of further lines of an error
 IS_REPORTED = "commplan_reported"  # an attribute of errors that all living ranks have received
 
 
@@ -32,7 +33,7 @@ def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> 
 
     Args:
         error: The exception that JAX raised when a result was used.
-        spans: The spans of the plan's ops.
+        spans: The spans of the plan's ops. The diagnostic has the first one on the waiting line, or none.
         file: The plan's file.
     """
     match = _ENGINE_ERROR.search(str(error)) if isinstance(error, ValueError | RuntimeError) else None
@@ -52,7 +53,7 @@ def reason(error: BaseException, spans: Sequence[Span] = (), file: str = "") -> 
 
 
 def once(error: BaseException) -> None:
-    """Remove repeated prefixes from the engine's error. XLA adds one for each later step."""
+    """Remove the prefixes that XLA adds to the engine's error, one for each later step. Changes `error`."""
     text = str(error)
     if isinstance(error, ValueError | RuntimeError) and (shorter := _AGAIN.sub("", text)) != text:
         error.__init__(shorter)  # JAX's exceptions print their constructor argument, whatever `args` is
@@ -60,7 +61,12 @@ def once(error: BaseException) -> None:
 
 @contextmanager
 def as_diagnostics(spans: Sequence[Span] = (), file: str = "") -> Generator[None]:
-    """Raise the error of `reason` instead of the JAX exception for a failure of the engine."""
+    """A context that converts JAX's exceptions for failures of the engine; see `reason` for the arguments.
+
+    Raises:
+        CommplanError: The diagnostic of `reason`, for a failure of the engine.
+        BaseException: The exception of a signal handler, if it interrupted an operation.
+    """
     try:
         yield
     except (ValueError, RuntimeError) as error:

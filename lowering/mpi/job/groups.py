@@ -13,20 +13,25 @@ from commplan.diagnostics import fail
 from commplan.ir.axes import coordinates, group, position
 from commplan.lowering.mpi.job.rendezvous import Rendezvous, highest_tag
 
-_USES = ("native", "blocking")
+_USES = ("native", "blocking")  # of a communicator: see the methods of these names
 
 
 class Groups:
     """This rank's position in the grid of ranks. All ranks of `comm` must create it together.
 
-    Attributes:
-        comm: A duplicate of the given communicator, which carries all messages.
-
     Args:
         comm: An mpi4py communicator. It is not used for messages after construction.
         sizes: The axes and their sizes, in the order of the plan, the last one innermost. None for one axis
             called `ranks`.
+        rendezvous: Runs blocking calls with a timeout; None for one with the default timeout.
+
+    Attributes:
+        sizes: The axes and their sizes, in order.
         rendezvous: Runs blocking calls with a timeout.
+        comm: A duplicate of the given communicator, which carries all messages.
+        rank: This rank in `comm`.
+        place: This rank's index along each axis.
+        hosts: The host name of each rank.
 
     Raises:
         CommplanError: CP0831 if the product of the sizes is not the number of ranks, CP0849 if a rank does
@@ -58,7 +63,11 @@ class Groups:
         return position(self.place, axes, self.sizes)
 
     def along(self, axes: Sequence[str]) -> tuple[int, ...]:
-        """The ranks that differ from this one only along `axes`, including this one, in row-major order."""
+        """The ranks that differ from this one only along `axes`, including this one, in row-major order.
+
+        Raises:
+            CommplanError: CP0831 for an unknown axis.
+        """
         for axis in axes:
             if axis not in self.sizes:
                 fail("CP0831", f"there is no axis `{axis}`", f"the axes are {', '.join(self.sizes)}")
@@ -68,16 +77,21 @@ class Groups:
         """The communicator of the ranks along `axes`, for MPI's own collectives.
 
         It is created on first use, which is collective over its ranks.
+
+        Raises:
+            CommplanError: CP0831 if it does not exist after `seal`, CP0849 if a rank does not join.
         """
         return self._create("native", axes)
 
     def blocking(self, axes: tuple[str, ...]) -> Any:
-        """A second communicator of the same ranks, for mpi4jax."""
+        """A second communicator of the ranks along `axes`, for mpi4jax; see `native`."""
         return self._create("blocking", axes)
 
     def seal(self) -> None:
-        """Create no further communicators. Ranks trace programs at different times, so a trace that created
-        one would block until its other ranks trace the same program.
+        """Create no further communicators.
+
+        Ranks trace programs at different times. A trace that created a communicator would block until its
+        other ranks trace the same program.
         """
         self._is_sealed = True
 
@@ -89,9 +103,9 @@ class Groups:
                 problem = f"there is no communicator of the ranks along {', '.join(axes)}"
                 note = f"a bound program has communicators along the axes of its collectives: {axes_text}"
                 fail("CP0831", problem, note)
-            group = self.comm.Get_group().Incl(list(ranks))
+            members = self.comm.Get_group().Incl(list(ranks))
             create = self.rendezvous.among(ranks)
-            self._communicators[use, axes] = create(self.comm.Create_group, group, self._tag(use, axes))
+            self._communicators[use, axes] = create(self.comm.Create_group, members, self._tag(use, axes))
         return self._communicators[use, axes]
 
     def _tag(self, use: str, axes: tuple[str, ...]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 _PYTHON = ("PyGILState_Ensure", "PyGILState_Release", "PyErr_CheckSignals", "PyErr_Fetch",
            "PyErr_NormalizeException")  # fmt: skip
 _INTERRUPTED = "commplan: interrupted"  # prefix of the engine's error
-_libraries: list[Any] = []
+_libraries: list[Any] = []  # the engine, once `install` has been called
 
 
 def install(library: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from commplan.lowering.mpi.job.drain import mark
 from commplan.lowering.mpi.job.groups import Groups
 
-_dropped: list[Freeable] = []
+_dropped: list[Freeable] = []  # a list, because appending to it takes no lock
 os.register_at_fork(after_in_child=_dropped.clear)
 
 
@@ -33,7 +33,10 @@ class Resources:
         library: The engine.
         channel: The engine's handle of the channel.
         groups: The communicators of the channel.
-        forget: Called when everything is freed.
+        forget: Called when all ranks have left the channel, before its communicators are freed.
+
+    Attributes:
+        communicators: Further communicators, which are freed with those of the channel.
     """
 
     def __init__(self, library: Any, channel: int, groups: Groups, forget: Callable[[], None]) -> None:
@@ -42,7 +45,7 @@ class Resources:
         self._mark: Any = None
 
     def try_free(self) -> bool:
-        """See `Freeable`."""
+        """See `Freeable`. Closes the channel once all programs that may use it have run."""
         if self._mark is None:
             self._mark = mark()
         if not self._mark.is_ready() or self._library.commplan_channel_busy(self._channel):

@@ -24,10 +24,11 @@ from commplan.sidecar import leave
 from commplan.wait import TIMEOUT_S, Wait, is_timeout, run_in_thread
 
 _ANSWER_S = 3.0  # seconds to wait for the answers of other ranks after a timeout
-_ARRIVALS_S = 1.0  # the same before a notice, while the call goes on
+_ARRIVALS_S = 1.0  # seconds to wait for the arrivals of other ranks before a notice
 _CHECK_S = 0.02  # seconds between two checks for messages
 _SETTLE_S = 0.5  # seconds to send the error to other ranks, and for them to report it
 _SHOWN = 4  # ranks that an error describes
+_LISTED = 8  # ranks that an error lists
 _Result = TypeVar("_Result")
 _sent: list[Any] = []  # keeps sends alive whose receiver may have died
 _abandoned: list[bool] = []  # non-empty once a call was abandoned
@@ -40,7 +41,7 @@ class Presence(NamedTuple):
         purpose: The purpose of the call that the rank has joined.
         host: The host of the rank.
         processes: The processes of this job on its host: PID and state by rank in COMM_WORLD.
-        verdict: The message and notes of the error that all ranks raise, if one is decided.
+        verdict: The message and notes of the error that all ranks raise; None until one rank has decided.
     """
 
     purpose: str
@@ -50,11 +51,13 @@ class Presence(NamedTuple):
 
 
 class Arrival(NamedTuple):
-    """The message of a rank to the others that has waited for long, or hears of one that has.
+    """A message that a rank has joined a call.
+
+    A rank sends it if it has waited for long, or if it receives the message of another rank.
 
     Attributes:
         purpose: The purpose of the call that the rank has joined.
-        number: The number of the call among those of its rendezvous.
+        number: The number of the call among those of its rendezvous, from 1.
     """
 
     purpose: str
@@ -70,11 +73,15 @@ class Rendezvous:
     Args:
         comm: An mpi4py communicator. After a timeout its highest tag is used for messages.
         purpose: A description for errors, such as "bind plan `train`".
-        timeout_s: Seconds until a call is late.
-        ranks: The ranks that join; all of `comm` by default.
-        option: The option that extends the timeout, for errors.
+        timeout_s: Seconds without progress until a call is late. If it is invalid, the default is used.
+        ranks: The ranks that join; None for all of `comm`.
+        option: The option that extends the timeout, for errors; empty if there is none.
         file: The plan's file, for errors.
-        notice: Printed once, by the first rank that has joined a call, if others are late.
+        notice: Printed once, by the first rank that has joined a call, if others are late; None prints
+            nothing.
+
+    Attributes:
+        last_progress_s: The time of the last progress, as of `time.monotonic()`.
     """
 
     def __init__(
@@ -92,9 +99,9 @@ class Rendezvous:
         # A rank whose timeout is invalid still joins, and raises later.
         self.timeout_s = timeout_s if is_timeout(timeout_s) else TIMEOUT_S
         self.ranks = range(comm.Get_size()) if ranks is None else ranks
-        self.last_progress_s = 0.0  # of `time.monotonic()`
+        self.last_progress_s = 0.0
         self._tag = highest_tag()
-        self._present: dict[int, Presence] = {}
+        self._present: dict[int, Presence] = {}  # the answers after a timeout, by rank
         self._call, self._is_announced = Arrival(purpose, 0), False
         self._arrivals: dict[int, Arrival] = {}  # the last one of each rank
 
@@ -106,12 +113,15 @@ class Rendezvous:
         )  # fmt: skip
 
     def __call__(self, call: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Run `call(*arguments)` in a separate thread.
+        """Run `call(*arguments)` in a separate thread, or directly if there is only one rank.
 
         A call that makes progress may set `last_progress_s` to `time.monotonic()`: this restarts the timeout.
 
+        Returns:
+            The result of the call.
+
         Raises:
-            CommplanError: CP0849 if a rank does not join.
+            CommplanError: CP0849 if a rank does not join. Exceptions of the call are raised unchanged.
         """
         if len(self.ranks) == 1:
             return call(*arguments)
@@ -149,18 +159,18 @@ class Rendezvous:
             self.notice.look(idle, self._missing)
 
     def _arrived(self) -> list[int]:
-        """The other ranks that are known to have joined this call."""
+        """The other ranks whose message that they have joined this call has been received."""
         return [rank for rank in self.ranks if self._arrivals.get(rank) == self._call]
 
     def _announce(self) -> None:
-        """Send to all other ranks that this rank has joined the call, once."""
+        """Report to all other ranks that this rank has joined the call, once."""
         own_rank = int(self.comm.Get_rank())
         if not self._is_announced:
             self._is_announced = True
             _sent.extend(self.comm.isend(self._call, n, self._tag) for n in self.ranks if n != own_rank)
 
     def _missing(self) -> list[int]:
-        """The ranks that have not joined the call; empty if another rank reports them."""
+        """The ranks that have not joined the call; empty on all ranks but the first that has joined."""
         self._announce()
         deadline = time.monotonic() + _ARRIVALS_S
         while len(self._arrived()) < len(self.ranks) - 1 and time.monotonic() < deadline:
@@ -184,7 +194,10 @@ class Rendezvous:
                 self._fail(*received.verdict)
 
     def _answer(self, verdict: tuple[str, list[str]] | None = None) -> list[Any]:
-        """Send this rank's answer, or the verdict, to all other ranks; the answer only once."""
+        """Send this rank's answer to all other ranks, once; or the verdict.
+
+        Returns the MPI requests of the sends.
+        """
         own_rank = int(self.comm.Get_rank())
         if own_rank in self._present and verdict is None:
             return []
@@ -235,6 +248,7 @@ class Rendezvous:
         return f"has no process on the hosts of the other ranks: {hosts}", "unknown"
 
     def _fail(self, message: str, notes: Sequence[str]) -> NoReturn:
+        """Raise CP0849, marked as an error that all ranks raise."""
         fix = (f"{self.option} waits longer",) if self.option else ()
         error = CommplanError(
             Diagnostic("CP0849", message, None, tuple(map(Note, (*notes, *fix))), file=self.file)
@@ -255,8 +269,8 @@ def highest_tag() -> int:
 def _ranks_have(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]} has"
-    more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f"ranks {', '.join(map(str, ranks[:8]))}{more} have"
+    more = f" and {len(ranks) - _LISTED} more" if len(ranks) > _LISTED else ""
+    return f"ranks {', '.join(map(str, ranks[:_LISTED]))}{more} have"
 
 
 def _processes() -> dict[int, tuple[int, str]]:

@@ -1,4 +1,8 @@
-"""Introduces the channels of the engine to the sidecar of the host: flight records, time limits, verdicts."""
+"""Connects the channels of the engine to the sidecar of the host.
+
+A channel has a flight record, a mapped file. The engine writes events to it, and this module writes the time
+limits. The sidecar reads it and writes a verdict if a rank blocks the others.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from commplan.recorder.stacks import own_frames, shown
 from commplan.sidecar import attend, introduce_hosts, unwatch
 
 _late: list[None] = []  # one for each `expected_late` block that the program is in
-_recordings: list[Recording] = []
+_recordings: list[Recording] = []  # the records of all watched channels of this process
 
 
 class Watched(NamedTuple):
@@ -36,14 +40,26 @@ class Watched(NamedTuple):
 
 
 def job() -> str:
-    """A random name for a run."""
+    """A new random name for a run."""
     return secrets.token_hex(4)
 
 
 def start(
     library: Any, channel: int, watched: Watched, comm: Any, rank: int, axes: Mapping[str, int]
 ) -> Recording | None:
-    """Watch a channel and record its operations. All ranks of `comm` must call this together."""
+    """Watch a channel and record its operations. All ranks of `comm` must call this together.
+
+    Args:
+        library: The engine.
+        channel: The engine's handle of the channel.
+        watched: The settings.
+        comm: The communicator of the channel.
+        rank: This rank in `comm`.
+        axes: The sizes of the axes.
+
+    Returns:
+        The record; None if it could not be created.
+    """
     recording = start_recording(watched.job, watched.plan, rank, math.prod(axes.values()), axes)
     _watch(recording, watched, comm)
     _record(library, channel, recording)
@@ -51,7 +67,7 @@ def start(
 
 
 def _watch(recording: Recording | None, watched: Watched, comm: Any) -> None:
-    """Have the sidecars watch the ranks of `comm`."""
+    """Have the sidecars watch the ranks of `comm`; collective. None if this rank has no record."""
     address = None
     if recording is not None:
         put_state(recording, watched.limits)
@@ -62,7 +78,7 @@ def _watch(recording: Recording | None, watched: Watched, comm: Any) -> None:
 
 
 def put_state(recording: Recording, limits: HangLimits) -> None:
-    """Write the limits of waits to a record, and from now on whether the program is late."""
+    """Write the limits of waits to a record. From now on, `expected_late` also writes to it."""
     live.put_limits(recording, limits)
     live.put_late(recording, len(_late))
     _recordings.append(recording)
@@ -78,7 +94,11 @@ def _record(library: Any, channel: int, recording: Recording | None) -> None:
 
 
 class RequestWatch(NamedTuple):
-    """The watched channel of workers and servers. `recording` is the record of this rank, if it has one."""
+    """The watched channel of workers and servers.
+
+    Attributes:
+        recording: The record of this rank; None if it could not be created.
+    """
 
     recording: Recording | None
 
@@ -100,14 +120,14 @@ class RequestWatch(NamedTuple):
 
         Args:
             waits: Whether some worker waits for another worker.
-            patient: Whether the server has its own timeout for that.
+            patient: Whether the server has its own timeout for such a wait.
             moved: Whether anything has arrived since the last report.
         """
         if self.recording is not None:
             live.put_served(self.recording, waits=waits, patient=patient, moved=moved)
 
     def verdict(self) -> live.WrittenVerdict | None:
-        """The verdict on the rank that blocks the others; None while there is none."""
+        """The verdict on the rank that blocks the others; None if there is no verdict yet."""
         return live.verdict_of(self.recording) if self.recording is not None else None
 
 
@@ -122,7 +142,7 @@ def forget(recording: Recording) -> None:
 
 @contextmanager
 def expected_late() -> Generator[None]:
-    """Announce to other ranks that this process will join later."""
+    """A context in which the sidecar expects this process to join the others late. It may be nested."""
     _late.append(None)
     try:
         _put_late()
@@ -138,5 +158,8 @@ def _put_late() -> None:
 
 
 def main_stack() -> str:
-    """The user's stack in the main thread, innermost frame first, and the current long activity if any."""
+    """The user's stack in the main thread, innermost frame first, and the current long activity, as text.
+
+    Each part is omitted if it is empty.
+    """
     return "; ".join(filter(None, (shown(own_frames()), activity())))

@@ -17,26 +17,34 @@ import msgspec
 from commplan import io
 
 FOLDER = Path(__file__).parent
-ENGINE, DESCRIPTION = FOLDER / "engine.so", FOLDER / "engine.json"
+ENGINE = FOLDER / "engine.so"  # exists only in wheels that `wheel` has made
+DESCRIPTION = FOLDER / "engine.json"  # its `EngineTarget`
 CPUINFO = Path("/proc/cpuinfo")
 # Processor levels as compilers name them, and the flags that Linux reports for a processor of the level.
 LEVELS = {"x86-64-v3": frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})}
 
 
 class EngineTarget(msgspec.Struct, frozen=True):
-    """The platform that an engine is compiled for."""
+    """The platform that an engine is compiled for.
 
-    mpi: str  # the result of MPI_Get_library_version
-    ffi: str  # version of XLA's FFI, such as "0.3"
-    machine: str  # such as "x86_64"
-    level: str | None  # a key of `LEVELS`; None for every processor of `machine`
+    Attributes:
+        mpi: The result of `MPI_Get_library_version`.
+        ffi: The version of XLA's FFI, such as `0.3`.
+        machine: The architecture, such as `x86_64`.
+        level: The processor level, a key of `LEVELS`; None for every processor of `machine`.
+    """
+
+    mpi: str
+    ffi: str
+    machine: str
+    level: str | None
 
     def __str__(self) -> str:
         return f"{self.mpi.split(',')[0]}, XLA FFI {self.ffi}, {self.level or self.machine}"
 
 
 def target() -> EngineTarget | None:
-    """The target of the engine in this package; None if the package has none."""
+    """The target of the engine in this package; None if the package has none, or no valid description."""
     try:
         return io.decode_json(io.read(DESCRIPTION), EngineTarget)
     except (OSError, ValueError):
@@ -67,7 +75,7 @@ def ffi_version(include: str) -> str:
 
 
 def levels() -> list[str]:
-    """The processor levels that this machine supports."""
+    """The processor levels of `LEVELS` that this machine supports; empty if unknown."""
     try:
         text = CPUINFO.read_text(encoding="utf-8")
     except OSError:

@@ -23,12 +23,12 @@ from mpi4py import MPI
 from commplan.lowering.mpi import build
 from commplan.lowering.mpi.prebuilt import DESCRIPTION, ENGINE, EngineTarget, ffi_version, levels
 
-# Not MPI's compiler wrapper, which would store the local path of the library in the engine.
+# The linker is not MPI's compiler wrapper, which would store the local path of the library in the engine.
 _LINKER = (os.environ.get("CXX", "c++"), "-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL")
 
 
 def compiled_wheel(wheel: Path) -> Path:
-    """Write the new wheel and return its path.
+    """Write the wheel with an engine, next to `wheel`, which has none. Returns its path.
 
     Raises:
         CommplanError: CP0830 if the engine cannot be compiled.
