@@ -365,7 +365,7 @@ class Channel:
         if key not in self._numbers:
             tables = [_layout(layout, itemsize) for layout in (operand_layout, result_layout)]
             completion = self._completion.get(number, ((), ()))
-            last, late = (_numbers(instructions, np.int64) for instructions in completion)
+            last, late = (_numbers(rows, np.int64) for rows in completion)
             self._numbers[key] = self._library.commplan_packed(
                 number, tables[0].ctypes.data, len(operand_layout.runs), tables[1].ctypes.data,
                 len(result_layout.runs), last.ctypes.data, len(last), late.ctypes.data, len(late),

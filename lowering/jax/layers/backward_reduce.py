@@ -106,7 +106,7 @@ def recipe(lowered: Lowered, name: str, like: Sequence[Array]) -> Recipe:
         CommplanError: CP0815 if the plan's reduction is not possible inside the backward pass.
     """
     value = lowered.arguments[name]
-    values = {value.id: value for value in lowered.phase.values}
+    values = {entry.id: entry for entry in lowered.phase.values}
     reduction = chains(value.id, DefUse(lowered.ops), values)
     flat = {dtype.numpy_name: chain for dtype, chain in reduction.flat.items()}
     if not reduction.whole:

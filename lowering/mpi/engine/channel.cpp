@@ -23,11 +23,11 @@ constexpr Pace kBackground{20'000};
 // deferred: each poll costs a system call, and operations that share a link all complete late. Every rank advances the
 // first operation of all, so ranks cannot block each other.
 constexpr int64_t kLinkBytes = 4 << 20;
-constexpr uint64_t kSlice = 100'000;  // nanoseconds
-constexpr int kAbove = 5;            // levels of niceness
+constexpr uint64_t kSlice = 100'000;  // nanoseconds that the progress thread runs before another thread may run
+constexpr int kAbove = 5;             // levels of niceness by which its priority is raised
 
-// Yields at first, then sleeps for increasing times. If many messages are in flight, it sleeps at once, since one
-// more or less can wait.
+// Waits between polls. It yields at first, then sleeps for increasing times. If many messages are in flight, it sleeps
+// at once, since a late poll then delays only some of them.
 class Backoff {
  public:
   explicit Backoff(const Pace& pace) : pace_(pace), pause_(pace.shortest) {}
@@ -51,7 +51,7 @@ class Backoff {
   }
 
  private:
-  // Linux rounds sleeps of ordinary threads up by 50 us.
+  // While in scope after `get`, the thread's sleeps are exact. Linux may otherwise prolong them by 50 us.
   class Exact {
    public:
     ~Exact() {
@@ -99,10 +99,12 @@ void raise_priority() {
 
 }  // namespace
 
+// A started operation.
 struct Channel::Flight {
-  int64_t handle, number;  // number: of the watchdog
-  std::unique_ptr<Operation> operation;  // used by the progress thread
+  int64_t handle, number;                // number: as returned by `Watch::begin`
+  std::unique_ptr<Operation> operation;  // used by the progress thread, which frees it at its end
   bool ended;
+  // Set once it has ended:
   std::string error;
   const void* output;
 };
@@ -113,7 +115,7 @@ Channel::Channel(MPI_Comm comm, bool collective) : comm(comm), collective_(colle
   int found = 0, size = 0;
   MPI_Comm_get_attr(comm, MPI_TAG_UB, &bound, &found);
   if (found) tags_ = *bound;  // the highest tag is for leave messages
-  constexpr int64_t kEnough = 1 << 24;
+  constexpr int64_t kEnough = 1 << 24;  // tags for labels; with fewer, all tags number messages
   if (tags_ >= kEnough) span_ = tags_ / kLabels;
   MPI_Comm_size(comm, &size);
   MPI_Comm_rank(comm, &rank_);
@@ -145,6 +147,7 @@ int64_t Channel::reserve_receives(int rank, int64_t count) {
 
 std::unique_ptr<char[]> Channel::take(int64_t nbytes, int64_t* capacity) {
   std::lock_guard<std::mutex> lock(mutex_);
+  // The smallest buffer that is large enough.
   auto best = buffers_.end();
   for (auto it = buffers_.begin(); it != buffers_.end(); ++it) {
     if (it->first >= nbytes && (best == buffers_.end() || it->first < best->first)) best = it;
@@ -159,6 +162,7 @@ std::unique_ptr<char[]> Channel::take(int64_t nbytes, int64_t* capacity) {
   }
   used_ += *capacity;
   peak_ = std::max(peak_, used_);
+  // Frees buffers, the oldest first.
   for (; kept_ + used_ > peak_; buffers_.erase(buffers_.begin())) kept_ -= buffers_.front().first;
   if (!buffer) buffer.reset(new char[nbytes]);
   return buffer;
@@ -229,6 +233,7 @@ std::string Channel::drive(std::unique_ptr<Operation> operation, const Pace& pac
     start_thread();
   }
   Backoff backoff(pace);
+  // When failures were last looked for, signals were last checked, and anything last moved.
   int64_t looked = 0, asked = now(), moved = asked;
   while (!operation->done()) {
     if (operation->step()) {
@@ -305,10 +310,11 @@ void Channel::progress() {
   raise_priority();
   Rounding rounding;  // a thread inherits the environment of its creator, which is a thread of XLA
   Backoff backoff(kBackground);
-  std::vector<Flight*> active, over;
+  std::vector<Flight*> active, over;  // operations that are running, and those that have just ended
   std::map<int32_t, int64_t> queued;  // by link, the bytes of earlier operations
-  int64_t looked = 0;
+  int64_t looked = 0;                 // when failures were last looked for
   for (;;) {
+    // Report the operations that have ended in the last iteration, then wait until there is work.
     for (Flight* flight : over) {
       flight->error = flight->operation->error();
       flight->output = flight->operation->output();
@@ -332,6 +338,8 @@ void Channel::progress() {
         if (!flight->ended) active.push_back(flight.get());
       }
     }
+
+    // Advance the operations, except those behind `kLinkBytes` of others.
     bool moved = false, bulk = true;
     queued.clear();
     for (Flight* flight : active) {
@@ -343,6 +351,8 @@ void Channel::progress() {
       moved |= flight->operation->step();
       bulk &= flight->operation->bulk();
     }
+
+    // Cancel operations that a signal interrupts, or that cannot complete.
     if (interrupted_.exchange(false)) {
       for (Flight* flight : active) {
         if (!flight->operation->done()) interrupt(*flight->operation);

@@ -17,6 +17,8 @@
 
 namespace commplan {
 
+// Python passes these as numbers: `SEND` and others, `INPUT` and others, and `DTYPES` of instructions.py, `_OPS` of
+// collectives.py and `KINDS` of tuning.py.
 enum InstructionKind : int64_t { kSend = 0, kReceive = 1, kReceiveReduce = 2, kCopy = 3, kZero = 4 };
 enum Buffer : int64_t { kInput = 0, kOutput = 1, kScratch = 2, kBuffers = 3 };
 enum DType : int64_t { kBool, kU8, kI32, kI64, kF16, kBF16, kF32, kF64, kDTypes };
@@ -26,9 +28,9 @@ enum Collective : int64_t { kAllReduce, kReduceScatter, kAllGather, kAllToAll, k
 // out[i] = a[i] op b[i]; out may be a.
 using Kernel = void (*)(void* out, const void* a, const void* b, int64_t count);
 Kernel kernel(DType dtype, Reduction op);
-int64_t size_of(DType dtype);
+int64_t size_of(DType dtype);  // bytes of an element
 
-// The default floating-point environment while in scope. XLA's threads flush subnormals to zero.
+// While in scope, the thread has the default floating-point environment. XLA's threads flush subnormals to zero.
 class Rounding {
  public:
   Rounding();
@@ -44,15 +46,17 @@ struct Instruction {
   int64_t kind, peer, message, src, src_offset, dst, dst_offset, nbytes;
 };
 
-// line: the line of the plan, for errors. details: of the operation, for flight records.
+// line: the text with the line of the plan that waits, for errors; empty without a plan. details: a description of the
+// operation, for flight records.
 struct Where {
   std::string line, details;
 };
 
+// An instruction list (`Instructions` of instructions.py) with its settings (`Settings` of lists.py).
 struct List {
   Where where;
   std::vector<Instruction> code;
-  std::vector<int32_t> waits;   // by instruction, the number of instructions before it
+  std::vector<int32_t> waits;   // by instruction, the number of instructions that must complete before it
   std::vector<int64_t> begins;  // instruction i precedes next[begins[i] .. begins[i + 1])
   std::vector<int32_t> next;
   std::vector<int32_t> peers;  // ranks
@@ -60,14 +64,15 @@ struct List {
   std::vector<int64_t> sends;                  // by peer, the number of sends
   std::vector<int32_t> links;                   // 2 rank for messages to a rank, 2 rank + 1 for messages from it
   std::vector<int64_t> rounds;                 // the first instruction of each round
-  int64_t scratch = 0, largest = 0;            // bytes
+  int64_t scratch = 0;                         // bytes of scratch memory
+  int64_t largest = 0;                         // bytes of the largest message that is reduced, rounded up to 64
   int64_t window = 0;                          // messages in flight to one peer
-  int64_t label = 0;           // part of its tags: messages of different lists do not match
+  int64_t label = 0;                           // part of its tags: messages of different lists do not match
   bool synchronous = false;                    // a send completes only when its receive has started
-  // The memory is not freed after a failure, so pending sends may be abandoned.
+  // Whether the buffers are never freed after a failure, so that pending sends may be abandoned.
   bool kept = false;
-  bool reduces = false;
-  DType dtype = kF32;
+  bool reduces = false;  // whether it has reductions
+  DType dtype = kF32;    // of reductions
   Reduction op = kSum;
 };
 
@@ -76,14 +81,14 @@ struct Native {
   Where where;
   Collective kind;
   MPI_Comm comm;
-  std::vector<int32_t> ranks;  // the others of `comm`, as ranks of the channel
+  std::vector<int32_t> ranks;  // the other ranks of `comm`, as ranks of the channel
   int64_t count;  // elements of every rank's operand; of one block if there is a block per rank
-  int root;
+  int root;       // a rank of `comm`
   DType dtype;
   Reduction op;
 };
 
-// `nbytes` at `offset` of a buffer are in array number `array`, from byte `at` on.
+// `nbytes` bytes at byte `offset` of a buffer are in array number `array`, from byte `at` on.
 struct Run {
   int64_t offset, array, at, nbytes;
 };
@@ -92,37 +97,41 @@ struct Run {
 struct Layout {
   std::vector<Run> runs;  // by offset; gaps between runs are zero, or dropped
   int64_t nbytes = 0;
-  // The buffer is one array.
+  // Whether the buffer is one array, so that nothing is copied.
   bool direct() const { return runs.size() == 1 && runs[0].nbytes == nbytes && runs[0].at == 0; }
   size_t first(int64_t offset) const;  // the first run that ends after `offset`
 };
 
-// A list, or MPI's own collective, whose buffers are packed from and unpacked to several arrays.
+// A list, or MPI's own collective, whose buffers are packed from and unpacked to several arrays. One of `list` and
+// `native` is null.
 struct Packed {
   const List* list;
   const Native* native;
-  Layout from, to;
+  Layout from, to;  // of the operand and of the result
   std::vector<char> last;  // by instruction of the list: whether its output is final
   // Offset and bytes of outputs that are final only when the list is complete.
   std::vector<std::pair<int64_t, int64_t>> late;
 };
 
-// A message to a server, or a part of its answer. `buffer` counts inputs or outputs, `offset` and `nbytes`
-// are bytes.
+// A message to a server, or a message of its answer if `answer` is not 0. peer: an index into the request's peers.
+// buffer: the index of the input or output. `offset` and `nbytes` are bytes.
 struct Message {
   int64_t answer, peer, tag, buffer, offset, nbytes;
 };
 
-// A server's state in memory that is shared with this process. puts: how often the server has set it since it began.
-// ready: whether it had a value then. requests: how many requests workers served themselves. closed: whether the
-// server has ended. put_counter: how many puts of the state this process has begun.
+// A server's state in memory that is shared with this process (shared.py). peer: the server, an index into the
+// request's peers. puts: how often the server has set the state since it began. ready: whether the state had a value
+// when the server began. requests: how many requests workers have served themselves. closed: whether the server has
+// ended. put_counter: how many puts of the state this process has begun.
 struct Shared {
   int64_t peer;
   std::atomic<int64_t>*ready, *puts, *requests, *closed;
   const int64_t* put_counter;
 };
 
-// Elements of a shared state that a request updates in place (shared.cpp).
+// Elements of a shared state that a request updates in place (shared.cpp). state: an index into `Request::shared`.
+// input, output: the arrays with the worker's values and with the result. offset, count: elements of the part of the
+// state that begins at `center`.
 struct SharedUpdate {
   int64_t state, input, output, offset, count, dtype;
   char* center;
@@ -139,7 +148,7 @@ struct Request {
   int64_t* put_counter = nullptr;  // incremented when the request begins
   std::vector<Shared> shared;
   std::vector<SharedUpdate> updates;
-  // Inputs that contain eta and rho, and their dtypes; -1 for a literal.
+  // Of eta and rho: the index of the input that contains it and its dtype, or -1 and the value as a literal.
   int64_t factors[2] = {-1, -1}, types[2] = {};
   double literals[2] = {};
 };
@@ -179,7 +188,8 @@ struct Pace {
   int64_t spin = 1'000'000, shortest = 10'000, longest = 250'000, bulk = 50'000;
 };
 
-// Called periodically while an operation waits, with its progress and the nanoseconds since anything moved.
+// Called periodically while an operation waits, with its progress and the nanoseconds since anything moved. If it
+// returns false, the operation is cancelled.
 using Look = std::function<bool(const Progress& progress, int64_t idle)>;
 
 // An operation is driven by `step` until it is done. After its destruction nothing writes to its buffers.
@@ -189,7 +199,7 @@ class Operation {
   virtual ~Operation() = default;
   virtual bool step() = 0;  // returns whether anything happened
   virtual bool blocks() const { return false; }  // whether `step` waits for other ranks
-  // Called by another thread if `step` blocks.
+  // Ends the operation with an error. Called by the thread that calls `step`, or by another one if `step` blocks.
   virtual void break_off(const std::string& why) { error_ = why, done_ = true; }
   virtual bool bulk() const { return false; }  // whether many messages are in flight, so that polling may be coarse
   virtual int64_t nbytes() const { return 0; }  // remaining bytes to move; 0 for operations that are never deferred
@@ -205,8 +215,9 @@ class Operation {
   virtual const std::vector<Partner>& partners() const { return partners_; }
 
  protected:
+  // Whether an MPI call with this result has succeeded; otherwise the operation is done, with an error.
   bool check(int code, const char* call, int rank = -1, const std::string& name = {});
-  void join(const std::vector<int32_t>& ranks);
+  void join(const std::vector<int32_t>& ranks);  // counts the operation with each rank, and sets `partners_`
   Channel& channel_;
   const std::string& where_;
   const std::string& details_;
@@ -239,10 +250,11 @@ class Packing {
   std::vector<const void*> from_;
   std::vector<void*> to_;
   std::vector<char> have_;  // by block of the input, whether it is filled
-  std::unique_ptr<char[]> input_, output_;
+  std::unique_ptr<char[]> input_, output_;  // null if the buffer is one array
   int64_t input_capacity_ = 0, output_capacity_ = 0;
 };
 
+// Begin an operation. The arguments, and the memory of inputs and outputs, must outlive it.
 std::unique_ptr<Operation> run_list(Channel& channel, const List& list, const void* input, void* output,
                                     Packing* packing = nullptr);
 // blocks: whether MPI's own collective is one blocking call.
@@ -252,8 +264,9 @@ std::unique_ptr<Operation> run_native(Channel& channel, const Native& native, co
                                       bool blocks);
 std::unique_ptr<Operation> run_request(Channel& channel, const Request& request, std::vector<const void*> inputs,
                                        std::vector<void*> outputs);
+// Updates elements `begin` to `end` - 1 of an update (shared.cpp).
 void apply(const SharedUpdate& x, int64_t begin, int64_t end, const void* input, void* output, const double factors[2]);
-double number(const void* scalar, DType dtype);
+double number(const void* scalar, DType dtype);  // the value of a scalar of floats
 
 // Failures of processes (faults.cpp), for MPI libraries that survive them.
 bool lost(int code);                          // whether an error says that a process has failed
@@ -269,13 +282,14 @@ bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);
 int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
               std::vector<MPI_Status>& statuses);
 constexpr int64_t kDrained = 2'000'000'000;  // nanoseconds in which most cancelled requests complete
-// Waits until nothing arrives any more; false after `longest`.
+// Waits until all requests are complete; false if some are not after `longest` nanoseconds.
 bool drain(std::vector<MPI_Request>& requests, int64_t longest = kDrained);
-// The same for messages with `peers`, which lanes index; `gone` receive nothing more. kept: see `List`.
+// The same for messages with `peers`, which `lanes` index (see `test_some`). Sends to the ranks `gone`, which receive
+// nothing more, are not awaited, and no sends if `kept` (see `List`).
 bool drain(const std::vector<int>& gone, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests,
            std::vector<int32_t> lanes, bool kept = false, int64_t longest = kDrained);
 int64_t now();                                // monotonic, nanoseconds
-constexpr int64_t kLook = 100'000'000;        // between two checks for ranks that have left
+constexpr int64_t kLook = 100'000'000;        // nanoseconds between two checks for ranks that have left
 
 // Functions of Python's C API (signals.cpp).
 struct PythonSignals {
@@ -298,30 +312,34 @@ void sleep_ns(int64_t nanoseconds);
 // A channel is never freed: XLA may call a program of it at any time, which then fails with a message.
 class Channel {
  public:
-  static constexpr int64_t kLabels = 1024;
-  static constexpr int64_t kRunning = INT64_MAX, kFailed = -1;  // in place of the last operation of a rank
+  static constexpr int64_t kLabels = 1024;  // number of labels in tags; equals `LABELS` of collectives.py
+  // In place of the number of the last operation of a rank:
+  static constexpr int64_t kRunning = INT64_MAX;  // it has not left, and its program has not ended
+  static constexpr int64_t kFailed = -1;          // it has failed
 
   Channel(MPI_Comm comm, bool collective);
   ~Channel();
 
-  // The numbers of the next messages to and from a rank, for their tags: messages in flight have different
-  // tags.
+  // Reserve numbers for the next `count` messages to and from a rank, and return the first. Messages in flight have
+  // different numbers, and therefore different tags.
   int64_t reserve_sends(int rank, int64_t count);
   int64_t reserve_receives(int rank, int64_t count);
   int tag(int64_t number, int64_t label) const {
     return static_cast<int>(span_ > 0 ? number % span_ * kLabels + label : number % tags_);
   }
 
-  std::unique_ptr<char[]> take(int64_t nbytes, int64_t* capacity);  // a used buffer, or a new one
-  void give(std::unique_ptr<char[]> buffer, int64_t capacity);
+  // A buffer of at least `nbytes` bytes, used before or new, whose size is stored in `capacity`.
+  std::unique_ptr<char[]> take(int64_t nbytes, int64_t* capacity);
+  void give(std::unique_ptr<char[]> buffer, int64_t capacity);  // returns a buffer for reuse
 
   // `enter` begins an operation, with `order` locked. It returns the reason if that is impossible. `start` or
   // `drive` follow.
   std::string enter();
   int64_t next(int rank) { return ++begun_[rank]; }     // the number of the next operation with a rank
-  int64_t start(std::unique_ptr<Operation> operation);  // passes it to the progress thread
+  int64_t start(std::unique_ptr<Operation> operation);  // passes it to the progress thread; returns a handle
+  // Waits for a started operation. Returns its error, also if its result is not at `output`; empty if there is none.
   std::string finish(int64_t handle, const void* output);
-  // Runs it in the calling thread until it is done. If `look` returns false, it is cancelled.
+  // Runs it in the calling thread until it is done, and returns its error; empty if there is none.
   std::string drive(std::unique_ptr<Operation> operation, const Pace& pace = {}, const Look& look = {});
   void rest();                                              // waits until no started operation is running
   bool busy();                                              // whether any operation is running
@@ -339,12 +357,13 @@ class Channel {
   bool has_turn(int64_t turn) const { return turn_.load() == turn; }
   void pass_turn(int64_t turn) { turn_.store(turn + 1); }
 
-  void record_failure();  // of all pending operations, since this rank ends the job
-  void uses(MPI_Comm other);  // a communicator that is revoked with this one
+  void record_failure();  // records that all pending operations fail, since this rank ends the job
+  void uses(MPI_Comm other);  // adds a communicator that is revoked with this one
   // The rank that has left without this operation, as text; empty if there is none.
   std::string missing(const Operation& operation);
   std::vector<int> gone(const Operation& operation);  // ranks that have failed, or have ended without the operation
   std::vector<int32_t> others(MPI_Comm comm) const;  // the ranks of `comm` except this one, as ranks of the channel
+  // The text of an error of MPI. call: the function of MPI. name: the other rank, as text; empty if unknown.
   std::string explain(int code, const char* call, const std::string& where, const std::string& name);
   // Why MPI has ended it: which process has failed, or which rank has cancelled it.
   std::string loss(const Operation& operation, int rank);
@@ -358,31 +377,35 @@ class Channel {
   struct Flight;
   void progress();
   void start_thread();  // starts the progress thread on first use
-  void fail(const std::string& error);
+  void fail(const std::string& error);  // rejects further operations, and reports the failure to the other ranks
   void part(bool leaves);  // reports to the other ranks that this rank leaves, or only that its program ends
+  // The last operation that `rank` has begun with this rank, if it has left or its program has ended.
   int64_t last_of(int rank) const { return ends_[rank] != kRunning ? ends_[rank] : lasts_[rank]; }
-  void note_cause(const std::string& why);
-  void revoke_all();
+  void note_cause(const std::string& why);  // sets `cause_` unless it is set
+  void revoke_all();                        // `comm` and the communicators of `uses`
   bool all_left();
   bool listen();       // receives the leave messages of other ranks; false if MPI fails
   void break_off(Operation& operation);  // if it cannot complete
-  void interrupt(Operation& operation);
-  bool resting() const;
+  void interrupt(Operation& operation);  // because of a signal
+  bool resting() const;                  // whether no started operation is running; requires `mutex_`
 
   const bool collective_;
-  std::vector<MPI_Comm> others_;
-  int64_t turns_ = 0;
-  std::atomic<int64_t> turn_{0};
-  int64_t tags_ = 32768, span_ = 0;  // number of tags per label; 0 if there are too few
-  std::unique_ptr<Watch> watch_;
-  std::vector<int64_t> sent_, received_;
-  std::mutex mutex_;
-  std::condition_variable work_, news_;
+  std::vector<MPI_Comm> others_;  // of `uses`
+  int64_t turns_ = 0;             // the number of turns that have been taken
+  std::atomic<int64_t> turn_{0};  // the turn that may send
+  int64_t tags_ = 32768;          // the highest tag, which is for leave messages
+  int64_t span_ = 0;              // number of tags per label; 0 if there are too few for labels
+  std::unique_ptr<Watch> watch_;  // null if the channel is not watched
+  std::vector<int64_t> sent_, received_;  // by rank, the number of reserved messages
+  std::mutex mutex_;                      // guards started and blocking operations, buffers, and `broken_`, `closed_`
+  std::condition_variable work_;          // for the progress thread: an operation has been started, or it must stop
+  std::condition_variable news_;          // an operation has ended
   std::vector<std::unique_ptr<Flight>> flights_;
   std::vector<Operation*> blocking_;  // running in other threads
   std::vector<int64_t> begun_;        // by rank, the number of operations
-  std::vector<std::pair<int64_t, std::unique_ptr<char[]>>> buffers_;  // for reuse
-  int64_t used_ = 0, kept_ = 0, peak_ = 0;  // bytes of buffers; at most as many are kept as were in use at once
+  std::vector<std::pair<int64_t, std::unique_ptr<char[]>>> buffers_;  // size and memory, for reuse
+  // Bytes of buffers: in use, kept for reuse, and the most in use at once. Together no more than that are allocated.
+  int64_t used_ = 0, kept_ = 0, peak_ = 0;
   std::thread thread_;
   std::string broken_, closed_;  // why no operation can begin
   std::atomic<bool> fails_{false}, interrupted_{false};
@@ -400,7 +423,7 @@ class Channel {
   std::vector<MPI_Request> leave_requests_;
 };
 
-Channel* open_channel(MPI_Comm comm, bool collective);
+Channel* open_channel(MPI_Comm comm, bool collective);  // see `Channel`; leaves it before MPI is finalized
 void end_channels();                     // of all channels of this process: see `Channel::end`
 bool release_channel(Channel* channel);  // returns whether its communicators may be freed
 void end_job(const std::string& why);  // if it cannot end by itself

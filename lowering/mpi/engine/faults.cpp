@@ -14,7 +14,7 @@
 namespace commplan {
 namespace {
 
-// `mpirun --with-ft ulfm` of Open MPI.
+// Whether this process outlives the failure of another one: with `mpirun --with-ft ulfm` of Open MPI.
 const bool outlives = [] {
   const char* value = std::getenv("OMPI_MCA_mpi_ft_enable");
   return value != nullptr && (std::strcmp(value, "1") == 0 || std::strcmp(value, "true") == 0);
@@ -119,8 +119,8 @@ int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& la
     indices[(*some)++] = k;
     return true;
   };
-  std::vector<int32_t> busy;
-  std::vector<int> later;
+  std::vector<int32_t> busy;  // peers with an incomplete send
+  std::vector<int> later;     // sends to them after that
   for (int k = 0; k < many; ++k) {
     if (lanes[k] < 0) continue;
     if (std::find(busy.begin(), busy.end(), lanes[k]) != busy.end()) {
@@ -140,13 +140,14 @@ bool drain(std::vector<MPI_Request>& requests, int64_t longest) {
 
 bool drain(const std::vector<int>& gone, const std::vector<int32_t>& peers, std::vector<MPI_Request>& requests,
            std::vector<int32_t> lanes, bool kept, int64_t longest) {
-  constexpr int64_t kPause = 1'000'000;
+  constexpr int64_t kPause = 1'000'000;  // nanoseconds between two tests
   auto remove = [&](size_t k) {
     requests[k] = requests.back();
     lanes[k] = lanes.back();
     requests.pop_back();
     lanes.pop_back();
   };
+  // Do not wait for sends that may be abandoned.
   for (size_t k = requests.size(); k-- > 0;) {
     auto to_dead = [&] { return std::find(gone.begin(), gone.end(), peers[lanes[k]]) != gone.end(); };
     if (requests[k] == MPI_REQUEST_NULL || (lanes[k] >= 0 && (kept || to_dead()))) remove(k);

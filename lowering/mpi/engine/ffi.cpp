@@ -12,8 +12,8 @@
 namespace commplan {
 namespace {
 
-// A program that compiled code calls by its number. Never freed, since XLA may keep compiled code
-// indefinitely.
+// A program that compiled code calls by its number. Only one of its pointers to operations is set. Never freed, since
+// XLA may keep compiled code indefinitely.
 struct Callable {
   Channel* channel;
   std::unique_ptr<List> list;
@@ -32,12 +32,14 @@ std::deque<Callable>& registry() {
   return *callables;
 }
 
+// Returns the number of the program.
 int64_t add(Callable callable) {
   std::lock_guard<std::mutex> lock(registry_mutex());
   registry().push_back(std::move(callable));
   return static_cast<int64_t>(registry().size()) - 1;
 }
 
+// The program with this number; null if there is none.
 Callable* find(int64_t number) {
   std::lock_guard<std::mutex> lock(registry_mutex());
   if (number < 0 || number >= static_cast<int64_t>(registry().size())) return nullptr;
@@ -55,6 +57,7 @@ Looks& looks() {
   return *all;
 }
 
+// An error of XLA, which raises an exception of JAX.
 XLA_FFI_Error* failure(XLA_FFI_CallFrame* frame, const std::string& message) {
   XLA_FFI_Error_Create_Args args{};
   args.struct_size = XLA_FFI_Error_Create_Args_STRUCT_SIZE;
@@ -97,12 +100,14 @@ Buffers buffers(XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outputs) {
   return found;
 }
 
-// An operation, or the reason that there is none.
+// An operation, or null and the reason that it cannot begin.
 struct Begun {
   std::unique_ptr<Operation> operation;
   std::string error;
 };
 
+// Begins the program `x`. inputs, outputs: the numbers of its arrays. blocks: whether the calling thread may block in
+// MPI.
 Begun begin(Callable* x, XLA_FFI_CallFrame* frame, int64_t inputs, int64_t outputs, bool blocks) {
   if (x == nullptr) return {nullptr, "this program was compiled by another process"};
   Channel& channel = *x->channel;
@@ -180,6 +185,7 @@ COMMPLAN_API void commplan_channel_watch(void* channel, void* record) {
   static_cast<Channel*>(channel)->watch(static_cast<char*>(record));
 }
 
+// Functions of Python's C API, or null to handle signals no more. See signals.cpp.
 COMMPLAN_API void commplan_signals(int (*ensure)(), void (*release)(int), int (*check)(),
                                    void (*fetch)(void**, void**, void**), void (*normalize)(void**, void**, void**)) {
   set_signals({ensure, release, check, fetch, normalize});
@@ -202,8 +208,9 @@ COMMPLAN_API int commplan_channel_release(void* channel) {
   return release_channel(static_cast<Channel*>(channel)) ? 1 : 0;
 }
 
-// table: `count` rows of Instruction. settings: scratch, window, synchronous, dtype, op, label, the number of rounds,
-// and the first instruction of each round.
+// Creates an instruction list and returns its number. table: `count` rows of Instruction. waits, begins, next, peers:
+// see `List`. many: the number of peers. settings: scratch, window, synchronous, dtype, op, label, the number of
+// rounds, and the first instruction of each round. where: see `Where::line`.
 COMMPLAN_API int64_t commplan_list(void* channel, const int64_t* table, int64_t count, const int32_t* waits,
                                    const int64_t* begins, const int32_t* next, const int32_t* peers, int64_t many,
                                    const int64_t* settings, const char* where) {
@@ -275,7 +282,7 @@ COMMPLAN_API void commplan_end_looks() {
   looks().ended = true;
 }
 
-// settings: kind, communicator, count, root, dtype, op.
+// Creates a collective of MPI and returns its number. settings: kind, communicator, count, root, dtype, op (`Native`).
 COMMPLAN_API int64_t commplan_native(void* channel, const int64_t* settings, const char* where) {
   auto native = std::make_unique<Native>();
   native->where.line = where;
@@ -299,9 +306,9 @@ COMMPLAN_API void commplan_describe(int64_t number, const char* details) {
   where.details = details;
 }
 
-// A list, or MPI's own collective, on several arrays. from, to: the bytes of the buffer, then `inputs` and `outputs`
-// rows of Run. last: the instructions of the list whose output is final. late: offset and bytes of the rest of the
-// output.
+// Creates the list, or MPI's own collective, `number` on several arrays, and returns its number. from, to: the bytes of
+// the buffer, then `inputs` and `outputs` rows of Run. last: the `many` instructions of the list whose output is final.
+// late: offset and bytes of the `rest` other parts of the output.
 COMMPLAN_API int64_t commplan_packed(int64_t number, const int64_t* from, int64_t inputs, const int64_t* to,
                                      int64_t outputs, const int64_t* last, int64_t many, const int64_t* late,
                                      int64_t rest) {
@@ -321,8 +328,9 @@ COMMPLAN_API int64_t commplan_packed(int64_t number, const int64_t* from, int64_
   return add({whole.channel, nullptr, nullptr, nullptr, std::move(packed)});
 }
 
-// peers, names: `many` of them. table: `count` rows of Message, in the order in which they are posted. window:
-// messages in flight to one peer. put_counter: incremented whenever the request begins, or null.
+// Creates a request to servers and returns its number. where: see `Where::line`. peers, names: the ranks and the names
+// of `many` servers. table: `count` rows of Message, in the order in which they are posted. window: messages in flight
+// to one peer. put_counter: a number that is incremented whenever the request begins, or null.
 COMMPLAN_API int64_t commplan_request(void* channel, const char* where, const int32_t* peers, const char** names,
                                       int64_t many, const int64_t* table, int64_t count, int64_t window, void* put_counter) {
   auto request = std::make_unique<Request>();

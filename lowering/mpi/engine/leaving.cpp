@@ -15,7 +15,7 @@ void Operation::join(const std::vector<int32_t>& ranks) {
   for (int32_t rank : ranks) partners_.push_back({rank, channel_.next(rank)});
 }
 
-std::vector<int32_t> Channel::others(MPI_Comm part) const {
+std::vector<int32_t> Channel::others(MPI_Comm part) const {  // `part` has a subset of the ranks of `comm`
   MPI_Group theirs, all;
   int many = 0;
   MPI_Comm_group(part, &theirs);
@@ -135,7 +135,8 @@ void Channel::revoke_all() {
 // that died, or the reason for which another rank cancelled the operation.
 std::string Channel::loss(const Operation& operation, int rank) {
   std::string line = operation.where().empty() ? "" : "; " + operation.where();
-  constexpr int64_t kNews = 3'000'000'000, kPause = 10'000'000;
+  constexpr int64_t kNews = 3'000'000'000;  // nanoseconds to wait for the cause
+  constexpr int64_t kPause = 10'000'000;    // nanoseconds between two checks
   std::vector<int> ranks = dead(comm);
   for (int64_t until = now() + kNews; ranks.empty() && now() < until; ranks = dead(comm)) {
     std::string cause = missing(operation);
@@ -181,7 +182,8 @@ void Channel::close(const std::string& why) {
 void Channel::await_others() {
   if (!collective_) return;
   if (watch_) watch_->part();
-  constexpr int64_t kShortest = 100'000, kLongest = 10'000'000;
+  constexpr int64_t kShortest = 100'000;   // the first pause between two checks, in nanoseconds
+  constexpr int64_t kLongest = 10'000'000;  // the longest pause
   for (int64_t pause = kShortest, looked = now(); listen(); pause = std::min(pause * 5 / 4, kLongest)) {
     if (now() - looked >= kLook) {
       looked = now();
@@ -227,6 +229,7 @@ void end_job(const std::string& why) {
 
 namespace {
 
+// The channels of this process that have not been released. process: the process that opened the first one; 0 before.
 struct Open {
   std::mutex mutex;
   std::vector<Channel*> channels;

@@ -105,7 +105,7 @@ class ListRun final : public Operation {
   }
 
  private:
-  static constexpr size_t kFew = 16;
+  static constexpr size_t kFew = 16;  // with more instructions left, polling may be coarse
 
   struct Peer {
     std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> ready;  // sends
@@ -143,6 +143,7 @@ class ListRun final : public Operation {
     }
   }
 
+  // Instruction `first` is complete: handles it, and the instructions that become complete through it.
   void complete(int32_t first) {
     finished_.push_back(first);
     while (!finished_.empty()) {
@@ -163,6 +164,7 @@ class ListRun final : public Operation {
     }
   }
 
+  // Posts the receives and sends that are ready, within the window. Returns whether there were any, or an error.
   bool issue() {
     bool issued = false;
     for (size_t p = 0; p < peers_.size() && !failed(); ++p) {
@@ -193,6 +195,7 @@ class ListRun final : public Operation {
     return earliest_;
   }
 
+  // Posts receive i. A message that is reduced is received into a temporary buffer. False after an error.
   bool post(Peer& peer, int32_t i) {
     const Instruction& x = list_.code[i];
     char* to = nullptr;
@@ -241,6 +244,7 @@ class ListRun final : public Operation {
     done_ = true;
   }
 
+  // Handles the messages that are complete, in the order of the list. Returns whether there were any, or an error.
   bool test() {
     int some = 0;
     if (requests_.empty()) return false;
@@ -270,6 +274,7 @@ class ListRun final : public Operation {
     return true;
   }
 
+  // The message of instruction i is complete. A reduction also waits for its dependencies.
   void arrive(int32_t i) {
     const Instruction& x = list_.code[i];
     std::atomic<int64_t>& completed = completed_[2 * x.peer + (x.kind != kSend)];  // written by one thread only
@@ -297,25 +302,29 @@ class ListRun final : public Operation {
 
   const List& list_;
   Packing* const packing_;
-  std::vector<int32_t> waits_;
-  std::vector<char> sent_;
-  std::vector<char*> landed_;  // received bytes of a receive_reduce whose destination is not ready
+  std::vector<int32_t> waits_;  // by instruction, the number of dependencies that are not complete
+  std::vector<char> sent_;      // by instruction, whether its send has been issued
+  std::vector<char*> landed_;   // received bytes of a receive_reduce whose destination is not ready
   std::vector<std::atomic<int64_t>> completed_, issued_;  // messages to and from each peer; begun sends to each peer
   std::vector<Peer> peers_;
-  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> local_;
-  std::vector<int32_t> finished_, arrived_, owners_, lanes_;
+  std::priority_queue<int32_t, std::vector<int32_t>, std::greater<int32_t>> local_;  // ready: kCopy, kZero
+  std::vector<int32_t> finished_;  // instructions whose completion must be handled
+  std::vector<int32_t> arrived_;   // instructions whose messages are complete
+  std::vector<int32_t> owners_;    // by request, the instruction
+  std::vector<int32_t> lanes_;     // by request, the peer of a send, or -1 for a receive
   std::vector<MPI_Request> requests_;
   std::vector<MPI_Status> statuses_;
   std::vector<int> indices_;
-  std::vector<char*> free_;  // temporaries
-  std::vector<std::pair<int32_t, char*>> temporary_of_;
+  std::vector<char*> free_;  // temporary buffers that no message uses
+  std::vector<std::pair<int32_t, char*>> temporary_of_;  // the buffers of posted receives, by instruction
   std::unique_ptr<char[]> scratch_, temporary_;
   int64_t scratch_capacity_ = 0, temporary_capacity_ = 0;
   char* buffers_[kBuffers] = {};
   Kernel kernel_ = nullptr;
-  size_t remaining_ = 0;
-  int64_t remaining_bytes_ = 0, looked_ = 0;
-  int32_t earliest_ = 0;
+  size_t remaining_ = 0;  // instructions that are not complete
+  int64_t remaining_bytes_ = 0;
+  int64_t looked_ = 0;    // when failures were last looked for
+  int32_t earliest_ = 0;  // no send before it remains to be issued
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// MPI's own collectives on XLA's buffers.
+// MPI's own collectives on XLA's buffers. `NativeRun` polls a non-blocking call, `NativeCall` blocks in a call.
 #include <algorithm>
 #include <cstring>
 
@@ -9,10 +9,12 @@ namespace {
 
 constexpr char kCannotCancel[] = "; MPI's own collectives cannot be broken off";
 constexpr int64_t kMaxCount = int64_t{1} << 30;  // elements per call: counts are 32-bit
-// Nanoseconds that a collective has to end by itself if it cannot be revoked.
+// Nanoseconds that a failed collective has to end: by itself if it cannot be revoked; and if it is revoked, which may
+// take long on a busy machine.
 constexpr int64_t kAlone = 500'000'000;
-constexpr int64_t kRevoked = 10'000'000'000;  // the same if it is revoked, which may take long on a busy machine
+constexpr int64_t kRevoked = 10'000'000'000;
 
+// Reductions of MPI by the engine's kernels, for dtypes and operations whose own ones differ (`op_of`).
 template <DType kType, Reduction kOp>
 void user_function(void* in, void* inout, int* count, MPI_Datatype*) {
   kernel(kType, kOp)(inout, inout, in, *count);
@@ -34,6 +36,7 @@ MPI_Op user_op(Reduction op) {
   return op == kMax ? user_op<kType, kMax>() : user_op<kType, kMin>();
 }
 
+// The type of MPI with the size of `dtype`. Booleans are bytes, and 16-bit floats are integers.
 MPI_Datatype type_of(DType dtype) {
   switch (dtype) {
     case kI32: return MPI_INT32_T;
@@ -115,7 +118,7 @@ class Call {
   }
 
  private:
-  // Except on the root, a gathered buffer contains this rank's block and zeros.
+  // The plan leaves a gathered buffer undefined except on the root. There it is this rank's block and zeros.
   void fill_gathered(int64_t count) {
     int64_t block = count * size_of(x_.dtype);
     int size = 0;
@@ -129,9 +132,10 @@ class Call {
   MPI_Op op_ = MPI_OP_NULL;
   const char* in_;
   char* out_;
-  int rank_ = 0;
-  int64_t begun_ = 0;
-  bool whole_ = false, called_ = false;
+  int rank_ = 0;         // in the communicator of the collective
+  int64_t begun_ = 0;    // elements of the buffer in earlier calls
+  bool whole_ = false;   // whether there are no blocks, so that a long buffer may be cut into several calls
+  bool called_ = false;  // whether MPI has been called
 };
 
 // All calls of a long buffer begin at once, so that the calls of no other operation come in between.
@@ -221,10 +225,10 @@ class NativeCall final : public Operation {
  private:
   const MPI_Comm comm_;
   Call call_;
-  int64_t since_ = 0;
-  std::mutex mutex_;
-  std::string why_;
-  bool inside_ = false;  // a call of MPI
+  int64_t since_ = 0;    // when it was broken off
+  std::mutex mutex_;     // guards `why_`, `since_` and `inside_`
+  std::string why_;      // why it was broken off; empty before
+  bool inside_ = false;  // whether the thread is in a call of MPI
 };
 
 }  // namespace

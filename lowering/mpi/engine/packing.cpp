@@ -9,7 +9,7 @@
 namespace commplan {
 namespace {
 
-constexpr int64_t kBlock = 256 * 1024;
+constexpr int64_t kBlock = 256 * 1024;  // bytes of the input buffer that are filled at once
 
 class PackedRun final : public Operation {
  public:
@@ -49,6 +49,7 @@ class PackedRun final : public Operation {
   const std::vector<int32_t>& links() const override { return inner_->links(); }
 
  private:
+  // Completes this operation if the inner one is done.
   void look() {
     if (!inner_->done()) return;
     error_ = inner_->error();

@@ -7,9 +7,13 @@
 namespace commplan {
 namespace {
 
-constexpr int64_t kNames = 512, kNameBytes = Recorder::kNameBytes, kEvents = 8192;
-constexpr int64_t kEnding = 4096;  // bytes between the ring and the `Live` block
+constexpr int64_t kNames = 512;                        // names in a record
+constexpr int64_t kNameBytes = Recorder::kNameBytes;   // bytes of a name
+constexpr int64_t kEvents = 8192;                      // events in the ring
+constexpr int64_t kEnding = 4096;                      // bytes between the ring and the `Live` block
 
+// The beginning of a record. unix_ns and boot_ns: the same time of the wall clock and the monotonic clock. capacity:
+// `kEvents`. head: the number of events so far. names: the number of names. failed: 1 if an operation has failed.
 struct Header {
   char magic[8];
   int64_t version, process, rank, ranks, unix_ns, boot_ns, capacity, head, names, failed;
@@ -17,6 +21,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == 408);
 
+// An event in the ring. name: the index of its name. See `Recorder::add`.
 struct Event {
   int64_t nanoseconds, kind, name, operation, runs, nbytes;
 };

@@ -42,6 +42,7 @@ inline T either(T a, T b) {
   return a;
 }
 
+// The maximum or minimum. `a != a` holds for NaN.
 template <typename T, bool kMaximum>
 inline T extreme(T a, T b) {
   if constexpr (kNarrow<T>) {
@@ -62,6 +63,7 @@ void reduce(void* out, const void* a, const void* b, int64_t count) {
   T* z = static_cast<T*>(out);
   const T* x = static_cast<const T*>(a);
   const T* y = static_cast<const T*>(b);
+  // Iterations are independent, even if `out` is `a`.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC ivdep
 #endif

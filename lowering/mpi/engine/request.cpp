@@ -49,21 +49,23 @@ class RequestRun final : public Operation {
   Progress progress() const override { return {0, 0, awaited_.load(std::memory_order_relaxed), false}; }
 
  private:
-  static constexpr size_t kFew = 16;
-  static constexpr int32_t kAnswer = -1;
-  static constexpr int kAbort = 3;  // the tag of a server's abort message
+  static constexpr size_t kFew = 16;      // with more messages in flight, polling may be coarse
+  static constexpr int32_t kAnswer = -1;  // in `owners_`, a receive
+  static constexpr int kAbort = 3;        // the tag of a server's abort message
   static constexpr int64_t kSlice = 64 * 1024;  // elements per in-place update
   static constexpr int64_t kLook = 100'000'000;  // nanoseconds between two checks for failures
 
   struct Peer {
-    size_t sent = 0;
-    int64_t sending = 0;
+    size_t sent = 0;      // messages that have been posted
+    int64_t sending = 0;  // messages in flight
   };
 
+  // The value of eta (0) or rho (1).
   double factor(int i) const {
     return x_.factors[i] < 0 ? x_.literals[i] : number(inputs_[x_.factors[i]], static_cast<DType>(x_.types[i]));
   }
 
+  // Posts all receives.
   bool receive() {
     posted_ = true;
     for (const Message& m : x_.receives) {
@@ -112,6 +114,7 @@ class RequestRun final : public Operation {
     return true;
   }
 
+  // Applies at most `kSlice` elements of the next update in shared memory, once the state is ready.
   bool update_some() {
     const SharedUpdate& m = x_.updates[update_];
     if (updated_ == 0 && !ready(x_.shared[m.state])) return false;
@@ -164,11 +167,13 @@ class RequestRun final : public Operation {
     return update_ < x_.updates.size() ? x_.peers[x_.shared[x_.updates[update_].state].peer] : -1;
   }
 
+  // Ends the request with an error.
   void end(const std::string& why) {
     error_ = why + (x_.where.line.empty() ? "" : "; " + x_.where.line);
     done_ = true;
   }
 
+  // Removes the messages that are complete. Returns whether there were any, or an error.
   bool test() {
     int some = 0;
     if (requests_.empty()) return false;
@@ -207,16 +212,19 @@ class RequestRun final : public Operation {
   std::vector<void*> outputs_;
   std::vector<Peer> peers_;
   std::vector<MPI_Request> requests_;
-  std::vector<int32_t> owners_, peer_of_;  // by request: the peer of a send, or kAnswer; the peer
+  std::vector<int32_t> owners_;   // by request, the peer of a send, or `kAnswer`
+  std::vector<int32_t> peer_of_;  // by request, the peer
   std::vector<MPI_Status> statuses_;
   std::vector<int> indices_;
-  std::vector<int64_t> expected_puts_;
-  double factors_[2] = {};
-  size_t update_ = 0;
-  int64_t updated_ = 0, looked_ = 0;
+  std::vector<int64_t> expected_puts_;  // by shared state, the puts that this process began before the request
+  double factors_[2] = {};              // eta and rho
+  size_t update_ = 0;                   // the update in progress
+  int64_t updated_ = 0;                 // its elements that are complete
+  int64_t looked_ = 0;                  // when failures were last looked for; 0 before
   const int64_t turn_;
   std::atomic<int32_t> awaited_{-1};  // a rank, updated by `look`; may be read by another thread
-  bool posted_ = false, passed_ = false;
+  bool posted_ = false;  // whether the receives are posted
+  bool passed_ = false;  // whether all sends are posted and updates complete, so that the next request may send
 };
 
 }  // namespace

@@ -1,13 +1,16 @@
 // Elastic averaging without a lock, in memory that the server shares with the workers on its host (Hogwild, Niu et
-// al. 2011): d = eta rho (w - c), then c + d is written back, even if c has changed in between.
+// al. 2011). With the worker's value w and the server's value c, the result is d = eta rho (w - c). Then c + d is
+// written to the server's memory, even if another worker has changed c in between.
 //
-// Every operation rounds to the declared type, as it would with messages: operations must not be contracted.
+// Every operation rounds to the declared type, as the server does for messages. The compiler must not contract
+// operations.
 #include "engine.h"
 #include "narrow.h"
 
 namespace commplan {
 namespace {
 
+// The value rounded to T.
 template <typename T>
 T as(double value) {
   if constexpr (kNarrow<T>) {

@@ -8,11 +8,12 @@
 namespace commplan {
 namespace {
 
-std::mutex mutex;
-PythonSignals python;
-std::atomic<bool> is_set{false};
-std::atomic<void*> raised{nullptr};
+std::mutex mutex;                    // guards `set_signals`
+PythonSignals python;                // valid if `is_set`
+std::atomic<bool> is_set{false};     // false before and after Python runs
+std::atomic<void*> raised{nullptr};  // the exception of a signal handler, which `interruption` returns
 
+// Whether this is the main thread of the process, in which Python runs signal handlers.
 bool main_thread() {
 #if defined(SYS_gettid)
   return syscall(SYS_gettid) == getpid();

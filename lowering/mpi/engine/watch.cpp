@@ -10,13 +10,14 @@ namespace {
 
 constexpr int64_t kStill = 1'000'000'000;  // nanoseconds without progress before it is recorded
 
+// The line of the plan in `Where::line`, the text of `waiting_line` (engine_errors.py).
 std::string line_of(const std::string& where) {
   constexpr char kEnd[] = " waits for it";
   size_t at = where.rfind(kEnd);
   return at == std::string::npos ? where : where.substr(0, at);
 }
 
-// In the record, the details follow the zero byte after the line (`commplan/recorder/file.py`).
+// The name of an operation in the record: the line, a zero byte, and the details (`commplan/recorder/file.py`).
 std::string recorded(const Operation& operation) {
   const std::string& details = operation.details();
   std::string line = line_of(operation.where());

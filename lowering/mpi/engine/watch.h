@@ -14,27 +14,30 @@ struct Live {
   int64_t waits;    // when the oldest unfinished operation began; 0 if there is none
   int64_t parting;  // since when this rank waits for the others to leave; 0 before
   int64_t left;     // 1 if this rank begins no further operation, 2 if it has left
-  int64_t of_python[12];
-  // Written by the sidecar. effective: when the verdict applies; 0 if there is none. abandoned: no rank that this one
-  // waits for at its end will leave. text: the verdict, a zero, and the line that waited.
+  int64_t of_python[12];  // fields that only Python uses
+  // Written by the sidecar. effective: when the verdict applies; 0 if there is none. abandoned: 1 if no rank that this
+  // one waits for at its end will leave. text: the verdict, a zero, and the line of the plan that waited.
   int64_t effective, abandoned;
   char text[3952];
 };
 
-// Writes the flight record of a rank (recorder.cpp). base: the mapped file, or null.
+// Writes the flight record of a rank (recorder.cpp). base: the memory of the mapped file; null to write nothing.
 class Recorder {
  public:
-  static constexpr int64_t kNameBytes = 128;
+  static constexpr int64_t kNameBytes = 128;  // bytes of a name, with a zero at the end
+  // Kinds of events, as in `commplan/recorder/file.py`.
   enum Happened : int64_t { kBegin = 1, kEnd = 2, kFailed = 3, kVerdict = 4, kWaited = 5, kRound = 7 };
   explicit Recorder(char* base) : base_(base) {}
+  // Adds an event. text: its name. operation: the number of the operation. runs: how often its line has run. nbytes:
+  // bytes that it moves. Some kinds use the last two for other numbers.
   void add(Happened kind, const std::string& text, int64_t operation, int64_t runs, int64_t nbytes);
   Live* live() const;  // null without a file
   void release() { base_ = nullptr; }  // stops writing to the memory
 
  private:
-  int64_t name(const std::string& text);
+  int64_t name(const std::string& text);  // the index of a name in the record
   char* base_;
-  std::unordered_map<std::string, int64_t> names_;
+  std::unordered_map<std::string, int64_t> names_;  // indices of the names in the record
 };
 
 // Records the operations of a channel. The sidecar finds the rank that blocks the others, and writes a verdict.
@@ -56,6 +59,8 @@ class Watch {
   void release();    // writes no more
 
  private:
+  // An operation that has not ended. since: when it began, in nanoseconds. number: among the operations of this rank.
+  // runs: how often its line has run.
   struct Active {
     Operation* operation;
     int64_t since, number, runs;
@@ -71,12 +76,12 @@ class Watch {
 
   std::mutex mutex_;  // guards the following members
   Recorder recorder_;
-  Live* live_;
-  int64_t operations_ = 0;
+  Live* live_;              // null without a record
+  int64_t operations_ = 0;  // the number of operations that have begun
   std::vector<Active> active_;  // in the order in which they began
   int64_t recorded_ = 0;        // the operation whose progress was recorded last
-  Progress progress_;
-  std::unordered_map<const std::string*, int64_t> runs_;
+  Progress progress_;           // the progress that was recorded last
+  std::unordered_map<const std::string*, int64_t> runs_;  // by line of the plan, how often it has run
   bool is_judged_ = false;  // the verdict has been recorded
 };
 
