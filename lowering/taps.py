@@ -19,8 +19,8 @@ D = TypeVar("D", bound=Hashable)  # a dtype, of any library
 
 TAP = "tap"  # prefix in the names of tapped reductions, before the phase and the plan line
 COPY_NBYTES = 1 << 20
-"""Arrays of fewer bytes share a buffer if collectives are asynchronous. To read and write 1 MiB twice takes a
-GPU 2 us, about as long as NCCL needs for one more array."""
+"""Arrays of fewer bytes share a buffer if collectives are asynchronous. A GPU reads and writes 1 MiB twice in
+2 us, which is about as long as NCCL needs for one more array."""
 
 
 class Chains(NamedTuple):

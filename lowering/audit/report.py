@@ -191,7 +191,8 @@ def audit(
         mesh: Sizes of the axes in the order of device numbering; None for those in the text, or if it has
             none, those of the plan.
         phases: Phases to audit; if empty, those that the step calls and those that run `each step`.
-        machine: Rates for an estimate of times; None makes none, and ignores the step with a profile.
+        machine: Rates for an estimate of times. If None, there is no estimate, and the step with a profile is
+            ignored.
 
     Raises:
         CommplanError: CP1151 for a phase that the plan does not have; and the errors of `expected`.

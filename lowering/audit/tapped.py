@@ -1,4 +1,4 @@
-"""Expects the collectives of `run.tap` where they differ from those of calls of phases, mainly on GPUs.
+"""Expects the collectives of `run.tap`, if they differ from those of calls of phases, mainly on GPUs.
 
 Taps on GPUs use one collective for each large leaf, and one for all others. Reductions of taps within the
 backward pass are unordered, so their order is not checked.

@@ -107,7 +107,7 @@ class Estimate(msgspec.Struct, frozen=True):
         computation: Computation alone.
         communication: The collectives one by one.
         exposed: Waiting for collectives: `total` without `computation`.
-        last: Waiting for the collective that is awaited last; 0 if there are no collectives.
+        last: Waiting at the last done of a collective; 0 if there are no collectives.
         waits: Each collective, in order of first issue.
         busy: Time for which collectives occupy each level; levels that are not used are absent.
         after: Computation after the start of the last collective that a plan requested; 0 if there is none.
@@ -204,7 +204,7 @@ class _Clock:
         now: The current time of the computing stream.
         computing: Computation so far.
         communicating: Duration of all collectives so far.
-        last: Waiting for the collective that was awaited last.
+        last: Waiting at the last done of a collective.
         planned: `computing` when the last collective of a plan was issued.
         free: The time at which each level becomes free.
         busy: Time for which each level was occupied.

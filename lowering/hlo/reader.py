@@ -135,7 +135,7 @@ class Computation(msgspec.Struct, frozen=True):
 
     @property
     def root(self) -> HloInstruction:
-        """The instruction with the result; the last one if none is marked."""
+        """The instruction with the result: the one that is marked as root, otherwise the last one."""
         return next((i for i in self.instructions if i.root), self.instructions[-1])
 
 

@@ -239,8 +239,8 @@ class CompiledStep(msgspec.Struct, frozen=True):
         collectives: The collectives.
         products: The matrix products and convolutions.
         moves: The other instructions that write memory.
-        ops: Opcode and number of instructions, sorted by opcode. Loops, calls, dones of asynchronous
-            operations, and instructions that write no memory, such as tuples and constants, do not count.
+        ops: Opcode and number of instructions, sorted by opcode. Loops, calls, conditionals, dones of
+            asynchronous operations, and instructions that write no memory, such as tuples, do not count.
         fused_ops: As `ops`, with fusions replaced by their instructions.
     """
 

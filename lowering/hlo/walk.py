@@ -178,7 +178,7 @@ class _HloVisitor:
                 self.run(self.module.computations[name], frame.loops)
             return
 
-        # `ops` counts an asynchronous start under its own opcode; below, it is classified as what it starts.
+        # `ops` counts an asynchronous start under its own opcode. It is classified as the started operation.
         self.ops[opcode] += 1
         inputs = tuple(tensor for name in instruction.operands for tensor in frame.shapes.get(name, ()))
         core = self._core(instruction)

@@ -35,7 +35,7 @@ INPUT = 0
 OUTPUT = 1
 SCRATCH = 2
 
-# Beyond about this many messages for one buffer, larger pieces are used.
+# Beyond about this many instructions for one buffer, larger pieces are used.
 MOST_PIECES = 16_384
 _LOCAL_PIECE = 256 * 1024  # bytes per local copy; the engine polls for messages in between
 

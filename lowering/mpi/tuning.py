@@ -40,7 +40,7 @@ class Spec:
         form: See `commplan.ir.schedule.Form`. `Channel.start` ignores it.
         line: The line of the plan, for errors and message tags; 0 without a plan.
         file: The file of the plan, for errors; empty if unknown.
-        opens: The phase that begins with this collective, for flight records; empty if none does.
+        opens: The phase that begins with this collective, for flight records; otherwise empty.
     """
 
     kind: Kind

@@ -37,7 +37,9 @@ def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
 def with_barriers(
     xs: Sequence[Array | None], previous: Sequence[Array | None]
 ) -> tuple[list[Any], list[Any]]:
-    """Order `xs` after `previous` by an optimization barrier, and return both. Types and None are preserved.
+    """Order `xs` after `previous` by an optimization barrier, and return both. Types are preserved.
+
+    None stays None, and nothing is ordered if all of `xs` or all of `previous` are None.
 
     XLA:CPU does not keep collectives in this order. Callers must use the returned `previous`: XLA removes
     unused results from a barrier, and with them the order.

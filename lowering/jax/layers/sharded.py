@@ -51,7 +51,7 @@ class GatherWindow:
         layers: All layers.
         shards: This rank's weights of each layer.
         weights: The gathered weights by the index of the layer.
-        last: The index of the layer that was gathered last; -1 if none was.
+        last: The index of the layer that was gathered last; -1 before the first one.
     """
 
     layers: Sequence[Layer]

@@ -170,7 +170,7 @@ class Rendezvous:
             _sent.extend(self.comm.isend(self._call, n, self._tag) for n in self.ranks if n != own_rank)
 
     def _missing(self) -> list[int]:
-        """The ranks that have not joined the call; empty on all ranks but the first that has joined."""
+        """The ranks that have not joined the call; empty unless this is the lowest rank that has joined."""
         self._announce()
         deadline = time.monotonic() + _ARRIVALS_S
         while len(self._arrived()) < len(self.ranks) - 1 and time.monotonic() < deadline:
