@@ -98,7 +98,12 @@ def match(expected: Sequence[Expected], actual: Sequence[CompiledCollective]) ->
 
 
 class _Stretch(NamedTuple):
-    """A part of the two sequences without a match, reduced to the collectives that are not explained yet."""
+    """A part of the two sequences without a match. Collectives are removed once they are explained.
+
+    Attributes:
+        expected: Planned collectives, in order.
+        actual: Compiled collectives in their place, in order.
+    """
 
     expected: list[Expected]
     actual: list[CompiledCollective]

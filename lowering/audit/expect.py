@@ -54,7 +54,9 @@ class MeshLike(Protocol):
     """An object with the sizes of its axes, in the order of device numbering."""
 
     @property
-    def shape(self) -> Mapping[Any, int]: ...
+    def shape(self) -> Mapping[Any, int]:
+        """The size of each axis by name, the major axis first."""
+        ...
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -196,7 +198,13 @@ class Moved(NamedTuple):
         return collectives
 
     def level(self, kind: Kind, count: int, level: HierarchyLevel) -> list[Expected]:
-        """The collectives of one level, to which each rank contributes `count` elements."""
+        """The collectives of one level of a hierarchical collective.
+
+        Args:
+            kind: The collective that the level runs; see `by_level`.
+            count: The number of elements that each rank contributes.
+            level: The level.
+        """
         op = self.op
         groups = members(level, self.ways)
         root = level.place(self.op.root or 0)

@@ -131,6 +131,7 @@ class Audit(msgspec.Struct, frozen=True):
         return ["", f"{waits}: a step of {timed(seconds.total)}", f"estimated for {machine}"]
 
     def _profile_lines(self) -> list[str]:
+        """The effect of a profile: times, shifts of collectives, and differences only with the profile."""
         if self.profiled is None or self.estimate is None or self.profiled.audit.estimate is None:
             return []
         before, after = self.estimate, self.profiled.audit.estimate

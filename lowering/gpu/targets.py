@@ -176,7 +176,13 @@ def name_of_kind(device_kind: str) -> str | None:
 
 
 def rates_of_kind(device_kind: str, hosts: int, per_host: int) -> Machine | None:
-    """The rates of hosts with GPUs of a JAX device kind such as `NVIDIA H100 80GB HBM3`; None if unknown."""
+    """The rates of a cluster of GPUs; None if the GPU is unknown.
+
+    Args:
+        device_kind: The kind of a JAX device, such as `NVIDIA H100 80GB HBM3`.
+        hosts: The number of hosts.
+        per_host: The number of GPUs in each host.
+    """
     name = name_of_kind(device_kind)
     return None if name is None else _rates(_GPUS[name], hosts, per_host)
 

@@ -51,6 +51,7 @@ class Tensor(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -128,7 +129,12 @@ class HloInstruction(msgspec.Struct, frozen=True):
 
 
 class Computation(msgspec.Struct, frozen=True):
-    """A computation of a module: a name, and its instructions in the order of the text."""
+    """A computation of a module.
+
+    Attributes:
+        name: Its name, without the leading `%`.
+        instructions: Its instructions in the order of the text; in scheduled HLO, the order of issue.
+    """
 
     name: str
     instructions: tuple[HloInstruction, ...]

@@ -110,15 +110,27 @@ class Backend(Protocol):
         ...
 
     def tie(self, x: Array, previous: Array, axes: tuple[str, ...]) -> Array:
-        """`x`, ordered after `previous`. `x` is the operand of a collective over `axes`."""
+        """`x`, unchanged, ordered after `previous`.
+
+        Args:
+            x: The operand of a collective.
+            previous: An array that must be available before the collective begins.
+            axes: The axes of the collective.
+        """
         ...
 
     def ordered_after(
         self, xs: Sequence[Array], previous: Sequence[Array], axes: tuple[str, ...]
     ) -> tuple[list[Array], list[Array]]:
-        """Order `xs`, operands of a collective over `axes`, after `previous`; return both, unchanged.
+        """Order the operands of a collective after other arrays.
 
-        Callers must use the returned `previous` instead of the original.
+        Args:
+            xs: The operands of the collective.
+            previous: Arrays that must be available before the collective begins.
+            axes: The axes of the collective.
+
+        Returns:
+            `xs` and `previous`, unchanged. Callers must use the returned `previous` instead of the original.
         """
         ...
 

@@ -32,7 +32,13 @@ def spec(placement: Placement, *, scalar: bool = False) -> PartitionSpec:
 
 
 def global_shape(value: Value, leaf: Leaf, sizes: Sizes) -> tuple[int, ...]:
-    """The shape of the global array of `leaf`, whose own shape is that of one rank's array."""
+    """The shape of the global array of a leaf.
+
+    Args:
+        value: The value, whose placement determines the layout.
+        leaf: The leaf, with the shape of one rank's array.
+        sizes: The sizes of the axes.
+    """
     lead = tuple(sizes[axis] for axis in value.placement.per)
     if not value.placement.split or not leaf.shape:
         return (*lead, *leaf.shape)

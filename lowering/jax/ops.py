@@ -153,9 +153,13 @@ def _join(pieces: Sequence[Array], ways: int, dtype: DType) -> Array:
 
 
 def shard(leaf: Array, place: Any, ways: int, *, array: bool) -> Array:
-    """Shard `place` of a leaf that is zero-padded to `ways` equal shards; a scalar is not split.
+    """One shard of a leaf that is zero-padded to `ways` equal shards; a scalar is not split.
 
-    `place` is an index, traced or not.
+    Args:
+        leaf: The leaf.
+        place: The index of the shard, an int or an i32 scalar.
+        ways: The number of shards.
+        array: Whether it is the leaf of an array.
     """
     if leaf.ndim == 0:
         return leaf
@@ -278,6 +282,11 @@ def pull(leaf: Array, center: Array, eta: Any, rho: Any) -> Array:
     """eta * rho * (leaf - center), the force of elastic averaging (Zhang, Choromanska, LeCun 2015).
 
     Computed in f32 or wider, and rounded once to the dtype of `leaf`.
+
+    Args:
+        leaf: The worker's leaf.
+        center: The same leaf of the center.
+        eta, rho: The rates: Python numbers or scalar arrays.
     """
     wide = jnp.promote_types(leaf.dtype, jnp.float32)  # wide enough for the product of the rates
     factor = jnp.asarray(eta, wide) * jnp.asarray(rho, wide)

@@ -118,7 +118,13 @@ class PackElision:
 
 
 def pack_elision(sequence: Sequence[ir.Op], values: Mapping[str, ir.Value], backend: Backend) -> PackElision:
-    """Find the buffers of the ops in `sequence` that need not be created."""
+    """Find the buffers that need not be created.
+
+    Args:
+        sequence: All ops that will run, in order.
+        values: The values of the phase by id.
+        backend: The backend.
+    """
     uses = DefUse(sequence)
     packs: dict[str, ir.Pack] = {}
     parts: dict[str, tuple[UnpackedPart, ...]] = {}

@@ -140,5 +140,11 @@ def structure_by(paths: Sequence[str], structures: Mapping[tuple[str, ...], Stru
 def build(
     paths: Sequence[str], leaves: Sequence[Any], structures: Mapping[tuple[str, ...], Structure]
 ) -> Any:
-    """The tree of `leaves`, one per key path, with the structure of `structure_by`."""
+    """The tree of `leaves`.
+
+    Args:
+        paths: The key path of each leaf.
+        leaves: The leaves.
+        structures: Known structures by leaf paths. A tree with other paths consists of nested dicts.
+    """
     return jax.tree_util.tree_unflatten(structure_by(paths, structures), leaves)

@@ -66,6 +66,8 @@ class TokenOrder:
 class MpiBackend:
     """Implements `lowering.jax.backend.Backend` for one rank of a communicator.
 
+    The protocol documents the methods.
+
     Attributes:
         sizes: The axes of the plan in order, with their sizes. Ranks are assigned to the grid row-major.
         channel: Runs the collectives.

@@ -107,7 +107,7 @@ def open_requests(
 
 
 class MpiService:
-    """Implements `lowering.jax.servers.ServerAccess` over MPI.
+    """Implements `lowering.jax.servers.ServerAccess`, which documents its methods, over MPI.
 
     Args:
         requests: The channel for requests on `comm`.

@@ -144,6 +144,11 @@ def pull(x: Array, center: Array, eta: Any, rho: Any) -> Array:
     """eta * rho * (x - center), the force of elastic averaging (Zhang, Choromanska, LeCun 2015).
 
     Computed in f32 at least, and rounded once to the dtype of `x`.
+
+    Args:
+        x: The worker's leaf.
+        center: The same leaf of the center.
+        eta, rho: The rates: Python numbers or scalar arrays.
     """
     wide = np.promote_types(x.dtype, np.float32)
     factor = np.asarray(eta, wide) * np.asarray(rho, wide)

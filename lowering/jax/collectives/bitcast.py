@@ -99,7 +99,13 @@ def from_ordered(ordered: Array, *, dtype: Any) -> Array:
 
 
 def with_derivative(function: Callable[[Array], Array], linear: Callable[[Array], Array], x: Array) -> Array:
-    """`function(x)`, whose derivative JAX computes from `linear`, a linear function with equal results."""
+    """`function(x)`, whose derivative JAX computes from another function.
+
+    Args:
+        function: A function that JAX cannot differentiate, or whose derivative would be wrong.
+        linear: A linear function with the same results, up to rounding.
+        x: The operand.
+    """
 
     @jax.custom_jvp
     def carried(x: Array) -> Array:

@@ -128,10 +128,16 @@ class HierarchicalCollective:
 
 
 def broadcast(x: Array, axes: tuple[str, ...], root: int, platform: str) -> Array:
-    """`x` of rank `root`, counted row-major over `axes`, bit for bit.
+    """Broadcast the array of one rank, bit for bit.
 
     Except on GPUs this is a sum of integers with one nonzero term. A sum of floats would turn -0.0 into 0.0,
     and could quiet a NaN.
+
+    Args:
+        x: This rank's array.
+        axes: The axes of the collective.
+        root: The index of the root along `axes`, row-major, the first axis major.
+        platform: The platform of the devices.
     """
     if platform == "gpu":
         return native.broadcast(x, axes, root)
@@ -139,5 +145,5 @@ def broadcast(x: Array, axes: tuple[str, ...], root: int, platform: str) -> Arra
 
 
 def sum_from(x: Array, axes: tuple[str, ...], root: int) -> Array:
-    """The sum over ranks of `x` on rank `root`, and zeros on the other ranks."""
+    """The sum over ranks of `x` of rank `root` and zeros of the other ranks; see `broadcast`."""
     return lax.psum(mask_to_root(x, lax.axis_index(axes) == root), axes)

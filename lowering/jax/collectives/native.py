@@ -49,7 +49,13 @@ def all_gather_same(x: Array, axes: tuple[str, ...]) -> Array:
 
 
 def broadcast(x: Array, axes: tuple[str, ...], root: int) -> Array:
-    """XLA's collective broadcast from `root`, counted row-major over `axes`; typed the same. GPUs only."""
+    """XLA's collective broadcast, typed as the same over `axes`. GPUs only.
+
+    Args:
+        x: This rank's array.
+        axes: The axes of the collective.
+        root: The index of the root along `axes`, row-major, the first axis major.
+    """
     return assume_same(lax.pbroadcast(x, axes, root), axes)
 
 

@@ -17,12 +17,18 @@ from commplan.lowering.jax.primitives import assume_same, optimization_barrier
 
 
 def tie(x: Array, previous: Array, axis: str, *, on_cpu: bool) -> Array:
-    """`x`, unchanged, ordered after `previous`. `axis` is an axis over which `x` varies.
+    """`x`, unchanged, ordered after `previous`.
 
-    GPUs preserve optimization barriers. XLA:CPU removes barriers before it combines all-reduces. There, every
-    element of `x` is selected between itself and an element of `previous`, by a condition that is always
-    false but that XLA cannot evaluate. The selection is fused into the concatenation that produced `x`, so it
-    takes no extra pass and no copy; updating one element in place would take both.
+    XLA:GPU preserves optimization barriers. XLA:CPU removes barriers before it combines all-reduces. There,
+    every element of `x` is selected between itself and an element of `previous`, by a condition that is
+    always false but that XLA cannot evaluate. The selection is fused into the concatenation that produced
+    `x`, so it takes no extra pass and no copy; updating one element in place would take both.
+
+    Args:
+        x: The array to order. If it has no elements, it is not ordered.
+        previous: The array that must be available before. If it has no elements, `x` is not ordered.
+        axis: An axis over which `x` varies, with at least two ranks.
+        on_cpu: Whether the devices are CPUs.
     """
     if x.size == 0 or previous.size == 0:
         return x

@@ -37,7 +37,7 @@ def all_reduce(x: Array, axes: tuple[str, ...], groups: Sequence[Sequence[int]],
 
 
 def broadcast(x: Array, axes: tuple[str, ...], groups: Sequence[Sequence[int]], root: int) -> Array:
-    """`x` of the rank at index `root` of this rank's group; see `all_reduce`. GPUs only."""
+    """`x` of the rank at index `root` of this rank's group. GPUs only; see `all_reduce` for the arguments."""
     first = [(group[root], *group[:root], *group[root + 1 :]) for group in groups]
     return _grouped.bind(x, kind="broadcast", axes=axes, groups=_devices(axes, first))
 

@@ -41,6 +41,7 @@ class Recipe:
 
     @property
     def backend(self) -> Backend:
+        """The backend that runs the reduction."""
         return self.lowered.backend
 
     def reduce(self, leaves: list[Array]) -> list[Array]:

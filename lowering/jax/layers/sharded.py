@@ -144,6 +144,15 @@ def run_scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[
     The weights of the first `prefetch` layers are gathered before the loop, and the last `prefetch` layers
     run after it, so the loop gathers no unused weights. The backward pass reuses the weights of the last
     layer.
+
+    Args:
+        layer: The computation and exchange of all layers.
+        shards: This rank's weights of all layers; each leaf is stacked along its leading dimension.
+        x: The leaves of the operand of the first layer, with the types of the layer's result.
+        prefetch: The number of layers before a layer during which its weights are gathered.
+
+    Returns:
+        The leaves of the result of the last layer.
     """
     vjp, exchange = layer.vjp, layer.exchange
     count = shards[0].shape[0]  # of layers

@@ -189,7 +189,7 @@ struct Pace {
 };
 
 // Called periodically while an operation waits, with its progress and the nanoseconds since anything moved. If it
-// returns false, the operation is cancelled.
+// returns false, the operation is canceled.
 using Look = std::function<bool(const Progress& progress, int64_t idle)>;
 
 // An operation is driven by `step` until it is done. After its destruction nothing writes to its buffers.
@@ -281,7 +281,7 @@ bool cut_off(MPI_Comm comm, const std::vector<int32_t>& ranks);
 // else is complete.
 int test_some(std::vector<MPI_Request>& requests, const std::vector<int32_t>& lanes, int* some, std::vector<int>& indices,
               std::vector<MPI_Status>& statuses);
-constexpr int64_t kDrained = 2'000'000'000;  // nanoseconds in which most cancelled requests complete
+constexpr int64_t kDrained = 2'000'000'000;  // nanoseconds in which most canceled requests complete
 // Waits until all requests are complete; false if some are not after `longest` nanoseconds.
 bool drain(std::vector<MPI_Request>& requests, int64_t longest = kDrained);
 // The same for messages with `peers`, which `lanes` index (see `test_some`). Sends to the ranks `gone`, which receive
@@ -365,7 +365,7 @@ class Channel {
   std::vector<int32_t> others(MPI_Comm comm) const;  // the ranks of `comm` except this one, as ranks of the channel
   // The text of an error of MPI. call: the function of MPI. name: the other rank, as text; empty if unknown.
   std::string explain(int code, const char* call, const std::string& where, const std::string& name);
-  // Why MPI has ended it: which process has failed, or which rank has cancelled it.
+  // Why MPI has ended it: which process has failed, or which rank has canceled it.
   std::string loss(const Operation& operation, int rank);
 
   const MPI_Comm comm;

@@ -276,7 +276,7 @@ COMMPLAN_API int64_t commplan_run(int64_t number, void* memory, const int64_t* p
   return static_cast<int64_t>(error.size());
 }
 
-// The interpreter is about to shut down: `look` is called no more, and running lists are cancelled.
+// The interpreter is about to shut down: `look` is called no more, and running lists are canceled.
 COMMPLAN_API void commplan_end_looks() {
   std::unique_lock<std::shared_mutex> lock(looks().mutex);
   looks().ended = true;

@@ -132,7 +132,7 @@ void Channel::revoke_all() {
 }
 
 // Why an operation has failed. If this rank waited for a living one, the cause may arrive a moment later: the rank
-// that died, or the reason for which another rank cancelled the operation.
+// that died, or the reason for which another rank canceled the operation.
 std::string Channel::loss(const Operation& operation, int rank) {
   std::string line = operation.where().empty() ? "" : "; " + operation.where();
   constexpr int64_t kNews = 3'000'000'000;  // nanoseconds to wait for the cause

@@ -107,6 +107,13 @@ class RequestWatch(NamedTuple):
         """Watch a channel of workers and servers. All ranks of `comm` must call this together.
 
         The engine records the requests of workers; servers write their own records.
+
+        Args:
+            library: The engine.
+            channel: The engine's handle of the channel.
+            watched: The settings.
+            comm: The communicator of the channel.
+            workers: The number of workers, which are the first ranks of `comm`.
         """
         rank = int(comm.Get_rank())
         lane = "requests" if rank < workers else "server"
