@@ -1,7 +1,7 @@
 """Selects the implementation of a collective of a schedule: a chunk program, levels, or a native collective.
 
-All backends and the audit call `program_of` or `under_xla`, so they agree on the collectives that run. Chunk
-programs are proved before they are returned.
+`lowering/jax` and the audit use `under_xla`, so they agree on the collectives of a step. `lowering/mpi` uses
+`program_named`. Chunk programs are proved before they are returned.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def under_xla(
         One of:
 
         - a chunk program;
-        - the levels that run one after the other (see `by_level`), at least two, not all of them programs;
+        - the levels that run one after the other (see `by_level`): two or more, at least one of them native;
         - None for one native collective of kind `native_kind(op)` over all axes of `op`.
 
     Raises:

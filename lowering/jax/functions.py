@@ -47,7 +47,7 @@ class RngContext:
 
         Args:
             seed: An int or an i32 scalar.
-            *numbers: u32 scalars that are folded into the key, such as the step.
+            *numbers: Numbers that are folded into the key, such as the step; u32 scalars.
             members: See `RngContext`; None for none.
         """
         key = jax.random.key(seed)

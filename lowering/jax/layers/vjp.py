@@ -26,7 +26,7 @@ Arrays = Sequence[Any]  # the leaves of a pytree: arrays, and None for gradients
 class LayerVjp:
     """A layer `body(weights, x) -> y` on flat lists of arrays.
 
-    Methods receive the arrays that the body closes over (`consts`), the gathered weights, and the operand `x`.
+    Methods receive the arrays that the body closes over (`consts`), gathered weights, and the operand `x`.
 
     Attributes:
         consts: The arrays that the body closes over.
