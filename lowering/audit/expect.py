@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from commplan.collectives.program import ChunkProgram, Ints, Kind
 from commplan.diagnostics import Span
 from commplan.ir.analysis.def_use import DefUse
-from commplan.ir.axes import groups
+from commplan.ir.axes import groups as groups_along
 from commplan.ir.collective_kinds import REDUCING
 from commplan.ir.schedule import Collective, Leaf, Op, Phase, Schedule, Spread
 from commplan.ir.types import DType
@@ -105,7 +105,7 @@ def groups_of(axes: Sequence[str], mesh: MeshLike) -> Groups:
 
     Ranks are numbered as the mesh counts its devices, row-major over its axes in order.
     """
-    return tuple(groups(axes, mesh.shape))
+    return tuple(groups_along(axes, mesh.shape))
 
 
 def expected(

@@ -172,9 +172,9 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
             )
     rates: dict[Level, float] = {"bus": machine.bus, "network": machine.network}
     return {
-        level: collective.nbytes * share / rates[level]
-        for level, share in zip(rates, shares, strict=True)
-        if share
+        level: collective.nbytes * multiple / rates[level]
+        for level, multiple in zip(rates, shares, strict=True)
+        if multiple
     }
 
 

@@ -130,7 +130,7 @@ def shifts(
         One item for each collective that both steps have by the same name, in the order of `before`.
     """
     by_name = {collective.name: collective for collective in after.collectives}
-    exposed = [{wait.name: wait.exposed for wait in estimate.waits} for estimate in costs]
+    exposed = [{wait.name: wait.exposed for wait in cost.waits} for cost in costs]
     return tuple(
         _shift(before, collective, after, by_name[collective.name], exposed[0].get(collective.name, 0.0),
                exposed[1].get(collective.name, 0.0))

@@ -165,8 +165,8 @@ def target(text: str) -> Target:
 
 
 def _rates(gpu: _Gpu, hosts: int, per_host: int) -> Machine:
-    rates = (gpu.tflops * 1e12 * _FLOPS_REACHED, gpu.bandwidth * _MEMORY_REACHED, gpu.bus)
-    return Machine(*rates, network=gpu.network if hosts > 1 else 0, per_host=per_host)
+    flops, memory = gpu.tflops * 1e12 * _FLOPS_REACHED, gpu.bandwidth * _MEMORY_REACHED
+    return Machine(flops, memory, gpu.bus, network=gpu.network if hosts > 1 else 0, per_host=per_host)
 
 
 def name_of_kind(device_kind: str) -> str | None:

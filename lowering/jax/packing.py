@@ -160,13 +160,16 @@ def _unpacked_parts(buffer: str, readers: Sequence[ir.Op]) -> tuple[UnpackedPart
 
 
 def _sources(pack: ir.Pack) -> dict[tuple[str, int], int]:
-    """The distinct leaves that `pack` reads, as (value, leaf), with their indices in the operand arrays."""
+    """The indices in the operand arrays of the distinct leaves that `pack` reads.
+
+    A leaf is the id of a value and the index of the leaf in this value.
+    """
     leaves = dict.fromkeys((part.value, part.leaf) for part in pack.parts if part.size)
     return {leaf: number for number, leaf in enumerate(leaves)}
 
 
 def _leaves(pack: ir.Pack, env: Mapping[str, Tree]) -> tuple[Array, ...]:
-    return tuple(env[value].leaves[leaf] for value, leaf in _sources(pack))
+    return tuple(env[ref].leaves[index] for ref, index in _sources(pack))
 
 
 def _flat(value: ir.Value) -> BufferLayout:
@@ -191,7 +194,7 @@ def _operand_layout(pack: ir.Pack, values: Mapping[str, ir.Value]) -> BufferLayo
                 runs.append(
                     BufferRun(number * width + part.offset, sources[part.value, part.leaf], low, count)
                 )
-    shapes = tuple(values[value].leaves[leaf].shape for value, leaf in sources)
+    shapes = tuple(values[ref].leaves[index].shape for ref, index in sources)
     return BufferLayout(size, tuple(sorted(runs)), shapes)
 
 

@@ -188,8 +188,8 @@ def _compiled_engine(compiler: Sequence[str], mpi: Path) -> Path:
     """The compiled engine in the cache. Compiles it if it is not there; other ranks wait for the lock."""
     sources = sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h"))
     digest = hashlib.sha256()
-    for path in sources:
-        digest.update(path.name.encode() + b"\0" + io.read(path))
+    for source in sources:
+        digest.update(source.name.encode() + b"\0" + io.read(source))
     stat = mpi.stat()
     version = subprocess.run([compiler[0], "--version"], capture_output=True, text=True, check=False).stdout
     dependencies = (

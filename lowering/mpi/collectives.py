@@ -101,9 +101,9 @@ class Channel:
     Args:
         comm: An mpi4py communicator, which is duplicated.
         sizes: The axes of the plan and their sizes; None for one axis (see `Groups`).
-        limits: When a wait ends with an error that names the blocking rank. If five times the median interval
-            between two runs of the collective is longer than `watchdog_s`, it replaces `watchdog_s`. By
-            default there is no watchdog.
+        limits: The times after which a wait ends with an error that names the blocking rank. If five times
+            the median interval between two runs of the collective is longer than `watchdog_s`, it replaces
+            `watchdog_s`. By default there is no watchdog.
         plan: The name of the plan, for the flight record.
         job: The name of the job, for the flight record. The name on rank 0 counts; if it is empty, one is
             generated.

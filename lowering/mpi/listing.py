@@ -65,7 +65,7 @@ def collectives_of(jaxpr: Any, channel: Channel) -> Iterator[ListedCollective]:
 def _of_mpi4jax(equation: Any, scope: str, loops: str) -> ListedCollective:
     """A collective of mpi4jax, whose parameters are wrapped in hashable objects."""
     params = {key: getattr(value, "wrapped", value) for key, value in equation.params.items()}
-    op = next((name for op, name in _OPS if op == params.get("op")), "op" if "op" in params else "")
+    op = next((name for mpi_op, name in _OPS if mpi_op == params.get("op")), "op" if "op" in params else "")
     options = ", ".join(filter(None, (op, f"root {params['root']}" if "root" in params else "")))
     arrays = " ".join(typed(str(x.aval.dtype), x.aval.shape) for x in equation.invars)
     text = f"mpi4jax.{equation.primitive.name.removesuffix('_mpi')}({options}) {arrays}".rstrip()

@@ -102,11 +102,11 @@ def _exchange(
     arrived = from_bits(arrived, x.dtype)
     offset = 0
     for transfer in incoming[1]:
-        part = arrived[offset : offset + transfer.length]
+        window = arrived[offset : offset + transfer.length]
         offset += transfer.length
         if transfer.adds:
-            part = _combine(x[transfer.low : transfer.high], part, op)
-        x = x.at[transfer.low : transfer.high].set(part)
+            window = _combine(x[transfer.low : transfer.high], window, op)
+        x = x.at[transfer.low : transfer.high].set(window)
     return x
 
 

@@ -96,8 +96,8 @@ def run_unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, p
         residuals: list[Arrays] = []
         weights: Arrays = ()
         for number, layer in enumerate(layers):
-            for ahead in range(number, min(number + prefetch, last) + 1):
-                x = window.fetch(ahead, x)
+            for upcoming in range(number, min(number + prefetch, last) + 1):
+                x = window.fetch(upcoming, x)
             weights = window.weights.pop(number)
             if keeps:
                 x, saved = layer.vjp.forward(consts[kind_of[number]], weights, x)
@@ -113,26 +113,26 @@ def run_unrolled(layers: Sequence[Layer], shards: Sequence[Arrays], x: Arrays, p
         cotangents = without_float0(cotangents)
         window = GatherWindow(layers, shards, {last: weights}, last)
         gradients: list[Arrays] = [[] for _ in range(len(layers) + SCATTERS_IN_FLIGHT)]
-        of_consts: list[Any] = [None for _ in consts]
+        const_sums: list[Any] = [None for _ in consts]  # gradients of the constants of each kind of layer
         for number in reversed(range(len(layers))):
             scattered = number + SCATTERS_IN_FLIGHT
-            for ahead in range(number, max(number - prefetch, 0) - 1, -1):
-                if needs[ahead]:
+            for upcoming in range(number, max(number - prefetch, 0) - 1, -1):
+                if needs[upcoming]:
                     # A gather waits for the computation, and for all but the latest reduce-scatters.
-                    ordered = window.fetch(ahead, [*cotangents, *gradients[scattered]])
+                    ordered = window.fetch(upcoming, [*cotangents, *gradients[scattered]])
                     cotangents, gradients[scattered] = ordered[: len(cotangents)], ordered[len(cotangents) :]
             weights, kind = window.weights.pop(number, []), kind_of[number]
             const_gradients, gradient, cotangents = layers[number].vjp.backward(
                 consts[kind], weights, saved[number], cotangents
             )
-            of_consts[kind] = (
-                const_gradients if of_consts[kind] is None else _sum(of_consts[kind], const_gradients)
+            const_sums[kind] = (
+                const_gradients if const_sums[kind] is None else _sum(const_sums[kind], const_gradients)
             )
             # The reduce-scatters of layers are ordered, the last layer first.
             exchange = layers[number].exchange
             gradient, gradients[number + 1] = exchange.gradients_after(gradient, gradients[number + 1])
             gradients[number] = exchange.scatter(gradient)
-        return of_consts, gradients[: len(layers)], cotangents
+        return const_sums, gradients[: len(layers)], cotangents
 
     operands = [list(arrays) for arrays in consts.values()], [list(leaves) for leaves in shards]
     return _differentiable(forward, backward)(*operands, list(x))
@@ -189,14 +189,14 @@ def run_scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[
             return gathered(shards, number) if vjp.needs_weights else []
 
         def compute(number: Any, saved: Arrays, carry: Any) -> Any:
-            (weights, *window), cotangents, of_consts, gradients = carry
+            (weights, *window), cotangents, const_sums, gradients = carry
             const_gradients, gradient, cotangents = vjp.backward(consts, weights, saved, cotangents)
             row_gradients = exchange.scatter(gradient)
             gradients = [
-                None if row is None else lax.dynamic_update_index_in_dim(stack, row, number, 0)
-                for stack, row in zip(gradients, row_gradients, strict=True)
+                None if row is None else lax.dynamic_update_index_in_dim(stacked, row, number, 0)
+                for stacked, row in zip(gradients, row_gradients, strict=True)
             ]
-            return window, cotangents, _sum(of_consts, const_gradients), gradients
+            return window, cotangents, _sum(const_sums, const_gradients), gradients
 
         def step(carry: Any, number: Any) -> tuple[Any, None]:
             carry = ([*carry[0], fetch(number - ahead)], *carry[1:])
@@ -213,8 +213,8 @@ def run_scanned(layer: Layer, shards: Arrays, x: Arrays, prefetch: int) -> list[
             carry, _ = lax.scan(step, carry, np.arange(in_loop - 1, ahead - 1, -1, dtype=np.int32))
         for number in reversed(range(min(in_loop, ahead))):
             carry = compute(number, _row(stack, number), carry)
-        _, cotangents, of_consts, gradients = carry
-        return of_consts, gradients, cotangents
+        _, cotangents, const_sums, gradients = carry
+        return const_sums, gradients, cotangents
 
     return _differentiable(forward, backward)(list(vjp.consts), list(shards), list(x))
 

@@ -71,13 +71,13 @@ class Rendezvous:
     aborts the job at exit.
 
     Args:
-        comm: An mpi4py communicator. After a timeout its highest tag is used for messages.
+        comm: An mpi4py communicator. Its highest tag is used for messages about late ranks.
         purpose: A description for errors, such as "bind plan `train`".
         timeout_s: Seconds without progress until a call is late. If it is invalid, the default is used.
         ranks: The ranks that join; None for all of `comm`.
         option: The option that extends the timeout, for errors; empty if there is none.
         file: The plan's file, for errors.
-        notice: Printed once, by the first rank that has joined a call, if others are late; None prints
+        notice: Printed once, by the lowest rank that has joined a call, if others are late; None prints
             nothing.
 
     Attributes:
