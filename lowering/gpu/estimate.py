@@ -148,10 +148,10 @@ def seconds_by_level(collective: CompiledCollective, machine: Machine) -> dict[L
     Reductions, gathers and broadcasts use rings, with one ring between hosts for each participating rank of a
     host. Other collectives send each rank's bytes directly to their destination.
     """
-    # `shares`: bytes that a rank sends on the bus and on the network, as multiples of the bytes that it
-    # contributes. Of the groups, the one with the most ranks in a host counts.
     if machine.links is not None:
         return machine.links.seconds(collective)[1]
+    # `shares`: bytes that a rank sends on the bus and on the network, as multiples of the bytes that it
+    # contributes. Of the groups, the one with the most ranks in a host counts.
     if collective.kind == "permute":
         pairs = [(_host(a, machine), _host(b, machine)) for a, b in collective.groups if a != b]
         inside = any(a == b for a, b in pairs)

@@ -75,7 +75,8 @@ def begin(
         A function that waits for the response and returns the leaves of each result, by id.
 
     Raises:
-        CommplanError: CP0805 for a buffer of a 64-bit dtype that is disabled in JAX.
+        CommplanError: CP0805 for a buffer of a 64-bit dtype that is disabled in JAX; and the errors of
+            `service.begin`.
     """
     site = service.site(phase, ir.results(op)[0])
     for buffer in (*service.up(site), *site.down):

@@ -139,8 +139,8 @@ def compiler() -> tuple[str, ...]:
     """The command that compiles C++ against the MPI in use.
 
     It is MPI's compiler wrapper: that of the variable MPICXX if it is set, otherwise the first of the usual
-    names next to the MPI library or in PATH. Without a wrapper for C++, it is a C++ compiler with the options
-    of `mpicc`.
+    names next to the MPI library, in the Python environment or in PATH. Without a wrapper for C++, it is a
+    C++ compiler with the options of `mpicc`.
 
     Raises:
         CommplanError: CP0830 if there is no compiler.
