@@ -21,8 +21,12 @@ class Member(Run):
     and `init` work as on the run. Values have no dimension for the member.
 
     Members may have different architectures: compile the plan once for the shapes of each, and take every
-    member from its own run. Their programs may run different numbers of steps. `mesh` contains the member's
-    devices, and `index` is its place.
+    member from its own run. Their programs may run different numbers of steps.
+
+    Attributes:
+        mesh: The mesh of the member's devices; under MPI the communicator of the whole run.
+        index: The index of the member along `axis`, from 0.
+        axis: The name of the plan's ensemble.
     """
 
     def __init__(self, program: Program[Any], whole: Context, run_input: RunInput, place: int) -> None:
@@ -34,6 +38,17 @@ class Member(Run):
         return f"<Member {self.index} of {self.axis}: {', '.join(self.phases)}>"
 
     def take(self, name: str, tree: Any) -> Any:
-        """This member's part of global arrays with the placement of the value `name`; nothing is sent."""
+        """This member's part of arrays of the whole run; nothing is sent.
+
+        Args:
+            name: A value of the plan, whose placement the arrays have; see `run.sharding`.
+            tree: A pytree of global arrays. Under MPI, this rank's arrays, which are returned as they are.
+
+        Returns:
+            The arrays on the member's mesh, without the dimension of the ensemble.
+
+        Raises:
+            CommplanError: CP0811 for an unknown name; CP0805 for arrays with another sharding.
+        """
         placement = self._whole.placement(name)
         return self._whole.machine.part(name, tree, placement, self.axis, self.context.machine)

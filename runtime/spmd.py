@@ -1,4 +1,7 @@
-"""`run.spmd`: a training step under `jax.shard_map`, with specs from the plan."""
+"""`run.spmd` and `run.varying`: a training step under `jax.shard_map`, with specs from the plan.
+
+`decorate` checks the declared placements and wraps the user's function. `_Step` traces and runs it.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,24 @@ _STATUSES = get_args(Status)
 def decorate(
     context: Context, names: Mapping[str, str], returns: Sequence[str] | None, *, check_vma: bool = True
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The decorator of `run.spmd(...)`."""
+    """Return the decorator for `run.spmd(...)`, whose errors `TypedRun.spmd` lists.
+
+    Args:
+        names: For each parameter after the state, a value of the plan or a placement.
+        returns: The same for each result after the state; None if the function returns its arguments.
+        check_vma: See `jax.shard_map`.
+    """
     _check_texts(context, names, returns)
     placements = {name: placement_of(context, text, f"argument `{name}`") for name, text in names.items()}
     results, texts = None, None
     if returns is not None:
         texts = (returns,) if isinstance(returns, str) else tuple(returns)
-        results = [_result(context, text, f"returns[{i}]", names, placements) for i, text in enumerate(texts)]
+        # A name means a value of the plan before it means an argument.
+        unnamed = {n: p for n, p in placements.items() if n not in context.schedule.named}
+        results = [
+            unnamed[text] if text in unnamed else placement_of(context, text, f"returns[{i}]", names)
+            for i, text in enumerate(texts)
+        ]
 
     @ends_at_caller
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,14 +72,18 @@ def decorate(
             return step(state, arguments)
 
         states = {name: value.placement for name, value in context.states.items()}
-        setattr(call, "declared", Declared(signature, first, ordered, states))  # noqa: B010  of a function
+        # `run.jit` reads it to compare arguments that should be the same in several processes.
+        setattr(call, "declared", Declared(signature, first, ordered, states))  # noqa: B010  functions lack it
         return call
 
     return wrap
 
 
 def refuse_unnamed(context: Context, values: Sequence[object]) -> NoReturn:
-    """Raise CP0811 for `@run.spmd` without parentheses, and for values without a parameter's name."""
+    """Raise CP0811: `run.spmd` has positional arguments, at least one.
+
+    The first is the function if `@run.spmd` was written without parentheses.
+    """
     if callable(values[0]):
         message = "run.spmd is written without parentheses"
     else:
@@ -96,7 +114,12 @@ def placement_of(context: Context, text: str, subject: str, arguments: Collectio
     """The placement of the value `text`, or the placement that `text` spells out.
 
     Args:
-        arguments: The arguments after which a result may be named, for the error.
+        text: A name of a value of the plan, or a placement such as "per member, data".
+        subject: The beginning of messages, such as "argument `params`".
+        arguments: The names of arguments that are also allowed here, for the message only.
+
+    Raises:
+        CommplanError: CP0811 if `text` is neither; CP0806 for a partial value outside a shard_map.
     """
     value = context.schedule.named.get(text)
     placement = value.placement if value else parse(context, text)
@@ -112,47 +135,39 @@ def placement_of(context: Context, text: str, subject: str, arguments: Collectio
             'a placement is written as in the plan: "same", "per member, data", "split data"',
         )
     if placement.partial and context.machine.layout == "global":
+        message = f"{subject}: `{text}` is {placement}, which cannot cross the boundary of run.spmd"
         context.fail(
-            "CP0806",
-            f"{subject}: `{text}` is {placement}, which cannot cross the boundary of run.spmd",
-            "compute it inside the function, and reduce it by calling the phase there",
+            "CP0806", message, "compute it inside the function, and reduce it by calling the phase there"
         )
     return placement
 
 
-def _result(
-    context: Context, text: str, subject: str, names: Mapping[str, str], placements: Mapping[str, Placement]
-) -> Placement:
-    """The placement of a result: of the value `text`, else of the argument, else as written."""
-    if text in placements and text not in context.schedule.named:
-        return placements[text]
-    return placement_of(context, text, subject, names)
-
-
 def _near_words(context: Context, text: str) -> list[str]:
-    """Notes on words of a written placement that are not axes of the plan."""
+    """Notes on the words of `text` that are no axes of the plan; none if `text` names no placement first."""
     words = re.findall(r"\w+", text)
     if not words or words[0] not in _STATUSES:
         return []
     unknown = [word for word in words if word not in _STATUSES and word not in context.sizes]
-    return [
-        "; ".join((f"the plan has no axis `{word}`", *near_note(word, context.sizes))) for word in unknown
-    ]
+    near = {word: near_note(word, context.sizes) for word in unknown}
+    return ["; ".join((f"the plan has no axis `{word}`", *near[word])) for word in unknown]
 
 
 def parse(context: Context, text: str) -> Placement | None:
-    """A written placement ("per member split data"), or None if `text` is not a placement."""
+    """A written placement ("per member split data"), or None if `text` is not a placement.
+
+    `per` and `partial` axes get the plan's order. `split` axes keep the written order, which is major first.
+    """
     clauses: dict[str, list[str]] = {}
-    word = ""
+    status = ""
     for token in re.findall(r"\w+", text):
         if token in _STATUSES:
-            word = token
-            clauses.setdefault(word, [])
-        elif word not in ("", "same") and token in context.sizes:
-            clauses[word].append(token)
+            status = token
+            clauses.setdefault(status, [])
+        elif status not in ("", "same") and token in context.sizes:
+            clauses[status].append(token)
         else:
             return None
-    if not clauses or any(word != "same" and not axes for word, axes in clauses.items()):
+    if not clauses or any(status != "same" and not axes for status, axes in clauses.items()):
         return None
     plan_order = list(context.sizes)
     return Placement(
@@ -165,9 +180,9 @@ def parse(context: Context, text: str) -> Placement | None:
 def _parameters(
     context: Context, function: Callable[..., Any], placements: Mapping[str, Placement]
 ) -> tuple[str, list[str]]:
-    """The name of the state parameter, and the names of the declared parameters in their order.
+    """The name of the state parameter, and the names of the declared parameters in the function's order.
 
-    Parameters that are not declared keep their defaults. Raises CP0811 if function and declaration disagree.
+    Raises CP0811 if function and declaration disagree. Undeclared parameters must have defaults.
     """
     name = getattr(function, "__name__", "function")
     parameters = list(inspect.signature(function).parameters.values())
@@ -188,20 +203,23 @@ def _parameters(
 
 
 class _Step:
-    """A user's function on global arrays outside and on one rank's arrays inside."""
+    """A user's function, which is called with arrays in the machine's layout and runs on one rank's arrays.
+
+    Attributes:
+        first: The name of the function's state parameter.
+        placements: The placement of each other parameter, in the function's order.
+        listed: The placements of the results after the state; None without `returns`, for those of arguments.
+        named: The texts that declared `listed`, or the arguments if it is None.
+        name: The function's name in errors.
+        outside: Whether callers pass global arrays; under MPI they pass one rank's arrays.
+    """
 
     def __init__(
-        self,
-        context: Context,
-        function: Callable[..., Any],
-        first: str,
-        placements: dict[str, Placement],
-        listed: list[Placement] | None,
-        named: Sequence[str],
-        check_vma: bool,
-    ) -> None:
+        self, context: Context, function: Callable[..., Any], first: str, placements: dict[str, Placement],
+        results: list[Placement] | None, named: Sequence[str], check_vma: bool,
+    ) -> None:  # fmt: skip
         self.context, self.function, self.first, self.placements = context, function, first, placements
-        self.listed, self.named, self.check_vma = listed, named, check_vma
+        self.listed, self.named, self.check_vma = results, named, check_vma
         self.name = getattr(function, "__name__", "function")
         self.outside = context.machine.layout == "global"
         self._jitted = _jit.jit(_jit.renamed(self._trace, self.name), context.compiler_options)
@@ -232,7 +250,11 @@ class _Step:
         }
 
     def _trace(self, state: Any, arguments: Mapping[str, Any]) -> Any:
-        """Call the function inside a shard_map, on this rank's parts of the state and the arguments."""
+        """Call the function inside a shard_map, on this rank's parts of the state and the arguments.
+
+        Split results leave the shard_map as lists of leaves, because its specs are needed before `body` is
+        traced. `structures` gets their structures.
+        """
         context = self.context
         self._check_outside_shard_map()
         entries = check_state(context, state, f"`{self.name}` was given")
@@ -243,7 +265,7 @@ class _Step:
         new = Carried.for_values(context, context.states)
         self._check_states(states, new)
         results = list(self.placements.values()) if self.listed is None else self.listed
-        structures: list[Any] = []
+        structures: list[Any] = []  # For each result its structure, and whether each leaf is a scalar.
 
         def body(
             state_leaves: dict[str, list[Any]], calls: Any, argument_leaves: dict[str, list[Any]]
@@ -260,7 +282,8 @@ class _Step:
             }
             with context.unset.entered(local_state, self._unset, self._used):
                 answer = self._call(local_state, local_arguments)
-            state_out, values = self._answer(answer, len(results), tuple(entries))
+
+            state_out, values = self._split_answer(answer, len(results), tuple(entries))
             after = {name: flat(tree) for name, tree in state_out.items() if name != CALLS}
             for name in after:
                 self._check_same(f"state `{name}`", state_out[name], context.states[name].placement)
@@ -268,9 +291,11 @@ class _Step:
                 (tree.structure, [jnp.ndim(x) == 0 for x in tree.leaves]) for tree in map(flat, values)
             )
             out = self._result_leaves(values, results)
+            # The specs have all states: None stands for those that the function did not return.
             absent = {name: [None] * len(specs) for name, specs in new.specs.items() if name not in after}
             return new.leave(after) | absent, state_out.get(CALLS, {}), out
 
+        # A split result is a pair: the leaves that are cut, and the scalars, which are not.
         out_specs = [spec(r) if not r.split else (spec(r), spec(r, scalar=True)) for r in results]
         call = context.machine.spread(
             body,
@@ -287,26 +312,25 @@ class _Step:
             entries.get(CALLS, {}),
             {name: list(tree.leaves) for name, tree in trees.items()},
         )
-        after = {name: leaves for name, leaves in state_leaves.items() if name in new.structures}
-        answer = new.build(after) | ({CALLS: calls} if CALLS in entries else {})
+
+        returned = {name: leaves for name, leaves in state_leaves.items() if name in new.structures}
+        new_state = new.build(returned) | ({CALLS: calls} if CALLS in entries else {})
         if not structures and not self.listed:
-            return answer
-        values = [
-            x if not result.split else _together(x, *structure)
+            return new_state
+        outputs = [  # Not strict: without `returns` the function may return fewer results.
+            x if not result.split else _join_leaves(x, *structure)
             for x, structure, result in zip(result_leaves, structures, results, strict=False)
         ]
-        return (answer, *values)
+        return (new_state, *outputs)
 
     def _check_outside_shard_map(self) -> None:
         """Raise CP0810 if the step is called inside a shard_map of the user."""
         around = [axis for axis in self.context.sizes if axis in _compat.manual_axes()]
         if around and self.outside:
-            self.context.fail(
-                "CP0810",
-                f"`{self.name}` is decorated with run.spmd, but called inside a shard_map over"
-                f" {', '.join(around)}",
-                "call it outside the shard_map; inside your own shard_map call the phases directly",
-            )
+            shard_map = f"a shard_map over {', '.join(around)}"
+            message = f"`{self.name}` is decorated with run.spmd, but called inside {shard_map}"
+            note = "call it outside the shard_map; inside your own shard_map call the phases directly"
+            self.context.fail("CP0810", message, note)
 
     def _result_leaves(self, values: Sequence[Any], results: Sequence[Placement]) -> list[Any]:
         """The results of the function as they leave the shard_map, by their declared placements."""
@@ -322,18 +346,16 @@ class _Step:
         return out
 
     def _call(self, state: Any, arguments: Mapping[str, Any]) -> Any:
-        """Call the function with the state and positional-only parameters by position, the rest by name."""
+        """Call the function: the state and positional-only parameters by position, all others by name.
+
+        Raises CP0862 if the function returns before the end of a hidden phase that it began.
+        """
         kinds = {name: each.kind for name, each in inspect.signature(self.function).parameters.items()}
         values = {self.first: state, **arguments}
-        by_position = [
-            name
-            for name, kind in kinds.items()
-            if name in values
-            and (
-                kind is inspect.Parameter.POSITIONAL_ONLY
-                or (name == self.first and kind is not inspect.Parameter.KEYWORD_ONLY)
-            )
-        ]
+        positional = {name for name, kind in kinds.items() if kind is inspect.Parameter.POSITIONAL_ONLY}
+        if kinds[self.first] is not inspect.Parameter.KEYWORD_ONLY:
+            positional.add(self.first)
+        by_position = [name for name in kinds if name in values and name in positional]
         by_name = {name: value for name, value in values.items() if name not in by_position}
         calls = self.context.hidden_calls
         calls.append([])
@@ -353,73 +375,72 @@ class _Step:
             origin: A note about the source of the placement.
         """
         sizes = self.context.sizes
-        for path, leaf in zip(*_leaves(tree), strict=True):
-            may = placement.per + (placement.split if jnp.ndim(leaf) else ())
-            odd = [axis for axis in sizes if axis in _compat.varying_axes(leaf) and axis not in may]
-            if not odd:
+        paths, flat_tree = flatten(tree)
+        for path, leaf in zip(paths, flat_tree.leaves, strict=True):
+            may_vary = placement.per + (placement.split if jnp.ndim(leaf) else ())
+            wrong = [axis for axis in sizes if axis in _compat.varying_axes(leaf) and axis not in may_vary]
+            if not wrong:
                 continue
-            over = ", ".join(odd)
+            over = ", ".join(wrong)
             where = f" at `{path}`" if path else ""
-            which = f"{subject} of `{self.name}`{where}"
-            message = f"{which} should be the same over {over}, but JAX types it as varying"
+            label = f"{subject} of `{self.name}`{where}"
+            message = f"{label} should be the same over {over}, but JAX types it as varying"
             note = f"its placement is `{placement}`"
-            if set(odd) <= set(placement.split):  # A scalar is not cut.
-                message = f"{which} is a scalar that differs over {over}, and a scalar cannot be cut"
+            if set(wrong) <= set(placement.split):  # A scalar is not cut.
+                message = f"{label} is a scalar that differs over {over}, and a scalar cannot be cut"
                 note = f"its placement is `{placement}`: a leaf without dimensions is the same on all ranks"
-            remedy = (
-                f'reduce it in a phase of the plan, or declare that it differs: returns=("per {over}", ...)'
-            )
-            self.context.fail("CP0813", message, note, *([origin] if origin else []), remedy)
+            fix = f'reduce it in a phase of the plan, or declare that it differs: returns=("per {over}", ...)'
+            self.context.fail("CP0813", message, note, *([origin] if origin else []), fix)
 
     def refuse(self, message: str) -> NoReturn:
-        """Raise CP0811 about a call."""
-        self.context.fail(
-            "CP0811",
-            f"`{self.name}` {message}",
-            f"it takes the state, then {', '.join(self.placements) or 'nothing'}",
-        )
+        """Raise CP0811 about a call; `message` continues after the function's name."""
+        note = f"it takes the state, then {', '.join(self.placements) or 'nothing'}"
+        self.context.fail("CP0811", f"`{self.name}` {message}", note)
 
     def _check(self, name: str, placement: Placement, tree: Any) -> None:
-        """Raise CP0805 if an argument lacks the leading dimensions of its placement."""
+        """Raise CP0805 if a global argument does not have the leading dimensions of its placement.
+
+        Those are one dimension per `per` axis, and then rows that can be cut along the `split` axes.
+        """
         if not self.outside:  # Phases check the shapes of one rank's arrays.
             return
         sizes = self.context.sizes
         lead = tuple(sizes[axis] for axis in placement.per)
-        paths, tree_ = flatten(tree)
-        for path, leaf in zip(paths, tree_.leaves, strict=True):
+        paths, flat_tree = flatten(tree)
+        for path, leaf in zip(paths, flat_tree.leaves, strict=True):
             shape = tuple(getattr(leaf, "shape", ()))
             where = f" at `{path}`" if path else ""
+            label, note = f"argument `{name}` of `{self.name}`{where}", f"its placement is `{placement}`"
             if shape[: len(lead)] != lead:
-                self.context.fail(
-                    "CP0805",
-                    f"argument `{name}` of `{self.name}`{where} has the shape {list(shape)}, which"
-                    f" should begin with {list(lead)}",
-                    f"its placement is `{placement}`: one leading dimension per axis over which it differs",
-                )
+                message = f"{label} has the shape {list(shape)}, which should begin with {list(lead)}"
+                note += ": one leading dimension per axis over which it differs"
+                self.context.fail("CP0805", message, note)
             ways = self.context.schedule.size(placement.split)
             if len(shape) > len(lead) and shape[len(lead)] % ways:
-                self.context.fail(
-                    "CP0805",
-                    f"argument `{name}` of `{self.name}`{where} has {shape[len(lead)]} rows, which"
-                    f" cannot be cut into {ways} equal parts",
-                    f"its placement is `{placement}`",
-                )
+                rows = shape[len(lead)]
+                message = f"{label} has {rows} rows, which cannot be cut into {ways} equal parts"
+                self.context.fail("CP0805", message, note)
 
     def _check_states(self, states: Mapping[str, Tree], carried: Carried) -> None:
         for name, tree in states.items():
             expected = len(carried.specs[name])
             if len(tree.leaves) != expected:
-                self.context.fail(
-                    "CP0805", f"state `{name}` has {len(tree.leaves)} leaves, expected {expected}"
-                )
+                message = f"state `{name}` has {len(tree.leaves)} leaves, expected {expected}"
+                self.context.fail("CP0805", message)
 
-    def _answer(
+    def _split_answer(
         self, answer: Any, expected_count: int, names: Sequence[str]
     ) -> tuple[dict[str, Any], list[Any]]:
         """Split the result of the user's function into the state and the other results.
 
         Args:
-            names: The names of the states that the caller passed.
+            answer: The state alone, or a tuple of the state and the other results.
+            expected_count: The number of other results; without `returns` there may be fewer.
+            names: The entries of the state that the caller passed, which must be returned.
+
+        Raises:
+            CommplanError: CP0812 for a wrong state; CP0811 for a wrong number of results; CP0805 for a state
+                with another number of leaves.
         """
         state: Any = answer
         values: list[Any] = []
@@ -427,20 +448,17 @@ class _Step:
             state, *values = cast("tuple[Any, ...]", answer)
         checked = check_state(self.context, state, f"`{self.name}` returned first", names)
         expected = "the state, then its named arguments in order (or fewer of them)"
+        returned = f"`{self.name}` returned {len(values)} values after the state"
         if self.listed is not None and len(values) != expected_count:
-            self.context.fail(
-                "CP0811",
-                f"`{self.name}` returned {len(values)} values after the state, but returns= lists"
-                f" {expected_count}",
-            )
+            self.context.fail("CP0811", f"{returned}, but returns= lists {expected_count}")
         if len(values) > expected_count:
             self.context.fail(
                 "CP0811",
-                f"`{self.name}` returned {len(values)} values after the state, but has {expected_count}"
-                " named arguments",
+                f"{returned}, but has {expected_count} named arguments",
                 f"without returns= it returns {expected}",
                 'declare the placements of the others: run.spmd(..., returns=("params", "per member, data"))',
             )
+
         for name, tree in checked.items():
             if name != CALLS and len(flat(tree).leaves) != len(self.context.states[name].leaves):
                 self.context.fail("CP0805", f"`{self.name}` returned state `{name}` with another structure")
@@ -453,11 +471,6 @@ def _leaf_specs(tree: Tree, placement: Placement) -> list[PartitionSpec]:
     return [spec(placement, scalar=len(jnp.shape(leaf)) == lead) for leaf in tree.leaves]
 
 
-def _leaves(tree: Any) -> tuple[tuple[str, ...], tuple[Any, ...]]:
-    paths, tree_ = flatten(tree)
-    return paths, tree_.leaves
-
-
 def _split_leaves(leaves: Sequence[Any], placement: Placement) -> tuple[list[Any], list[Any]]:
     """The leaves of a split tree that are cut, and its scalars, which are not."""
     lead = len(placement.per)
@@ -465,14 +478,14 @@ def _split_leaves(leaves: Sequence[Any], placement: Placement) -> tuple[list[Any
     return cut, [leaf for leaf in leaves if jnp.ndim(leaf) == lead]
 
 
-def _together(parts: tuple[Sequence[Any], Sequence[Any]], structure: Any, scalars: Sequence[bool]) -> Any:
-    """The inverse of `_split_leaves`."""
+def _join_leaves(parts: tuple[Sequence[Any], Sequence[Any]], structure: Any, scalars: Sequence[bool]) -> Any:
+    """The tree of leaves that `_split_leaves` has separated; `scalars` tells which are scalars, in order."""
     cut, same = map(iter, parts)
     return Tree(tuple(next(same if scalar else cut) for scalar in scalars), structure).build()
 
 
 def varying(context: Context, tree: Any) -> Any:
-    """See `run.varying`."""
+    """See `run.varying`, also for errors."""
     axes, backend, mesh = tuple(context.sizes), context.backend, context.machine.mesh
     if has_reduced(mesh, axes) and not context.around("run.varying is called"):
         with context.machine.context():
