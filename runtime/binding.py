@@ -29,9 +29,8 @@ def bind(program: Program[Any], mesh: Any, bindings: Bindings) -> Run:
     """Bind `program` to a mesh or a communicator; see `Program.bind`.
 
     Raises:
-        CommplanError: CP0801 or CP0802 for a mesh that does not fit; CP0803 for missing or unknown functions
-            and sources; CP0901 to CP0903 for sources without random access; CP0908 for host functions with
-            other parameters.
+        CommplanError: the errors of `machine_for` for a mesh or communicator that does not fit, and those of
+            `Bindings.check`.
     """
     schedule = program.schedule
     check = functools.partial(bindings.check, schedule)
@@ -47,7 +46,15 @@ def bind(program: Program[Any], mesh: Any, bindings: Bindings) -> Run:
 
 
 class Bindings(NamedTuple):
-    """The data, functions and options with which a program is bound; see `Program.bind`."""
+    """The data, functions and options with which a program is bound; see `Program.bind`.
+
+    Attributes:
+        sources: The sources by name; None for none.
+        functions: The user's functions by name, without built-in ones; None for none.
+        seed: The seed of random functions, the same in all processes.
+        limits: When the watchdog reports a process that waits, and when it ends the job.
+        timeout: Seconds to wait for other processes that bind the program.
+    """
 
     sources: Mapping[str, Any] | None = None
     functions: Mapping[str, Callable[..., Any]] | None = None
@@ -56,10 +63,17 @@ class Bindings(NamedTuple):
     timeout: float = TIMEOUT_S
 
     def check(self, schedule: ir.Schedule) -> None:
-        """Raise CP0803, CP0901 to CP0903 or CP0908 for values that do not fit the plan."""
+        """Check all values before any is used.
+
+        Raises:
+            CommplanError: CP0803 for values of the wrong type and for names that are missing or unknown;
+                the errors of `bind_sources` for sources that cannot be read; CP0908 for host functions with
+                other parameters.
+        """
         self._check_kinds(schedule)
         sources, functions = self.sources or {}, dict(self.functions or {})
         check_bound(schedule, dict(sources), functions)
+        # Only the sources that were passed: a phase without any of its sources may still run without data.
         bind_sources(schedule, dict(sources), sources)
         checked_functions(schedule, functions)
 
@@ -84,7 +98,12 @@ class Bindings(NamedTuple):
 
 
 def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Mapping[str, Any]) -> None:
-    """Raise CP0803 with every name that is missing, unknown or not callable."""
+    """Check the names of sources and functions.
+
+    Raises:
+        CommplanError: CP0803, with one diagnostic for each name that is missing or unknown, that the plan
+            defines as a built-in function, or whose function cannot be called.
+    """
     builtin = {fn.name: str(fn.body) for fn in schedule.fns if fn.body is not None}
     used = {op.fn for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Map | ir.Exchange)}
     used -= builtin.keys()
@@ -116,7 +135,7 @@ def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Ma
 
 
 def _missing_sources(schedule: ir.Schedule, sources: Mapping[str, Any]) -> list[Diagnostic]:
-    """Sources that are missing in a phase that has other sources: it can never make batches.
+    """Report sources that are missing in a phase that has other sources: it can never make batches.
 
     A phase without any of its sources runs without data, which is no error.
     """
@@ -136,19 +155,23 @@ def _missing_sources(schedule: ir.Schedule, sources: Mapping[str, Any]) -> list[
 def _differences(
     kind: str, declared: set[str], used: set[str], passed: Mapping[str, Any], file: str
 ) -> list[Diagnostic]:
-    note = Note(f"the plan declares: {', '.join(sorted(declared)) or 'none'}")
+    """Report names in `passed` that are not `declared`, and `used` functions that were not passed.
+
+    `kind` is "function" or "source". A source that was not passed is no error here; see `_missing_sources`.
+    """
+    has = Note(f"the plan declares: {', '.join(sorted(declared)) or 'none'}")
     wrong = [
         Diagnostic(
             "CP0803", f"the plan has no {kind} `{name}`", None,
-            (*map(Note, near_note(name, declared)), note), file=file,
+            (*map(Note, near_note(name, declared)), has), file=file,
         )
         for name in sorted(passed)
         if name not in declared
     ]  # fmt: skip
     if kind == "source":  # A run without data is an error only once its batches are requested.
         return wrong
-    note = Note(f"pass it: program.bind(mesh, {kind}s={{...}})")
+    fix = Note(f"pass it: program.bind(mesh, {kind}s={{...}})")
     return wrong + [
-        Diagnostic("CP0803", f"{kind} `{name}` is not bound", None, (note,), file=file)
+        Diagnostic("CP0803", f"{kind} `{name}` is not bound", None, (fix,), file=file)
         for name in sorted(used - set(passed))
     ]

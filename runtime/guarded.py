@@ -1,4 +1,7 @@
-"""The machines of steps that have no plan: see `commplan.guard`."""
+"""Steps without a plan: the implementation of `commplan.guard.jit`, and the machines on which they run.
+
+The machines are those of plans, except that collectives are the step's own and the program sets its mesh.
+"""
 
 from __future__ import annotations
 
@@ -29,23 +32,36 @@ from commplan.wait import check_seconds
 
 
 class GuardedMesh(MeshMachine):
-    """The processes of `jax.distributed` that hold a mesh, for steps of the program's own."""
+    """The machine of a step without a plan on the devices of a mesh; see `MeshMachine`."""
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
-        """The program sets its mesh itself."""
+        """Return a context without effect: the program sets its mesh itself."""
         return contextlib.nullcontext()
 
     def place(self, collective: CompiledCollective) -> str:
-        """The line of the program, whose path may differ between hosts."""
+        """The program's line without its folder, which may differ between hosts; else as `MeshMachine`."""
         sources = [os.path.basename(origin.source) for origin in collective.origins if origin.source]  # noqa: PTH119
         return sources[0] if sources else super().place(collective)
 
 
 def machine_of(mesh: Any, comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machine:
-    """The machine of a step `name`. All of its processes must call this with the same arguments.
+    """Make the machine of a step and start its watchdog.
 
-    Raises CP0849 if a process does not arrive, and for ranks the errors of
-    `machines.ranks.check_communicator`.
+    All processes of the machine call this with the same arguments, in the same order.
+
+    Args:
+        mesh: A `jax.sharding.Mesh`; None for a mesh of all devices. Not used if `comm` is set.
+        comm: An mpi4py communicator, or None.
+        name: The name of the step, for messages.
+        limits: The limits of the watchdog.
+        timeout_s: Seconds to wait for the other processes.
+
+    Returns:
+        The machine. It has no watchdog if it has one process, or if this process holds no device of `mesh`.
+
+    Raises:
+        CommplanError: CP0849 if a process does not arrive; CP0843 or CP0844 for a communicator that cannot
+            be used.
     """
     if comm is not None:
         return _ranks(comm, name, limits, timeout_s)
@@ -69,6 +85,7 @@ def machine_of(mesh: Any, comm: Any, name: str, limits: HangLimits, timeout_s: f
 
 
 def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machine:
+    """Make the machine of a step on the ranks of `comm`; see `machine_of`."""
     from commplan.lowering.mpi.job.rendezvous import Rendezvous  # noqa: PLC0415  MPI only if it is used
     from commplan.lowering.mpi.job.watchdog import job as new_job  # noqa: PLC0415
     from commplan.runtime.machines.communicator import check_communicator  # noqa: PLC0415
@@ -79,6 +96,8 @@ def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machin
     notice = Notice([waits], limits.watchdog_s or NOTICE_S, "rank")
     option = "guard.jit(.., timeout=SECONDS)"
     rendezvous = Rendezvous(comm, f"guard `{name}`", timeout_s, option=option, notice=notice)
+
+    # Messages of the comparison go over a duplicate, so they cannot match receives of the program.
     duplicate = rendezvous(comm.Dup)
     ranks = tuple(range(duplicate.Get_size()))
 
@@ -92,8 +111,9 @@ def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machin
         watched = watchdog.start(int(duplicate.Get_rank()), job, exchange, limits, "")
     unwatched = JointCalls()
 
+    # The class is local because its base class imports MPI, which programs on a mesh do not load.
     class GuardedRanks(Ranks):
-        """The ranks of a communicator, for steps of the program's own, whose collectives are mpi4jax's."""
+        """The machine of a step without a plan, whose collectives are mpi4jax's; all ranks take part."""
 
         @property
         def calls(self) -> Calls | None:
@@ -106,6 +126,7 @@ def _ranks(comm: Any, name: str, limits: HangLimits, timeout_s: float) -> Machin
         def participants(self) -> tuple[int, ...]:
             return ranks
 
+    # The part of a backend that a comparison reads: there are no axes, hence no groups of ranks along them.
     backend = SimpleNamespace(channel=SimpleNamespace(groups=None), sizes={})
     return cast("Machine", GuardedRanks(comm, duplicate, cast("Any", backend)))
 
@@ -119,7 +140,19 @@ def jit(
     limits: HangLimits,
     timeout: float,
 ) -> Any:
-    """See `commplan.guard.jit`. `options` are those of `jax.jit`."""
+    """Compile a step that all processes compare before they run it; see `commplan.guard.jit`.
+
+    Args:
+        function: The step.
+        options: The options of `jax.jit`.
+        mesh: A `jax.sharding.Mesh`, or None. If `comm` is None too, a mesh of all devices.
+        comm: An mpi4py communicator, or None.
+        limits: The limits of the watchdog.
+        timeout: Seconds to wait for other processes, here and at each comparison.
+
+    Raises:
+        CommplanError: CP0857 for invalid arguments; the errors of `machine_of`.
+    """
     if mesh is not None and (comm is not None or is_communicator(mesh)):
         fail(
             "CP0857",

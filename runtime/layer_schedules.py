@@ -23,16 +23,25 @@ from commplan.passes.base import Pass, PassContext
 from commplan.passes.bucket.bucket import BucketPass
 from commplan.passes.pipeline.manager import Pipeline
 
-# A leaf of at least this size is sent alone, which saves a copy on both sides.
+# Bytes. A leaf of at least this size is sent alone, which saves a copy on both sides.
 PACKED_NBYTES = 1 << 20
-PREFETCH = 1  # Layers that are gathered ahead by default.
+# The number of layers that are gathered ahead, unless the plan has `{ prefetch = .. }`.
+PREFETCH = 1
+# Stages in order: each one reads the result of the stage before it.
 Stages = tuple[graph.Gather | graph.Scatter | graph.Reduce, ...]
 _Kinds = tuple[type[graph.Gather] | type[graph.Scatter] | type[graph.Reduce], ...]
 
 
 @dataclass(frozen=True)
 class ShardedStages:
-    """The stages of a phase that gather split weights, and those that scatter their gradients."""
+    """The stages of a phase that gather split weights, and those that scatter their gradients.
+
+    Attributes:
+        schedule: The schedule of the run, with its plan.
+        phase: The phase of the plan.
+        gathers: The stages from the split weights to the whole ones, at least one.
+        scatters: The stages from the partial gradients to those placed like the split weights, at least one.
+    """
 
     schedule: Schedule
     phase: graph.Phase
@@ -51,6 +60,7 @@ class ShardedStages:
 
     @property
     def prefetch(self) -> int:
+        """The number of layers that are gathered ahead: the largest of the `gather` stages."""
         depths = [stage.hints.prefetch for stage in self.gathers if stage.hints.prefetch is not None]
         return max(depths, default=PREFETCH)
 
@@ -60,17 +70,32 @@ class ShardedStages:
         return self.schedule.origin.plan
 
     def gather_schedules(self, leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[int, ...], Schedule]]:
-        """The groups of a layer's leaves, as indices, and for each group the schedule that gathers it."""
+        """Compile the gather of one layer.
+
+        Args:
+            leaves: The whole leaves of the layer.
+
+        Returns:
+            Groups of leaves, as indices, each with the schedule that gathers it. Each leaf is in one group.
+        """
         return self._schedules(self.gathers, leaves, range(len(leaves)))
 
     def scatter_schedules(self, leaves: Sequence[Leaf]) -> Iterator[tuple[tuple[int, ...], Schedule]]:
-        """The groups of gradient leaves and their scatter schedules; integer leaves have no gradients."""
+        """Compile the scatter of a layer's gradient; see `gather_schedules`.
+
+        Leaves without a float dtype have no gradient and are in no group.
+        """
         floats = [index for index, leaf in enumerate(leaves) if leaf.dtype.is_float]
         return self._schedules(self.scatters, leaves, floats)
 
     def _schedules(
         self, stages: Stages, leaves: Sequence[Leaf], indices: Sequence[int]
     ) -> Iterator[tuple[tuple[int, ...], Schedule]]:
+        """Divide the leaves `indices` into groups, and compile `stages` for each group.
+
+        If a stage has `{ bucket = .. }`, all leaves are in one group. Otherwise leaves are packed only if the
+        pipeline packs by default and they have less than `PACKED_NBYTES`. The others are sent one by one.
+        """
         passes = Pipeline.parse(self.schedule.pipeline).passes
         packed = tuple(indices)
         if all(stage.hints.bucket is None for stage in stages):
@@ -84,7 +109,7 @@ class ShardedStages:
             yield packed, self._schedule(stages, [leaves[i] for i in packed], passes)
 
     def _schedule(self, stages: Stages, leaves: Sequence[Leaf], passes: tuple[Pass, ...]) -> Schedule:
-        """The schedule of `stages` alone, compiled for `leaves`."""
+        """Compile `stages` for `leaves`, as a plan with one phase that has no other stages."""
         schedule, plan = self.schedule, self._plan
         stages = tuple(map(self._pin_algorithm, stages))
         start, end = stages[0].operand, stages[-1].result
@@ -98,13 +123,15 @@ class ShardedStages:
         )  # fmt: skip
         sizes = {axis.name: axis.size for axis in schedule.axes}
         values = infer(plan_of_stages, sizes, {plan.value(start).name: tuple(leaves)})
-        first = lower(plan_of_stages, schedule.axes, values, schedule.backend, schedule.hosts)
-        return Pipeline(passes).run(first, PassContext())
+        lowered = lower(plan_of_stages, schedule.axes, values, schedule.backend, schedule.hosts)
+        return Pipeline(passes).run(lowered, PassContext())
 
     def _pin_algorithm(self, stage: Any) -> Any:
-        """The stage with the algorithm of the whole schedule, if all of its collectives have the same.
+        """Return `stage` with the algorithm of its collectives in the whole schedule.
 
-        That algorithm may depend on the topology, which the layer's schedule does not have.
+        That algorithm may depend on the topology, which the layer's schedule does not have. The stage is
+        returned unchanged in three cases: its plan line has `via`, no axis has levels, or its collectives
+        have several algorithms.
         """
         ops = (op for phase in self.schedule.phases for op in phase.ops if isinstance(op, Collective))
         kinds = {op.algorithm for op in ops if op.kind == stage.COLLECTIVE and stage.result in op.stages}
@@ -117,13 +144,14 @@ def sharded_stages(schedule: Schedule, phase: str, weights: str | None, grads: s
 
     Args:
         schedule: The schedule of the run.
-        phase: The name of a phase.
-        weights: The split input, or None if there is only one.
-        grads: The partial input, or None if there is only one.
+        phase: The name of a phase of the plan.
+        weights: The name of the split input or state, or None if there is only one.
+        grads: The name of the partial input or state, or None if there is only one.
 
     Raises:
-        CommplanError: CP0826 if an input cannot be identified, or if the phase does not gather and scatter
-            it.
+        CommplanError: CP0826 if an input cannot be identified, if the phase does not gather the weights
+            whole or does not scatter the gradient to their placement, if the reduction is neither a sum nor
+            an unweighted mean, or if the schedule was saved without its plan.
     """
     if schedule.origin is None:
         _cannot(schedule, phase, "the program was saved by an earlier version, without its plan")
@@ -149,7 +177,7 @@ def sharded_stages(schedule: Schedule, phase: str, weights: str | None, grads: s
 
 
 def _chain(phase: graph.Phase, ref: graph.Ref, kinds: _Kinds) -> Stages:
-    """The chain of stages of `kinds` that starts at `ref`."""
+    """The stages of `kinds` from `ref` on, up to a value that not exactly one of them reads; may be empty."""
     stages: list[graph.Gather | graph.Scatter | graph.Reduce] = []
     while True:
         candidates = (stage for stage in phase.stages if isinstance(stage, kinds))
@@ -168,7 +196,16 @@ def _only(
     word: str,
     expected: str,
 ) -> Stages:
-    """The chain of the value `name`, or the only chain."""
+    """The chain of the value `name`, or the only chain. Empty chains do not count.
+
+    Args:
+        schedule: The schedule, for errors.
+        phase: The phase, for errors.
+        chains: The candidates.
+        name: The name of the value at which the chain starts; None for the only one.
+        word: The parameter of `run.layers` for `name`, for errors.
+        expected: A description of the value, for errors.
+    """
     named = {graph.name_of(chain[0].operand): chain for chain in chains if chain}
     if name is None and len(named) == 1:
         return next(iter(named.values()))
@@ -180,5 +217,6 @@ def _only(
 
 
 def _cannot(schedule: Schedule, phase: str, why: str, note: str = "") -> NoReturn:
+    """Raise CP0826. By default the note shows the stages that are needed."""
     note = note or "such as `weights = gather shards over data` and `grads = scatter grads over data by mean`"
     fail("CP0826", f"run.layers cannot use phase `{phase}`: {why}", note, file=schedule.file)

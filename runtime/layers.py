@@ -1,4 +1,8 @@
-"""Layers inside a step: with sharded weights, or with gradients that the backward pass reduces."""
+"""Layers inside a step: with sharded weights, or with gradients that the backward pass reduces.
+
+These are the implementations of `run.layers`, `run.scan_layers`, `run.shards` and `run.tap`. The schedules of
+a layer come from `layer_schedules`, and its derivative from `lowering.jax.layers`.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +27,32 @@ from commplan.pytree import leaf_of, leaves_of
 from commplan.runtime.context import Context
 from commplan.runtime.layer_schedules import ShardedStages, sharded_stages
 
+# The function of a layer: maps its whole weights and its input, both pytrees, to its result.
 Body = Callable[[Any, Any], Any]
+# The leaves of one layer, in the order of its pytree.
 Leaves = tuple[Leaf, ...]
 
 
 class ShardedWeights:
     """Calls layers whose weights are gathered, and whose gradients are scattered, as in a phase of the plan.
 
-    See `run.layers`.
+    See `run.layers`. Its methods are called where arrays are those of one rank.
     """
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self._exchanges: dict[Any, ShardedLayer] = {}  # by the schedules of their stages, and leaves
+        # The collectives of a layer, by the stages that gather and scatter, and by the whole leaves.
+        self._exchanges: dict[Any, ShardedLayer] = {}
 
     def stages(self, phase: str, weights: str | None, grads: str | None) -> ShardedStages:
-        """The stages of `phase` that gather `weights` and scatter `grads`; raises CP0826."""
+        """The stages of `phase` that gather `weights` and scatter `grads`; see `sharded_stages`."""
         return sharded_stages(self.context.schedule, phase, weights, grads)
 
     def layers(
         self, stages: ShardedStages, body: Body | Sequence[Body], shards: Sequence[Any], x: Any,
         shapes: Sequence[Any] | None,
     ) -> Any:  # fmt: skip
-        """See `run.layers`."""
+        """See `run.layers`. Raises CP0827 unless `body`, `shards` and `shapes` fit together."""
         bodies = [body] * len(shards) if callable(body) else list(body)
         if not shards or len(bodies) != len(shards) or (shapes is not None and len(shapes) != len(shards)):
             counts = f"{len(shards)} layers, {len(bodies)} functions"
@@ -54,9 +61,10 @@ class ShardedWeights:
             self._fail(counts, "one each is needed")
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(jnp.asarray, x))
         types = _types(flat_x)
+
         layers: list[Layer] = []
         weights_of_layers: list[tuple[Any, ...]] = []
-        vjps: dict[Any, LayerVjp] = {}  # layers with the same function and types share the derivative
+        vjps: dict[Any, LayerVjp] = {}  # Layers with the same function and types share the derivative.
         for number, (function, tree) in enumerate(zip(bodies, shards, strict=True)):
             flat, exchange = self._exchange(stages, tree, shapes and shapes[number], stacked=False)
             weight_types = _gathered_types(exchange, flat.leaves)
@@ -67,15 +75,17 @@ class ShardedWeights:
             layers.append(Layer(vjps[key], exchange))
             weights_of_layers.append(flat.leaves)
             types, structure = vjps[key].types, vjps[key].structure
+
         result = run_unrolled(layers, weights_of_layers, flat_x, stages.prefetch)
         return jax.tree_util.tree_unflatten(structure, result)
 
     def scan_layers(self, stages: ShardedStages, body: Body, shards: Any, x: Any, shapes: Any) -> Any:
-        """See `run.scan_layers`."""
+        """See `run.scan_layers`. Raises CP0827 unless results of `body` have the shapes and types of `x`."""
         flat, exchange = self._exchange(stages, shards, shapes, stacked=True)
         weights = flat.like(_gathered_types(exchange, [leaf[0] for leaf in flat.leaves])).build()
         flat_x, structure = jax.tree_util.tree_flatten(jax.tree_util.tree_map(_with_strong_type, x))
-        # The carry of a scan must vary over the axes over which the result varies.
+        # The carry of a scan must vary over the axes over which the result varies. A result may vary over
+        # more axes once the input does, so this repeats until the types of input and result are equal.
         while True:
             types = _types(flat_x)
             vjp = layer_vjp(_with_types(body, types), weights, Tree(types, structure).build())
@@ -111,7 +121,18 @@ class ShardedWeights:
     def _exchange(
         self, stages: ShardedStages, tree: Any, shapes: Any, *, stacked: bool
     ) -> tuple[Tree, ShardedLayer]:
-        """Return the shards of a layer with their types, and the collectives of its weights and gradients."""
+        """Return the shards of a layer, and the collectives of its weights and gradients.
+
+        Args:
+            stages: The stages of the phase.
+            tree: The shards, a pytree.
+            shapes: See `_whole_leaves`.
+            stacked: Whether the leaves have a leading dimension for layers.
+
+        Returns:
+            The shards as arrays that JAX types as varying over the split axes, except scalars; and the
+            collectives, which are compiled once for equal leaves.
+        """
         backend = self.context.backend
         split, partial = stages.weights.placement.split, stages.gradients.placement.partial
         paths, flat = flatten(tree)
@@ -144,11 +165,11 @@ class ShardedWeights:
         Args:
             stages: The stages of the phase.
             shard_leaves: The leaves of the shards.
-            shapes: The shapes of the layer; None to find it in the weights of the plan.
+            shapes: A pytree with the shapes and dtypes of the layer; None to find it in the plan's weights.
             depth: The number of stacked layers, or 0.
 
         Returns:
-            The whole leaves of the layer.
+            The whole leaves of the layer, with the paths and dtypes of the shards.
 
         Raises:
             CommplanError: CP0827 if there is no such layer, or if layers of different shapes match.
@@ -165,10 +186,10 @@ class ShardedWeights:
             candidates = set(_layers_with_shards(shard_leaves, value.uncut, ways))
             searched = f"`{name_of(value.id)}`"
             if depth and not candidates:  # the plan may be compiled for the stack
-                rows = tuple(
+                unstacked = tuple(
                     Leaf(x.path, x.shape[1:], x.dtype) for x in value.uncut if x.shape[:1] == (depth,)
                 )
-                candidates = set(_layers_with_shards(shard_leaves, rows, ways))
+                candidates = set(_layers_with_shards(shard_leaves, unstacked, ways))
         if len(candidates) != 1:
             text = ", ".join(f"{leaf.path or 'x'} {list(leaf.shape)}" for leaf in shard_leaves)
             problem = "no layer" if not candidates else f"{len(candidates)} layers of different shapes"
@@ -185,14 +206,21 @@ class ShardedWeights:
 
 
 def _are_shards(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> bool:
-    """Whether `shard_leaves` are the shards of `whole`."""
+    """Whether `shard_leaves` have the paths and shapes of the shards of `whole`.
+
+    Args:
+        shard_leaves: The leaves of one rank.
+        whole: The leaves before the cut.
+        ways: The number of parts of each cut, in order.
+    """
     cuts = cut_all("tree", whole, ways)
     return [(leaf.path, leaf.shape) for leaf in shard_leaves] == [(leaf.path, leaf.shape) for leaf in cuts]
 
 
 def _layers_with_shards(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Sequence[int]) -> list[Leaves]:
-    """Find the subtrees of `whole` whose shards can be `shard_leaves`."""
+    """Find the subtrees of `whole` whose shards can be `shard_leaves`; see `_are_shards`."""
     leaves = {leaf.path: leaf for leaf in whole}
+    # A layer with the path `root` has its first leaf at `root/PATH`.
     suffix = f"/{shard_leaves[0].path}".rstrip("/") if shard_leaves else ""
     roots = [path[: len(path) - len(suffix)] for path in leaves if f"/{path}".endswith(suffix)]
     layers: list[Leaves] = []
@@ -210,7 +238,7 @@ def _layers_with_shards(shard_leaves: Sequence[Leaf], whole: Leaves, ways: Seque
 
 
 def _with_strong_type(x: Any) -> Any:
-    """`x` as an array; if it comes from a Python number, with the type that it has after one operation."""
+    """`x` as an array whose type is not weak, as that of a Python number is."""
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if getattr(jax.typeof(x), "weak_type", False) else x
 
@@ -224,6 +252,7 @@ def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def _gathered_types(exchange: ShardedLayer, shards: Sequence[Any]) -> tuple[Any, ...]:
+    """The JAX types of a layer's whole weights, found by tracing the gather of its shards."""
     return tuple(trace(lambda *leaves: exchange.gather(leaves), *_types(shards)).result_avals)
 
 
@@ -243,7 +272,17 @@ def _with_types(body: Body, types: Sequence[Any]) -> Body:
 
 
 def tap_gradients(context: Context, lowered: Lowered, tree: Any, like: str | None) -> Any:
-    """Reduce the gradients of `tree` in the backward pass, as the phase `lowered` does. See `run.tap`."""
+    """Reduce the gradients of `tree` in the backward pass, as the phase `lowered` does; see `run.tap`.
+
+    Args:
+        context: The context of the run.
+        lowered: A phase of the run.
+        tree: Parameters that do not vary over axes of more than one rank.
+        like: A partial input of the phase; None if it has only one.
+
+    Raises:
+        CommplanError: CP0815 and CP0816, as `run.tap`.
+    """
     context.require_inside("run.tap")
     partial = [name for name, value in lowered.arguments.items() if value.placement.partial]
     names = [like] if like is not None else partial

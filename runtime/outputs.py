@@ -1,4 +1,4 @@
-"""The outputs of a phase."""
+"""The outputs of a phase, as a pytree that users read by name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,14 @@ from commplan.lowering.jax.pytree import Tree
 
 @jax.tree_util.register_pytree_with_keys_class
 class Outputs:
-    """The outputs of a phase by name: `out.grads` or `out["grads"]`. A pytree."""
+    """The outputs of a phase by name: `out.grads` or `out["grads"]`. An immutable pytree.
 
+    Iteration gives the names, in the plan's order. An unknown name is a `KeyError`, and as an attribute an
+    `AttributeError`.
+    """
+
+    # Methods read the slots through `object`. If a slot is not set yet, `self._names` would call
+    # `__getattr__`, which would recurse.
     __slots__ = ("_names", "_values")
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -66,6 +72,15 @@ class Outputs:
 def built(
     results: Mapping[str, Tree], updates: Mapping[str, Tree], counts: Mapping[str, Any]
 ) -> tuple[Outputs, dict[str, Any]]:
-    """The outputs, and the new entries of the state with the counts of calls."""
+    """Rebuild the pytrees of a call.
+
+    Args:
+        results: The outputs as leaves and structures, by name.
+        updates: The states that the phase sets.
+        counts: The count of calls as an entry of the state, or {}.
+
+    Returns:
+        The outputs, and the new entries of the state.
+    """
     outputs = Outputs({name: tree.build() for name, tree in results.items()})
     return outputs, {name: tree.build() for name, tree in updates.items()} | dict(counts)

@@ -45,7 +45,12 @@ class PhaseCall:
         CommplanError: CP0804 for missing or unknown inputs; CP0805 for a wrong structure, shape or dtype;
             CP0806 for `partial` inputs outside a shard_map; CP0807 for gradients that JAX has already summed;
             CP0808 for stages that JAX does not run; CP0812 for a state without an entry that the phase reads;
-            CP0813 for values that should be the same; CP0814 in a shard_map over other axes.
+            CP0813 for values that should be the same; CP0814 in a shard_map over other axes; CP0824 for a
+            state that `at start` has not set yet; CP0834 if another rank fails under MPI.
+
+    Attributes:
+        name: The name of the phase: `start`, `step`, `every_N` or that in the plan.
+        lowered: The phase as a function of one rank's arrays.
     """
 
     def __init__(self, context: Context, phase: ir.Phase) -> None:
@@ -79,9 +84,8 @@ class PhaseCall:
         if positional:
             names = [name for name in arguments if name not in inputs] or ["name"]
             by_name = ", ".join(f"{name}=.." for name in names)
-            message = (
-                f"phase `{self.name}` takes its inputs by name, but was passed {1 + len(positional)} values"
-            )
+            takes = f"phase `{self.name}` takes its inputs by name"
+            message = f"{takes}, but was passed {1 + len(positional)} values"
             self._fail("CP0804", message, f"write (state, {by_name})")
         self._check_names(arguments, inputs)
         checked = check_state(
@@ -110,8 +114,9 @@ class PhaseCall:
     def begin(self, state: Any = None, /, **inputs: Any) -> PhaseRun:
         """Begin a call whose exchanges run under the following steps; `finish` of the result ends it.
 
-        Both belong into one function with `run.spmd` under jit. `advance`, before each of the steps, begins
-        the exchanges that are due, and returns the values that the step computes with.
+        Call `begin` and `finish` in one function that is decorated with `run.spmd` and runs under jit. Call
+        `advance` before each of the steps. It begins the exchanges that are due, and returns the values that
+        the step computes with.
 
             call = run.every[36].begin(state, params=params)
             for batch in batches:
@@ -119,8 +124,8 @@ class PhaseCall:
             out, state = call.finish(state, params=params)
 
         Raises:
-            CommplanError: CP0862 for a phase that is not `hidden`, and outside of such a function; those of a
-                call.
+            CommplanError: CP0862 for a phase that is not `hidden`, and outside of such a function; otherwise
+                as for a call of the phase.
         """
         if not self._phase.hidden:
             note = "write `every N steps hidden under V steps`; call other phases at once"
@@ -140,10 +145,10 @@ class PhaseCall:
         return PhaseRun(self, self.lowered.begin(trees, states, call), counts)
 
     def _inside(self, state: dict[str, Any], inputs: Mapping[str, Any], array_inputs: dict[str, Any]) -> Any:
-        """Call the phase with one rank's arrays.
+        """Call the phase with one rank's arrays: inside a shard_map, or under MPI.
 
         Args:
-            state: The states by name.
+            state: The states by name, those that the phase does not read included.
             inputs: The inputs by name, as the caller passed them.
             array_inputs: The same inputs, with numbers as arrays.
         """
@@ -157,20 +162,20 @@ class PhaseCall:
         return outputs, new
 
     def _check_terms(self, inputs: Mapping[str, Any]) -> None:
-        """Refuse partial inputs that are reduced already, if JAX does not type them."""
+        """Raise CP0807 for partial inputs that are reduced already, on a backend without such types."""
         if not self.context.backend.typed:
             span, file = self._phase.span, self.context.schedule.file
             reduced_values.check_terms(inputs, self.lowered.arguments, self._axes, span, file)
 
     def record_reduced(self, outputs: Outputs) -> None:
-        """Record which outputs are reduced, for later phases, if JAX does not type them."""
+        """Record which outputs are reduced, for `_check_terms` of later phases."""
         for binding in () if self.context.backend.typed else self.lowered.outputs:
             value = self.lowered.values[binding.value]
             reduced_values.record(value, outputs[binding.name], self._axes, self._phase)
 
     @property
     def _axes(self) -> list[str]:
-        """The axes of several ranks."""
+        """The plan's axes of more than one rank."""
         return [axis for axis, size in self.context.sizes.items() if size > 1]
 
     def _put_on_devices(self, trees: Mapping[str, Any], values: Mapping[str, ir.Value]) -> dict[str, Any]:
@@ -191,13 +196,18 @@ class PhaseCall:
     def _call_jitted(
         self, call: Any, layout: check.Layout, state: dict[str, Any], inputs: dict[str, Any]
     ) -> tuple[Outputs, dict[str, Any]]:
-        """Call a jitted function with the states that the phase reads; the others are returned unchanged."""
+        """Call a jitted function with the states that the phase reads; other states are returned unchanged.
+
+        Args:
+            call: A function like `_inline`, under jit.
+            layout: The layout of `state` and `inputs`, for errors about them.
+            state: All states by name.
+            inputs: The inputs by name, with numbers as arrays if they fit the plan.
+        """
         read = self._read(state)
         if not _compat.tracing():
-            read, inputs = (
-                self._put_on_devices(read, self._reads),
-                self._put_on_devices(inputs, self.lowered.arguments),
-            )
+            read = self._put_on_devices(read, self._reads)
+            inputs = self._put_on_devices(inputs, self.lowered.arguments)
         if check.has_numbers(jax.tree_util.tree_leaves(inputs)):
             # Numbers are left only if they do not fit the plan. jit would convert them, so report them here.
             self._check_arguments(read, inputs, layout)
@@ -242,7 +252,7 @@ class PhaseCall:
     def _local(
         self, state: Mapping[str, Any], inputs: Mapping[str, Any]
     ) -> tuple[dict[str, Tree], dict[str, Tree]]:
-        """One rank's inputs and states after their checks."""
+        """One rank's inputs and states after their checks, as leaves with structures."""
         span, backend = self._phase.span, self.context.backend
         trees, states = self._check_arguments(state, inputs, "local")
         arguments, entry = self.lowered.arguments, self.context.entry
@@ -251,7 +261,7 @@ class PhaseCall:
         return dict(mark(trees, arguments)), states
 
     def late(self, inputs: Mapping[str, Any]) -> dict[str, Tree]:
-        """The inputs that a hidden phase reads at its end, after their checks."""
+        """The inputs that a hidden phase reads at its end, after their checks; see `PhaseRun.finish`."""
         arguments = {name: self.lowered.arguments[name] for name in self.lowered.late_arguments}
         self._check_names(arguments, inputs)
         checker = check.Check("local", self.context.sizes, self._phase.span, self.context.schedule.file)
@@ -270,7 +280,15 @@ class PhaseCall:
         return *self.lowered.run(inputs, states, call), counts
 
     def _call_context(self, calls: Any) -> tuple[CallContext, dict[str, Any]]:
-        """The context of a call, and the count of calls after it, as an entry of the state."""
+        """The context of a call, and the count of calls after it.
+
+        Args:
+            calls: The numbers of earlier calls by phase, an entry of the state; unused if the phase does not
+                depend on its number.
+
+        Returns:
+            The context, and the new count as an entry of the state, or {}.
+        """
         if not self.lowered.is_counted:
             return ONCE, {}
         number, rng = jnp.asarray(calls[self.name]), None
@@ -308,11 +326,9 @@ class PhaseCall:
         reads = self._reads
         trees, states = self._check_arguments(state, inputs, "global")
         value_of = lowered.values
-        results = Carried.for_values(
-            context, {binding.name: value_of[binding.value] for binding in lowered.outputs}
-        )
-        updates = Carried.for_values(
-            context, {binding.name: value_of[binding.value] for binding in self._phase.updates}
+        results, updates = (
+            Carried.for_values(context, {binding.name: value_of[binding.value] for binding in bindings})
+            for bindings in (lowered.outputs, self._phase.updates)
         )
 
         def body(input_leaves: dict[str, list[Any]], state_leaves: dict[str, list[Any]], calls: Any) -> Any:
@@ -333,10 +349,7 @@ class PhaseCall:
         call = context.machine.spread(
             body, (_specs(arguments), _specs(reads), PartitionSpec()), (results.specs, updates.specs, counts)
         )
-        leaves = (
-            {n: list(t.leaves) for n, t in trees.items()},
-            {n: list(t.leaves) for n, t in states.items()},
-        )
+        leaves = ({n: list(t.leaves) for n, t in values.items()} for values in (trees, states))
         out, new, count = call(*leaves, state.get(CALLS, {}))
         return Outputs(results.build(out)), updates.build(new) | count
 
@@ -370,6 +383,10 @@ class PhaseRun:
 
         Returns:
             The outputs and the state, as a call of the phase returns them.
+
+        Raises:
+            CommplanError: CP0862 if the call is not open in this function; CP0804, CP0805 or CP0812 for
+                inputs or a state that do not fit.
         """
         phase = self._phase
         subject = f"the end of phase `{phase.name}` was given"
@@ -386,12 +403,12 @@ class PhaseRun:
 
 
 class UnknownPeriodError(CommplanError, KeyError):
-    """The plan has no phase with this period."""
+    """CP0817: the plan has no phase with this period."""
 
 
 @public_face
 class Every(Mapping[int, PhaseCall]):
-    """The phases `every N steps`, by N."""
+    """The phases `every N steps`, by N; another number raises `UnknownPeriodError`."""
 
     def __init__(self, phases: Mapping[int, PhaseCall]) -> None:
         self._phases = dict(phases)
@@ -414,11 +431,11 @@ class Every(Mapping[int, PhaseCall]):
 
 
 class UnknownPhaseError(CommplanError, AttributeError):
-    """The plan has no phase of this name."""
+    """CP0817: the plan has no phase of this name."""
 
 
 def unknown_phase(name: str, phases: Iterable[str], alternatives: Iterable[str]) -> UnknownPhaseError:
-    """The error for a phase that the plan lacks.
+    """Make the error for a phase that the plan lacks.
 
     Args:
         name: The name that the user wrote.
@@ -450,10 +467,10 @@ def check_state(
 
     Args:
         context: The context of the run.
-        state: The state that the user passed or returned.
+        state: The state that the user passed or returned. Its values are not checked.
         subject: The beginning of the message, such as "phase `step` was given".
         needed: The names that the state must have.
-        span: The place of the phase in the plan.
+        span: The place of the phase in the plan; None for a step of the user.
 
     Raises:
         CommplanError: CP0812 for a state that is not a mapping, lacks names, or has unknown names.

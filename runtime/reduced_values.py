@@ -1,7 +1,8 @@
-"""Values that phases have returned as reduced, for machines without such types.
+"""Record which values phases have reduced, if JAX's types do not contain it.
 
 Inside a shard_map JAX types values by the axes over which they vary. Ranks of a communicator, and a shard_map
-with `check_vma=False`, have no such types. There the arrays and tracers themselves are recorded.
+with `check_vma=False`, have no such types. In these cases `record` stores the arrays and tracers that a phase
+returns, and `check_terms` refuses to reduce them again.
 """
 
 from __future__ import annotations
@@ -19,21 +20,30 @@ from commplan.runtime.context.identity import ByIdentity
 
 
 class _Mark(NamedTuple):
-    """The axes over which a value is the same, and the reduction that produced it."""
+    """A leaf that a phase returned.
+
+    Attributes:
+        axes: The axes over which it is the same, at least one.
+        reduction: The phase and the line of the plan that returned it, for errors.
+    """
 
     axes: frozenset[str]
     reduction: TracedReduction
 
 
-_marks = ByIdentity[_Mark]()
+_marks = ByIdentity[_Mark]()  # By leaf. An entry ends with its array or tracer.
 
 
 def record(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -> None:
     """Record that `phase` returned `tree` for `value`.
 
     Args:
+        value: An output of the phase.
+        tree: Its arrays or tracers, a pytree.
         axes: The plan's axes of more than one rank.
+        phase: The phase.
     """
+    # The op that made the value has the line; an input that is returned unchanged has none.
     line = next((op.span.line for op in phase.ops if value.id in ir.results(op)), phase.span.line)
     for leaf, x in zip(value.leaves, flatten(tree)[1].leaves, strict=True):
         same = frozenset(axes).difference(varying(value, leaf))
@@ -44,7 +54,19 @@ def record(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -> 
 def check_terms(
     inputs: Mapping[str, Any], values: Mapping[str, ir.Value], axes: Sequence[str], span: Span, file: str
 ) -> None:
-    """Raise CP0807 for a partial input that consists only of values that phases have reduced."""
+    """Refuse to reduce a value over an axis over which phases have reduced it.
+
+    Args:
+        inputs: The inputs of the phase, as pytrees by name.
+        values: The values of the schedule for these names.
+        axes: The plan's axes of more than one rank.
+        span: The line of the phase, for errors.
+        file: The plan's file, for errors.
+
+    Raises:
+        CommplanError: CP0807 for a leaf of a partial input that was computed only from recorded values, all
+            of which are the same over one of the input's partial axes.
+    """
     for name, value in values.items():
         over = [axis for axis in value.placement.partial if axis in axes]
         if not over or not _marks:

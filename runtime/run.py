@@ -40,6 +40,14 @@ class TypedRun:
     """A program on a mesh, with the methods that all plans share; plan classes add their phases to it.
 
     Phases are attributes: `run.start`, `run.step`, `run.every[4]`, and phases with names (`run.evaluate`).
+
+    Attributes:
+        every: The phases `every N steps`, by N.
+        program: The compiled program.
+        context: The schedule with its machine and functions.
+        input: The sources, and the batches that were opened.
+        mesh: The mesh or communicator to which the program was bound.
+        phases: All phases by name, in the plan's order.
     """
 
     every: Any
@@ -48,11 +56,11 @@ class TypedRun:
         schedule = context.schedule
         self.program, self.context, self.input = program, context, run_input
         self.mesh = context.machine.mesh
-        self._is_checked = False  # Whether the collectives were tested.
+        self._is_checked = False  # Whether `check_collectives` has run.
         self.phases = {phase.name: PhaseCall(context, phase) for phase in schedule.phases}
         self.every = Every({p.period: self.phases[p.name] for p in schedule.phases if p.kind == "every"})
         self._weights = ShardedWeights(context)
-        self._members: dict[int, Member] = {}  # each keeps its compiled phases
+        self._members: dict[int, Member] = {}  # By place. A member keeps its compiled phases.
 
     def __repr__(self) -> str:
         return f"<Run {self.program.schedule.plan}: {', '.join(self.phases)}>"
@@ -103,30 +111,26 @@ class TypedRun:
             The decorator.
 
         Raises:
-            CommplanError: CP0806 for partial values; CP0810 if called inside a shard_map; CP0811 for unknown
-                names and for results that do not fit `returns`; CP0805 or CP0812 for arguments that do not
-                fit.
+            CommplanError: CP0806 for partial values; CP0811 for unknown names. A call of the step raises
+                CP0805 or CP0812 for arguments or states that do not fit; CP0810 inside a shard_map; CP0811
+                for results that do not fit `returns`; CP0813 for results that should be the same; CP0862 if
+                a hidden phase has not ended.
         """
         if values:
             spmd.refuse_unnamed(self.context, values)
         return spmd.decorate(self.context, names, returns, check_vma=check_vma)
 
     def jit(
-        self,
-        function: Callable[..., Any] | None = None,
-        *,
-        timeout: float = preflight.TIMEOUT_S,
-        check_s: float = BUDGET_S,
-        check_same: bool = True,
-        pgle: bool | str | Path | Rates = False,
+        self, function: Callable[..., Any] | None = None, *, timeout: float = preflight.TIMEOUT_S,
+        check_s: float = BUDGET_S, check_same: bool = True, pgle: bool | str | Path | Rates = False,
         **options: Any,
-    ) -> Any:
+    ) -> Any:  # fmt: skip
         """`jax.jit(function, **options)` for a step that all ranks compare before they run it.
 
         Before the first call for new shapes, dtypes or shardings, all ranks of this run compare the step's
-        arguments and collectives. They compile it and then compare the compiled collectives. All ranks must
-        therefore make the same calls. Later calls cost as much as those of `jax.jit`. Before the first step
-        of the run they also test the plan's collectives; see `check_collectives`.
+        arguments and collectives. They compile the step and then compare the compiled collectives. All ranks
+        must therefore make the same calls. Later calls cost as much as those of `jax.jit`. Before the first
+        step of the run the ranks also test the plan's collectives; see `check_collectives`.
 
         On GPUs XLA gets the options of `program.compiler_options`, except those in `compiler_options`.
 
@@ -148,8 +152,8 @@ class TypedRun:
             that should be the same.
 
         Raises:
-            CommplanError: CP0857 for invalid times; CP0859 or CP1150 for `pgle`. Warns if `pgle` has no
-                effect (CP0860).
+            CommplanError: CP0857 for invalid times; CP0859 or CP1150 for `pgle`. Warns with CP0860 if `pgle`
+                has no effect.
         """
         self._check_times(check_s=check_s, timeout=timeout)
         if function is None:
@@ -175,7 +179,7 @@ class TypedRun:
         The largest come first. No rank starts another one after `seconds`. All ranks call this.
 
         Args:
-            seconds: The budget.
+            seconds: The budget in seconds; 0 tests no collective.
             timeout: Seconds to wait for a rank.
 
         Returns:
@@ -359,16 +363,10 @@ class TypedRun:
         return self._members[place]
 
     def batches(
-        self,
-        phase: str = "step",
-        *,
-        member: int | None = None,
-        state: Mapping[str, int] | None = None,
-        group: Group | None = None,
-        timeout: float | None = None,
-        workers: str = "threads",
-    ) -> Batches:
-        """The batches of `phase`, its values that depend only on sources, as sharded arrays; see `Batches`.
+        self, phase: str = "step", *, member: int | None = None, state: Mapping[str, int] | None = None,
+        group: Group | None = None, timeout: float | None = None, workers: str = "threads",
+    ) -> Batches:  # fmt: skip
+        """Iterate over the values of `phase` that depend only on sources, as sharded arrays; see `Batches`.
 
         Args:
             phase: The name of a phase.
@@ -407,7 +405,7 @@ class TypedRun:
 
     @property
     def place(self) -> dict[str, int]:
-        """This rank's index along each axis and ensemble under MPI; `{}` for a mesh of devices."""
+        """The index of this rank along each axis and ensemble under MPI; `{}` for a mesh of devices."""
         local = self.context.machine.input.local() if self.context.machine.layout == "local" else {}
         return {axis: indices[0] for axis, indices in local.items()}
 
@@ -420,17 +418,18 @@ class TypedRun:
         """Serve on a server until every worker has left; return None on a worker.
 
         Args:
-            options: The fields of `commplan.runtime.param_server.serve.ServeOptions`; `serve.serve` has the
-                result.
+            options: The fields of `commplan.runtime.param_server.serve.ServeOptions`.
+
+        Returns:
+            On a server, the result of `commplan.runtime.param_server.serve.serve`.
         """
         return self.context.machine.serve(self.context, **options)
 
     def close(self, why: str = "") -> None:
-        """Tell the plan's servers that this worker is done.
+        """Report to the plan's servers that this worker is done, after its pending requests.
 
-        It waits for pending requests. Phases that send requests to servers fail afterwards (CP0832). A run
-        without servers does nothing. The run is also closed at the interpreter's exit and when it is
-        collected.
+        Phases that send requests to servers fail afterwards (CP0832). A run without servers does nothing.
+        The run is also closed at the interpreter's exit and when it is collected.
 
         Args:
             why: The reason if the worker fails, or "".
@@ -442,8 +441,8 @@ class TypedRun:
     def late(self) -> Generator[None]:
         """Announce that this process will be late, for example because it evaluates or writes.
 
-        Without this, processes that wait for it print it after `watchdog_s` of `Program.bind`, and end the
-        job with CP0834 after `busy_s`.
+        Without this, processes that wait for this one print a notice after `watchdog_s` of `Program.bind`,
+        and end the job with CP0834 after `busy_s`.
         """
         with expected_late():
             yield
@@ -465,6 +464,7 @@ class TypedRun:
             period_s: Seconds between two writes.
             address: `9464` on the loopback interface, or `host:9464`; rank r serves port 9464 + r.
 
+
         Raises:
             CommplanError: CP0960 if the file or port cannot be used; CP0961 for an invalid period; CP0962
                 without prometheus-client; CP0963 for an invalid address.
@@ -474,14 +474,15 @@ class TypedRun:
         return metrics
 
     def join(self, name: str, parts: Mapping[int, Any]) -> Any:
-        """Global arrays of the value `name` from the parts of members; see `Member.take`.
+        """Join the parts of members to arrays of the value `name`, the inverse of `Member.take`.
 
         Args:
-            parts: By member, for every member with devices of this process.
+            name: A value of the plan.
+            parts: A pytree by member, for every member with devices of this process.
 
         Raises:
-            CommplanError: CP0811 for an unknown name, and CP0818 if the value does not differ between
-                members.
+            CommplanError: CP0811 for an unknown name; CP0818 if the value does not differ between members,
+                or if a part is missing; CP0842 under MPI for the part of another rank's member.
         """
         axis = ensemble(self.context.schedule, next(iter(parts), 0))
         return self.context.machine.join(parts, self.context.placement(name, axis), axis)

@@ -21,10 +21,10 @@ class RunInput:
     """The input of a run, which its members share.
 
     Attributes:
-        sources: The sources by name.
-        ledger: The costs of all batches.
-        clocks: The streams of members with different rates.
-        restarts: The epochs that programs began.
+        sources: The sources by name, as the user bound them.
+        ledger: The costs of all batches that this process opened.
+        clocks: The streams of members with different rates, opened by the first member that needs them.
+        restarts: Counts iterators over the same batches, to warn about repetitions; `run.init` clears it.
     """
 
     sources: dict[str, Any]
@@ -36,7 +36,13 @@ class RunInput:
         self, context: Context, phase: ir.Phase, state: Mapping[str, int] | None, group: Group | None,
         timeout: float | None, workers: str,
     ) -> Batches:  # fmt: skip
-        """The batches of `phase` for a run, or for the member of `context`; see `run.batches`."""
+        """Open the batches of `phase` for a run, or for the member of `context`.
+
+        The other arguments are those of `run.batches`, which also lists the errors of `Batches`.
+
+        Raises:
+            CommplanError: CP0803 if a source that the phase reads is not bound.
+        """
         reads = [op.source for op in phase.ops if isinstance(op, ir.Read)]
         missing = [source for source in reads if source not in self.sources]
         if missing:

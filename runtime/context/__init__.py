@@ -1,4 +1,7 @@
-"""The context of a bound program: its schedule, its machine, and the user's functions."""
+"""The context of a bound program: its schedule, its machine, and the user's functions.
+
+Phases, steps and layers of a run read it. `Carried` moves pytrees out of a shard_map.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +30,23 @@ from commplan.runtime.context.member_schedule import ensemble, without
 from commplan.runtime.context.unset_states import UnsetStates
 from commplan.runtime.machines.machine import Machine
 
-CALLS = "#calls"  # The key of the state that counts the calls of each phase that depends on their number.
+# The key of the state for the numbers of calls by phase. Only phases that depend on that number are counted.
+CALLS = "#calls"
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
     """A schedule, its machine, and the functions bound to it.
 
-    For one member of an ensemble, `members` is the member's place and `whole` is the schedule of all members.
+    Attributes:
+        schedule: The schedule of the run, or of one member of its ensemble.
+        machine: The machine for this schedule.
+        functions: The functions by name, built-in ones included.
+        seed: The seed of random functions.
+        structures: Pytree structures by leaf paths, for values whose structure cannot be inferred from
+            arguments.
+        members: For a member, its index by the ensemble's axis, which its schedule lacks; empty for a run.
+        whole: For a member, the schedule of all members; None for a run.
     """
 
     schedule: ir.Schedule
@@ -42,7 +54,6 @@ class Context:
     functions: Mapping[str, Callable[..., Any]]
     seed: int
     structures: Mapping[tuple[str, ...], Structure]
-    # The place along the axes that a member's schedule lacks, and the schedule of all members.
     members: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
     whole: ir.Schedule | None = None
 
@@ -53,11 +64,12 @@ class Context:
 
     @property
     def backend(self) -> Backend:
+        """The operations of the machine that phases are lowered to."""
         return self.machine.backend
 
     @functools.cached_property
     def compiler_options(self) -> dict[str, xla.Value]:
-        """The schedule's XLA options for these devices, if the installed XLA supports them."""
+        """The schedule's XLA options for these devices, without those that the installed XLA rejects."""
         return xla.accepted(xla.as_installed(self._options))
 
     @property
@@ -69,21 +81,22 @@ class Context:
         return latency_profile(choice, self.machine.mesh.devices.flat if self.backend.platform else ())
 
     def warn_about_flags(self) -> None:
-        """Warn about flags in XLA_FLAGS that override the schedule (CP0858)."""
+        """Warn with CP0858 about flags in XLA_FLAGS that override the schedule's options."""
         for problem in xla.overriding_flags(
             self._options, os.environ.get("XLA_FLAGS", ""), self.schedule.file
         ):
-            warnings.warn(str(problem), RuntimeWarning, 5)
+            warnings.warn(str(problem), RuntimeWarning, 5)  # At the line that calls `program.bind`.
 
     def fail(self, code: str, message: str, *notes: str, span: Span | None = None) -> NoReturn:
         """Raise a `CommplanError` about the plan's file; see `diagnostics.fail`."""
         fail(code, message, *notes, span=span, file=self.schedule.file)
 
     def lower(self, phase: ir.Phase) -> Lowered:
+        """Lower `phase` to a function of one rank's arrays; not cached."""
         return Lowered(self.schedule, phase, self.functions, self.backend, self.structures)
 
     def entry(self, name: str) -> ir.Value:
-        """The input or state `name`."""
+        """The input or state `name`, which must exist."""
         return next(value for value in self.schedule.entry if name_of(value.id) == name)
 
     @functools.cached_property
@@ -136,7 +149,10 @@ class Context:
         )
 
     def origin(self, name: str) -> str:
-        """A note that `name` means an output, if an entry of that name has another placement; else ""."""
+        """A note that `name` means an output, if an input or state of that name has another placement.
+
+        Returns "" if there is no such input or state, or no value `name`.
+        """
         value = self.schedule.named.get(name)
         entry = next((each for each in self.schedule.entry if name_of(each.id) == name), value)
         if value is None or entry is None or entry.placement == value.placement:
@@ -145,7 +161,7 @@ class Context:
         return f"`{name}` means the output, not {other}"
 
     def named(self, name: str) -> ir.Value:
-        """See `Schedule.named`; raises CP0811 for an unknown name."""
+        """The value that a user calls `name`, see `Schedule.named`; raises CP0811 for an unknown name."""
         named = self.schedule.named
         if name not in named:
             message = f"the plan has no output, state or input `{name}`"
@@ -160,7 +176,7 @@ class Context:
         return placement
 
     def sharding(self, name: str) -> Any:
-        """One sharding, or a tree of them for a tree; see `run.sharding`."""
+        """One sharding, or a tree of them for a tree; see `run.sharding`, also for errors."""
         if self.machine.layout != "global":
             message = "a run on the ranks of a communicator has no shardings"
             self.fail(
@@ -178,9 +194,16 @@ class Context:
         return build([leaf.path for leaf in value.leaves], shardings, self.structures)
 
     def around(self, caller: str, span: Span | None = None) -> bool:
-        """Whether the calling code sees one rank's arrays: always under MPI, else inside a shard_map.
+        """Whether the calling code sees one rank's arrays: under MPI, or inside a shard_map.
 
-        Raises CP0814 if that shard_map lacks axes of the plan, or has other sizes.
+        Always False for a plan without mesh axes.
+
+        Args:
+            caller: The beginning of messages, such as "run.tap is called".
+            span: The line of the plan for errors, or None.
+
+        Raises:
+            CommplanError: CP0814 if the shard_map lacks axes of the plan, or has other sizes.
         """
         manual = self.machine.manual()
         present = [axis for axis in self.sizes if axis in manual]
@@ -201,13 +224,19 @@ class Context:
         return True
 
     def require_inside(self, caller: str) -> None:
-        """Raise CP0816 unless the calling code sees one rank's arrays."""
+        """Raise CP0816 unless the calling code sees one rank's arrays; see `around` for other errors.
+
+        Without mesh axes one rank's arrays are the global ones, so calls are allowed everywhere.
+        """
         if self.sizes and not self.around(f"{caller} is called"):
             note = "call it in run.spmd, or in your own shard_map over the plan's axes"
             self.fail("CP0816", f"{caller} is called outside a shard_map", note)
 
     def placed(self, tree: Any, placement: Placement) -> Any:
-        """Put host arrays of `tree` on the devices, explicitly because a transfer guard may be on."""
+        """Put the arrays of `tree` that are on the host or uncommitted on the machine's devices.
+
+        The transfers are explicit because a transfer guard may be on. Other leaves are returned unchanged.
+        """
         mesh, lead = self.machine.mesh, len(placement.per)
 
         def sharding(x: Any) -> NamedSharding:
@@ -222,7 +251,7 @@ class Context:
         return len(placement.per) if self.machine.layout == "global" else 0
 
     def strip(self, tree: Tree, placement: Placement) -> Tree:
-        """One rank's part without its leading dimensions, all of size 1 here."""
+        """One rank's part without its `per` dimensions, which have the size 1 inside a shard_map."""
         count = self.lead(placement)
         return tree.like([x.reshape(x.shape[count:]) for x in tree.leaves]) if count else tree
 
@@ -234,7 +263,14 @@ class Context:
 
 @dataclasses.dataclass
 class Carried:
-    """Trees that leave a shard_map as leaves with specs; their structures become known during tracing."""
+    """Trees that leave a shard_map as leaves with specs; their structures become known during tracing.
+
+    Attributes:
+        context: The context of the run.
+        specs: The spec of each leaf, by the name of the value.
+        placements: The placement of each value, by name.
+        structures: The pytree structure of each value, by name; `leave` adds them.
+    """
 
     context: Context
     specs: dict[str, list[PartitionSpec]]
@@ -243,6 +279,7 @@ class Carried:
 
     @classmethod
     def for_values(cls, context: Context, values: Mapping[str, ir.Value]) -> Carried:
+        """Prepare for `values`, by name; a call of `leave` may pass fewer of them."""
         placements = {name: value.placement for name, value in values.items()}
         return cls(context, {name: leaf_specs(value) for name, value in values.items()}, placements)
 
@@ -253,8 +290,10 @@ class Carried:
         return {name: list(unstrip(tree, self.placements[name]).leaves) for name, tree in trees.items()}
 
     def build(self, leaves: Mapping[str, list[Any]]) -> dict[str, Any]:
+        """The pytrees of `leaves`, which `leave` returned inside the shard_map, as global arrays."""
         return {name: Tree(tuple(parts), self.structures[name]).build() for name, parts in leaves.items()}
 
 
 def flat(tree: Any) -> Tree:
+    """The leaves and the structure of a pytree."""
     return flatten(tree)[1]

@@ -9,6 +9,8 @@ T = TypeVar("T")
 
 
 class _Entry(NamedTuple, Generic[T]):
+    """A value, and a reference to the object that has it, whose id another object may get later."""
+
     reference: weakref.ref[Any]
     value: T
 

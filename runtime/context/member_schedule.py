@@ -10,44 +10,45 @@ from commplan.ir.plan import AxisKind
 
 
 def ensemble(schedule: ir.Schedule, place: int) -> str:
-    """The plan's only ensemble; raises CP0818 if there is none, several, or no member `place`."""
-    names = [axis for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
-    if len(names) != 1:
-        ensembles = ", ".join(f"`{axis.name}`" for axis in names)
+    """The axis of the plan's only ensemble; raises CP0818 if there is none, several, or no member `place`."""
+    ensembles = [axis for axis in schedule.axes if axis.kind is AxisKind.ENSEMBLE]
+    if len(ensembles) != 1:
+        names = ", ".join(f"`{axis.name}`" for axis in ensembles)
         fail(
             "CP0818",
-            f"run.member needs a plan with one ensemble, but this plan has {ensembles or 'none'}",
+            f"run.member needs a plan with one ensemble, but this plan has {names or 'none'}",
             file=schedule.file,
         )
-    if not 0 <= place < names[0].size:
+    if not 0 <= place < ensembles[0].size:
         fail(
             "CP0818",
-            f"ensemble `{names[0].name}` has no member {place}",
-            f"its members are 0 to {names[0].size - 1}",
+            f"ensemble `{ensembles[0].name}` has no member {place}",
+            f"its members are 0 to {ensembles[0].size - 1}",
             file=schedule.file,
         )
-    return names[0].name
+    return ensembles[0].name
 
 
 def without(schedule: ir.Schedule, axis: str) -> ir.Schedule:
-    """The schedule of one member: no value differs along `axis`, and no collective crosses it.
+    """The schedule of one member: it lacks `axis`, and no value is `per` or `partial` over it.
 
     Phases with a collective over `axis` are omitted because they belong to all members.
     """
 
-    def value(entry: ir.Value) -> ir.Value:
-        where = entry.placement
-        per, partial = (tuple(name for name in names if name != axis) for names in (where.per, where.partial))
-        return replace(entry, placement=replace(where, per=per, partial=partial))
+    def member_value(value: ir.Value) -> ir.Value:
+        placement = value.placement
+        per = tuple(name for name in placement.per if name != axis)
+        partial = tuple(name for name in placement.partial if name != axis)
+        return replace(value, placement=replace(placement, per=per, partial=partial))
 
     phases = tuple(
-        replace(phase, values=tuple(value(entry) for entry in phase.values))
+        replace(phase, values=tuple(map(member_value, phase.values)))
         for phase in schedule.phases
         if not any(isinstance(op, ir.Collective) and axis in op.axes for op in phase.ops)
     )
     return replace(
         schedule,
-        axes=tuple(entry for entry in schedule.axes if entry.name != axis),
-        entry=tuple(value(entry) for entry in schedule.entry),
+        axes=tuple(other for other in schedule.axes if other.name != axis),
+        entry=tuple(map(member_value, schedule.entry)),
         phases=phases,
     )

@@ -25,18 +25,21 @@ class UnsetStates:
     def __init__(self, schedule: ir.Schedule) -> None:
         starts = [phase for phase in schedule.phases if phase.kind == "start"]
         self._file = schedule.file
+        # The names of the states that `at start` sets.
         self._set = {binding.name for phase in starts for binding in phase.updates}
+        # The initial arrays that `add` recorded, with the names of their states.
         self._initial = ByIdentity[str]()
+        # In `step`: the arguments of the innermost `entered` of this thread, leaves by id.
         self._entered = threading.local()
 
     def add(self, name: str, leaves: Sequence[Any]) -> None:
-        """Record `leaves` as the initial value of state `name`."""
+        """Record `leaves` as the initial value of state `name`, if `at start` sets it."""
         if name in self._set:
             for leaf in leaves:
                 self._initial[leaf] = name
 
     def among(self, state: object) -> set[str]:
-        """The names of states in `state` that nothing has set."""
+        """The names of states in `state` that still have an initial leaf; empty if `state` is no mapping."""
         if not self._initial or not isinstance(state, Mapping):
             return set()
         states = cast("Mapping[str, Any]", state)
@@ -51,9 +54,10 @@ class UnsetStates:
         """Track the states of a step while it is traced.
 
         Args:
-            state: The state of the call.
-            unset: Its names that nothing has set.
-            used: Receives the first phase that uses each state before the step sets it.
+            state: The state that the step's function gets, usually tracers.
+            unset: The names that `among` returned for the caller's state.
+            used: Receives the first phase that uses each state before the step sets it, by state. Includes
+                states that are set in this call but may be unset in another call of the compiled step.
         """
         before = getattr(self._entered, "step", None)
         leaves = {id(leaf): name for name in self._set.intersection(state) for leaf in _leaves(state[name])}
@@ -64,7 +68,7 @@ class UnsetStates:
             self._entered.step = before
 
     def check(self, phase: ir.Phase, state: Mapping[str, Any]) -> None:
-        """Raise CP0824 if `phase` uses a state that nothing has set."""
+        """Raise CP0824 if `phase` uses a state that is not set; `at start` itself may."""
         if phase.kind == "start" or not self._set:
             return
         reads = self._set.intersection(map(name_of, phase.states))
@@ -81,7 +85,7 @@ class UnsetStates:
                     self.refuse(name, phase.name)
 
     def refuse(self, name: str, phase: str) -> None:
-        """Raise CP0824: `phase` uses state `name`."""
+        """Raise CP0824: the phase called `phase` uses state `name`, which is not set."""
         fail(
             "CP0824",
             f"phase `{phase}` uses state `{name}` before `at start` has set it: it still has the zeros of"
