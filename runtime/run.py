@@ -179,7 +179,7 @@ class TypedRun:
         The largest come first. No rank starts another one after `seconds`. All ranks call this.
 
         Args:
-            seconds: The budget in seconds; 0 tests no collective.
+            seconds: The budget in seconds. At least one collective is tested.
             timeout: Seconds to wait for a rank.
 
         Returns:

@@ -1,4 +1,7 @@
-"""Checks of a communicator: its state, its threads, and its number of ranks."""
+"""Checks of a communicator: its state, its threads, and its number of ranks.
+
+`check_communicator` and `check_size` run at `bind`. `sizes_of` runs at `compile`, for an axis with size `?`.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,14 @@ def check_size(schedule: ir.Schedule, comm: Any) -> None:
 def _made_of(
     workers: str, sizes: Mapping[str, int], servers: Mapping[str, int], none: str
 ) -> tuple[str, ...]:
-    """Notes that list the ranks of a plan."""
+    """Notes that list the ranks of a plan.
+
+    Args:
+        workers: The number of workers, or a description of it.
+        sizes: The sizes of the plan's axes.
+        servers: The number of ranks of each kind of server; empty for a plan without servers.
+        none: The text for a plan without axes.
+    """
     axes = " x ".join(f"{name} = {size}" for name, size in sizes.items()) or none
     if not servers:
         return (f"its axes: {axes}",)
@@ -76,10 +86,11 @@ def sizes_of(plan: Plan, comm: Any, passed: Mapping[str, int]) -> dict[str, int]
     Args:
         plan: The plan.
         comm: An mpi4py communicator.
-        passed: The sizes that the user passes.
+        passed: The sizes that the user passes, by axis. They take precedence over those of the plan.
 
     Returns:
-        The sizes. If several are missing or wrong, they are as passed, and the compiler reports them.
+        `passed`, with the size of the axis that has none. If several axes have none, or a size is wrong,
+        `passed` alone: the compiler reports them.
 
     Raises:
         CommplanError: CP0840 if the sizes do not fit the ranks of `comm`; CP0843 or CP0844 if the
@@ -94,16 +105,17 @@ def sizes_of(plan: Plan, comm: Any, passed: Mapping[str, int]) -> dict[str, int]
     for axis in plan.axes:
         size = sizes.get(axis.name, axis.size)
         if axis.kind is AxisKind.SERVER:
-            # The compiler reports a wrong size.
+            # The compiler reports a wrong size. Until then a server has one rank.
             servers[axis.name] = size if type(size) is int and size > 0 else 1
             continue
         if size is None:
             unknown.append(axis.name)
         else:
             fixed[axis.name] = size
-    whole = all(type(size) is int and size > 0 for size in fixed.values())
-    if len(unknown) > 1 or not whole:
+    are_valid = all(type(size) is int and size > 0 for size in fixed.values())
+    if len(unknown) > 1 or not are_valid:
         return sizes  # The compiler reports each of them.
+
     product, serving = math.prod(fixed.values()), sum(servers.values())
     workers = count - serving
     if unknown and workers > 0 and workers % product == 0:

@@ -1,4 +1,4 @@
-"""The key-value store of the coordinator of `jax.distributed`.
+"""Exchange texts through the key-value store of the coordinator of `jax.distributed`.
 
 Nothing here runs on devices, so it neither waits for running programs nor delays them.
 """
@@ -13,13 +13,17 @@ import jax
 
 from commplan.lowering.jax import _compat
 
-_ANSWER_MS = 10_000
+_ANSWER_MS = 10_000  # Milliseconds to wait for the coordinator's answer.
 
 
 def job() -> str:
-    """A random name, which is the same in all processes. Raises a JaxRuntimeError without an answer."""
+    """A random name of this job, which is the same in all processes and all calls.
+
+    Raises:
+        JaxRuntimeError: if the coordinator does not answer.
+    """
     client, key = _compat.coordination().client, "commplan/job"
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # another process has set it
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # Another process has set it.
         client.key_value_set(key, secrets.token_hex(4))
     return str(client.blocking_key_value_get(key, _ANSWER_MS))
 
@@ -27,7 +31,7 @@ def job() -> str:
 def all_gather_text(key: str, text: str, processes: Sequence[int], timeout_s: float) -> dict[int, str]:
     """Exchange a text between processes.
 
-    All of `processes` call this once for each `key`.
+    All of `processes` call this once for each `key`, which no other call may use.
 
     Returns:
         The text of each process, by its number.
@@ -47,5 +51,9 @@ def texts(key: str) -> dict[int, str]:
 
 
 def barrier(key: str, processes: Sequence[int], timeout_s: float) -> None:
-    """Wait for all of `processes`; raises a JaxRuntimeError after `timeout_s` seconds."""
+    """Wait until all of `processes` have called this with `key`, which no other barrier may use.
+
+    Raises:
+        JaxRuntimeError: if a process does not arrive within `timeout_s` seconds.
+    """
     _compat.coordination().client.wait_at_barrier(key, int(timeout_s * 1e3), list(processes))

@@ -1,4 +1,7 @@
-"""The properties that must be equal in all processes of a program, so that they compile the same code."""
+"""The properties that must be equal in all processes of a program, so that they compile the same code.
+
+`machine.agree` compares them when a program is bound.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,17 @@ import numpy as np
 import commplan
 from commplan.ir import schedule as ir
 
+# Fixes in messages. `{who}` is "rank" or "process".
 _INSTALL = "install the same versions for every {who}"
 _CONFIGURE = "use the same value for every {who}, and set it before JAX is used"
+# The options of `jax.config` that change compiled code.
 _OPTIONS = (
     "jax_enable_x64", "jax_explicit_x64_dtypes", "jax_default_matmul_precision", "jax_numpy_dtype_promotion",
     "jax_default_prng_impl", "jax_threefry_partitionable", "jax_use_shardy_partitioner",
     "jax_optimization_level", "jax_disable_most_optimizations",
 )  # fmt: skip
-# For each compared property, the end of `not every rank binds the program ..`, and the fix. Only the first
-# difference is reported, so causes are listed before their effects.
+# For each compared property, the end of `not every rank binds ..`, and the fix. Only the first difference is
+# reported, so causes are listed before their effects.
 ALIKE = {
     "commplan": ("with the same version of commplan", _INSTALL),
     "jax": ("with the same version of jax", _INSTALL),
@@ -38,7 +43,7 @@ _LOCAL_FLAG = re.compile(r"(^|_)(dump|logs?|logging)(_|$)|_(dir|directory|file|p
 
 
 def is_local(flag: str) -> bool:
-    """Whether an XLA flag may differ between the processes of a program."""
+    """Whether an XLA flag, such as `--xla_dump_to=DIR`, may differ between the processes of a program."""
     return _LOCAL_FLAG.search(flag.lstrip("-").partition("=")[0]) is not None
 
 
@@ -46,15 +51,15 @@ def environment(schedule: ir.Schedule) -> dict[str, str]:
     """This process's values of the properties in `ALIKE`, except `mesh`, `program` and `seed`."""
     versions = {"commplan": commplan, "jax": jax, "jaxlib": jax.lib, "numpy": np}
     flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not is_local(flag)]
-    spread = {axis.name: axis.levels for axis in schedule.axes if axis.levels}
-    levels = [
-        f"{name} on {', '.join(f'{level.count} x {level.level}' for level in levels)}"
-        for name, levels in spread.items()
+    topology = [
+        f"{axis.name} on {', '.join(f'{level.count} x {level.level}' for level in axis.levels)}"
+        for axis in schedule.axes
+        if axis.levels
     ]
     return {
         **{name: str(module.__version__) for name, module in versions.items()},
         "platform": str(jax.default_backend()),
         **{name: str(getattr(jax.config, name, None)) for name in _OPTIONS},
         "XLA_FLAGS": " ".join(sorted(flags)) or "none",
-        "topology": "; ".join((*levels, *schedule.hosts)) or "none",
+        "topology": "; ".join((*topology, *schedule.hosts)) or "none",
     }

@@ -15,13 +15,13 @@ from commplan.lowering.jax import _compat
 
 
 def explicit_axes(mesh: Any) -> frozenset[str]:
-    """The axes of the mesh that are part of JAX's types."""
+    """The axes of the mesh that are Explicit: JAX's types contain the sharding over them."""
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return frozenset(name for name, kind in kinds if kind is AxisType.Explicit)
 
 
 def resharded(declared: PartitionSpec, mesh: Any, sizes: Mapping[str, int], file: str, x: Array) -> Array:
-    """Reshard `x` to `declared` along the plan's axes; its sharding along other axes stays.
+    """Reshard `x` to `declared` along the plan's Explicit axes; its sharding along other axes stays.
 
     Args:
         declared: The sharding that the plan declares.
@@ -29,6 +29,9 @@ def resharded(declared: PartitionSpec, mesh: Any, sizes: Mapping[str, int], file
         sizes: The plan's axes and their sizes.
         file: The plan's file, for errors.
         x: A global array.
+
+    Returns:
+        `x` itself if it has this sharding already.
 
     Raises:
         CommplanError: CP0813 if `x` is unreduced over an axis over which `declared` is not; nothing
@@ -44,9 +47,9 @@ def resharded(declared: PartitionSpec, mesh: Any, sizes: Mapping[str, int], file
         for old, new in zip(current, target, strict=True)
     ]
     terms = _compat.unreduced_axes(declared) & explicit
-    odd = sorted((_compat.unreduced_axes(jax.typeof(x).sharding.spec) & sizes.keys()) - terms)
-    if odd:
-        over, kind = ", ".join(odd), jax.typeof(x).str_short(short_dtypes=True)
+    pending = sorted((_compat.unreduced_axes(jax.typeof(x).sharding.spec) & sizes.keys()) - terms)
+    if pending:
+        over, kind = ", ".join(pending), jax.typeof(x).str_short(short_dtypes=True)
         fail(
             "CP0813",
             f"an argument of type {kind} is unreduced over {over}",
@@ -62,7 +65,7 @@ def resharded(declared: PartitionSpec, mesh: Any, sizes: Mapping[str, int], file
 
 
 def unreduced_over(tree: Any, axes: Collection[str]) -> bool:
-    """Whether the types of all arrays of `tree` are unreduced over exactly `axes`."""
+    """Whether the types of all leaves of `tree` are unreduced over exactly `axes`; False without leaves."""
     specs = [getattr(getattr(_typeof(x), "sharding", None), "spec", None) for x in jax.tree.leaves(tree)]
     return bool(specs) and all(
         spec is not None and _compat.unreduced_axes(spec) == frozenset(axes) for spec in specs
@@ -70,13 +73,19 @@ def unreduced_over(tree: Any, axes: Collection[str]) -> bool:
 
 
 def has_reduced(mesh: Any, axes: Collection[str]) -> bool:
-    """Whether types outside shard_map can be `reduced` over `axes`: all of them must be Explicit."""
+    """Whether types outside shard_map can be `reduced` over `axes`: all of them must be Explicit.
+
+    `mesh` is that of a machine; False for a communicator and for a mesh without Explicit axes.
+    """
     explicit = explicit_axes(mesh) if hasattr(mesh, "axis_types") else frozenset[str]()
     return bool(explicit) and frozenset(axes) <= explicit
 
 
 def reduced_over(mesh: Any, axes: Collection[str], x: Array) -> Array:
-    """Give `x` a type whose derivative is unreduced over `axes` of `mesh`; nothing is summed."""
+    """Give `x` a type that is `reduced` over `axes` of `mesh`: its derivative is unreduced over them.
+
+    Nothing is summed. Returns `x` as an array of the same type if `axes` is empty.
+    """
     x = jnp.asarray(x)
     if not axes:
         return x
@@ -85,6 +94,7 @@ def reduced_over(mesh: Any, axes: Collection[str], x: Array) -> Array:
 
 
 def _typeof(x: Any) -> Any:
+    """The JAX type of an array or tracer, or None for other values."""
     return jax.typeof(x) if hasattr(x, "aval") else None
 
 

@@ -19,7 +19,7 @@ from commplan.wait import Wait, run_in_thread
 T = TypeVar("T")
 _READ_TIMEOUT_S = 10.0  # Seconds that the other processes get to read the answers.
 _ARRIVED_S = 2.5  # Seconds for the coordinator to name the processes that have arrived.
-# Numbers of exchanges so far, by processes and purpose.
+# The numbers of exchanges so far, by the part of the key that contains the processes and the purpose.
 _counts: collections.Counter[str] = collections.Counter()
 
 
@@ -31,18 +31,20 @@ def gathered(
     Args:
         purpose: A name of the exchange, part of the key in the coordinator's store.
         text: The text of this process.
-        processes: The numbers of all processes that take part.
+        processes: The numbers of all processes that take part, in an order that is the same everywhere.
         timeout_s: Seconds to wait for the others.
-        notice: Printed once, by the first process, if others are late.
+        notice: Printed once if others are late, by the first of the processes that have arrived. Every
+            process prints it if the coordinator does not answer. None to print nothing.
 
     Returns:
-        The texts of the processes that arrived, by process number, and JAX's error, or "" if all arrived.
+        The texts of the processes that arrived, by process number, and the error of JAX or of the timeout, or
+        "" if all arrived. After an error this may be the text of this process alone.
     """
     if len(processes) == 1:
         return {processes[0]: text}, ""
-    key = f"commplan/{digest(repr(processes)).hex()}/{purpose}"
-    _counts[key] += 1
-    key = f"{key}/{_counts[key]}"
+    counted = f"commplan/{digest(repr(processes)).hex()}/{purpose}"
+    _counts[counted] += 1
+    key = f"{counted}/{_counts[counted]}"
     me = int(jax.process_index())
     error, answers = "", {me: text}
 
@@ -50,6 +52,7 @@ def gathered(
         raise TimeoutError(f"the coordinator, process 0, has not answered for {waited:.0f} s")
 
     def missing() -> list[int]:
+        """The processes that `notice` reports from here."""
         arrived = _answer(lambda: coordinator.texts(key), late, _ARRIVED_S)
         if not arrived:
             return [0]
@@ -59,6 +62,7 @@ def gathered(
         if notice is not None:
             notice.look(waited, missing)
 
+    # `all_gather_text` ends by itself after `timeout_s`, unless the coordinator hangs.
     wait = Wait(timeout_s + 2 * _READ_TIMEOUT_S, late, look)
     try:
         answers = run_in_thread(lambda: coordinator.all_gather_text(key, text, processes, timeout_s), wait)
@@ -94,6 +98,9 @@ def gathered_values(
 ) -> dict[int, T]:
     """Exchange values of one `msgspec` type between `processes`; see `gathered`.
 
+    Returns:
+        The value of each process, by its number.
+
     Raises:
         CommplanError: CP0849 if not all processes arrive.
     """
@@ -114,7 +121,10 @@ def gathered_values(
 def _answer(
     call: Callable[[], Any], late: Callable[[float], NoReturn], seconds: float = 2 * _READ_TIMEOUT_S
 ) -> Any:
-    """The coordinator's answer, or None if it fails or does not arrive in time."""
+    """Call the coordinator in a thread; None if the call fails or has no answer after `seconds`.
+
+    `late` raises a `TimeoutError`; see `Wait`.
+    """
     with contextlib.suppress(jax.errors.JaxRuntimeError, TimeoutError):
         return run_in_thread(call, Wait(seconds, late))
     return None

@@ -1,6 +1,7 @@
-"""The interface of the machine on which a bound program runs: a mesh, or the ranks of a communicator.
+"""The interface of the machine on which a bound program runs, and the agreement of processes at `bind`.
 
-`mesh` and `ranks` implement it. Everything else in this package is the same for both.
+`mesh`, `ranks` and `server` implement `Machine`. Their inputs, in `mesh_input` and `ranks_input`, implement
+`MachineInput`. The rest of `runtime` uses only these interfaces.
 """
 
 from __future__ import annotations
@@ -36,19 +37,22 @@ from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.joint_calls import JointCalls
 
 Host = npt.NDArray[Any]
+# The indices of a process along each axis of the plan, in increasing order.
 Local = Mapping[str, tuple[int, ...]]
-_LONG = 80  # The most characters of a list of ranks in a message.
-# Parts of the text of an operation that are not compared.
+_LONG = 80  # The most characters of a list of ranks or devices in a message.
+_LISTED_FAILURES = 4  # The most processes whose errors a message lists.
+_LISTED_OTHERS = 3  # The most processes with other values that a message lists.
+# Parts of the text of an operation that are not shown: its place in the plan, and empty attributes.
 _LEFT_OUT = re.compile(r"span=Span\([^)]*\), |\w+=(None|\(\)), ")
 
 
 @dataclass(frozen=True)
 class Peers:
-    """Processes that share the data they load, in the order of their shards.
+    """Processes that share the data they load, at least two, in the order of `places`.
 
     Attributes:
         run_id: A name that no other run has.
-        index: The index of this process.
+        index: The index of this process in the tuples below.
         hosts: The host index of each process, numbered by first appearance.
         ranks: The number of each process on the machine (its process index or its rank).
         places: The first index of each process along the shared axes.
@@ -76,7 +80,14 @@ class Issue(msgspec.Struct, frozen=True, array_like=True):
 
 
 def place_of(scope: str) -> str:
-    """The plan's line in an operation's name, or the name without function names if it has no line."""
+    """Describe the origin of an operation.
+
+    Args:
+        scope: The name of the operation: its scopes, separated by slashes.
+
+    Returns:
+        The line of the plan, or `scope` without the names of jitted functions if it contains no line.
+    """
     line = re.search(r"commplan/(\w+)/line(\d+)", scope)
     if line is not None:
         return f"line {line[2]} of the plan, in phase `{line[1]}`"
@@ -91,7 +102,16 @@ class MachineInput(Protocol):
         ...
 
     def array(self, host: Host, placement: Placement, local: Local) -> Array:
-        """An array in `layout` from this process's part: dimensions of the `per` axes, then its rows."""
+        """Put this process's part of an array on its devices.
+
+        Args:
+            host: The part: one dimension per `per` axis, then the rows of this process.
+            placement: The placement of the array.
+            local: The result of `local`.
+
+        Returns:
+            The array in `Machine.layout`.
+        """
         ...
 
     def pinning(self) -> Pinning | None:
@@ -109,6 +129,9 @@ class MachineInput(Protocol):
 
         Returns:
             The processes with this key, or None if this process is the only one.
+
+        Raises:
+            CommplanError: CP0849 if a process does not arrive.
         """
         ...
 
@@ -139,14 +162,18 @@ class Machine(Protocol):
         ...
 
     @property
-    def backend(self) -> Backend: ...
+    def backend(self) -> Backend:
+        """The operations that phases are lowered to."""
+        ...
 
     @property
-    def input(self) -> MachineInput: ...
+    def input(self) -> MachineInput:
+        """The input of the program on this machine."""
+        ...
 
     @property
     def layout(self) -> Layout:
-        """The layout of arrays outside `run.spmd`: `global`, or `local`, as inside."""
+        """The layout of arrays outside `run.spmd`: "global", or "local" if they are one rank's, as inside."""
         ...
 
     @property
@@ -155,7 +182,10 @@ class Machine(Protocol):
         ...
 
     def serve(self, context: Any, **options: Any) -> Any:
-        """Serve the workers of the bound program `context` on a server; return None on a worker."""
+        """Serve the workers of the bound program `context` on a server; return None on a worker.
+
+        `options` are the fields of `param_server.serve.ServeOptions`.
+        """
         ...
 
     @property
@@ -171,7 +201,7 @@ class Machine(Protocol):
         ...
 
     def manual(self) -> dict[str, int]:
-        """The sizes of the current trace's Manual axes: the caller sees one rank's arrays along them."""
+        """The sizes of the axes along which the caller sees one rank's arrays: under MPI all axes."""
         ...
 
     def spread(
@@ -181,8 +211,8 @@ class Machine(Protocol):
 
         Args:
             body: The function to map.
-            in_specs: The specs of its arguments.
-            out_specs: The specs of its results.
+            in_specs: A `PartitionSpec`, or a pytree of them, for each argument.
+            out_specs: The same for the result.
             check_vma: Whether JAX types arrays by the axes over which they vary.
 
         Returns:
@@ -191,11 +221,11 @@ class Machine(Protocol):
         ...
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
-        """A leaf of zeros in `layout`."""
+        """A new array of zeros in `layout` for one leaf of `value`."""
         ...
 
     def process(self) -> tuple[int, int]:
-        """The index of this process and the number of processes."""
+        """The index of this process and the number of processes of the job, or the rank and their number."""
         ...
 
     def participants(self) -> tuple[int, ...]:
@@ -213,7 +243,7 @@ class Machine(Protocol):
         Args:
             text: The text of this process.
             timeout_s: Seconds to wait for the others.
-            notice: Printed once if others are late.
+            notice: Printed once if others are late; None to print nothing.
 
         Returns:
             The text of each participant that arrived in time, by its number. None for a participant whose
@@ -226,7 +256,8 @@ class Machine(Protocol):
 
         Args:
             traced: The step as a `jax.stages.Traced`.
-            compiled: Its `jax.stages.Compiled`; if None, the collectives of the trace are returned.
+            compiled: Its `jax.stages.Compiled`, from which a mesh reads the collectives. If None, or under
+                MPI, those of the trace are returned.
         """
         ...
 
@@ -240,8 +271,9 @@ class Machine(Protocol):
             placement: Its declared placement, or None if the argument is not declared.
 
         Returns:
-            For each piece that has several copies: the numbers of the processes that hold one, and this
-            process's arrays by device.
+            For each piece of which several copies exist and this process holds one: the numbers of the
+            processes that hold one, and this process's arrays, by the name of the device. The name is "" for
+            an array that is not cut.
         """
         ...
 
@@ -250,21 +282,36 @@ class Machine(Protocol):
         ...
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, member: Machine) -> Any:
-        """The part of arrays in `layout` on `member`, a member's machine; nothing is sent."""
+        """The part of arrays in `layout` on one member's machine; nothing is sent.
+
+        Args:
+            name: The name of the value, for errors.
+            tree: A pytree of arrays.
+            placement: The placement of the value.
+            axis: The axis of the ensemble.
+            member: The member's machine.
+        """
         ...
 
     def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
-        """Join the parts of this process's members, the inverse of `part`."""
+        """Join the parts of this process's members, the inverse of `part`.
+
+        Args:
+            parts: A pytree of arrays by member.
+            placement: The placement of the whole value, which is `per` over `axis`.
+            axis: The axis of the ensemble.
+        """
         ...
 
 
 class PeerHello(NamedTuple):
-    """A process as a possible sharer of the data that it loads.
+    """The message by which a process finds others that share the data it loads.
 
     Attributes:
-        key, host: Digests of the name of the data, and of its host.
-        place: The first index along the shared axes.
-        token: A name that no other run has.
+        key: The digest of the name of the data.
+        host: The digest of the name of the host.
+        place: The first index of the process along the shared axes.
+        token: A random name, which becomes `Peers.run_id` if the process is the first.
     """
 
     key: bytes
@@ -274,7 +321,15 @@ class PeerHello(NamedTuple):
 
 
 def peers_of(me: int, hellos: Mapping[int, PeerHello]) -> Peers | None:
-    """The peers of rank `me`. hellos: of all ranks."""
+    """Find the processes with the key of this one.
+
+    Args:
+        me: The number of this process.
+        hellos: The messages of all processes, this one included, by number.
+
+    Returns:
+        The processes in the order of `place` and then of their numbers; None if there is only this one.
+    """
     key = hellos[me].key
     matching = sorted((hello.place, rank) for rank, hello in hellos.items() if hello.key == key)
     if len(matching) == 1:
@@ -289,7 +344,7 @@ class BindReport(NamedTuple):
     """A process's answer about the program that it binds.
 
     Attributes:
-        alike: Its values of the properties in `ALIKE`.
+        alike: Its values of the properties in `ALIKE`; empty if it cannot bind.
         wrong: The reason why it cannot bind, or "".
     """
 
@@ -301,10 +356,13 @@ class BindRequest(NamedTuple):
     """A program that a process binds.
 
     Attributes:
+        schedule: The schedule of the program.
         program: The digest of the schedule.
-        check: Raises the errors of this process's machine.
-        limits, timeout_s: See `Program.bind`.
-        mesh: The axes and devices of the mesh, which must be the same in all processes.
+        seed: The seed of random functions.
+        check: Raises the errors of this process's machine, sources and functions.
+        limits: See `Program.bind`.
+        timeout_s: Seconds to wait for other processes.
+        mesh: The axes and devices of the mesh, which must be the same in all processes; "" under MPI.
     """
 
     schedule: ir.Schedule
@@ -326,14 +384,16 @@ def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int,
             participants call it in the same order.
 
     Raises:
-        CommplanError: the error of this process, after the others received it; CP0845 if another process
-            cannot bind the program, or if the programs differ.
+        CommplanError: CP0845 if another process cannot bind the program, or if a property in `ALIKE`
+            differs; the errors of `exchange`.
+        Exception: the error of `request.check`, after the others received its text.
     """
     file = request.schedule.file
     try:
         request.check()
         seed = f"seed {operator.index(request.seed)}"
     except Exception as error:
+        # Report the error, and then raise it even if the others do not arrive.
         answers: Mapping[int, BindReport] = {}
         with contextlib.suppress(CommplanError):
             answers = exchange(BindReport(wrong=reason(error)))
@@ -347,26 +407,29 @@ def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int,
         f"{who} {n} cannot bind the program: {answers[n].wrong}" for n in sorted(answers) if answers[n].wrong
     ]
     if failed:
-        fail("CP0845", *failed[:4], file=file)
+        fail("CP0845", *failed[:_LISTED_FAILURES], file=file)
     for name, (subject, fix) in ALIKE.items():
         values = {number: answers[number].alike.get(name, "") for number in sorted(answers)}
         usual = Counter(values.values()).most_common(1)[0][0]  # The earliest of equally frequent ones.
         first = next(number for number in values if values[number] == usual)
-        other = [number for number in values if values[number] != usual]
-        if not other:
+        others = [number for number in values if values[number] != usual]
+        if not others:
             continue
         lines = first_difference(_lines(request.schedule), exchange) if name == "program" else {}
         fail(
             "CP0845",
-            f"not every {who} binds {subject}: {who} {other[0]} differs from {who} {first}",
-            *(f"{who} {number}: {lines.get(number, values[number])}" for number in (first, *other[:3])),
+            f"not every {who} binds {subject}: {who} {others[0]} differs from {who} {first}",
+            *(f"{who} {n}: {lines.get(n, values[n])}" for n in (first, *others[:_LISTED_OTHERS])),
             fix.format(who=who),
             file=file,
         )
 
 
 def _lines(schedule: ir.Schedule) -> list[str]:
-    """Describe `schedule` for a comparison: entry leaves, axis sizes, the plan's stages, operations."""
+    """Describe `schedule` line by line for a comparison: entry leaves, axis sizes, the plan's stages, ops.
+
+    Causes come before their effects, because only the first line that differs is reported.
+    """
     leaves = [
         f"{leaf.label(value.id)}: {leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
         for value in schedule.entry
@@ -385,7 +448,7 @@ def _lines(schedule: ir.Schedule) -> list[str]:
 
 
 def reason(error: Exception) -> str:
-    """A short description of an error, for the processes that it stops."""
+    """Describe an error for the processes that it stops; of a `CommplanError` only the first message."""
     if isinstance(error, CommplanError):
         return f"{error.diagnostics[0].code} {error.diagnostics[0].message}"
     return f"{type(error).__name__} {error}"
@@ -397,5 +460,5 @@ def digest(text: str) -> bytes:
 
 
 def shortened(text: str) -> str:
-    """Return `text`, or its beginning and a digest of all of it if it is long."""
+    """`text`, or its beginning and a digest of all of it if it is longer than `_LONG` characters."""
     return text if len(text) <= _LONG else f"{text[:_LONG]}... ({digest(text).hex()})"

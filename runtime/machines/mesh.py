@@ -1,4 +1,7 @@
-"""A mesh of devices as a machine: arrays are global, and `run.spmd` is a shard_map."""
+"""A mesh of devices as a machine: arrays are global, and `run.spmd` is a shard_map.
+
+`machine_for` selects the machine of `Program.bind`. `check_mesh` and `check_processes` check a mesh.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,13 @@ class MeshMachine:
     """A mesh of devices as a machine; see `machine.Machine`.
 
     Attributes:
-        sizes: The mesh axes that the plan names.
-        whole: For a member's machine, the processes of the whole mesh.
-        unwatched: The calls of steps without a watchdog.
+        mesh: The `jax.sharding.Mesh` to which the user bound the program, or that of a member.
+        sizes: The sizes of the mesh axes that the plan names.
+        file: The plan's file, for errors.
+        levels: The levels of the topology over which each axis is spread, by axis; empty without a topology.
+        calls: The counter of steps that the watchdog reads, or None.
+        whole: For a member's machine, the processes of the whole mesh; empty for a run's.
+        unwatched: The calls of steps if `calls` is None.
     """
 
     mesh: Any
@@ -76,8 +83,8 @@ class MeshMachine:
     def backend(self) -> LaxBackend:
         platform = self.mesh.devices.flat[0].platform
         platform = "gpu" if platform in ("cuda", "rocm") else platform
-        alone = all(size == 1 for name, size in self.mesh.shape.items() if name not in self.sizes)
-        return LaxBackend(platform, self.sizes, self.file, self.levels, alone)
+        is_whole_mesh = all(size == 1 for name, size in self.mesh.shape.items() if name not in self.sizes)
+        return LaxBackend(platform, self.sizes, self.file, self.levels, is_whole_mesh)
 
     @property
     def input(self) -> MeshInput:
@@ -97,7 +104,10 @@ class MeshMachine:
     def spread(
         self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
     ) -> Callable[..., Any]:
-        """Map `body` by `jax.shard_map` over the plan's axes; other mesh axes are left to the compiler."""
+        """Map `body` by `jax.shard_map` over the plan's axes; other mesh axes are left to the compiler.
+
+        On Explicit axes the arguments are resharded first, because JAX requires that types have the specs.
+        """
         names = frozenset(self.sizes)
         mapped = _compat.shard_map(
             body,
@@ -116,18 +126,19 @@ class MeshMachine:
             return call
 
         def placed(specs: Any, tree: Any) -> Any:
-            def leaves(declared: PartitionSpec, part: Any) -> Any:
+            def placed_part(declared: PartitionSpec, part: Any) -> Any:
                 reshard = functools.partial(resharded, declared, self.mesh, self.sizes, self.file)
                 return jax.tree_util.tree_map(reshard, part)
 
-            return jax.tree_util.tree_map(leaves, specs, tree, is_leaf=_is_spec)
+            # A spec may be the prefix of a tree.
+            return jax.tree_util.tree_map(placed_part, specs, tree, is_leaf=_is_spec)
 
         return lambda *trees: call(
             *(placed(specs, tree) for specs, tree in zip(in_specs, trees, strict=True))
         )
 
     def zeros(self, value: ir.Value, leaf: ir.Leaf) -> Array:
-        """A leaf of zeros, made shard by shard: nothing is sent, and a leaf of size 0 is sharded, too."""
+        """A leaf of zeros, made shard by shard: nothing is sent, and empty leaves are sharded, too."""
         shape = global_shape(value, leaf, self.sizes)
         sharding = NamedSharding(self.mesh, spec(value.placement, scalar=not leaf.shape))
 
@@ -152,7 +163,10 @@ class MeshMachine:
         return gathered("gather", text, self.participants(), timeout_s, notice)[0]
 
     def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
-        """The collectives of the trace or of the scheduled HLO; all partitions take part in them."""
+        """The collectives of the trace or of the scheduled HLO; all partitions take part in them.
+
+        Warns and returns none if the HLO cannot be parsed.
+        """
         if compiled is None:
             listed = collectives_of(traced.jaxpr.jaxpr, self.mesh.shape)
             return tuple(Issue(text, place_of(scope)) for text, scope in listed)
@@ -162,6 +176,8 @@ class MeshMachine:
             warnings.warn(f"the step's collectives cannot be compared: {error}", RuntimeWarning, 2)
             return ()
         trips = {loop.body: loop.trips or "unknown" for loop in step.loops}
+        # By the groups of devices that they form, the names of axes. A set of fewer axes overwrites a larger
+        # one with the same groups, which differs by axes of size 1.
         over = {
             tuple(groups(axes, self.mesh.shape)): f"over {', '.join(axes)}"
             for count in range(len(self.mesh.axis_names), 0, -1)
@@ -186,6 +202,7 @@ class MeshMachine:
         """The copies of any argument: JAX assumes that replicas and host arrays are equal everywhere."""
         shape, pieces = tuple(np.shape(leaf)), dict[Any, Any]()
         sharding: Any = None
+        # The sharding of the array, or for an array on the host the one that it will get.
         if isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1:
             sharding = leaf.sharding
             pieces = {shard.device: shard.data for shard in leaf.addressable_shards}
@@ -193,10 +210,13 @@ class MeshMachine:
             sharding = NamedSharding(self.mesh, spec(placement, scalar=len(shape) == len(placement.per)))
         else:
             sharding = NamedSharding(self.mesh, PartitionSpec())
+
+        # By bounds in the array, the devices that hold a copy of this shard, with its index.
         shards: dict[Any, list[Any]] = {}
         indices: dict[Any, Cut] = getattr(sharding, "devices_indices_map")(shape)  # noqa: B009  untyped
         for device, index in indices.items():
             shards.setdefault(bounds(index, shape), []).append((device, index))
+
         copies: list[tuple[tuple[int, ...], dict[str, Any]]] = []
         for copies_of_shard in shards.values():
             holders = tuple(sorted({int(device.process_index) for device, _ in copies_of_shard}))
@@ -211,10 +231,10 @@ class MeshMachine:
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> MeshMachine:
         """The devices of one member, as a mesh without `axis`."""
         mesh = self.mesh
-        at = mesh.axis_names.index(axis)
-        devices = np.take(mesh.devices, place, axis=at)
+        dimension = mesh.axis_names.index(axis)
+        devices = np.take(mesh.devices, place, axis=dimension)
         names = tuple(name for name in mesh.axis_names if name != axis)
-        types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != at)
+        types = tuple(kind for i, kind in enumerate(mesh.axis_types) if i != dimension)
         submesh = Mesh(devices, names, axis_types=types)
         calls = watchdog.part(self.calls, processes_of(submesh), schedule.plan)
         return machine_of(schedule, submesh, calls, self.whole or processes_of(mesh))
@@ -224,12 +244,12 @@ class MeshMachine:
 
         Raises CP0805 for arrays with another sharding on this mesh.
         """
-        at = placement.per.index(axis) if axis in placement.per else None
+        dimension = placement.per.index(axis) if axis in placement.per else None
         devices = set(member.mesh.devices.flat)
         paths, flat = flatten(tree)
         specs = [self._spec_of(x, placement) for x in flat.leaves]
-        for path, each in zip(paths, specs, strict=True):
-            if each is None:
+        for path, actual in zip(paths, specs, strict=True):
+            if actual is None:
                 fail(
                     "CP0805",
                     f"`{name}`{f' at `{path}`' if path else ''} has another sharding than the plan",
@@ -240,9 +260,11 @@ class MeshMachine:
         def take(x: jax.Array, whole: PartitionSpec | None) -> jax.Array:
             pieces = [shard.data for shard in x.addressable_shards if shard.device in devices]
             shape, entries = x.shape, _compat.entries(whole)
-            if at is not None:
-                pieces = [piece.reshape(piece.shape[:at] + piece.shape[at + 1 :]) for piece in pieces]
-                shape, entries = shape[:at] + shape[at + 1 :], entries[:at] + entries[at + 1 :]
+            if dimension is not None:  # The member's pieces have the size 1 there.
+                after = dimension + 1
+                pieces = [piece.reshape(piece.shape[:dimension] + piece.shape[after:]) for piece in pieces]
+                shape = shape[:dimension] + shape[after:]
+                entries = entries[:dimension] + entries[after:]
             sharding = NamedSharding(member.mesh, PartitionSpec(*entries))
             return jax.make_array_from_single_device_arrays(shape, sharding, pieces, dtype=x.dtype)
 
@@ -250,9 +272,9 @@ class MeshMachine:
             return flat.like(list(map(take, flat.leaves, specs))).build()
 
     def _spec_of(self, x: Any, placement: Placement) -> PartitionSpec | None:
-        """The partition spec of `x` if it has this placement over the plan's axes; None if it has not.
+        """The partition spec of `x` if it has this placement over the plan's axes; else None.
 
-        Other axes of the mesh may divide it in any way.
+        Other axes of the mesh may divide `x` in any way.
         """
         sharding, lead = getattr(x, "sharding", None), len(placement.per)
         expected = spec(placement, scalar=getattr(x, "ndim", 0) == lead)
@@ -265,7 +287,7 @@ class MeshMachine:
         return expected if is_equal else None
 
     def _over_plan(self, whole: PartitionSpec) -> list[tuple[str, ...]]:
-        """The plan's axes of each dimension, without those at the end that have none."""
+        """The plan's axes of each dimension of `whole`, without the last dimensions that have none."""
         axes = [
             tuple(
                 axis for axis in ((entry,) if isinstance(entry, str) else entry or ()) if axis in self.sizes
@@ -278,9 +300,10 @@ class MeshMachine:
 
     def join(self, parts: Mapping[int, Any], placement: Placement, axis: str) -> Any:
         """See `Machine.join`. Raises CP0818 if a member with devices of this process has no part."""
-        at, number = placement.per.index(axis), self.mesh.axis_names.index(axis)
+        at = placement.per.index(axis)  # The dimension of members in the result.
+        mesh_dimension = self.mesh.axis_names.index(axis)
         count, process = int(self.mesh.shape[axis]), int(jax.process_index())
-        devices = [np.take(self.mesh.devices, [index], axis=number).flat for index in range(count)]
+        devices = [np.take(self.mesh.devices, [index], axis=mesh_dimension).flat for index in range(count)]
         local = [i for i, each in enumerate(devices) if any(d.process_index == process for d in each)]
         if missing := [index for index in local if index not in parts]:
             message = (
@@ -311,7 +334,7 @@ class MeshMachine:
 def machine_of(
     schedule: ir.Schedule, mesh: Any, calls: Calls | None = None, whole: tuple[int, ...] = ()
 ) -> MeshMachine:
-    """The machine of `mesh` for `schedule`. calls, whole: see `MeshMachine`."""
+    """The machine of `mesh` for `schedule`; see `MeshMachine` for `calls` and `whole`."""
     levels = spreads(schedule)
     return MeshMachine(mesh, schedule.mesh_sizes, schedule.file, levels, calls=calls, whole=whole)
 
@@ -319,9 +342,11 @@ def machine_of(
 def machine_for(request: BindRequest, mesh: Any) -> Machine:
     """The machine of `mesh`: a mesh of devices, or the ranks of an `mpi4py` communicator.
 
+    All processes that hold devices of the mesh, or all ranks of the communicator, call this.
+
     Raises:
-        CommplanError: the errors of `request.check`; CP0801, CP0802, CP0845 or CP0849 for a mesh that does
-            not fit; CP0840 to CP0849 for a communicator that does not fit.
+        CommplanError: for a mesh, CP0801 or CP0802 if it does not fit, the errors of `check_servers` and
+            `request.check`, and those of `check_processes`; for a communicator, the errors of `ranks.ranks`.
     """
     if is_communicator(mesh):
         from commplan.runtime.machines.ranks import ranks  # noqa: PLC0415  Only programs under MPI load MPI.
@@ -333,8 +358,8 @@ def machine_for(request: BindRequest, mesh: Any) -> Machine:
         check_servers(request.schedule)
         request.check()
 
-    if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):  # of unknown processes
-        check_mesh(request.schedule, mesh)
+    if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
+        check_mesh(request.schedule, mesh)  # Raises: no processes are known that could agree on the error.
     request_of_mesh = request._replace(check=check, mesh=_described(mesh))
     return machine_of(request.schedule, mesh, check_processes(request_of_mesh, mesh))
 
@@ -351,7 +376,12 @@ def _is_spec(node: object) -> bool:
 
 
 def check_mesh(schedule: ir.Schedule, mesh: Any) -> None:
-    """Raise CP0801 for a mesh without the plan's axes, and CP0802 for axis types that cannot be used."""
+    """Check that a mesh has devices, the plan's axes with the program's sizes, and suitable axis types.
+
+    Raises:
+        CommplanError: CP0801 for another object, axis or size; CP0802 for a Manual axis of the plan, and for
+            another Explicit axis if the schedule packs leaves.
+    """
     sizes = schedule.mesh_sizes
     shape: dict[str, int] = {str(k): int(v) for k, v in dict(getattr(mesh, "shape", {})).items()}
     actual = _sizes(shape)
@@ -394,7 +424,8 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
     """Check that all processes of the mesh bind the same program in the same order, and start the watchdog.
 
     Returns:
-        The counter of steps for the watchdog, or None if no process of the mesh runs here.
+        The counter of steps. It is None if steps are not watched: if the watchdog is off, or if no other
+        process takes part and no record is kept.
 
     Raises:
         CommplanError: the errors of `agree`; CP0849, on all processes, if one does not arrive.
@@ -427,7 +458,7 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
 
 
 def processes_of(mesh: Any) -> tuple[int, ...]:
-    """The processes that hold devices of `mesh`."""
+    """The numbers of the processes that hold devices of `mesh`, in increasing order."""
     return tuple(sorted({int(device.process_index) for device in mesh.devices.flat}))
 
 

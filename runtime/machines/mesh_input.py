@@ -31,10 +31,12 @@ class MeshInput:
     """The input of a program on a mesh; see `machine.MachineInput`.
 
     Attributes:
-        sizes: The mesh axes that the plan names.
-        processes: The processes that may share data.
+        mesh: The mesh of the run, or that of a member.
+        sizes: The sizes of the mesh axes that the plan names.
+        file: The plan's file, for errors.
+        processes: The processes that may share data: those of the whole mesh, also for a member.
         on_cpu: Whether the devices are CPUs.
-        placings: How to put host arrays on the devices, by placement, shape and dtype.
+        placings: How to put host arrays on the devices, by placement, shape, dtype and local indices.
     """
 
     mesh: Mesh
@@ -45,18 +47,22 @@ class MeshInput:
     placings: dict[Hashable, Placing] = dataclasses.field(default_factory=dict[Hashable, Placing])
 
     def local(self) -> dict[str, tuple[int, ...]]:
-        """Indices per axis; raises CP0819 if the devices of this process are not a block of the mesh."""
+        """The indices of this process along each axis of the plan.
+
+        Raises CP0819 if the devices of this process are not a block of the mesh.
+        """
         mesh = self.mesh
         is_local = np.array(
             [device.process_index == jax.process_index() for device in mesh.devices.flat], dtype=np.bool_
         ).reshape(mesh.devices.shape)
         local: dict[str, tuple[int, ...]] = {}
         block = np.ones(is_local.shape, np.bool_)
-        for place, name in enumerate(mesh.axis_names):
-            other_dims = tuple(i for i in range(is_local.ndim) if i != place)
-            is_local_index = is_local.any(axis=other_dims)
+        for dimension, name in enumerate(mesh.axis_names):
+            other_dimensions = tuple(i for i in range(is_local.ndim) if i != dimension)
+            is_local_index = is_local.any(axis=other_dimensions)
+            # The block is the product of the local indices along all axes.
             shape = [1] * is_local.ndim
-            shape[place] = -1
+            shape[dimension] = -1
             block &= is_local_index.reshape(shape)
             if name in self.sizes:
                 local[name] = tuple(int(i) for i in np.flatnonzero(is_local_index))
@@ -71,7 +77,7 @@ class MeshInput:
         return local
 
     def array(self, host: Host, placement: Placement, local: Local) -> Array:
-        """A global array from the part of each process."""
+        """A global array from the part of each process; all processes of the mesh call this."""
         kind = (placement, host.shape, host.dtype, *local.values())
         placing = self.placings.get(kind)
         if placing is not None:
@@ -82,35 +88,37 @@ class MeshInput:
         return array
 
     def _first(self, host: Host, placement: Placement, local: Local) -> tuple[Array, Placing | None]:
+        """Put the first array of a kind on the devices; see `first_placed`."""
         per = len(placement.per)
         lead = tuple(self.sizes[axis] for axis in placement.per)
         indices = [local[axis] for axis in placement.per]
         if placement.split:
             shards = self._shards(placement.split, local)
-            each = host.shape[per] // len(shards)
+            rows = host.shape[per] // len(shards)  # Of each shard.
             ways = math.prod(self.sizes[axis] for axis in placement.split)
-            shape = (*lead, each * ways, *host.shape[per + 1 :])
+            shape = (*lead, rows * ways, *host.shape[per + 1 :])
         else:
-            shards, each = [], 0
+            shards, rows = [], 0
             shape = (*lead, *host.shape[per:])
 
         def cut(index: tuple[slice, ...]) -> tuple[slice, ...]:
-            at: list[slice] = []
-            for axis, piece in enumerate(index[:per]):
-                start, stop, _ = piece.indices(shape[axis])
-                positions = [indices[axis].index(i) for i in range(start, stop)]
-                at.append(slice(positions[0], positions[-1] + 1))
+            """Map a device's index into the global array to its index into `host`."""
+            host_index: list[slice] = []
+            for dimension, piece in enumerate(index[:per]):
+                start, stop, _ = piece.indices(shape[dimension])
+                positions = [indices[dimension].index(i) for i in range(start, stop)]
+                host_index.append(slice(positions[0], positions[-1] + 1))
             if shards:
                 start, stop, _ = index[per].indices(shape[per])
-                first, last = shards.index(start // each), shards.index(stop // each - 1)
-                at.append(slice(first * each, (last + 1) * each))
-            return tuple(at)
+                first, last = shards.index(start // rows), shards.index(stop // rows - 1)
+                host_index.append(slice(first * rows, (last + 1) * rows))
+            return tuple(host_index)
 
         sharding = NamedSharding(self.mesh, spec(placement))
         return first_placed(host, shape, sharding, cut, on_cpu=self.on_cpu)
 
     def _shards(self, split: tuple[str, ...], local: Local) -> list[int]:
-        """The shards of this process, in order."""
+        """The numbers of this process's shards along the axes `split`, in increasing order."""
         points = itertools.product(*(local[axis] for axis in split))
         return sorted(position(dict(zip(split, at, strict=True)), split, self.sizes) for at in points)
 
@@ -118,7 +126,7 @@ class MeshInput:
         return pinning_of(self.mesh.local_devices)
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
-        if jax.process_count() == 1:  # The mesh may be described only.
+        if jax.process_count() == 1:  # Other processes of a mesh that is only described do not run.
             return None
         processes = self.processes
         hello = PeerHello(digest(key), digest(host), place, secrets.token_hex(8))
@@ -130,7 +138,7 @@ class MeshInput:
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
     ) -> JaxCarrier | None:
-        """A transport on a mesh of one CPU device per host: rows stay in host memory.
+        """Open a transport on a mesh of one CPU device per host: rows stay in host memory.
 
         A host failure is an error whatever `on_failure` is: JAX's collectives cannot continue without a host.
         """

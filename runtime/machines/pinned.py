@@ -1,4 +1,4 @@
-"""Memory of the host that devices copy from directly, by DMA.
+"""Register host memory of batches with devices, which then copy from it directly, by DMA.
 
 A thread of JAX copies an array to memory that the device can read, unless the array is in memory that is
 registered with the device's runtime. The device then reads it directly. A registration holds for the pages
@@ -41,12 +41,16 @@ class Pinning:
 
     If a registration fails, transfers from that memory are slower but correct. The logger `commplan.input`
     reports the first failure.
+
+    Attributes:
+        client: The JAX client of the devices.
     """
 
     client: DmaClient
-    _nbytes: dict[int, int] = field(default_factory=dict[int, int])  # by address
-    _is_reported: bool = False
-    _lock: threading.RLock = field(default_factory=threading.RLock)  # a finalizer may run inside
+    _nbytes: dict[int, int] = field(default_factory=dict[int, int])  # By address.
+    _is_reported: bool = False  # Whether a failure was reported.
+    # Reentrant, because a finalizer that calls `unpin` may run while its thread holds the lock.
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     @property
     def nbytes(self) -> int:
@@ -54,7 +58,7 @@ class Pinning:
         return sum(list(self._nbytes.values()))
 
     def pin(self, address: int, nbytes: int) -> None:
-        """Register memory: whole pages that stay mapped until `unpin`."""
+        """Register `nbytes` bytes at `address`: whole pages that stay mapped until `unpin`."""
         try:
             self.client.dma_map(address, nbytes)
         except Exception as error:  # noqa: BLE001  any error of the device's runtime
@@ -79,24 +83,30 @@ class Pinning:
                 self.client.dma_unmap(address)
 
     def unpin_all(self, addresses: Iterable[int]) -> None:
+        """Call `unpin` for each address."""
         for address in addresses:
             self.unpin(address)
 
     def settle(self, arrays: Any) -> None:
         """Wait until the copies to the arrays of a pytree are complete. Raises their errors."""
         jax.block_until_ready(arrays)
-        _compat.collect_garbage()  # the memory of the host that the copies held
+        _compat.collect_garbage()  # JAX frees its references to the copied host memory.
 
     def end(self, batches: Iterable[Any]) -> None:
-        """Wait for the copies of batches that are discarded."""
+        """Wait for the copies of batches that are discarded. Errors of the copies are ignored."""
         with contextlib.suppress(Exception):
             self.settle(list(batches))
 
 
 def pinning_of(devices: Sequence[Any]) -> Pinning | None:
-    """The registrations with the client of `devices` of this process.
+    """The registrations with the client of `devices`, one object per client.
 
-    None if the devices are CPUs, or if JAX's client cannot register memory, as in JAX 0.10.0.
+    Args:
+        devices: Devices of this process, all of one client.
+
+    Returns:
+        The registrations, or None in three cases: `devices` is empty, they are CPUs, or JAX's client cannot
+        register memory, as in JAX 0.10.0.
     """
     is_offered = devices and devices[0].platform != "cpu" and hasattr(devices[0].client, "dma_map")
     return _pinning(devices[0].client) if is_offered else None

@@ -1,4 +1,7 @@
-"""Put host arrays on the devices of a mesh."""
+"""Put host arrays on the devices of a mesh.
+
+`first_placed` puts the first array of a kind and computes a `Placing`, which puts all others faster.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from commplan.lowering.jax import _compat, _context
 from commplan.runtime.input.layout import ALIGNMENT, aligned
 from commplan.runtime.machines.machine import Host
 
+# A part of an array: one slice per dimension. Dimensions after the last slice are whole.
 Cut = tuple[slice, ...]
 
 
@@ -22,7 +26,7 @@ class Placing:
 
     Attributes:
         sharding: The sharding of the global array.
-        devices: The devices of this process.
+        devices: The devices of this process that hold a part of the array.
         cuts: The distinct parts of the host array that devices hold.
         cut_indices: For each device the index of its part in `cuts`.
         on_cpu: Whether devices use aligned host memory without a copy.
@@ -37,7 +41,12 @@ class Placing:
     type: Any
 
     def put(self, host: Host) -> Array:
-        """The global array; devices with the same part share one memory if they are CPUs."""
+        """Put `host` on the devices: of the shape and dtype for which this was computed.
+
+        Returns:
+            The global array. On CPUs devices with the same part share its memory, which may be that of
+            `host`.
+        """
         pieces = _pieces_of(host, self.cuts, on_cpu=self.on_cpu)
         with _context.explicit():
             return _compat.put(
@@ -51,7 +60,7 @@ def first_placed(
     """Put the first array of a kind on the devices.
 
     Args:
-        host: This process's part.
+        host: This process's part of the array.
         shape: The shape of the global array.
         sharding: Its sharding.
         cut: Maps a device's index into the global array to its index into `host`.
@@ -83,6 +92,7 @@ def bounds(index: Cut, shape: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _pieces_of(host: Host, cuts: tuple[Cut, ...], *, on_cpu: bool) -> list[Host]:
+    """The parts `cuts` of `host`, as JAX gets them."""
     pieces = [host[(*cut, ...)] for cut in cuts]  # The ellipsis makes a scalar an array, too.
     return [_aligned(piece) for piece in pieces] if on_cpu else pieces
 

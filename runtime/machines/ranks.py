@@ -1,4 +1,7 @@
-"""The ranks of an `mpi4py` communicator as a machine: each rank has one device and its own arrays."""
+"""The ranks of an `mpi4py` communicator as a machine: each rank has one device and its own arrays.
+
+`ranks` makes the machine of a rank, and `host_names` finds the hosts for a topology.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,9 @@ from commplan.runtime.observe.joint_calls import JointCalls
 from commplan.runtime.param_server.startup_guard import expect_serving
 from commplan.wait import TIMEOUT_S
 
-_REPORTED = 1 << 14  # The distance between the tag of an exchange and that of a report in it.
+# The distance between the tag of an exchange and that of a report in it. MPI guarantees 2**15 tags: the lower
+# half is for exchanges, the upper half for ranks that report the first one.
+_REPORTED = 1 << 14
 _LOOK_S = 0.0005  # Seconds between two polls for messages.
 _unread: list[Any] = []  # Sends to ranks that have not arrived; their buffers must stay alive.
 
@@ -53,8 +58,10 @@ class Ranks:
     Attributes:
         mesh: The communicator to which the user bound the program.
         comm: A duplicate of it without servers, for messages outside compiled phases.
-        gathers: The number of exchanges of each set of ranks.
-        joints: The joint calls of each set of ranks.
+        backend: The operations that phases are lowered to. Its `sizes` are those of the run, or of a member.
+        file: The plan's file, for errors.
+        gathers: The number of exchanges so far, by the ranks that take part.
+        joints: The joint calls, by the ranks that make them.
     """
 
     mesh: Any
@@ -119,10 +126,12 @@ class Ranks:
         return self.joints[ranks]
 
     def gather(self, text: str, timeout_s: float, notice: Notice | None = None) -> Mapping[int, str | None]:
-        """Gather through the first rank. The others wait twice as long: it may arrive last and wait."""
+        """Gather through the first rank. The others wait twice as long: it may arrive last and wait.
+
+        Raises CP0834 if MPI reports that a rank has died.
+        """
         ranks, me = self.participants(), int(self.comm.Get_rank())
         self.gathers[ranks] += 1
-        # MPI has 2**15 tags, of which the upper half is for ranks that report the first one.
         tag = int.from_bytes(digest(f"{ranks} {self.gathers[ranks]}")[:2]) % _REPORTED
         with deaths(self.mesh, self.file):
             if me == ranks[0]:
@@ -133,11 +142,12 @@ class Ranks:
             if notice is not None:  # Ranks do not know which others wait: one after another may report it.
                 notice = dataclasses.replace(notice, after_s=notice.after_s * ranks.index(me))
             wait = ranks[0], tag, 2 * timeout_s, notice
+            # The first message is the answer, as `_collect` sends it.
             for _, ranks_of in self._messages(
                 *wait, lambda: () if sent.Test() else self._first_to_report(ranks, tag)
             ):
                 return {rank: answer for answer, senders in ranks_of.items() for rank in senders}
-        return dict.fromkeys(ranks[1:])
+        return dict.fromkeys(ranks[1:])  # The first rank is missing, and the others are unknown.
 
     def _first_to_report(self, ranks: tuple[int, ...], tag: int) -> tuple[int, ...]:
         """The first rank, which has not arrived, unless another rank has reported it in this exchange."""
@@ -150,6 +160,7 @@ class Ranks:
     def _collect(
         self, text: str, ranks: tuple[int, ...], tag: int, timeout_s: float, notice: Notice | None
     ) -> dict[int, str]:
+        """Receive the texts on the first rank, and send all of them to the ranks that arrived in time."""
         answers, wait = {ranks[0]: text}, (MPI.ANY_SOURCE, tag, timeout_s, notice)
         if len(answers) < len(ranks):
             for rank, answer in self._messages(*wait, lambda: [n for n in ranks if n not in answers]):
@@ -160,6 +171,7 @@ class Ranks:
         for rank, answer in answers.items():
             ranks_of.setdefault(answer, []).append(rank)
         sends = [self.comm.isend(ranks_of, rank, tag) for rank in list(answers)[1:]]
+        # A rank that ended the wait does not receive.
         deadline = time.monotonic() + timeout_s
         while not MPI.Request.Testall(sends) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -174,13 +186,15 @@ class Ranks:
         notice: Notice | None,
         missing: Callable[[], Sequence[int]],
     ) -> Generator[tuple[int, Any]]:
-        """The messages that arrive within `timeout_s`, each with the rank that sent it.
+        """Receive the messages that arrive within `timeout_s` seconds, each with the rank that sent it.
+
+        While it waits, it raises the verdict of the sidecar; see `JointCalls.look`.
 
         Args:
             source: The sender, or `MPI.ANY_SOURCE`.
-            tag: The tag.
-            timeout_s: The timeout.
-            notice: A report of late ranks.
+            tag: The tag of the messages.
+            timeout_s: Seconds after which it ends.
+            notice: Printed once if ranks are late; None to print nothing.
             missing: Returns the ranks that `notice` reports.
         """
         begun, joint, status = time.monotonic(), self.joint, MPI.Status()
@@ -196,7 +210,10 @@ class Ranks:
                 yield int(status.Get_source()), message.recv()
 
     def issues(self, traced: Any, compiled: Any | None = None) -> tuple[Issue, ...]:
-        """The calls of the engine and of mpi4jax in program order, without messages between two ranks."""
+        """The calls of the engine and of mpi4jax in program order, without messages between two ranks.
+
+        The collectives of an MPI program are those of its trace, whether it is compiled or not.
+        """
         del compiled
         group, listed = self.comm.Get_group(), list(collectives_of(traced.jaxpr.jaxpr, self.backend.channel))
         numbers = [entry.comm.Get_group().Translate_ranks(list(entry.ranks), group) for entry in listed]
@@ -300,6 +317,7 @@ def check_backend(schedule: ir.Schedule) -> None:
 
 
 def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
+    """Agree with the other ranks, and open the communicators and channels of this rank's role."""
     schedule, limits = request.schedule, request.limits
     purpose, option = f"bind plan `{schedule.plan}`", "program.bind(comm, timeout=SECONDS)"
     waits = f"rank {comm.Get_rank()} waits in `program.bind` of `{schedule.plan}`"
@@ -307,15 +325,20 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
     rendezvous = Rendezvous(
         comm, purpose, request.timeout_s, option=option, file=schedule.file, notice=notice
     )
+
+    # Messages go over a duplicate, so they cannot match receives of the program.
     duplicate = rendezvous(comm.Dup)
     exchange = cast("Callable[[Any], list[Any]]", functools.partial(rendezvous, duplicate.allgather))
     with alike("rank", int(duplicate.Get_rank()), 0):
         agree("rank", request, lambda report: dict(enumerate(exchange(report))))
+
     roles = sites(schedule)
     watch(schedule, int(MPI.COMM_WORLD.Get_size()), serves=int(duplicate.Get_rank()) >= roles.workers > 0)
     if not roles.servers:
         backend = backend_of(schedule, duplicate, ServerLink(roles), rendezvous=rendezvous, limits=limits)
         return _worker(comm, duplicate, backend, schedule.file)
+
+    # The first ranks are workers. Workers and servers each get a communicator of their own.
     rank = int(duplicate.Get_rank())
     server = rank - roles.workers
     part = rendezvous(duplicate.Split, int(server >= 0), rank)
@@ -325,6 +348,7 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
         link = ServerLink(roles, duplicate, requests)
         backend = backend_of(schedule, part, link, rendezvous=workers, limits=limits)
         return _worker(comm, part, backend, schedule.file)
+
     expect_serving(duplicate, roles)
     name = server_names(schedule)[server]
     this_server = ServerRank(duplicate, roles, server, name, requests, part)
@@ -332,6 +356,7 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
 
 
 def _worker(comm: Any, workers: Any, backend: MpiBackend, file: str) -> Ranks:
+    """The machine of a worker; the backend's resources free `workers`, a communicator, at the end."""
     if backend.channel.resources is not None:
         backend.channel.resources.communicators.append(workers)
     return Ranks(comm, workers, backend, file)
@@ -350,10 +375,17 @@ def deaths(comm: Any, file: str = "") -> Generator[None]:
 
 
 def host_names(comm: Any, plan: str = "", timeout_s: float = TIMEOUT_S) -> list[str]:
-    """The host name of each rank.
+    """The host name of each rank of `comm`; all of its ranks call this.
 
-    Warns if several machines or networks have one name; their ranks then count as one host. Raises
-    CP0849 if a rank does not arrive.
+    Warns if several machines or containers have one name: their ranks then count as one host.
+
+    Args:
+        comm: An mpi4py communicator.
+        plan: The name of the plan that is compiled, for messages.
+        timeout_s: Seconds to wait for the other ranks.
+
+    Raises:
+        CommplanError: CP0849 if a rank does not arrive.
     """
     option = "plan.compile(comm, timeout=SECONDS)"
     notice = Notice([f"rank {comm.Get_rank()} waits in `plan.compile` of `{plan}`"], NOTICE_S, "rank")
@@ -372,7 +404,7 @@ def host_names(comm: Any, plan: str = "", timeout_s: float = TIMEOUT_S) -> list[
 
 
 def _network() -> str:
-    """An identity of this machine's network namespace, which differs between containers, too."""
+    """An identity of this machine's network namespace, which containers do not share; "" if unknown."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         return boot + str(Path("/proc/self/ns/net").readlink())
@@ -380,7 +412,10 @@ def _network() -> str:
 
 
 def death(comm: Any, error: Any, file: str = "") -> Diagnostic | None:
-    """The diagnostic of an MPI error for ranks that died, if MPI survived; None for other errors."""
+    """The diagnostic CP0834 of an MPI error for ranks that died; None for other errors.
+
+    Always None if MPI does not continue after the death of a rank.
+    """
     if not goes_on() or not isinstance(error, MPI.Exception) or error.Get_error_class() not in LOSSES:
         return None
     failed = comm.Get_failed()

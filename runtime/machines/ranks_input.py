@@ -25,7 +25,8 @@ class RanksInput:
 
     Attributes:
         comm: A communicator of the workers.
-        place: This rank's index along each axis.
+        place: The index of this rank along each axis of the plan.
+        file: The plan's file, for errors.
     """
 
     comm: Any
@@ -56,7 +57,7 @@ class RanksInput:
     def carrier(
         self, peers: Peers, division: Division, *, blame: Blame, on_failure: OnFailure, timeout: float
     ) -> MpiCarrier | None:
-        """A transport on a new communicator of exactly these processes."""
+        """Open a transport on a new communicator of exactly these processes."""
         if not division.moves():
             return None
         rendezvous = self._rendezvous("exchange the data that they load", timeout, peers.ranks)

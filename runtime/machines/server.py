@@ -1,4 +1,7 @@
-"""The machine of a server's rank, and that rank."""
+"""The machine of a process that serves a plan's states under MPI.
+
+`ServerRank` has the communicators of the server, and `ServerMachine` presents it as a `machine.Machine`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from commplan.runtime.machines.machine import Machine
 if TYPE_CHECKING:
     from commplan.lowering.mpi.service import Requests  # of MPI
 
+# The attributes of workers' machines and backends, whose use on a server is an error of the user.
 _MEMBERS = {name for kind in (Machine, Backend) for name in dir(kind) if not name.startswith("_")}
 
 
@@ -23,11 +27,11 @@ class ServerRank:
 
     Attributes:
         service: A communicator for messages between workers and servers; workers are its first ranks.
-        sites: The sites of the plan's servers.
-        number: The number of this server.
-        name: Its name in errors.
-        requests: The channel of workers' requests, if the engine is available.
-        servers: A communicator of the servers.
+        sites: The calls to servers in the schedule.
+        number: The number of this server, from 0 over all servers of the plan.
+        name: The name of this server in errors.
+        requests: The channel of workers' requests; None if the engine is not available.
+        servers: A communicator of all servers of the plan.
     """
 
     service: Any
@@ -39,11 +43,11 @@ class ServerRank:
 
     @property
     def watch(self) -> RequestWatch | None:
-        """The watchdog of workers' requests, if there is one."""
+        """The watchdog of workers' requests, or None."""
         return None if self.requests is None else self.requests.watch
 
     def try_free(self) -> bool:
-        """See `release.Freeable`: called after all workers have left."""
+        """Free the communicators and return True; see `release.Freeable`. Called after all workers left."""
         if self.requests is not None:
             self.requests.free()
         self.service.Free()
@@ -58,31 +62,42 @@ class ServerMachine:
     Attributes:
         mesh: The communicator to which the user bound the program.
         rank: This server.
+        file: The plan's file, for errors.
+        calls: None, because no phase waits for a server.
+        role: The role of the process.
+        platform: The platform of the backend, which is this object: none.
     """
 
     mesh: Any
     rank: ServerRank
     file: str = ""
-    calls: None = None  # No phase waits for a server.
+    calls: None = None
     role: Literal["server"] = "server"
-    platform: Literal[""] = ""  # Of the backend.
+    platform: Literal[""] = ""
 
     def serve(self, context: Any, **options: Any) -> Any:
-        """Serve until all workers have left; see `serve.serve`. context: that of the bound program."""
+        """Serve until all workers have left; see `serve.serve`.
+
+        Args:
+            context: The `Context` of the bound program.
+            options: The fields of `ServeOptions`.
+        """
         from commplan.runtime.param_server.serve import ServeOptions, serve  # noqa: PLC0415  only on servers
 
         rank = cast("Any", self.rank)  # pyright sees the linked package as a different one
         return serve(context, rank, ServeOptions(**options))
 
     def process(self) -> tuple[int, int]:
+        """The rank of this process in `service`, and the number of workers and servers."""
         return int(self.rank.service.Get_rank()), int(self.rank.service.Get_size())
 
     @property
     def backend(self) -> ServerMachine:
-        """Phases are bound on every rank, servers included; only calls are errors."""
+        """This object: phases are bound on every rank, servers included; only their calls are errors."""
         return self
 
     def __getattr__(self, name: str) -> NoReturn:
+        """Raise CP0853 for all other attributes of machines and backends."""
         if name not in _MEMBERS:
             raise AttributeError(f"a machine has no attribute {name!r}")
         fail(
