@@ -1,10 +1,10 @@
-"""Ends the whole job if a process fails and the others would wait for it forever.
+"""End the whole job if a process fails and the others would wait for it forever.
 
 Under MPI a failing rank waits at exit for the other ranks, and they wait for it in their next collective.
 Processes under `jax.distributed` hang in the same way. `python -m mpi4py` ends the job in this case. This
 module does the same at exit, after an uncaught exception, and replaces nothing of the process by default.
-After `install_hooks` the job also ends after `sys.exit` with a code, errors that all processes raise are
-printed once, and aborts by JAX are delayed until there is a verdict.
+After `install_hooks` the job also ends after `sys.exit` with a code other than 0, errors that all processes
+raise are printed whole once, and aborts by JAX are delayed to print a verdict first.
 """
 
 from __future__ import annotations
@@ -36,15 +36,24 @@ from commplan.runtime.observe import interruption as interruption_watch
 from commplan.sidecar import leave
 from commplan.tracebacks import from_users_code
 
-_REPEATS = "commplan_repeats"  # an attribute of errors that another process prints in full: the line to print
-_COMMON = "commplan_common"  # an attribute of errors: whether every process raises it
-_COMPARED = ("CP0845", "CP0854", "CP0856", "CP0861")  # raised by a comparison, on all processes
-_FIRST_S = 1.0  # until this process ends the job, so that another one prints the whole message
-# Maximum wait for the launcher to read the output of an aborting rank, and the time between polls.
-_READ_S, _POLL_S = 1.0, 0.005
+# An attribute of errors that another process prints whole: the line that this process prints.
+_REPEATS = "commplan_repeats"
+# An attribute of errors: whether every process raises it.
+_COMMON = "commplan_common"
+# The codes that comparisons raise on all processes.
+_COMPARED = ("CP0845", "CP0854", "CP0856", "CP0861")
+# Seconds that this process waits before it ends the job, in which another one prints the whole message.
+_FIRST_S = 1.0
+# The most seconds that an aborting rank waits for the launcher to read its output.
+_READ_S = 1.0
+# Seconds between two queries whether the output was read.
+_POLL_S = 0.005
 
-_hooks: list[Any] = []  # the previous `sys.excepthook`
+# The previous `sys.excepthook`, if hooks are installed.
+_hooks: list[Any] = []
+# The functions that `on_failure` registered. A forked child ends no job.
 _ends: list[Callable[[BaseException, int], None]] = []
+# Not empty after `exempt`.
 _exempt: list[bool] = []
 os.register_at_fork(after_in_child=_ends.clear)
 
@@ -53,12 +62,13 @@ os.register_at_fork(after_in_child=_ends.clear)
 def alike(who: str, number: int, first: int) -> Generator[None]:
     """Let only process `first` print the whole message of an error that all processes raise in this block.
 
-    The other processes print one line. Has no effect without hooks.
+    The other processes print one line. `common` marks errors that all processes raise; of the others those
+    count that have the code of a comparison. Has no effect without hooks.
 
     Args:
-        who: the noun for a process in messages, such as `rank`.
-        number: the number of this process.
-        first: the number of the process that prints the whole message.
+        who: The noun for a process in messages, such as `rank`.
+        number: The number of this process.
+        first: The number of the process that prints the whole message.
     """
     try:
         yield
@@ -70,7 +80,7 @@ def alike(who: str, number: int, first: int) -> Generator[None]:
 
 
 def common(error: Exception, *, is_common: bool = True) -> None:
-    """Mark `error` as one that every process raises, or does not."""
+    """Mark whether every process raises `error`; see `alike`."""
     setattr(error, _COMMON, is_common)
 
 
@@ -87,6 +97,7 @@ def on_failure(end: Callable[[BaseException, int], None]) -> None:
 
 
 def _exiting_with() -> None:
+    """Handle an uncaught exception at exit. With hooks, `_uncaught` has done it."""
     if (error := uncaught()) is not None and not _hooks:
         _end(error, 1)
 
@@ -118,6 +129,11 @@ def install_hooks() -> None:
 def watch(schedule: ir.Schedule, ranks: int, *, serves: bool) -> None:
     """End the MPI job if this rank fails and other ranks would wait for it.
 
+    Args:
+        schedule: The schedule of a program that this process binds.
+        ranks: The number of ranks of the job.
+        serves: Whether this rank is a server.
+
     Ranks wait for each other in the collectives and shared loads of the schedule, and workers wait for
     servers. Two cases end no job: servers do not wait for a worker, which notifies them at exit, and a
     shared load with `on_failure = continue` goes on without the ranks that left.
@@ -134,6 +150,7 @@ def exempt() -> None:
 
 
 def _awaits(phase: ir.Phase) -> bool:
+    """Whether a rank that runs `phase` waits for other ranks, and would do so forever if one fails."""
     goes_on = any(isinstance(op, ir.Read) and op.hints.on_failure == "continue" for op in phase.ops)
     return any(
         isinstance(op, ir.Collective) or (isinstance(op, ir.Share) and not goes_on) for op in phase.ops
@@ -146,6 +163,7 @@ def mark_reported(error: BaseException) -> None:
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an uncaught error and end the job. The arguments are those of `sys.excepthook`."""
     if (cause := interruption(error)) is not None:
         kind, error = type(cause), cause
     once(error)
@@ -180,12 +198,14 @@ class _Exit(SystemExit):
 
 
 def _exit(status: Any = None, /) -> NoReturn:
+    """The replacement of `sys.exit`."""
     if threading.current_thread() is threading.main_thread():
         raise _Exit(status)
     raise SystemExit(status)  # ends only this thread; `threading` ignores exactly this class
 
 
 def _exiting(error: SystemExit, code: object) -> None:
+    """End the job as the interpreter ends the process: with an integer code, or 1 after printing another."""
     if isinstance(code, int):
         _end(error, code & 0xFF)
     elif code is not None and _ends:
@@ -194,6 +214,7 @@ def _exiting(error: SystemExit, code: object) -> None:
 
 
 def _end(error: BaseException, status: int) -> None:
+    """Call the registered functions, unless `status` is 0 or the other processes have received `error`."""
     if not (status and _ends) or getattr(error, IS_REPORTED, False):
         return
     for stream in (sys.stdout, sys.stderr):
@@ -204,7 +225,7 @@ def _end(error: BaseException, status: int) -> None:
 
 
 def _abort(_: BaseException, status: int) -> None:
-    """End the MPI job after the launcher has read the output of this process, which is lost otherwise."""
+    """End the MPI job after the launcher has read the output, which is lost otherwise, or after a second."""
     from mpi4py import MPI  # noqa: PLC0415  only under MPI
 
     if MPI.Is_initialized() and not MPI.Is_finalized():
@@ -216,7 +237,7 @@ def _abort(_: BaseException, status: int) -> None:
 
 
 def unread(descriptor: int) -> int:
-    """The number of unread bytes in the pipe `descriptor`; 0 if it is no pipe."""
+    """The number of unread bytes in the pipe `descriptor`; 0 if it is no pipe, or is closed."""
     try:
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             return struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))[0]
@@ -228,13 +249,15 @@ def unread(descriptor: int) -> int:
 def _hold_aborts() -> None:
     """Delay `abort` by six seconds, so that the watchdog can find the cause.
 
+    Keeps a handler that is installed already, such as that of `faulthandler`.
+
     The handler is the C function `sleep`, which receives the number of SIGABRT, 6. A handler of Python would
     return at once, and Python code might wait for a lock that the aborting thread holds.
     """
     library = ctypes.CDLL(None)
     library.signal.restype, library.signal.argtypes = ctypes.c_void_p, (ctypes.c_int, ctypes.c_void_p)
     before = library.signal(signal.SIGABRT, ctypes.cast(library.sleep, ctypes.c_void_p))
-    if before:  # faulthandler's, or the program's own
+    if before:
         library.signal(signal.SIGABRT, before)
 
 

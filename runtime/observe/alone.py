@@ -1,4 +1,4 @@
-"""Records the steps of a process that shares its mesh with no other process, if records are kept.
+"""Record the steps of a process that shares its mesh with no other process, if records are kept.
 
 No other process waits for it, and XLA reports devices that wait for each other. Without
 `COMMPLAN_KEEP_RECORDS` no calls are counted, and a step is called directly.
@@ -16,7 +16,8 @@ from commplan.recorder.file import is_kept, start_recording
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.interruption import say
 
-_TICK_S = 0.004  # maximum delay of the recorded end of a step
+_TICK_S = 0.004  # Seconds between two observations: the most by which the recorded end of a step is late.
+# The calls of each mesh, with the `bound_s` of `start`. A forked child records none.
 _watched: list[tuple[Calls, float | None]] = []
 os.register_at_fork(after_in_child=_watched.clear)
 
@@ -25,9 +26,9 @@ def start(plan: str, bound_s: float | None) -> Calls | None:
     """Record the calls of this process; returns None if no record is kept.
 
     Args:
-        plan: the name of the plan, for the record.
-        bound_s: a step that takes longer than this, and than five median steps, is reported once on standard
-            error. None: no step is reported.
+        plan: The name of the plan, for the record.
+        bound_s: Seconds after which a call is reported once on standard error; for steps that have run a few
+            times only after several median intervals, see `Calls.usual_s`. None: no step is reported.
     """
     recording = start_recording(job(), plan, 0, 1) if is_kept() else None
     if recording is None:
@@ -41,6 +42,7 @@ def start(plan: str, bound_s: float | None) -> Calls | None:
 
 
 def _run() -> None:
+    """Observe the calls of all meshes until the process ends."""
     named: dict[int, int] = {}
     while _watched:
         time.sleep(_TICK_S)
@@ -53,10 +55,10 @@ def look(place: int, calls: Calls, bound_s: float | None, named: dict[int, int])
     """Report a call that has not ended for too long, once.
 
     Args:
-        place: the index of `calls` among the watched ones.
-        calls: the calls of one mesh.
-        bound_s: see `start`.
-        named: by index, the number of the call that was reported last.
+        place: The index of `calls` among the watched ones.
+        calls: The calls of one mesh.
+        bound_s: See `start`.
+        named: By index, the number of the call that was reported last; updated.
     """
     if bound_s is None or not calls.waits or named.get(place) == calls.waits:
         return
@@ -68,7 +70,7 @@ def look(place: int, calls: Calls, bound_s: float | None, named: dict[int, int])
 
 
 def _end() -> None:
-    """Remove records without calls."""
+    """Record the end of the last call of each mesh at exit, and remove records without calls."""
     for calls, _ in _watched:
         calls.observe()
         if calls.recording is not None and not calls.number:

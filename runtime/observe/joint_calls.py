@@ -1,4 +1,4 @@
-"""Counts the calls of steps with collectives, and writes their progress to a record for the sidecar.
+"""Count the calls of steps with collectives, and write their progress to a record for the sidecar.
 
 All processes compare a step before it runs for a new shape. If only one process calls it for a new shape, it
 waits for the others in the comparison, and they wait for it in a collective: `recorder.verdict` decides this.
@@ -23,22 +23,35 @@ from commplan.tracebacks import shorten
 
 
 class JointStep(Protocol):
-    """Compares a step between processes, see `preflight.Preflight`."""
+    """A step that is compared between processes; see `preflight.Preflight`.
+
+    Attributes:
+        communicates: Whether a comparison has found collectives in the step.
+    """
 
     communicates: bool
 
     @property
-    def comparison(self) -> Comparison: ...
+    def comparison(self) -> Comparison:
+        """The description of the step, for messages of other processes."""
+        ...
 
 
 class JointCalls:
     """The joint calls of this process, for all steps that the same processes call together.
 
     Args:
-        recording: The record of a rank, if there is one.
-        group: The axes of the record along which the ranks lie that make the calls: bit 0 for its first axis.
+        recording: The record of this process; None if there is none.
+        group: A bit mask of the axes along which the ranks differ that make the calls: bit 0 for the first
+            axis of the record.
         is_put: Whether a thread writes the progress by calls of `put`. Then only the begin and the end of
             comparisons are written at once, since a C call that keeps the interpreter's lock may follow.
+
+    Attributes:
+        number: The number of joint calls so far, one that is being prepared included if it is counted.
+        name: The name of the step that was called last, or "".
+        is_inside: Whether that call has not returned.
+        comparison: The step that is compared now, or None.
     """
 
     def __init__(self, recording: Recording | None = None, group: int = 0, *, is_put: bool = False) -> None:
@@ -46,12 +59,15 @@ class JointCalls:
         self.is_inside = False
         self.comparison: JointStep | None = None
         self._recording, self._group, self._is_put = recording, group, is_put
-        self._next = 0  # the number of the call that is compared, whether it is counted yet or not
-        self._exchanges = 0  # how often this process has waited for others to compare
-        self._waits_since: float | None = None
+        self._next = 0  # The number of the call that is compared, whether it is counted yet or not.
+        self._exchanges = 0  # The number of times that this process has waited for others to compare.
+        self._waits_since: float | None = None  # On `time.monotonic`; None if it does not wait.
 
     def counted(self, function: Any, comparison: JointStep) -> Any:
-        """Wrap a jitted step so that its calls are counted once `comparison` has found collectives in it."""
+        """Wrap a jitted step so that its calls are counted once `comparison` has found collectives in it.
+
+        Calls within a trace are not counted, as they belong to another step.
+        """
         name, untraced = function.__name__, _compat.untraced
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -78,6 +94,7 @@ class JointCalls:
         return self._recording is not None and is_attended()
 
     def begin(self, name: str) -> None:
+        """Count a call of the step `name`."""
         self.name, self.is_inside = name, True
         self.number += 1
         if not self._is_put:
@@ -86,7 +103,7 @@ class JointCalls:
     @contextlib.contextmanager
     def ahead(self, comparison: JointStep) -> Generator[None]:
         """Mark the preparation of a call, before it runs. If this fails, the call does not count."""
-        before = self.number - self.is_inside
+        before = self.number - self.is_inside  # The calls before this one, which may be counted already.
         self.comparison, self._next = comparison, before + 1
         self.put()
         try:
@@ -111,13 +128,14 @@ class JointCalls:
             self.put()
 
     def put(self) -> None:
-        """Write the progress to the record, for the sidecar, also if another thread changes it meanwhile."""
+        """Write the progress to the record, for the sidecar, until no other thread has changed it meanwhile."""
         progress = None
         while self._recording is not None and progress != (self.comparison, self._waits_since):
             progress = self.comparison, self._waits_since
             self._put(self._recording, *progress)
 
     def _put(self, recording: Recording, comparison: JointStep | None, since: float | None) -> None:
+        """Write the progress to `recording`. The arguments are `comparison` and `_waits_since`."""
         waits_since = None if comparison is None else since
         if recording.progress != (self.name, waits_since):  # other groups of ranks may write to it, too
             mine = Comparison("", self.name)
@@ -134,9 +152,10 @@ class JointCalls:
         """Raise the verdict of the sidecar, if there is one. Called repeatedly while a comparison waits.
 
         Raises:
-            CommplanError: CP0854 if another rank runs the step, CP0834 if one cannot go on.
+            CommplanError: the code of the verdict: CP0834 if another rank cannot continue, CP0854 if another
+                rank runs the step.
         """
-        if self._recording is None or self._is_put:  # the watchdog of the process takes the verdict
+        if self._recording is None or self._is_put:  # With `is_put`, the watchdog reads the verdict.
             return
         verdict = live.verdict_of(self._recording)
         if verdict is None:

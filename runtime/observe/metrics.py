@@ -1,6 +1,7 @@
-"""Exports the costs of the input to Prometheus, in the format that the library `prometheus_client` writes.
+"""Export the costs of the input to Prometheus, in the format that the library `prometheus_client` writes.
 
-The metrics are written to a file for the text file collector of node_exporter, or served at an address.
+The metrics are written to a file for the text file collector of node_exporter, or served at an address. A run
+collects the costs in a `Ledger`, and `run.metrics` makes the `Metrics`.
 """
 
 from __future__ import annotations
@@ -22,18 +23,23 @@ from commplan.diagnostics import fail, import_optional
 from commplan.runtime.input.observe.accounting import Meter, Summary, merged
 from commplan.wait import Wait, check_seconds, until
 
-PERIOD_S, STUCK_S = 10.0, 10.0  # seconds between two writes; seconds until a write counts as hung
-LOOPBACK = "127.0.0.1"
+PERIOD_S = 10.0  # Seconds between two writes, by default.
+STUCK_S = 10.0  # Seconds until a write counts as hung.
+LOOPBACK = "127.0.0.1"  # The host of an address without one.
 
 
 class Measured(Protocol):
     """Batches that report their costs."""
 
-    def summary(self) -> Summary: ...
+    def summary(self) -> Summary:
+        """The costs so far."""
+        ...
 
 
 @dataclass
 class _Entry:
+    """A meter, and the batches whose work it adds up."""
+
     meter: Meter
     users: list[weakref.ref[Measured]]
 
@@ -45,23 +51,29 @@ class Ledger:
     References to batches are weak; their costs are kept when they are freed.
     """
 
-    _entries: dict[int, _Entry] = field(default_factory=dict[int, _Entry])  # by the meter's identity
+    # The meters of batches that exist, by the id of the meter.
+    _entries: dict[int, _Entry] = field(default_factory=dict[int, _Entry])
+    # The costs of all freed batches, by phase.
     _past: dict[str, Summary] = field(default_factory=dict[str, Summary])
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, batches: Measured, meters: Iterable[Meter]) -> None:
-        """Count `batches`, whose work `meters` add up. Members with separate clocks share some meters."""
+        """Count `batches`, whose work `meters` add up. Several members may share a meter."""
         with self._lock:
             for meter in meters:
                 self._entries.setdefault(id(meter), _Entry(meter, [])).users.append(weakref.ref(batches))
 
     def summaries(self) -> list[Summary]:
-        """One summary for each phase that had batches, in the order of their first batches."""
+        """One summary for each phase that had batches, past ones included.
+
+        Phases with freed batches come first, and then the others in the order of their first batches.
+        """
         with self._lock:
             ended: list[Summary] = []
             summaries = dict(self._past)
             for key, entry in list(self._entries.items()):
                 live = [source.summary().queue for user in entry.users if (source := user()) is not None]
+                # Several users of a meter read one stream: the one with the shortest queue waits first.
                 queue = min(live, key=lambda queue: queue.ready, default=None)
                 summary = entry.meter.summary(queue)
                 _count(summaries, summary)
@@ -74,6 +86,7 @@ class Ledger:
 
 
 def _count(summaries: dict[str, Summary], summary: Summary) -> None:
+    """Add `summary` to the one of its phase."""
     before = summaries.get(summary.phase)
     summaries[summary.phase] = summary if before is None else merged((before, summary))
 
@@ -81,14 +94,23 @@ def _count(summaries: dict[str, Summary], summary: Summary) -> None:
 class Metrics:
     """The costs of a run's input, in a file, at an address for scraping, or both. Made by `run.metrics`.
 
-    The file is written every `period_s` seconds, and by `close`. It is always complete: each version is
-    written to a temporary file, which is then renamed. A failure in the background (a full disk) is reported
-    once, as a RuntimeWarning; the next write is a period later.
+    The file is written at once, every `period_s` seconds, and by `close`. It is always complete: each version
+    is written to a temporary file, which is then renamed. A failure in the background (a full disk) is
+    reported once, as a RuntimeWarning; the next write is a period later.
+
+    Args:
+        path: The file, or None to write none.
+        summaries: Returns the costs so far.
+        period_s: Seconds between two writes.
+        listens: The host and the port at which to answer, or None. Port 0 is any free port.
 
     Attributes:
         path: The file that this process writes, or None.
         period_s: Seconds between two writes.
         address: `host:port` at which this process answers, or "".
+
+    Raises:
+        CommplanError: CP0960 if the file or the port cannot be used; CP0962 without prometheus-client.
     """
 
     def __init__(
@@ -108,7 +130,7 @@ class Metrics:
         threading.Thread(target=self._keep, name="commplan-metrics", daemon=True).start()
 
     def write(self) -> None:
-        """Write the file now, if there is one. Raises CP0960."""
+        """Write the file now, if there is one. Raises CP0960 if that fails, or if another write hangs."""
         if self.path is None:
             return
         until(lambda seconds: self._writing.acquire(timeout=seconds), Wait(STUCK_S, self._stuck))
@@ -118,7 +140,7 @@ class Metrics:
             self._writing.release()
 
     def close(self) -> None:
-        """Write the file a last time and stop. Closing twice is fine. Raises CP0960."""
+        """Write the file a last time and stop. Later calls have no effect. Raises CP0960 as `write`."""
         if self._end.is_set():
             return
         self._end.set()
@@ -134,18 +156,20 @@ class Metrics:
         self.close()
 
     def _keep(self) -> None:
+        """Write the file periodically, and check that the server answers; the body of a thread."""
         while not self._end.wait(self.period_s):
             try:
                 self.write()
                 if self._server is not None and not self._answering.is_alive():
                     self._warn(f"the server at {self.address} no longer answers")
-            except BaseException as error:  # noqa: BLE001  this thread goes on, whatever happens
+            except BaseException as error:  # noqa: BLE001  this thread continues after every error
                 self._warn(f"{self.path} was not written: {error}")
 
     def _warn(self, message: str) -> None:
+        """Warn the first time, unless `close` was called."""
         if not self._warned and not self._end.is_set():
             self._warned = True
-            with contextlib.suppress(RuntimeWarning):  # if warnings are errors
+            with contextlib.suppress(RuntimeWarning):  # Warnings may be errors.
                 warnings.warn(f"metrics are not updated: {message}", RuntimeWarning, 2)
 
     def _stuck(self, waited: float) -> NoReturn:
@@ -156,7 +180,18 @@ def kept(
     summaries: Callable[[], Sequence[Summary]], process: tuple[int, int], path: str | os.PathLike[str] | None,
     period_s: float, address: str | None,
 ) -> Metrics:  # fmt: skip
-    """Create the metrics of `run.metrics`. process: the number of this process, and of all processes."""
+    """Create the metrics of `run.metrics`.
+
+    Args:
+        summaries: Returns the costs so far.
+        process: The number of this process, and the number of processes.
+        path: See `place`; None to write no file.
+        period_s: Seconds between two writes.
+        address: See `listening`; None to answer at none.
+
+    Raises:
+        CommplanError: CP0961 for an invalid period; CP0963 for an invalid address; those of `Metrics`.
+    """
     period, file = checked_period(period_s), None if path is None else place(path, *process)
     return Metrics(file, summaries, period, None if address is None else listening(address, process[0]))
 
@@ -168,7 +203,7 @@ def close_quietly(metrics: Metrics) -> None:
 
 
 def checked_period(period_s: float) -> float:
-    """`period_s` as a float. Raises CP0961 if it is no positive number of seconds."""
+    """`period_s` as a float. Raises CP0961 if it is not a valid number of seconds; see `check_seconds`."""
     check_seconds("CP0961", "period_s", period_s)
     return float(period_s)
 
@@ -199,7 +234,7 @@ def place(path: str | os.PathLike[str], rank: int, ranks: int) -> Path:
 
 
 def write(path: Path, content: str) -> None:
-    """Write a file atomically. Raises CP0960."""
+    """Write a file atomically. Raises CP0960 if it cannot be written."""
     try:
         io.write(path, content.encode())
     except (OSError, ValueError) as error:
@@ -211,13 +246,13 @@ def write(path: Path, content: str) -> None:
 
 
 def text(summaries: Iterable[Summary]) -> str:
-    """The contents of the file: one family of samples after another, each with all phases and ranks."""
+    """The contents of the file: one family of samples after another, each with the samples of all phases."""
     collected = list(summaries)
     return _client().generate_latest(_registry(lambda: collected)).decode()
 
 
 def _served(host: str, port: int, summaries: Callable[[], Sequence[Summary]]) -> tuple[Any, Any]:
-    """A server and its thread. Raises CP0960."""
+    """Start a server of the metrics; returns it and its thread. Raises CP0960 if it cannot be started."""
     try:
         return _client().start_http_server(port, host, _registry(summaries))
     except (OSError, OverflowError) as error:
@@ -238,9 +273,12 @@ def _registry(summaries: Callable[[], Sequence[Summary]]) -> Any:
 
 
 class _Collector(NamedTuple):
+    """A collector of `prometheus_client`, which calls `collect` whenever metrics are read."""
+
     summaries: Callable[[], Sequence[Summary]]
 
     def collect(self) -> Iterator[Any]:
+        """The families, each with its samples."""
         core, families = _client("prometheus_client.core"), dict[str, Any]()
         for name, help_, labels, value in chain.from_iterable(map(_samples, self.summaries())):
             kind = core.CounterMetricFamily if name.endswith("_total") else core.GaugeMetricFamily
@@ -251,18 +289,20 @@ class _Collector(NamedTuple):
 
 
 def _samples(summary: Summary) -> Iterator[tuple[str, str, dict[str, str], float]]:
-    """The samples of `summary`: name and help of the family, labels, and value."""
+    """The samples of `summary`, each with the name and the help of its family, its labels, and its value."""
     common = {"plan": summary.plan, "phase": summary.phase, "rank": str(summary.rank)}
     slow = [] if summary.slow is None else [(common | {"member": str(summary.slow.member)}, summary.slow)]
     lines = [(common | {"line": str(each.span.line), "stage": each.what}, each) for each in summary.lines]
     measured = {"line": lines, "phase": [(common, summary)], "slow": slow}
     for name, kind, attribute, help_ in _FAMILIES:
         for labels, each in measured[kind]:
+            # User and system time are samples of one family.
             mode = {"mode": attribute.removesuffix("_s")} if name == "cpu_seconds_total" else {}
             yield name, help_, labels | mode, attrgetter(attribute)(each)
 
 
-# Each family: its name, the kind of object that it samples, the attribute of the object, and the help.
+# Each family: its name without the prefix, the kind of object that it samples (see `_samples`), the attribute
+# of the object, and the help. A name that ends in `_total` is a counter, any other a gauge.
 _FAMILIES = (
     ("cpu_seconds_total", "line", "user_s", "CPU time of a plan line's input work."),
     ("cpu_seconds_total", "line", "system_s", "CPU time of a plan line's input work."),

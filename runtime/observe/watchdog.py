@@ -1,7 +1,7 @@
-"""Watches the steps that processes run together: under `jax.distributed`, or of a guarded program under MPI.
+"""Watch the steps that processes run together: under `jax.distributed`, or of a guarded program under MPI.
 
 The sidecar of the host finds the process that blocks a step, from the records of all processes. A thread of
-each process records the ends of steps and waits for the verdict. A running executable cannot be cancelled: a
+each process records the ends of steps and waits for the verdict. A running executable cannot be canceled: a
 process whose main thread waits in one prints the verdict and exits. JAX and Gloo abort a process that loses
 another one; `abort_hook` delays that until the verdict is printed.
 """
@@ -34,18 +34,25 @@ from commplan.runtime.observe.interruption import Place, is_interruptible
 from commplan.sidecar import attend, introduce_hosts
 from commplan.sidecar.mail import Address
 
-EXIT_STATUS = 75  # the exit status after a verdict: EX_TEMPFAIL of sysexits.h
-_TICK_S = 0.25
-_GRACE_S = 2.0  # seconds after Ctrl-C until the process ends
-_SETTLE_S = 1.0  # seconds between two checks for an abort
-_ANSWER_S = 5.0  # seconds for the sidecar to find the cause of a failed step
-_LAST_S = 3.0  # seconds for the other processes to report the failure of process 0
-_UNWIND_S = 10.0  # seconds for the `finally` blocks of a main thread outside of steps
+EXIT_STATUS = 75  # The exit status after a verdict: EX_TEMPFAIL of sysexits.h.
+_TICK_S = 0.25  # Seconds between two observations by the thread.
+_GRACE_S = 2.0  # Seconds after Ctrl-C until the process ends.
+_SETTLE_S = 1.0  # Seconds between two checks for an abort, and for a main thread that does not move.
+_ANSWER_S = 5.0  # Seconds for the sidecar to find the cause of a failed step.
+_LAST_S = 3.0  # Seconds for the other processes to report the failure of process 0.
+_UNWIND_S = 10.0  # Seconds for the `finally` blocks of a main thread outside of steps.
+_MOST_CHARACTERS = 200  # The most characters of an error that messages show.
+# The states of `process_state` in which a process cannot answer Ctrl-C.
 _DOWN = ("dead", "stopped", "stuck in the kernel")
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """A message of a process to the others: the limits of its waits, and then the address of its sidecar."""
+    """A message of a process to the others, which each process sends twice; see `start`.
+
+    Attributes:
+        limits: The limits of its waits.
+        sidecar: The address of the sidecar of its host; None in the first message, or if there is none.
+    """
 
     limits: HangLimits = UNWATCHED
     sidecar: Address | None = None
@@ -55,9 +62,11 @@ class _Watched(NamedTuple):
     """Calls that are watched.
 
     Attributes:
+        calls: The calls.
         number: The number of this process among those that make the calls.
         job: The name of the job.
-        sidecar: The address of the sidecar of this host, if one watches the calls.
+        limits: The most patient limits of the programs that make the calls.
+        sidecar: The address of the sidecar of this host; None if none watches the calls.
     """
 
     calls: Calls
@@ -77,15 +86,18 @@ class Watchdog:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self._lock = threading.RLock()  # protects the attributes below
+        self._lock = threading.RLock()  # Protects the attributes below.
         self.watched: dict[str, _Watched] = {}
-        self._failure = ""  # an uncaught error that JAX may have raised
-        self._end_reason: str | None = None  # the reason why this process ends; None before
-        self._status = 0  # its exit status
-        self._scanned, self._is_aborted = 0.0, False
+        self._failure = ""  # An uncaught error that JAX may have raised, or "".
+        self._end_reason: str | None = None  # The reason why this process ends; None before, "" at success.
+        self._status = 0  # The exit status of this process if it fails.
+        self._scanned = 0.0  # The time of the last check for an abort, on `time.monotonic`.
+        self._is_aborted = False  # Whether a thread of JAX is aborting this process.
         self._verdict: live.WrittenVerdict | None = None
-        self._is_said, self._settled = False, threading.Event()
-        self._deadline, self._place = 0.0, Place(0, 0)  # set with the verdict; the main thread's position
+        self._is_said = False  # Whether the verdict was printed.
+        self._settled = threading.Event()  # Set once the cause of `_failure` is known.
+        self._deadline = 0.0  # When the process ends after a verdict at the latest; 0 before a verdict.
+        self._place = Place(0, 0)  # The main thread's position when it was interrupted by a verdict.
         atexit.register(self._ending)
         threading.Thread(target=self._run, name="commplan-watchdog", daemon=True).start()
 
@@ -103,13 +115,15 @@ class Watchdog:
         """Watch the calls that these processes make together.
 
         Args:
-            number: the number of this process among them.
-            job: the name of the job.
-            limits: applies if it is more patient than those of earlier calls.
-            plan: the name of the plan, for the record.
+            number: The number of this process among them.
+            job: The name of the job.
+            processes: The numbers of the processes, this one included.
+            limits: The limits of the waits. They apply if they are more patient than those of earlier calls.
+            plan: The name of the plan, for the record.
 
         Returns:
-            The calls, and the address of the sidecar of this host.
+            The calls, and the address of the sidecar of this host, or None if none watches the calls. The
+            same ones for the same processes.
         """
         with self._lock:
             key, sidecar = ",".join(map(str, processes)), None
@@ -124,7 +138,8 @@ class Watchdog:
                 put_state(recording, limits)
                 who = f"process {number}"
                 sidecar = attend(recording.path, who, watched=True, job=job, members=processes)
-            abort_hook.on_failure(self._failing)  # again: exit handlers of the record run after this one
+            # Register it again, since `start_recording` may register an exit handler. The last one runs first.
+            abort_hook.on_failure(self._failing)
             calls = Calls(processes, recording)
             self.watched[key] = _Watched(calls, number, job, limits, sidecar)
             return calls, sidecar
@@ -134,10 +149,10 @@ class Watchdog:
     def _failing(self, error: BaseException, status: int) -> None:
         """Handle an uncaught error. If JAX may have raised it, another process may be the cause."""
         lines = f"{type(error).__name__}: {error}".splitlines()
-        text = f"exit with {status}" if isinstance(error, SystemExit) else lines[0][:200]
+        text = f"exit with {status}" if isinstance(error, SystemExit) else lines[0][:_MOST_CHARACTERS]
         self._status = interruption.STATUS if isinstance(error, KeyboardInterrupt) else status
         is_watched = any(each.sidecar is not None for each in self.watched.values())
-        # JAX raises either.
+        # JAX raises a RuntimeError or a ValueError if another process breaks a collective.
         if is_watched and isinstance(error, RuntimeError | ValueError) and not self._verdict:
             with self._lock:
                 self._failure = text
@@ -147,13 +162,14 @@ class Watchdog:
             self._leave(text)
 
     def _ask(self, *, is_aborted: bool = False) -> None:
-        """Have the sidecar find out why a step has failed."""
+        """Make the sidecar find the reason why a step has failed."""
         for calls in self._calls:
             calls.observe()
         for recording in self._recordings:
             live.put_failure(recording, is_aborted=is_aborted)
 
     def _leave(self, why: str) -> None:
+        """Record that this process ends, with an error or, if `why` is "", without one."""
         with self._lock:
             self._end_reason = why
             for calls in self._calls:
@@ -165,12 +181,12 @@ class Watchdog:
     def _ending(self) -> None:
         """End the process at exit, before JAX's exit handler waits for the others, for minutes."""
         if self not in _running:
-            return  # a forked child
+            return  # This is a forked child.
         if self._verdict:
             with self._lock:
                 self._say()
         if self._status and not self._verdict and self.number == 0:
-            time.sleep(_LAST_S)  # JAX aborts the others without a coordinator, before they print
+            time.sleep(_LAST_S)  # Without a coordinator JAX aborts the others before they print.
         if self._verdict or self._status:
             interruption.end_process(EXIT_STATUS if self._verdict else self._status)
         self._leave("")
@@ -205,6 +221,7 @@ class Watchdog:
                 self._settled.set()
 
     def _look_for_abort(self, now: float) -> None:
+        """Ask for a verdict if JAX aborts this process; the handler of the signal delays it meanwhile."""
         idle = now - max(calls.moved for calls in self._calls)
         if not self._is_aborted and idle > 2 * _TICK_S and now > self._scanned + _SETTLE_S:
             self._scanned = now
@@ -235,14 +252,21 @@ class Watchdog:
         return min((calls for calls in self._calls if calls.waits), key=Calls.began, default=None)
 
     def _awaiting(self, line: str) -> list[str]:
-        """A note on the step that has not ended, or has failed. line: the line that waits, if one does."""
+        """Notes on the step that has not ended, or has failed, for the verdict of the sidecar.
+
+        Args:
+            line: The line of the plan or program that waits, or "".
+        """
         if line or not self._failure:
             return [f"{line} waits for it"] if line else []
         last = max(self._calls, key=lambda each: each.moved)
         return [f"{last.current()} failed: {self._failure}"]
 
     def _end(self, now: float) -> None:
-        """Print the verdict and exit. A main thread that is in no step is interrupted first, as by Ctrl-C."""
+        """Print the verdict and exit. A main thread that is in no step is interrupted first, as by Ctrl-C.
+
+        The process then ends after `_UNWIND_S`, or after `_SETTLE_S` if the main thread does not move.
+        """
         place = interruption.main_place()
         if not self._deadline:
             self._say()
@@ -258,6 +282,7 @@ class Watchdog:
             interruption.end_process(EXIT_STATUS)
 
     def _say(self) -> None:
+        """Print the verdict once."""
         if self._verdict is not None and not self._is_said:
             self._is_said = True
             interruption.say(CommplanError(self._verdict.diagnostic))
@@ -272,19 +297,24 @@ def _state(calls: Calls, process: int) -> str:
     return "unknown"
 
 
-_running: list[Watchdog] = []
+_running: list[Watchdog] = []  # At most one. A forked child has none.
 os.register_at_fork(after_in_child=_running.clear)
 
 
 def start(
     index: int, job: str, exchange: Callable[[Peer], Mapping[int, Peer]], limits: HangLimits, plan: str
 ) -> Calls | None:
-    """Watch the calls of processes that bind the same plan; None if one of them disables the watchdog.
+    """Watch the calls of processes that bind the same plan; all of them call this.
 
     Args:
-        index: the number of this process.
-        job: the name of the job, the same on all processes.
-        exchange: returns the messages of all processes, by number; all of them call it.
+        index: The number of this process.
+        job: The name of the job, the same on all processes.
+        exchange: Returns the messages of all processes, by number, if all of them call it.
+        limits: The limits of the waits of this process. The most patient limits of all processes apply.
+        plan: The name of the plan, for the record; "" for a step without one.
+
+    Returns:
+        The counter of calls, or None if one of the processes disables the watchdog.
     """
     peers = exchange(Peer(limits))
     limits = most_patient([peer.limits for peer in peers.values()])
@@ -300,7 +330,16 @@ def start(
 
 
 def part(whole: Calls | None, processes: Sequence[int], plan: str) -> Calls | None:
-    """The calls of some of the processes of `whole`; None for a single process."""
+    """Watch the calls of some of the processes of `whole`, with the same limits.
+
+    Args:
+        whole: The calls of all processes, or None if they are not watched.
+        processes: The numbers of the processes.
+        plan: The name of the plan, for the record.
+
+    Returns:
+        The counter of calls. None if `whole` is None, for a single process, and if this is none of them.
+    """
     if whole is None or len(processes) == 1 or not _running or _running[0].number not in processes:
         return None
     watched = _running[0].watched[whole.key]
