@@ -273,7 +273,7 @@ class Machine(Protocol):
         Returns:
             For each piece of which several copies exist and this process holds one: the numbers of the
             processes that hold one, and this process's arrays, by the name of the device. The name is "" for
-            an array that is not cut.
+            an array of the host, and under MPI.
         """
         ...
 

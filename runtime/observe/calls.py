@@ -83,7 +83,7 @@ class Calls:
         recording: The record that the calls are written to; None if there is none.
         memory: The memory of the record, or as much memory of this process without a record.
         names: The names of steps, by index.
-        places: By the same index, the lines of the step's collectives, such as "line 3 of a.plan, in ", or "".
+        places: By the same index, the lines of the step's collectives, such as "line 3 of a.plan, in " or "".
         moved: When `observe` last found that a call had begun or ended, in seconds on `time.monotonic`.
         waits: The number of the call that had not ended at the last `observe`; 0 if all had.
         number: The number of calls so far.

@@ -128,7 +128,7 @@ class JointCalls:
             self.put()
 
     def put(self) -> None:
-        """Write the progress to the record, for the sidecar, until no other thread has changed it meanwhile."""
+        """Write the progress to the record. Repeat this if another thread changes the progress meanwhile."""
         progress = None
         while self._recording is not None and progress != (self.comparison, self._waits_since):
             progress = self.comparison, self._waits_since

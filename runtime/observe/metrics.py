@@ -73,7 +73,7 @@ class Ledger:
             summaries = dict(self._past)
             for key, entry in list(self._entries.items()):
                 live = [source.summary().queue for user in entry.users if (source := user()) is not None]
-                # Several users of a meter read one stream: the one with the shortest queue waits first.
+                # Members that share a stream have a queue each: report the shortest one.
                 queue = min(live, key=lambda queue: queue.ready, default=None)
                 summary = entry.meter.summary(queue)
                 _count(summaries, summary)

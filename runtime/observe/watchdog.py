@@ -138,7 +138,7 @@ class Watchdog:
                 put_state(recording, limits)
                 who = f"process {number}"
                 sidecar = attend(recording.path, who, watched=True, job=job, members=processes)
-            # Register it again, since `start_recording` may register an exit handler. The last one runs first.
+            # Register it again: handlers run in reverse order, and that of the record must run later.
             abort_hook.on_failure(self._failing)
             calls = Calls(processes, recording)
             self.watched[key] = _Watched(calls, number, job, limits, sidecar)
