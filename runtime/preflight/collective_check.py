@@ -1,7 +1,7 @@
 """Test each distinct collective of a bound program at its real size, on data with a known result.
 
 The expected result is computed element by element from the kind of the collective, without code that
-collectives use.
+collectives use. `run.check_collectives` and the first step under `run.jit` call `check_collectives`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from commplan.runtime.context import Context
 from commplan.runtime.machines.machine import place_of
 from commplan.runtime.preflight.preflight import Preflight
 
-BUDGET_S = 5.0
-_PERIOD = 7  # elements until the data repeats; a prime, so that it does not divide blocks or messages
-_MOST = 2**31 - 1  # the largest number of elements in an i32
-_SHOWN = 4  # maximum number of ranks in a message
+BUDGET_S = 5.0  # Seconds for all collectives, by default.
+# The number of elements until the data repeats. It is a prime, so that it divides few blocks and messages.
+_PERIOD = 7
+_MOST = 2**31 - 1  # The largest index of an element: indices are i32.
+_SHOWN = 4  # The most ranks in a message.
 
 
 class Checked(NamedTuple):
     """A collective that returned the expected result.
 
     Attributes:
-        text: The operation and its axes.
-        place: The line of the plan.
+        text: The operation, with its type, axes and algorithm.
+        place: The line of the plan, with its phase.
         seconds: The duration of the second of two runs, including waits for other ranks.
     """
 
@@ -48,11 +49,11 @@ class Checked(NamedTuple):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """The result of one collective on the ranks of a process.
+    """The message of a process with the result of one collective on its ranks.
 
     Attributes:
-        left_s: The remaining seconds of the process's budget.
-        wrong: A description of each wrong result.
+        left_s: The remaining seconds of the process's budget; negative if it is exceeded.
+        wrong: A description of each rank with a wrong result; empty if all results are right.
     """
 
     left_s: float
@@ -60,7 +61,14 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CheckedCollective(NamedTuple):
-    """A collective on a flat array of `size` elements of a rank."""
+    """A collective on a flat array, as the phase issues it for one leaf.
+
+    Attributes:
+        op: The collective.
+        phase: The name of the phase.
+        dtype: The dtype of the array.
+        size: The number of elements of the operand on one rank.
+    """
 
     op: ir.Collective
     phase: str
@@ -69,12 +77,14 @@ class CheckedCollective(NamedTuple):
 
     @property
     def text(self) -> str:
+        """See `Checked.text`."""
         op = self.op
         kind = f"{op.kind}({op.op})" if op.op else op.kind
         return f"{kind} {self.dtype}[{self.size}] over {', '.join(op.axes)} by {op.algorithm}"
 
     @property
     def scope(self) -> str:
+        """The scope under which JAX traces it, from which `place_of` finds the line."""
         return f"commplan/{self.phase}/line{self.op.span.line}"
 
 
@@ -85,8 +95,11 @@ def check_collectives(context: Context, budget_s: float, preflight: Preflight) -
 
     Args:
         context: The bound program.
-        budget_s: The budget of this process in seconds.
+        budget_s: The budget of this process in seconds. At least one collective is tested.
         preflight: Exchanges results between the processes.
+
+    Returns:
+        The tested collectives, in order.
 
     Raises:
         CommplanError: CP0856 on all processes if a rank receives a wrong result; CP0855 if a process does not
@@ -106,7 +119,10 @@ def check_collectives(context: Context, budget_s: float, preflight: Preflight) -
 
 
 def candidates(context: Context) -> list[CheckedCollective]:
-    """The distinct collectives of all phases, the largest first."""
+    """The distinct collectives of all phases over more than one rank, those with the most bytes first.
+
+    Collectives are equal if they differ only in their place in the plan and in the names of values.
+    """
     distinct: dict[Any, CheckedCollective] = {}
     for phase in context.schedule.phases:
         lowered = context.lower(phase)
@@ -123,7 +139,11 @@ def candidates(context: Context) -> list[CheckedCollective]:
 def _leaves(
     op: ir.Collective, phase: str, operand: ir.Value, backend: Backend
 ) -> Iterator[CheckedCollective]:
-    """The collective of each leaf."""
+    """The collective of each leaf of `operand` that can be tested.
+
+    Left out are leaves that need no collective, dtypes that JAX does not have with its present configuration,
+    and arrays with more elements than `_MOST`.
+    """
     ways = backend.ways(op.axes)
     for leaf in operand.leaves:
         collective = on_leaf(op, leaf, ways, is_array=operand.kind == "array")
@@ -146,7 +166,7 @@ def _run(context: Context, candidate: CheckedCollective) -> tuple[float, tuple[s
     spec = PartitionSpec(axes)
     step = jax.jit(machine.spread(body, (), (spec, spec)))
     with jax.disable_jit(False), machine.context():
-        jax.block_until_ready(step())  # compiles
+        jax.block_until_ready(step())  # Compiles.
         begun = time.perf_counter()
         counts, values = jax.block_until_ready(step())
         seconds = time.perf_counter() - begun
@@ -163,10 +183,10 @@ def _run(context: Context, candidate: CheckedCollective) -> tuple[float, tuple[s
 
 
 def _compare(candidate: CheckedCollective, backend: Backend, axes: tuple[str, ...]) -> tuple[Array, Array]:
-    """Run and compare on one rank.
+    """Run the collective on one rank, and compare its result.
 
     Returns:
-        i32[1, 3]: the rank, the number of wrong elements, and the index of the first.
+        i32[1, 3]: the rank, the number of wrong elements, and the index of the first wrong element.
         f32[1, 2]: that element, and its expected value.
     """
     op, dtype = candidate.op, jnp.dtype(candidate.dtype.numpy_name)
@@ -177,35 +197,50 @@ def _compare(candidate: CheckedCollective, backend: Backend, axes: tuple[str, ..
     received = (finish() if finish is not None else backend.move(operand, op)).reshape(-1)
     expected = _as(_expected(op, backend, axes, candidate.size, received.size, dtype), dtype)
     received, expected = (x.astype(jnp.float32) for x in (received, expected))
+    # A reduction of n floats rounds at most n times.
     rounding = float(jnp.finfo(dtype).eps) * backend.ways(op.axes) if candidate.dtype.is_float else 0.0
     close = jnp.abs(received - expected) <= rounding * jnp.abs(expected)
-    if op.kind == "reduce":  # the result on other ranks is unspecified
+    if op.kind == "reduce":  # The result on other ranks than the root is unspecified.
         close |= jnp.asarray(backend.index(op.axes)) != op.root
-    first = jnp.argmin(close)
+    first = jnp.argmin(close)  # The first False.
     counts = jnp.stack([rank, jnp.sum(~close, dtype=jnp.int32), first.astype(jnp.int32)])
     values = jnp.stack([received[first], expected[first]])
     return backend.varying(counts[None], axes), backend.varying(values[None], axes)
 
 
 def _pattern(rank: Array, element: Array) -> Array:
-    """The operand of `rank` at index `element`: whole numbers from 0 to 6."""
+    """The operand of `rank` at index `element`, i32: whole numbers from 0 to 6, which all dtypes represent.
+
+    Ranks that are equal modulo `_PERIOD` have different strides, so that few ranks have equal data.
+    """
     return (element % _PERIOD * (1 + rank // _PERIOD % (_PERIOD - 1)) + rank) % _PERIOD
 
 
 def _as(numbers: Array, dtype: Any) -> Array:
+    """`numbers` in another dtype; odd numbers are True."""
     return numbers % 2 != 0 if dtype == jnp.bool_ else numbers.astype(dtype)
 
 
 def _expected(
     op: ir.Collective, backend: Backend, axes: tuple[str, ...], size: int, result_size: int, dtype: Any
 ) -> Array:
-    """The expected result of this rank, i32[result_size], if each rank sends `_pattern`, i32[size]."""
+    """The expected result of this rank, i32[result_size], if each rank sends `_pattern`, i32[size].
+
+    Args:
+        op: The collective.
+        backend: The backend, for the position of this rank.
+        axes: All axes of the plan.
+        size: The number of elements of the operand.
+        result_size: The number of elements of the result.
+        dtype: The dtype of both. Sums and maxima of booleans are disjunctions, minima are conjunctions.
+    """
+    # `members` are the ranks of this rank's group, in order, as numbers over all axes.
     ways, me = backend.ways(op.axes), jnp.asarray(backend.index(op.axes), jnp.int32)
     sizes = {axis: backend.sizes[axis] for axis in axes}
     offsets = jnp.asarray(group(dict.fromkeys(axes, 0), op.axes, sizes), jnp.int32)
     members = jnp.asarray(backend.index(axes), jnp.int32) - offsets[me] + offsets
     at, block = jnp.arange(result_size, dtype=jnp.int32), size // ways
-    if op.op is not None:
+    if op.op is not None:  # Reduce one period of the data, and repeat it.
         terms = _pattern(members[:, None], jnp.arange(_PERIOD, dtype=jnp.int32)[None, :])
         if dtype == jnp.bool_:
             terms, how = terms % 2, "min" if op.op == "min" else "max"
@@ -226,6 +261,7 @@ def _expected(
 
 
 def _refuse(candidate: CheckedCollective, wrong: list[str], file: str) -> None:
+    """Raise CP0856 with the descriptions `wrong`."""
     more = f"and {len(wrong) - _SHOWN} more ranks" if len(wrong) > _SHOWN else ""
     fail(
         "CP0856",

@@ -31,13 +31,15 @@ from commplan.runtime.observe.abort_hook import alike, common
 from commplan.runtime.observe.same_values import Copies, check_copies, named_leaves
 from commplan.tracebacks import is_users
 
-TIMEOUT_S = 1800.0  # until all ranks have compiled the step
-_FAILED_S = 10.0  # until the other ranks have received the error of a failed rank
-_LINE, _SOURCE = re.compile(r"line (\d+) of the plan"), re.compile(r"\S+\.py:\d+")
-_SHOWN = 4  # maximum number of ranks, or of groups of ranks, in a message
-_LONG = 160  # maximum characters of an argument in a message
+TIMEOUT_S = 1800.0  # Seconds until all ranks have compiled the step, by default.
+_FAILED_S = 10.0  # Seconds until the other ranks have received the error of a failed rank.
+_LINE = re.compile(r"line (\d+) of the plan")  # The place of a collective of the plan.
+_SOURCE = re.compile(r"\S+\.py:\d+")  # The place of a collective of the program.
+_SHOWN = 4  # The most ranks, or groups of ranks, in a message.
+_LONG = 160  # The most characters of an argument in a message.
 _Answer = TypeVar("_Answer", bound=msgspec.Struct)
-Check = Callable[["Preflight"], object]  # exchanges its findings through the preflight
+# A check that all ranks make before the first step. It exchanges its findings through the preflight.
+Check = Callable[["Preflight"], object]
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -45,10 +47,10 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         name: The name of the function.
-        arguments: The dtype and shape of each argument.
-        issues: The collectives.
+        arguments: The path, dtype and shape of each leaf of the arguments, as text.
+        issues: The collectives, in the order of issue.
         program: The digest of the lowered program if it must be the same everywhere, else "".
-        compiled: Whether the collectives are those of the compiled step.
+        compiled: Whether the collectives are those of the compiled step, or else of the trace.
     """
 
     name: str
@@ -68,7 +70,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
     """The first message of a rank.
 
     Attributes:
-        digest: The digest of the rank's step; "" if it has none.
+        digest: The digest of the rank's step; "" if it has none, or only tests collectives.
         wrong: The error of the rank, or "".
         checks: Whether the rank tests the collectives of the plan before the step.
     """
@@ -79,39 +81,46 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def text(self) -> str:
+        """The operation that the rank begins, for messages; equal for ranks that begin the same one."""
         if not self.digest:
             return "calls run.check_collectives()"
         return f"begins a step{', and tests the collectives of the plan first' if self.checks else ''}"
 
 
 class Preflight:
-    """The comparison of all ranks of `machine` before a new step runs."""
+    """The comparison of all ranks of `machine` before a new step runs; see `jit`.
+
+    Attributes:
+        check: See `ComparedStep`.
+        profile: See `ComparedStep`.
+        same: The step whose arguments are compared once; None to compare none.
+        who: The noun for a participant, "rank" or "process".
+        communicates: Whether the step has collectives, so that all ranks must call it.
+        index: The index of the step's name in `Calls`; unused if steps are not watched.
+    """
 
     def __init__(
-        self,
-        machine: Machine,
-        file: str,
-        timeout_s: float,
-        check: Callable[[], Check | None] = lambda: None,
-        profile: LatencyProfile | None = None,
-        same: Callable[..., Any] | None = None,
-    ) -> None:
+        self, machine: Machine, file: str, timeout_s: float, check: Callable[[], Check | None] = lambda: None,
+        profile: LatencyProfile | None = None, same: Callable[..., Any] | None = None,
+    ) -> None:  # fmt: skip
         self.machine, self.file, self.timeout_s, self.check = machine, file, timeout_s, check
         self.profile, self.same = profile, same
         self.who = "process" if machine.layout == "global" else "rank"
-        self.communicates = False  # whether the step has collectives, so that all ranks must call it
-        self.index = 0  # the number of the step, counting steps with collectives
-        self._agreed: dict[str, Step] = {}  # by digest
+        self.communicates = False
+        self.index = 0
+        self._agreed: dict[str, Step] = {}  # The steps on which the ranks agreed, by digest.
         self._has_compared_values = False
-        self._executables: set[Any] = set()  # executables of steps that were agreed on
-        self._step = Step("run.check_collectives()", (), ())  # compared between ranks
-        self._place = user_line()
+        self._executables: set[Any] = set()  # The executables of these steps.
+        self._step = Step("run.check_collectives()", (), ())  # The step that is compared.
+        self._place = user_line()  # The line that calls it, or "".
 
     def __call__(self, jitted: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Compare the step for these arguments with all other ranks, compile it, and compare it again.
 
-        Raises the error of tracing or compiling the step on this rank; CP0854 if the steps of ranks differ,
-        or a rank has no step; CP0855 if a rank does not arrive.
+        Raises:
+            CommplanError: CP0854 if the steps of ranks differ, or a rank has no step; CP0855 if a rank does
+                not arrive; CP0856 if a collective has a wrong result; CP0861 if an argument differs.
+            Exception: the error of tracing or compiling the step on this rank.
         """
         everyone = self.machine.participants()
         with alike(self.who, self.machine.process()[0], everyone[0]), self.machine.joint.ahead(self):
@@ -131,9 +140,8 @@ class Preflight:
                 executable = compiled.runtime_executable()
                 if executable in self._executables:
                     return
-                step = msgspec.structs.replace(
-                    step, issues=self.machine.issues(traced, compiled), compiled=True
-                )
+                issues = self.machine.issues(traced, compiled)
+                step = msgspec.structs.replace(step, issues=issues, compiled=True)
                 _locate(self.machine, self.index, step.issues, self.file)
                 self._count(step)
             if step.digest not in self._agreed:
@@ -157,7 +165,7 @@ class Preflight:
 
     @contextlib.contextmanager
     def _sends_failure(self) -> Generator[None]:
-        """Send the error to the other ranks if the block fails."""
+        """Send the error to the other ranks if the block fails; if all have the same one, see `common`."""
         try:
             yield
         except Exception as error:
@@ -169,7 +177,7 @@ class Preflight:
             raise
 
     def _count(self, step: Step) -> None:
-        """Count the call of a step that has collectives."""
+        """Set the compared step, and count its call once it has collectives."""
         self._step, self._place = step, user_line()
         if step.issues and not self.communicates:
             self.communicates = True
@@ -182,6 +190,7 @@ class Preflight:
         return arguments if self.profile is None else (self.profile.source, *arguments)
 
     def _agree(self, step: Step, lowered: Any, *, checks: bool = False) -> None:
+        """Exchange digests, and if they differ the steps. Raises CP0854 or CP0855."""
         hellos = self.begin(Hello(step.digest, checks=checks))
         if len({hello.digest for hello in hellos.values()}) > 1:
             self._compare(self.exchange(step), lowered)
@@ -203,9 +212,8 @@ class Preflight:
         if not agreed:
             return Comparison(me, mine.name, place=self._place)
         if mine.arguments in agreed:
-            message = (
-                f"{me} calls `{mine.name}` with another static argument, sharding or structure than {{}}"
-            )
+            other = "another static argument, sharding or structure"
+            message = f"{me} calls `{mine.name}` with {other} than {{}}"
             fix = f"every {self.who} gives the same static arguments, shardings and trees"
         else:
             pairs = [_first_pair(mine.arguments, arguments) for arguments in agreed[:-_SHOWN:-1]]
@@ -234,11 +242,9 @@ class Preflight:
         timeout_s = self.timeout_s if timeout_s is None else timeout_s
         gathered = self._answers(mine, timeout_s, None if self.machine.joint.is_watched else self._notice())
         answers = {number: answer for number, answer in gathered.items() if answer is not None}
-        wrong = {
-            n: answer.wrong for n, answer in answers.items() if isinstance(answer, Hello) and answer.wrong
-        }
-        if wrong:
-            failed = [f"{self.who} {number} has no step: {text}" for number, text in wrong.items()]
+        hellos = {n: answer for n, answer in answers.items() if isinstance(answer, Hello)}
+        failed = [f"{self.who} {n} has no step: {hello.wrong}" for n, hello in hellos.items() if hello.wrong]
+        if failed:
             fail("CP0854", *failed[:_SHOWN], file=self.file)
         missing = [number for number in self.machine.participants() if number not in gathered]
         if missing:
@@ -254,7 +260,7 @@ class Preflight:
         return answers
 
     def _notice(self) -> Notice:
-        """The message about late ranks. With a watchdog the sidecar prints one."""
+        """The message about late ranks. If a sidecar watches the calls, it prints one instead."""
         name, place = self._step.name, self._place or "an unknown line"
         calls = f"{self.who} {self.machine.process()[0]} calls `{name}` at {place}"
         waits = f"{calls}, and waits for the others to compare it"
@@ -272,7 +278,7 @@ class Preflight:
         }
 
     def _compare(self, steps: Mapping[int, Step], lowered: Any) -> None:
-        """Raises CP0854 if the steps of ranks do not fit together."""
+        """Raise CP0854 for a deadlock, and for equal collectives of different arguments or programs."""
         at = issued_together(steps)
         if any(at[number] < len(step.issues) for number, step in steps.items()):
             self._refuse_order(steps, at)
@@ -286,9 +292,11 @@ class Preflight:
 
     def _refuse_order(self, steps: Mapping[int, Step], at: Mapping[int, int]) -> NoReturn:
         """Raise CP0854 for ranks that deadlock: name a collective, and a rank that issues another instead."""
+        # First look for a rank of a waiting collective that issues another one over the same ranks. Else sets
+        # of ranks wait for each other in a circle.
         heads = [step.issues[at[n]] for n, step in steps.items() if at[n] < len(step.issues)]
         rivals = [{n: _next(steps[n], at[n], issue) for n in _members(issue, steps)} for issue in heads]
-        rivals += [{n: at[n] for n in _members(issue, steps)} for issue in heads]  # sets of ranks in a circle
+        rivals += [{n: at[n] for n in _members(issue, steps)} for issue in heads]
         groups = (
             _by_value({n: steps[n].issues[place : place + 1] for n, place in places.items()})
             for places in rivals
@@ -359,7 +367,14 @@ class ComparedStep(NamedTuple):
 
 
 def jit(machine: Machine, step: ComparedStep, file: str, timeout_s: float) -> Any:
-    """The jitted step with a preflight, or without one if this process is the only participant."""
+    """The jitted step with a preflight, or without one if this process is the only participant.
+
+    Args:
+        machine: The machine of the step.
+        step: The function and its options.
+        file: The plan's file, or "".
+        timeout_s: Seconds to wait for another rank at each exchange.
+    """
     function, options = step.function, step.options
     if machine.layout == "global":
         options = {**options, "context": machine.context}
@@ -400,7 +415,10 @@ def _locate(machine: Machine, index: int, issues: tuple[Issue, ...], file: str) 
 
 
 def issued_together(steps: Mapping[int, Step]) -> dict[int, int]:
-    """The number of collectives that each rank completes if each collective waits for all of its ranks."""
+    """The number of collectives that each rank completes if each collective waits for all of its ranks.
+
+    It is less than the number of the rank's collectives if ranks deadlock.
+    """
     at = dict.fromkeys(steps, 0)
     waiting = deque(steps)
     while waiting:
@@ -414,6 +432,7 @@ def issued_together(steps: Mapping[int, Step]) -> dict[int, int]:
 
 
 def _members(issue: Issue, steps: Mapping[int, Step]) -> list[int]:
+    """The ranks that take part in `issue`, of those in `steps`."""
     return [number for number in issue.ranks or steps if number in steps]
 
 
@@ -453,9 +472,8 @@ def _shown(text: str, same: int) -> str:
     if len(text) <= _LONG:
         return text
     begin = max(0, same - _LONG // 2)
-    return (
-        f"{'...' if begin else ''}{text[begin : begin + _LONG]}{'...' if begin + _LONG < len(text) else ''}"
-    )
+    end = begin + _LONG
+    return f"{'...' if begin else ''}{text[begin:end]}{'...' if end < len(text) else ''}"
 
 
 def _place(places: Sequence[str]) -> str:
@@ -468,6 +486,7 @@ def _digest(data: bytes) -> str:
 
 
 def _by_value(values: Mapping[int, Any]) -> dict[Any, list[int]]:
+    """Group ranks by their values, in the order of `values`."""
     groups: dict[Any, list[int]] = {}
     for number, value in values.items():
         groups.setdefault(value, []).append(number)
