@@ -18,21 +18,29 @@ from commplan.diagnostics import fail
 from commplan.runtime.calibrate.calibrate import Fabric, Pairs, measured_level, pairs_of_levels
 from commplan.topology import Level, Topology, natural_order, places_of_hosts
 
-TOURNAMENTS = 3  # Each with another order of hosts, so that no pair always crosses an uplink alone.
-PASSES = 5  # Over all hosts; each host joins the rack of most of its fast links.
-ALONE = 16  # With more hosts, only some pairs are measured alone.
-SHARED = 1.4  # The least ratio of bandwidths within a rack and across racks.
-LONG_S = 0.05  # An exchange of this length hides latencies.
-LEAST, RUNS = 2**16, 2  # Bytes; exchanges of each pair, and the best of them counts.
+# The number of tournaments, each with another order of hosts, so that no pair always crosses an uplink alone.
+TOURNAMENTS = 3
+# The most passes over all hosts in which each host joins the rack with the largest share of fast links.
+PASSES = 5
+# With more hosts than this, only one pair of each round is measured alone, and no table is printed.
+ALONE = 16
+# The least ratio of bandwidths within a rack and across racks.
+SHARED = 1.4
+# Seconds of an exchange that hides latencies.
+LONG_S = 0.05
+# Bytes of the first exchange. Its size grows until an exchange takes `LONG_S`.
+LEAST = 2**16
+# The number of exchanges of each pair, of which the best one counts.
+RUNS = 2
 
-HostPairs = Sequence[tuple[int, int]]
+HostPairs = Sequence[tuple[int, int]]  # Indices of hosts.
 
 
 class PairFabric(Fabric, Protocol):
     """A fabric that times pairs one by one."""
 
     def timed(self, pairs: Pairs, nbytes: int, runs: int) -> list[float]:
-        """The shortest of `runs` exchanges of each pair in seconds, all pairs at once."""
+        """The seconds of the shortest of `runs` exchanges of `nbytes` of each pair, all pairs at once."""
         ...
 
 
@@ -40,10 +48,12 @@ class Discovery(NamedTuple):
     """The measurements between hosts, and the topology that explains them.
 
     Attributes:
-        hosts: Their names.
-        alone, shared: Bytes per second in each direction, [host, host], nan if not measured. `alone` is the
-            rate of a pair without other pairs, `shared` the least rate with them.
-        racks: Host indices.
+        hosts: The names of the hosts, in natural order.
+        alone: The rate of each pair without other pairs, f64[host, host], in bytes per second in each
+            direction; NaN if not measured.
+        shared: The least rate of each pair with other pairs, as `alone`.
+        racks: The indices of the hosts of each rack; one rack if all pairs are similar.
+        topology: The topology with measured latencies and bandwidths.
     """
 
     hosts: tuple[str, ...]
@@ -71,6 +81,7 @@ class Discovery(NamedTuple):
         return lines
 
     def _cell(self, host: int, other: int) -> str:
+        """The rates of a pair, such as "940.1/470.2"; a dot for a rate that was not measured."""
         if host == other:
             return "-"
         rates = (self.alone[host, other], self.shared[host, other])
@@ -93,7 +104,9 @@ def discover(fabric: PairFabric, name: str) -> Discovery:
         CommplanError: CP0759 for one host, and for hosts with different numbers of ranks.
     """
     hosts = tuple(sorted(set(fabric.hosts), key=natural_order))
-    ranks = {host: [rank for rank, name_ in enumerate(fabric.hosts) if name_ == host] for host in hosts}
+    ranks = {
+        host: [rank for rank, rank_host in enumerate(fabric.hosts) if rank_host == host] for host in hosts
+    }
     if len(hosts) < 2 or len({len(host_ranks) for host_ranks in ranks.values()}) > 1:
         counts = ", ".join(f"{host} {len(host_ranks)}" for host, host_ranks in ranks.items())
         fail(
@@ -117,7 +130,10 @@ def discover(fabric: PairFabric, name: str) -> Discovery:
 
 
 def tournament(hosts: Sequence[int]) -> Iterator[list[tuple[int, int]]]:
-    """Rounds of pairs in which every host meets every other host once, by the circle method."""
+    """Rounds of pairs in which every host meets every other host once, by the circle method.
+
+    Each host is in one pair of each round; with an odd number of hosts one of them pauses.
+    """
     circle: list[int | None] = [*hosts, *([None] if len(hosts) % 2 else [])]
     half = len(circle) // 2
     for _ in range(len(circle) - 1):
@@ -130,8 +146,11 @@ def racks_of(rates: np.ndarray) -> tuple[tuple[int, ...], ...]:
     """Groups of hosts with fast links between most of their members, or one group if all pairs are similar.
 
     Args:
-        rates: Bytes per second, [host, host]. Pairs above the widest gap between rates are fast, if that gap
-            is at least a factor of `SHARED`.
+        rates: Bytes per second, f64[host, host], symmetric; the diagonal is not used. Pairs above the widest
+            gap between rates are fast, if that gap is at least a factor of `SHARED`.
+
+    Returns:
+        The indices of the hosts of each group, in increasing order; the groups by their first hosts.
     """
     count = len(rates)
     ordered = np.sort(rates[np.triu_indices(count, 1)])
@@ -139,27 +158,31 @@ def racks_of(rates: np.ndarray) -> tuple[tuple[int, ...], ...]:
     if not len(gaps) or gaps.max() < SHARED:
         return (tuple(range(count)),)
     fast = rates >= ordered[int(gaps.argmax()) + 1]
-    rack = np.arange(count)
+    rack = np.arange(count)  # The number of each host's rack. At first every host is alone.
     for _ in range(PASSES):
         before = rack.copy()
         for host in range(count):
             groups = [
                 np.flatnonzero((rack == number) & (np.arange(count) != host)) for number in set(rack.tolist())
             ]
+            # The largest share of fast links, and of equal ones the rack with the first host.
             shares = [(float(fast[host, group].mean()), -int(group[0])) for group in groups if len(group)]
-            share, first = max(shares)
+            share, negative_first = max(shares)
             if share > 0.5:
-                rack[host] = rack[-first]
+                rack[host] = rack[-negative_first]
         if np.array_equal(rack, before):
             break
     return tuple(tuple(np.flatnonzero(rack == number).tolist()) for number in dict.fromkeys(rack.tolist()))
 
 
 class _Meter:
-    """Exchanges between hosts.
+    """Measures exchanges between hosts. Each rank of a host exchanges with a rank of the other host.
 
-    Args:
-        ranks: The ranks of two hosts. Each rank exchanges with a rank of the other host.
+    Attributes:
+        fabric: The ranks.
+        ranks: The ranks of each host, equally many.
+        width: The number of ranks of a host.
+        nbytes: The bytes of an exchange of two ranks in each direction. The first two hosts determine it.
     """
 
     def __init__(self, fabric: PairFabric, ranks: Sequence[Sequence[int]]) -> None:
@@ -177,13 +200,14 @@ class _Meter:
         return [self.width * self.nbytes / max(seconds, 1e-9) for seconds in self._times(pairs)]
 
     def _times(self, pairs: HostPairs) -> list[float]:
+        """The seconds of each pair of hosts: those of its slowest ranks."""
         between = [both for a, b in pairs for both in zip(self.ranks[a], self.ranks[b], strict=True)]
         times = self.fabric.timed(between, self.nbytes, RUNS)
         return [max(times[begin : begin + self.width]) for begin in range(0, len(times), self.width)]
 
 
 def _note(rates: np.ndarray, pairs: HostPairs, measured: Sequence[float]) -> None:
-    """Record the least rate of each pair."""
+    """Write `measured`, a rate for each pair, into the matrix `rates` where it is less or the first."""
     for (a, b), rate in zip(pairs, measured, strict=True):
         rates[a, b] = rates[b, a] = np.fmin(rates[a, b], rate)
 
@@ -191,13 +215,22 @@ def _note(rates: np.ndarray, pairs: HostPairs, measured: Sequence[float]) -> Non
 def _topology(
     fabric: PairFabric, name: str, hosts: Sequence[str], racks: Sequence[Sequence[int]], width: int
 ) -> Topology:
-    """The measured levels. Smaller racks are filled with places without hosts."""
+    """Measure the latency and bandwidth of each level.
+
+    Args:
+        fabric: The ranks.
+        name: The name of the topology.
+        hosts: The names of the hosts.
+        racks: The indices of the hosts of each rack. Smaller racks are filled with places without hosts.
+        width: The number of ranks of a host.
+    """
     most = max(map(len, racks))
     names: list[str] = []
     for number, rack in enumerate(racks, 1):
         names += [hosts[host] for host in rack]
         names += [f"none-{number}-{index}" for index in range(len(rack) + 1, most + 1)]
     counts = {"process": width, "host": most, "rack": len(racks)}
+    # The costs are guesses, which measured ones replace below.
     levels = tuple(Level(level, count, 1e-6, 1e9) for level, count in counts.items() if count > 1)
     topology = Topology(name, levels, None, tuple(names))
     spans = pairs_of_levels(topology, places_of_hosts(topology, fabric.hosts))

@@ -32,18 +32,32 @@ from commplan.runtime.input.stages.records import BlockPosition, Stage
 
 BLOCK = 16  # Records that go through one stage together, as in training.
 LEAST = 3  # Blocks that are measured even if no time remains.
-ROUNDS = 5
+ROUNDS = 5  # Measurements of a cost that does not depend on the plan, of which the best one counts.
+_MOST_CALLS = 64  # Calls of each function that `lock_shares_of` gets.
+_WARM_UP_STEPS = 2  # The first calls of the consumer, which may compile; they do not count.
+_FEWEST_STEPS = 7  # Calls of the consumer even if they take longer than `_STEPS_S`.
+_MOST_STEPS = 200  # The most calls of the consumer.
+_STEPS_S = 2.0  # About the seconds for all calls of the consumer.
 _BUFFER = 2**26  # Bytes of the copies' buffer, which exceeds the caches.
 _ROW = 150_528  # Bytes of one copy: an image of 224 x 224 x 3.
-_HERE = Span(1, 1, 1, 1)
-_POSITION = BlockPosition(0, 0, -1)
+_HERE = Span(1, 1, 1, 1)  # Ops of `_plain` have no line in a plan.
+_POSITION = BlockPosition(0, 0, -1)  # For errors: measured records have no position in an epoch.
 
+# A step. It gets the outputs of a phase by name.
 Consumer = Callable[[dict[str, Any]], Any]
 
 
 @dataclass
 class _Total:
-    """The measurements of one source or function."""
+    """The measurements of one source or function.
+
+    Attributes:
+        cpu: CPU seconds.
+        records: The number of records.
+        before: Bytes of operands; 0 for a source.
+        after: Bytes of results.
+        waits: For each block, the mean seconds per record without CPU time.
+    """
 
     cpu: float = 0.0
     records: int = 0
@@ -59,7 +73,10 @@ class PlanInput:
     Phases without any of these sources are not measured.
 
     Attributes:
-        sizes: The sizes of axes that the plan leaves open.
+        plan: The plan.
+        sources: The sources by name.
+        functions: The host functions by name; others are ignored.
+        sizes: The sizes of axes that the plan leaves open, by name. Axes without a size count as 1.
     """
 
     plan: Plan
@@ -86,7 +103,7 @@ class PlanInput:
 
 
 def needed(plan_input: PlanInput) -> tuple[list[str], list[str]]:
-    """The names of the sources and host functions that the measured phases need."""
+    """The names of the sources and of the host functions that the measured phases need, in plan order."""
     stages = [stage for phase in plan_input.phases() for stage in plan_input.stages(phase)]
     sources = dict.fromkeys(stage.source for stage in stages if isinstance(stage, Load))
     fns = dict.fromkeys(stage.fn for stage in stages if isinstance(stage, MapStage))
@@ -104,11 +121,11 @@ def calibrate_input(
 
     Args:
         plan_input: The plan, its sources and its functions.
-        seconds: About how long to measure.
-        consumer: A jitted step, whose result is waited for. It is called with the outputs of the phase `each
-            step` (else the first measured phase) for one member, {name: array [rows, ...]}, with random
-            content.
-        step_seconds: The time of a step, instead of `consumer`.
+        seconds: About how long to measure. The copies, the pipeline and the consumer take a few more seconds.
+        consumer: A jitted step, whose result is waited for; None to measure none. It is called with the
+            outputs of the phase `each step` (else the first measured phase) for one member, {name: array
+            [rows, ...]}, with random content.
+        step_seconds: The seconds of a step, if there is no `consumer`; None if they are unknown.
 
     Returns:
         The measured costs.
@@ -123,6 +140,7 @@ def calibrate_input(
         fail("CP0770", "no phase of the plan reads one of the passed sources", f"its sources: {declared}")
     cores = len(os.sched_getaffinity(0))
     sources, fns = needed(plan_input)
+    # Of the time, 60% are for stages and 30% for their share of the interpreter's lock.
     share = seconds * 0.6 / len(phases)
     totals = {name: _Total() for name in (*sources, *fns)}
     samples = [_sample(plan_input, phase, totals, share) for phase in phases]
@@ -145,12 +163,14 @@ def calibrate_input(
 
 
 def _source(name: str, total: _Total) -> SourceCost:
+    """The costs of a source per record."""
     records = max(1, total.records)
     wait = float(np.median(total.waits)) if total.waits else 0.0
     return SourceCost(name, total.cpu / records, max(0.0, wait), total.after / records, total.records)
 
 
 def _fn(name: str, total: _Total, lock_share: float | None) -> FnCost:
+    """The costs of a host function per record; see `lock_shares_of` for the share of the lock."""
     records = max(1, total.records)
     return FnCost(
         name, total.cpu / records, lock_share, total.before / records, total.after / records, total.records
@@ -162,7 +182,7 @@ def _sample(
 ) -> dict[str, Calls]:
     """Run blocks of records through the stages of `phase` for about `seconds`; the first block warms up.
 
-    Returns some calls of each host function.
+    Adds the costs to `totals`, by source or function. Returns some calls of each host function.
     """
     opened_sources = {
         stage.source: _open_source(plan_input, stage)
@@ -177,17 +197,19 @@ def _sample(
     while blocks <= LEAST or time.perf_counter() < end:
         arrays: dict[Ref, Sequence[Any]] = {}
         records = list(range(BLOCK))
-        for each in bound:
-            op, rows = each.stage.op, list[tuple[Any, ...]]([()] * BLOCK)
+        for bound_stage in bound:
+            stage = bound_stage.stage
+            op, rows = stage.op, list[tuple[Any, ...]]([()] * BLOCK)
             name = op.source if isinstance(op, ir.Read) else op.fn
             if isinstance(op, ir.Read):
                 records = [next(orders[name]) for _ in records]
             else:
                 rows = list(zip(*(arrays[ref] for ref in op.operands), strict=True))
                 samples = calls.setdefault(name, [])
-                samples += [(each.stage.call, row, op.random) for row in rows[: max(0, 64 - len(samples))]]
-            columns = each.run(records, rows, totals[name] if blocks else _Total())
-            results_with_columns = ir.results(op)[: len(columns)]  # without the number of records of a load
+                wanted = max(0, _MOST_CALLS - len(samples))
+                samples += [(stage.call, row, op.random) for row in rows[:wanted]]
+            columns = bound_stage.run(records, rows, totals[name] if blocks else _Total())
+            results_with_columns = ir.results(op)[: len(columns)]  # Without the number of records of a load.
             arrays.update(zip(results_with_columns, columns, strict=True))
         blocks += 1
     return calls
@@ -200,6 +222,7 @@ def _order(length: int) -> Iterator[int]:
 
 
 def _open_source(plan_input: PlanInput, load: Load) -> Any:
+    """The source of `load`. Raises CP0902 if it has no access by index, and CP0903 if it is empty."""
     element = next(source.type for source in plan_input.plan.sources if source.name == load.source)
     source = as_source(plan_input.sources[load.source], isinstance(element, BytesType))
     file = plan_input.plan.file
@@ -214,7 +237,7 @@ def _open_source(plan_input: PlanInput, load: Load) -> Any:
 
 
 def _stage(plan_input: PlanInput, op: Load | MapStage, opened_sources: Mapping[str, Any]) -> Stage:
-    """The stage of training that runs `op`."""
+    """The stage of training that runs `op`. Raises CP0908 for a host function that was not passed."""
     plan, meter = plan_input.plan, Meter("", "")
     if isinstance(op, Load):
         element = next(source.type for source in plan.sources if source.name == op.source)
@@ -224,7 +247,7 @@ def _stage(plan_input: PlanInput, op: Load | MapStage, opened_sources: Mapping[s
         call = plan_input.functions.get(op.fn)
         if not callable(call):
             fail("CP0908", f"host function `{op.fn}` is not bound", span=op.span, file=plan.file)
-        elements = cast("tuple[Element, ...]", fn.results)  # host functions declare their types
+        elements = cast("tuple[Element, ...]", fn.results)  # Host functions declare their types.
         lowered = assemble(ir.Map, op, random=fn.random)
     dtypes = tuple(numpy_dtype(e.dtype) if isinstance(e, ArrayType) else None for e in elements)
     return Stage(lowered, 0, elements, dtypes, call, 5, plan.file, meter, skip=False)
@@ -232,7 +255,12 @@ def _stage(plan_input: PlanInput, op: Load | MapStage, opened_sources: Mapping[s
 
 @dataclass(frozen=True)
 class _BoundStage:
-    """A stage, and buffers for its results by column."""
+    """A stage, and the memory that its results are written to.
+
+    Attributes:
+        stage: The stage.
+        buffers: For each column of results, an array of several blocks of records; made at first use.
+    """
 
     stage: Stage
     buffers: dict[int, Any] = field(default_factory=dict[int, Any])
@@ -240,7 +268,16 @@ class _BoundStage:
     def run(
         self, records: Sequence[int], rows: Sequence[tuple[Any, ...]], total: _Total
     ) -> list[Sequence[Any]]:
-        """Run the stage on each record, add the costs to `total`, and return the results by column."""
+        """Run the stage on each record, and add the costs to `total`.
+
+        Args:
+            records: The numbers of the records.
+            rows: The operands for each record; empty tuples for a source.
+            total: The measurements of the source or function.
+
+        Returns:
+            The results by column.
+        """
         wall, cpu = time.perf_counter(), time.process_time()
         out = [
             self.stage.one(_POSITION, record, list(row)) for record, row in zip(records, rows, strict=True)
@@ -267,6 +304,7 @@ class _BoundStage:
         buffer = self.buffers.get(index)
         if buffer is None:
             dtype = numpy_dtype(element.dtype)
+            # Enough blocks to exceed the caches; large records need only two, and small ones 64.
             blocks = max(2, min(64, _BUFFER // max(1, BLOCK * element.size * dtype.itemsize)))
             buffer = self.buffers[index] = np.ones((blocks, BLOCK, *element.shape), dtype)
         target = buffer[total.records // BLOCK % len(buffer)]
@@ -284,7 +322,7 @@ def copy_cost() -> float:
     """The CPU seconds per byte of a copy from recently written memory to memory not used recently."""
     slots = np.zeros(_BUFFER // _ROW * _ROW, np.uint8).reshape(-1, _ROW)
     row = np.ones(_ROW, np.uint8)
-    slots[:] = 1
+    slots[:] = 1  # Maps the pages.
     durations: list[float] = []
     for _ in range(ROUNDS):
         start = time.process_time()
@@ -303,6 +341,7 @@ def pipeline_cost() -> tuple[float, float]:
 
 
 def _per_batch(rows: int) -> float:
+    """The CPU seconds of the pipeline per batch of `rows` records, without work: the least of `ROUNDS`."""
     batches = 60
     data = np.zeros((rows * batches, 1), np.uint8)
     schedule = _plain(rows)
@@ -332,6 +371,7 @@ def _plain(rows: int) -> ir.Schedule:
 def _consumer(
     plan_input: PlanInput, phase: Phase, consumer: Consumer | None, seconds: float | None
 ) -> tuple[ConsumerCost, ...]:
+    """The cost of a step, measured or as passed; empty if neither is given."""
     if consumer is not None:
         duration, cpu = _step(consumer, _item(plan_input, phase))
         return (ConsumerCost(plan_input.plan.name, phase.name, duration, cpu),)
@@ -343,7 +383,7 @@ def _consumer(
 def _item(plan_input: PlanInput, phase: Phase) -> dict[str, Any]:
     """The outputs of the phase from its sources for one member, with random content.
 
-    Arrays are JAX arrays if the consumer has imported JAX.
+    Arrays are JAX arrays if the consumer has imported JAX. Raises CP0771 if the phase has no such arrays.
     """
     sourced: set[Ref] = set()
     for stage in phase.stages:
@@ -375,18 +415,21 @@ def _item(plan_input: PlanInput, phase: Phase) -> dict[str, Any]:
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
+    """A random array; integers are 0 or 1, which are valid as labels and as booleans."""
     if dtype.is_float:
         return rng.standard_normal(shape, np.float32).astype(numpy_dtype(dtype))
     return rng.integers(0, 2, shape).astype(numpy_dtype(dtype))
 
 
 def _step(consumer: Consumer, item: dict[str, Any]) -> tuple[float, float]:
-    """The wall and CPU seconds of a step: medians of several, without the first two."""
+    """The wall and CPU seconds of a step: medians after a warm-up. Raises CP0771 if it fails."""
     try:
         walls: list[float] = []
         cpus: list[float] = []
         started = time.perf_counter()
-        while len(walls) < 7 or (time.perf_counter() - started < 2.0 and len(walls) < 200):
+        while len(walls) < _FEWEST_STEPS or (
+            time.perf_counter() - started < _STEPS_S and len(walls) < _MOST_STEPS
+        ):
             wall, cpu = time.perf_counter(), time.process_time()
             _wait_for_devices(consumer(item))
             cpus.append(time.process_time() - cpu)
@@ -398,11 +441,11 @@ def _step(consumer: Consumer, item: dict[str, Any]) -> tuple[float, float]:
             f"the consumer raised {type(error).__name__}: {error}",
             f"it was called with {{{shapes}}}",
         )
-    return float(np.median(walls[2:])), float(np.median(cpus[2:]))
+    return float(np.median(walls[_WARM_UP_STEPS:])), float(np.median(cpus[_WARM_UP_STEPS:]))
 
 
 def _wait_for_devices(result: Any) -> None:
-    """Wait until JAX has computed the arrays of `result`."""
+    """Wait until JAX has computed the arrays of `result`, a pytree."""
     if "jax" in sys.modules:
         import jax  # noqa: PLC0415  only if the consumer has imported JAX
 

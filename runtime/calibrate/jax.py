@@ -20,10 +20,15 @@ from commplan.lowering.jax.collectives.lax_backend import LaxBackend
 from commplan.runtime.calibrate.calibrate import AXIS, Call, Pairs, host_gamma
 
 _NAME = 256  # The most bytes of a host name.
+_LEAST_S = 1e-9  # Seconds that a duration has at least: differences of noisy durations may be negative.
 
 
 class JaxFabric:
-    """The devices of a JAX job; see `calibrate.Fabric`. Their order is the order of ranks."""
+    """The devices of a JAX job; see `calibrate.Fabric`. Their order is the order of ranks.
+
+    Attributes:
+        hosts: The host of each device.
+    """
 
     backend: Backend = "jax"
     forms: tuple[Form, ...] = ("rounds",)
@@ -48,7 +53,7 @@ class JaxFabric:
         return float(np.max(multihost_utils.process_allgather(np.float64(seconds))))
 
     def barrier(self) -> None:
-        """Do nothing: a collective of the job waits for all processes."""
+        """Do nothing: the measured calls are collectives, which wait for all processes."""
 
     def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:
         both = [*pairs, *((b, a) for a, b in pairs)]
@@ -83,12 +88,20 @@ class JaxFabric:
 
         x = jax.make_array_from_callback(shape, sharding, zeros)
         mapped = jax.shard_map(body, mesh=self._mesh, in_specs=spec, out_specs=spec, check_vma=False)
-        target = jax.jit(mapped)
-        return lambda: jax.block_until_ready(target(x))
+        jitted = jax.jit(mapped)
+        return lambda: jax.block_until_ready(jitted(x))
 
 
 def device_gamma(nbytes: int = 2**28, times: int = 20) -> float:
-    """The seconds per byte of an addition in device memory, with arrays of `nbytes`."""
+    """Measure an addition in device memory.
+
+    Args:
+        nbytes: The bytes of each array, f32.
+        times: The number of additions in one call. The duration of a call without additions is subtracted.
+
+    Returns:
+        The seconds per byte of one operand.
+    """
     x = jnp.ones(nbytes // 4, jnp.float32)
 
     @jax.jit
@@ -103,13 +116,13 @@ def device_gamma(nbytes: int = 2**28, times: int = 20) -> float:
         jax.block_until_ready(added(x, x, count))
         return time.perf_counter() - start
 
-    duration(1)
-    each = [duration(times) - duration(0) for _ in range(7)]
-    return max(statistics.median(each), 1e-9) / times / nbytes
+    duration(1)  # Compiles.
+    durations = [duration(times) - duration(0) for _ in range(7)]
+    return max(statistics.median(durations), _LEAST_S) / times / nbytes
 
 
 def _host_names() -> list[str]:
-    """The host name of each process."""
+    """The host name of each process, by its number; all processes call this."""
     name = socket.gethostname().encode()[:_NAME]
     if jax.process_count() == 1:
         return [name.decode(errors="replace")]

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 
-THREADS = 2  # Concurrent threads.
-ROUNDS = 5
+THREADS = 2  # The number of concurrent threads.
+ROUNDS = 5  # The number of measurements of each function, of which the median counts.
+_LONGEST_ROUND_S = 0.2  # The most seconds of one measurement.
+# Linux counts here, in nanoseconds, for how long the calling thread has computed and waited for a CPU.
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 
 Calls = list[tuple[Callable[..., Any], tuple[Any, ...], bool]]
-"""A function, its operands, and whether it is random and takes `rng` as a keyword."""
+"""Calls: a function, its operands, and whether it is random and takes `rng` as a keyword."""
 
 
 def lock_shares_of(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, float]:
@@ -28,20 +30,21 @@ def lock_shares_of(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, f
     part.
 
     Args:
-        calls_of: Calls of each function.
+        calls_of: Calls of each function, at least one.
         seconds: About how long to measure.
 
     Returns:
-        The median share of several rounds, by function; empty if the kernel does not count waiting threads.
+        The median share of several rounds, from 0 to 1, by function. It is 1 for functions that fail in
+        threads. Functions are left out if the kernel does not count waiting threads.
     """
     shares: dict[str, float] = {}
-    each = min(0.2, seconds / max(1, len(calls_of) * ROUNDS))
+    round_s = min(_LONGEST_ROUND_S, seconds / max(1, len(calls_of) * ROUNDS))
     interval_s = sys.getswitchinterval()
     # A thread that waits for the lock then sleeps until its release and never waits for a CPU.
     sys.setswitchinterval(1.0)
     try:
         for name, calls in calls_of.items():
-            asleep = [part for _ in range(ROUNDS) if (part := _asleep(calls, each)) is not None]
+            asleep = [part for _ in range(ROUNDS) if (part := _asleep(calls, round_s)) is not None]
             if asleep:
                 speedup = max(1.0, THREADS * (1 - float(np.median(asleep))))
                 shares[name] = round((THREADS / speedup - 1) / (THREADS - 1), 3)
@@ -51,7 +54,10 @@ def lock_shares_of(calls_of: Mapping[str, Calls], seconds: float) -> dict[str, f
 
 
 def _asleep(calls: Calls, seconds: float) -> float | None:
-    """The part of their time in which concurrent threads neither compute nor wait for a CPU."""
+    """The part of their time in which concurrent threads neither compute nor wait for a CPU.
+
+    1 if a call fails; None if the kernel does not count.
+    """
     started: list[float] = []
     gate = threading.Barrier(THREADS, lambda: started.append(time.perf_counter()))
     busy: list[float] = []
@@ -63,8 +69,8 @@ def _asleep(calls: Calls, seconds: float) -> float | None:
         gate.wait()
         try:
             while time.perf_counter() - started[0] < seconds:
-                call, row, random = calls[number % len(calls)]
-                call(*row, **({"rng": rng} if random else {}))
+                function, operands, is_random = calls[number % len(calls)]
+                function(*operands, **({"rng": rng} if is_random else {}))
                 number += THREADS
         except Exception as error:  # noqa: BLE001  Some functions do not support threads.
             problems.append(error)
@@ -84,7 +90,7 @@ def _asleep(calls: Calls, seconds: float) -> float | None:
 
 
 def _scheduled_s() -> float | None:
-    """The seconds that this thread has computed or waited for a CPU, as Linux counts them."""
+    """The seconds that this thread has computed or waited for a CPU; None if the kernel does not count."""
     try:
         computed, waited, _ = _SCHEDULED.read_text(encoding="ascii").split()
     except (OSError, ValueError):

@@ -20,6 +20,7 @@ from commplan.lowering.mpi.job.rendezvous import Rendezvous
 from commplan.runtime.calibrate.calibrate import Call, Pairs, host_gamma
 
 STEP_S = 120.0  # Seconds for a rank to reach the next barrier.
+_BURSTS = 9  # The number of bursts whose median counts.
 
 
 class MpiFabric:
@@ -27,6 +28,8 @@ class MpiFabric:
 
     Attributes:
         rendezvous: Calls measurements with a timeout.
+        rank: The number of this rank.
+        hosts: The host of each rank.
 
     Raises:
         CommplanError: CP0849 if a rank does not reach the next barrier in time.
@@ -59,13 +62,13 @@ class MpiFabric:
 
     def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:
         partner = {**dict(pairs), **{b: a for a, b in pairs}}.get(self.rank)
-        if partner is None:
+        if partner is None:  # This rank is in no pair.
             return lambda: None
-        give, take = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+        sent, received = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
 
         def call() -> None:
             for _ in range(times):
-                self._comm.Sendrecv(give, partner, recvbuf=take, source=partner)
+                self._comm.Sendrecv(sent, partner, recvbuf=received, source=partner)
 
         return call
 
@@ -84,13 +87,13 @@ class MpiFabric:
     def burst(self, pair: tuple[int, int], count: int) -> float | None:
         durations: list[float] = []
         word = np.zeros(1, np.int32)
-        for _ in range(9):
+        for _ in range(_BURSTS):
             self.barrier()
             requests: list[Any] = []
             start = time.perf_counter()
             if self.rank == pair[0]:
                 requests = [self._comm.Isend(word, pair[1]) for _ in range(count)]
-            durations.append(time.perf_counter() - start)
+            durations.append(time.perf_counter() - start)  # Of the sends alone: nothing is received yet.
             if self.rank == pair[1]:
                 requests = [self._comm.Irecv(np.zeros(1, np.int32), pair[0]) for _ in range(count)]
             MPI.Request.Waitall(requests)
@@ -100,22 +103,22 @@ class MpiFabric:
         build.library()
         word = jnp.zeros(1, jnp.float32)
         shape = jax.ShapeDtypeStruct(word.shape, word.dtype)
-        target = jax.jit(jax.ffi.ffi_call("commplan_mpi_empty", shape, has_side_effect=True))
-        return lambda: jax.block_until_ready(target(word))
+        jitted = jax.jit(jax.ffi.ffi_call("commplan_mpi_empty", shape, has_side_effect=True))
+        return lambda: jax.block_until_ready(jitted(word))
 
     def collective(self, op: Collective, axis: Axis, size: int) -> Call:
         spread = {axis.name: axis.levels}
         backend = MpiBackend({axis.name: axis.size}, self._over(axis), spread)
-        x = jnp.zeros(size, jnp.float32)
+        operand = jnp.zeros(size, jnp.float32)
 
         def body(x: Any) -> Any:
             return backend.move(x, op)
 
-        target = jax.jit(body)
-        return lambda: jax.block_until_ready(target(x))
+        jitted = jax.jit(body)
+        return lambda: jax.block_until_ready(jitted(operand))
 
     def _over(self, axis: Axis) -> Channel:
-        """A channel whose only axis is `axis`."""
+        """A channel whose only axis is `axis`. All ranks call this; it closes the channel of another axis."""
         if tuple(self._channel.groups.sizes) != (axis.name,):
             self._channel.close()
             self._channel = Channel(self._comm, {axis.name: axis.size})
