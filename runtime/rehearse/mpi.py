@@ -1,4 +1,7 @@
-"""Exchange summaries and errors between the ranks of a rehearsal."""
+"""Exchange summaries and errors between the ranks of a rehearsal under MPI.
+
+The command makes a `World`, which the ranks use to print one report, and each error once.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +23,24 @@ from commplan.runtime.observe.abort_hook import exempt
 from commplan.sidecar import leave
 
 PATIENCE_S = 3.0  # Seconds that failed ranks wait for one another; a rank in a collective never answers.
-_LOOK_S = 0.01
-_ERRORS, _VERDICT = 1, 2  # Tags.
-# Errors that peers report about a failed rank; its own error is more specific.
+_LOOK_S = 0.01  # Seconds between two polls for messages.
+_ERRORS = 1  # The tag of the errors of a rank, which it sends to the first rank.
+_VERDICT = 2  # The tag of the answer: whether all ranks have failed.
+# The codes of errors that peers report about a failed rank. Its own error is more specific.
 _SECONDARY = ("CP0834", "CP0845", "CP0849", "CP0854", "CP0855", "CP0920", "CP0921", "CP0922")
 
 Errors = list[Diagnostic]
 
 
 class World:
-    """The ranks that `mpirun` started.
+    """The ranks that `mpirun` started. Every rank makes one before any other joint call.
+
+    Afterwards a failing rank does not end the job by itself: the caller does so after `failed`.
 
     Attributes:
         comm: The communicator to which the plan is bound.
+        rank: The number of this rank.
+        size: The number of ranks.
     """
 
     def __init__(self) -> None:
@@ -41,16 +49,23 @@ class World:
         with deaths(self.comm):
             self._comm = self._rendezvous(self.comm.Dup)
         self.rank, self.size = int(self._comm.Get_rank()), int(self._comm.Get_size())
-        self._has_agreed = False
-        self._agreed_errors: Errors = []
+        self._has_agreed = False  # Whether `agree` was called.
+        self._agreed_errors: Errors = []  # The merged errors of all ranks, from `agree`.
         exempt()
 
     def sizes(self, plan: Plan, passed: Mapping[str, int]) -> dict[str, int]:
-        """The sizes of the plan's axes; an axis without a size gets the ranks that remain."""
+        """The sizes of the plan's axes; an axis without a size gets the ranks that remain. See `sizes_of`."""
         return sizes_of(plan, self.comm, dict(passed))
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all living ranks on the first of them, an empty list elsewhere. All call this."""
+        """Collect a value of each living rank; all of them call this.
+
+        Returns:
+            On the first living rank the values in the order of ranks; elsewhere an empty list.
+
+        Raises:
+            CommplanError: CP0834 if a rank has died meanwhile; CP0849 if one does not arrive.
+        """
         with deaths(self.comm):
             comm = self._rendezvous(self._comm.Shrink) if goes_on() else self._comm
             return self._rendezvous(comm.gather, value) or []
@@ -58,8 +73,8 @@ class World:
     def agree(self, errors: Sequence[Diagnostic] = ()) -> None:
         """Agree with all ranks on the errors so far.
 
-        All ranks call this once, before any other joint call, with their own errors. It raises all errors on
-        all ranks.
+        All ranks call this once, before any other joint call, with their own errors. It raises the merged
+        errors of all ranks on all ranks, and returns if there are none.
         """
         self._has_agreed = True  # Set first: afterwards some ranks may be gone.
         with deaths(self.comm):
@@ -72,9 +87,9 @@ class World:
     def failed(self, errors: Sequence[Diagnostic]) -> tuple[Errors, bool]:
         """Agree with the other ranks that failed.
 
-        The first rank receives the errors of ranks that fail within `PATIENCE_S`, if it is one of them, and
-        reports for all. If some ranks have not failed, the caller ends them, because they may wait for this
-        rank in a collective.
+        If the first living rank has failed, it receives the errors of ranks that fail within `PATIENCE_S`
+        and reports for all. If some ranks have not failed, the caller ends them, because they may wait for
+        this rank in a collective.
 
         Args:
             errors: The errors of this rank.
@@ -98,7 +113,7 @@ class World:
             return together({self.rank: list(errors)}, self.size), False
 
     def _living(self) -> list[int]:
-        """The ranks that are not known to have died. Messages from them can be received afterwards."""
+        """The ranks that are not known to have died. Receives from any rank then ignore the dead ones."""
         if not goes_on():
             return list(range(self.size))
         dead = self._comm.Get_failed()
@@ -107,11 +122,11 @@ class World:
         return [rank for rank in range(self.size) if rank not in dead_ranks]
 
     def reason(self, error: Exception) -> Diagnostic | None:
-        """The diagnostic of an MPI error for ranks that died, if MPI survived; None for other errors."""
+        """See `ranks.death`."""
         return death(self.comm, error)
 
     def abort(self, code: int) -> None:
-        """End all ranks."""
+        """End all ranks with the exit status `code`."""
         leave()
         self._comm.Abort(code)
 
@@ -126,6 +141,7 @@ class World:
                 answers[int(status.Get_source())] = answer
             else:
                 time.sleep(_LOOK_S)
+
         all_failed = len(answers) == len(living)
         for rank in answers:
             if rank != self.rank:
@@ -135,6 +151,10 @@ class World:
         return together(answers, len(living) - silent), all_failed
 
     def _send(self, errors: Errors, first: int) -> tuple[Errors, bool]:
+        """Send the errors of this rank to the first rank; see `failed` for the result.
+
+        This rank prints its errors itself if the first rank does not receive them, as it has not failed.
+        """
         # This send completes when the first rank starts to receive it.
         request = self._comm.issend(errors, dest=first, tag=_ERRORS)
         deadline = time.monotonic() + PATIENCE_S
@@ -153,7 +173,11 @@ def together(answers: Mapping[int, Errors], size: int) -> Errors:
     """Merge the errors of several ranks.
 
     Each error appears once, with its ranks unless all have it. Errors of peers about a failed rank are
-    omitted if that rank has reported its error.
+    omitted if any other error is reported.
+
+    Args:
+        answers: The errors of each rank, by its number.
+        size: The number of ranks that counts as all.
     """
     ranks_of: dict[tuple[str, str], tuple[Diagnostic, list[int]]] = {}
     for rank in sorted(answers):
@@ -167,6 +191,7 @@ def together(answers: Mapping[int, Errors], size: int) -> Errors:
 
 
 def _with(problem: Diagnostic, ranks: Sequence[int]) -> Diagnostic:
+    """`problem` with a note that names `ranks`."""
     named = ", ".join(str(rank) for rank in ranks)
     note = Note(f"on rank {named}" if len(ranks) == 1 else f"on ranks {named}")
     return msgspec.structs.replace(problem, notes=(*problem.notes, note))

@@ -34,15 +34,18 @@ if TYPE_CHECKING:
     from commplan.runtime.run import Run
 
 Progress = Callable[[str, int, int], None]
-"""Called with the name of a phase, the number of calls so far, and the number of all calls."""
+"""Called with the name of a phase, the number of calls or steps so far, and the number of all of them."""
 
 
 class PhaseTimes(msgspec.Struct, frozen=True):
     """The times of one phase.
 
     Attributes:
-        first_s: Seconds of the first call, compilation included.
-        call_s: The mean of the others, or None.
+        name: The name of the phase.
+        calls: The number of calls; of batches, for a phase that computes nothing.
+        first_s: Seconds of the first call, compilation included; None if it was not called or computes
+            nothing.
+        call_s: Mean seconds of the other calls, or None if there are none.
         input: The costs of its batches, or None if it loads nothing.
     """
 
@@ -57,12 +60,17 @@ class ServerWork(msgspec.Struct, frozen=True):
     """The work of one server.
 
     Attributes:
-        requests, nbytes: Requests in messages of workers, and their bytes.
-        shared: Requests that workers served themselves in the server's memory.
+        rank: The rank of the server.
+        name: The name of the server in errors.
+        requests: The number of requests in messages of workers.
+        shared: The number of requests that workers served themselves in the server's memory.
+        nbytes: Bytes of the requests in messages.
         answered: Bytes of answers.
-        updates: Updates of units.
-        busy_s, wait_s: Wall seconds with and without work.
-        lost: Workers that died.
+        updates: The number of updates of units.
+        busy_s: Wall seconds with work.
+        wait_s: Wall seconds without work.
+        cpu_s: CPU seconds.
+        lost: The ranks of workers that died.
     """
 
     rank: int
@@ -79,11 +87,14 @@ class ServerWork(msgspec.Struct, frozen=True):
 
 
 class ProcessRehearsal(msgspec.Struct, frozen=True):
-    """The phases of a worker, or the work of a server: the rehearsal of one process.
+    """The rehearsal of one process, a worker or a server.
 
     Attributes:
-        broken_off: Whether workers stopped early.
-        device: The platform of the worker's devices, `cpu` or `gpu`.
+        rank: The rank or the process index.
+        phases: The phases of a worker; empty for a server.
+        server: The work of a server; None for a worker.
+        broken_off: For a server, whether a worker ended with an error.
+        device: The platform of the worker's devices, such as "cpu" or "gpu".
     """
 
     rank: int
@@ -94,10 +105,14 @@ class ProcessRehearsal(msgspec.Struct, frozen=True):
 
 
 def mesh_for(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
-    """A mesh of this process's devices with axes of `sizes`; raises CP1107 if there are too few.
+    """A mesh of this process's devices, with Auto axes.
 
     Args:
+        sizes: The sizes of the axes, by name. Without axes the mesh has one device.
         device: `cpu`, `gpu`, or None for JAX's default devices if there are enough of them, else CPU devices.
+
+    Raises:
+        CommplanError: CP1107 if there are too few devices.
     """
     ranks = math.prod(sizes.values())
     devices = _devices(ranks, device)
@@ -113,6 +128,7 @@ def mesh_for(sizes: Mapping[str, int], device: str | None = "cpu") -> Any:
 
 
 def _devices(ranks: int, device: str | None) -> list[Any]:
+    """The devices of `mesh_for`, which may be too few."""
     if device == "gpu":
         try:
             return list(jax.devices("gpu"))
@@ -123,20 +139,21 @@ def _devices(ranks: int, device: str | None) -> list[Any]:
 
 
 def rehearse(run: Run, *, steps: int, seed: int = 0, progress: Progress | None = None) -> list[PhaseTimes]:
-    """Run `at start`, then `steps` steps with the phases of `every N steps`, then each named phase once.
+    """Run `at start`, then `steps` steps with the phases of `every N steps`, then each named phase.
 
-    A phase in F fragments runs every N / F steps, and a hidden one at once.
+    A phase in F fragments runs every N / F steps. The exchanges of a hidden phase end in the same step.
 
-    Phases with loads get their own batches; a named phase runs over at most `steps` of them.
+    Phases with loads get their own batches. A named phase runs once for each batch, for at most `steps` of
+    them, or once if it loads nothing.
 
     Args:
         run: The bound program.
         steps: The number of steps.
         seed: The seed of the random inputs, which are the same in every call.
-        progress: Called after each call of a phase.
+        progress: Called after each call of a phase; None to report nothing.
 
     Returns:
-        The times of each phase.
+        The times of each phase, in the plan's order.
 
     Raises:
         CommplanError: the errors of the phases.
@@ -175,7 +192,8 @@ def rehearse_process(
 ) -> ProcessRehearsal:
     """Rehearse this process: a worker runs its phases, and a server serves until all workers have left.
 
-    Raises the errors of the phases and of the server.
+    The arguments are those of `rehearse`. Raises the errors of the phases and of the server; servers receive
+    the first line of a worker's error.
     """
     rank, _ = run.context.machine.process()
     if run.role == "worker":
@@ -197,7 +215,7 @@ def rehearse_process(
 
 
 def program_text(run: Run, kind: Literal["jaxpr", "hlo"]) -> str:
-    """The text of every phase, as JAX traces it or as XLA compiles it for the run's mesh."""
+    """The text of every phase that computes something, as JAX traces it or XLA compiles it for the mesh."""
     pieces: list[str] = []
     for name, function, arguments in phase_steps(run):
         if kind == "jaxpr":
@@ -225,7 +243,19 @@ def phase_steps(run: Run, only: Sequence[str] = ()) -> Iterator[tuple[str, Any, 
 
 
 class _Stage:
-    """One phase with its inputs, batches and times."""
+    """One phase with its inputs, batches and times.
+
+    Attributes:
+        takes: The names of the values that the phase takes from batches.
+        outputs: The outputs that the phase returns: those that do not depend on sources alone.
+        calls_anything: Whether the phase is called. A phase that only loads is not.
+        function: The phase under `run.spmd` and jit: maps (state, inputs, values of batches), by position, to
+            the state, or to the state and the outputs.
+        batches: The batches of the phase, or None if it loads nothing.
+        items: The iterator over the batches of the current epoch.
+        seconds: The seconds of each call; 0 if the phase is not called.
+        input: The costs of the batches, set by `close`.
+    """
 
     def __init__(self, run: Run, name: str, seed: int, *, batches: bool = True) -> None:
         self.run, self.name = run, name
@@ -253,10 +283,11 @@ class _Stage:
         }
 
     def _arguments(self, *, from_batches: bool) -> dict[str, ir.Value]:
+        """The arguments of the phase that come from batches, or else those that do not."""
         return {n: v for n, v in self.call_.lowered.arguments.items() if (n in self.takes) is from_batches}
 
     def _function(self) -> Any:
-        """The phase under shard_map and jit. Partial inputs are one term per rank."""
+        """See `function`. Outside, partial inputs have one term per rank, in a leading dimension per axis."""
         values = {**self._arguments(from_batches=False), **self._arguments(from_batches=True)}
         where = {name: str(_outside(self.run, value.placement)) for name, value in values.items()}
         placements = {
@@ -268,6 +299,7 @@ class _Stage:
             outputs, state = self.call_(state, **inputs)
             return (state, *(outputs[binding.name] for binding in self.outputs)) if listed else state
 
+        # `run.spmd` reads the parameters of a function from its signature.
         kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters = [inspect.Parameter(parameter, kind) for parameter in ("state", *values)]
         body.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportFunctionMemberAccess]
@@ -284,6 +316,7 @@ class _Stage:
         return (state, *(_abstract(self.run, value) for value in values.values()))
 
     def call(self, state: Any) -> Any:
+        """Call the phase with the next batch, measure it, and return the new state."""
         item: dict[str, Any] = self._next() if self.batches else {}
         if not self.calls_anything:
             jax.block_until_ready(list(item.values()))
@@ -298,6 +331,7 @@ class _Stage:
         return answer[0] if self.outputs else answer
 
     def _next(self) -> dict[str, Any]:
+        """The next batch; begins another epoch after the last one."""
         item = next(self.items, None)
         if item is None:  # The first epoch, or the next one.
             self.items = iter(self.batches) if self.batches else self.items
@@ -305,12 +339,14 @@ class _Stage:
         return item
 
     def times(self) -> PhaseTimes:
+        """The times so far."""
         seconds = self.seconds if self.calls_anything else []
         first, later = seconds[0] if seconds else None, seconds[1:]
         mean = sum(later) / len(later) if later else None
         return PhaseTimes(self.name, len(self.seconds), first, mean, self.input)
 
     def close(self) -> None:
+        """Keep the costs of the batches, and close them."""
         if self.batches:
             self.input = self.batches.summary()
             self.batches.close()
@@ -322,14 +358,17 @@ def _on_workers(placement: Placement) -> Placement:
 
 
 def _outside(run: Run, placement: Placement) -> Placement:
-    """The placement of an input: a partial one differs on each rank."""
+    """The placement of an input outside `run.spmd`, where the terms of a partial one are `per` rank."""
     order = list(run.context.sizes)
     per = tuple(sorted((*placement.per, *placement.partial), key=order.index))
     return Placement(per, (), placement.split)
 
 
 def _layout(run: Run, value: ir.Value) -> Iterator[tuple[ir.Leaf, tuple[int, ...], Any]]:
-    """The leaves of `value` with their shapes and shardings (None under MPI) outside `run.spmd`."""
+    """The leaves of `value`, each with its shape and its sharding outside `run.spmd`.
+
+    Under MPI these are the shape on one rank and None.
+    """
     if run.context.machine.layout == "local":
         yield from ((leaf, leaf.shape, None) for leaf in value.leaves)
         return
@@ -340,7 +379,10 @@ def _layout(run: Run, value: ir.Value) -> Iterator[tuple[ir.Leaf, tuple[int, ...
 
 
 def _random(run: Run, value: ir.Value, seed: tuple[int, ...]) -> Any:
-    """Random numbers for `value`, equal on ranks on which the value is the same."""
+    """Random numbers for `value`, equal on ranks on which the value is the same.
+
+    Under MPI the seed therefore contains this rank's index along the axes over which a leaf varies.
+    """
     leaves: list[Any] = []
     for number, (leaf, shape, sharding) in enumerate(_layout(run, value)):
         indices = [run.place[axis] for axis in varying(value, leaf)] if sharding is None else []
@@ -350,6 +392,7 @@ def _random(run: Run, value: ir.Value, seed: tuple[int, ...]) -> Any:
 
 
 def _abstract(run: Run, value: ir.Value) -> Any:
+    """The shapes, dtypes and shardings of `value` outside `run.spmd`, as a pytree."""
     leaves = [
         jax.ShapeDtypeStruct(shape, leaf.dtype.numpy_name, sharding=sharding)
         for leaf, shape, sharding in _layout(run, value)
@@ -362,6 +405,7 @@ def _tree(run: Run, value: ir.Value, leaves: list[Any]) -> Any:
 
 
 def _numbers(rng: np.random.Generator, shape: tuple[int, ...], dtype: DType) -> Any:
+    """An array of normal floats, of booleans, or of integers from 0 to 9."""
     if dtype.is_float:
         return jax.numpy.asarray(rng.standard_normal(shape, np.float32), dtype.numpy_name)
     if dtype is DType.BOOL:
