@@ -1,4 +1,7 @@
-"""Carries out the effects of a server's state machine on arrays."""
+"""Carry out the effects of a server's state machine on arrays.
+
+`serve` passes the messages of workers to a `ServerDriver`, which sends the answers.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,17 @@ if TYPE_CHECKING:
     from commplan.runtime.param_server.checkpoint import ServerCheckpoint
     from commplan.runtime.param_server.serve_record import ServeRecord
 
-_TOKEN = np.zeros(1, np.int32)
+_TOKEN = np.zeros(1, np.int32)  # The content of an answer without data.
 
 
 @dataclass
 class ReceivedTerm:
-    """A message that was received and is not used yet."""
+    """A message that was received and is not used yet.
+
+    Attributes:
+        data: The content in the dtype of the message, a view of `buffer`.
+        buffer: The memory, u8[nbytes], which is returned to the pool after use.
+    """
 
     data: Array
     buffer: Array
@@ -38,9 +46,11 @@ class ServerCounters:
     """Counters of a server.
 
     Attributes:
-        requests, messages, nbytes: The received requests, messages and bytes of each worker.
+        requests: The number of complete requests that were received, by worker.
+        messages: The number of messages that were received, by worker, without those that a worker leaves.
+        nbytes: The bytes of these messages, by worker.
         answered: Bytes that were sent.
-        updates: Units that were updated.
+        updates: The number of updates and pulls of units.
     """
 
     requests: dict[int, int] = field(default_factory=dict[int, int])
@@ -58,11 +68,27 @@ class ServerDriver:
         server: The number of the server.
         routing: The routes of its messages.
         send: Called as (worker, tag, array) for every answer. The array does not change afterwards.
-        pool: Memory for messages.
+        pool: Memory for messages; None for a new pool.
+
+    Attributes:
+        machine: The state machine, which decides the effects of messages.
+        store: The states on this server.
+        checkpoint: The file that every change is written to, or None.
+        counters: The counters so far.
+        restored: Whether the states are those of a checkpoint.
+        on_set: Called with the state machine after a state has been set, or None.
+        record: The flight record, or None.
+        terms: The received terms that are not used yet, by worker and tag, oldest first.
+        sums: The sum of each unit with the buffers that it uses, by state, group and unit.
+        scalars: The scalars of requests, by worker, tag and request.
+        scalar_counts: The number of scalars received so far, by worker and tag.
+        pending_units: The number of units that still need the scalars of a request, by site, worker and
+            request.
 
     Raises:
-        CommplanError: CP0975 if the start runs again on restored states, CP0978 if the server cannot
-            continue, CP0979 for a message of an unexpected size.
+        CommplanError: in `arrive` and `lost`, CP0975 if the start runs again on restored states, CP0978 if
+            the server cannot continue, CP0979 for a message with an unknown tag or an unexpected size, and
+            the errors of the checkpoint and of update functions.
     """
 
     def __init__(
@@ -80,7 +106,7 @@ class ServerDriver:
         self.checkpoint: ServerCheckpoint | None = None
         self.counters = ServerCounters()
         self.restored = False
-        self.on_set: Callable[[Machine], None] | None = None  # called after a state has been set
+        self.on_set: Callable[[Machine], None] | None = None
         self.record: ServeRecord | None = None
         self._effects = {
             "set": self._set,
@@ -89,12 +115,10 @@ class ServerDriver:
             "pull": self._pull,
             "answer": self._answer,
         }
-        self.terms: dict[tuple[int, int], deque[ReceivedTerm]] = {}  # by worker and tag, oldest first
-        self.sums: dict[tuple[str, int, int], tuple[Sum, list[Array]]] = {}  # by state, group and unit
-        self.scalars: dict[tuple[int, int, int], Array] = {}  # by worker, tag and request
-        # How many scalars were received, by worker and tag.
+        self.terms: dict[tuple[int, int], deque[ReceivedTerm]] = {}
+        self.sums: dict[tuple[str, int, int], tuple[Sum, list[Array]]] = {}
+        self.scalars: dict[tuple[int, int, int], Array] = {}
         self.scalar_counts: dict[tuple[int, int], int] = {}
-        # How many units still need the scalars of a request, by site, worker and request.
         self.pending_units: dict[tuple[int, int, int], int] = {}
 
     @property
@@ -103,13 +127,22 @@ class ServerDriver:
         return self.machine.over
 
     def restore(self) -> None:
-        """Continue with the states of an earlier run, if all were set; otherwise they must be set again."""
+        """Continue with the states of an earlier run, which are in the store, if all of them were set.
+
+        Otherwise the program must set them again.
+        """
         self.restored = all(cell.is_complete for cell in self.store.cells.values())
         if self.restored:
             self.machine.mark_restored()
 
     def arrive(self, worker: int, tag: int, buffer: Array) -> None:
-        """Handle a message, u8 [nbytes] of the pool. The driver owns it from now on."""
+        """Handle a message of a worker.
+
+        Args:
+            worker: The worker.
+            tag: The tag.
+            buffer: The content, u8[nbytes] of the pool. The driver owns it from now on.
+        """
         if tag == LEAVE:
             self.pool.give(buffer)
             if self.record is not None:
@@ -133,6 +166,7 @@ class ServerDriver:
         if self.record is not None:
             self.record.message(worker, tag)
         routes = self.routing.by_tag.get(tag)
+
         counters = self.counters
         counters.messages[worker] = counters.messages.get(worker, 0) + 1
         counters.nbytes[worker] = counters.nbytes.get(worker, 0) + buffer.size
@@ -162,6 +196,7 @@ class ServerDriver:
                 span=routes.site.span,
                 file=self.routing.schedule.file,
             )
+
         data = buffer.view(numpy_dtype(routes.up[tag][0].dtype))
         if tag in routes.scalars:
             number = self.scalar_counts.get((worker, tag), 0)
@@ -174,22 +209,25 @@ class ServerDriver:
     # --- effects ---
 
     def _do(self, effect: Effect) -> None:
+        """Carry out an effect. Raises CP0978 for the effect that the servers cannot continue."""
         if effect.kind == "fail":
             fail("CP0978", effect.text, "the servers cannot continue", file=self.routing.schedule.file)
         self._effects[effect.kind](effect)
 
     def _cell(self, effect: Effect, state: int = 0) -> StateCell:
+        """The state of the effect's site for the worker's group; state: its index among those of the site."""
         site = self.sites.all[effect.site]
         return self.store.cells[site.states[state], self.machine.group[site.number, effect.worker]]
 
     def _take(self, worker: int, tag: int) -> ReceivedTerm:
+        """Remove and return the oldest term."""
         return self.terms[worker, tag].popleft()
 
     def _set(self, effect: Effect) -> None:
         """Store the payload of a put as a part of the state."""
         buffer, chunk = self.routing.sites[effect.site].up[effect.tag]
         cell = self._cell(effect)
-        if buffer.content == "token":  # of a state without leaves
+        if buffer.content == "token":  # The state has no leaves.
             for shard in cell.units.values():
                 self._mark_changed(cell, shard)
             return
@@ -200,7 +238,7 @@ class ServerDriver:
         else:
             self.store.put(cell, chunk.unit, buffer.slot, term.data)
             changed = [cell.units[chunk.unit]]
-        if buffer.content == "scalar" or cell.shared:
+        if buffer.content == "scalar" or cell.shared:  # The store has copied it.
             self.pool.give(term.buffer)
         for shard in changed:
             self._mark_changed(cell, shard)
@@ -229,14 +267,17 @@ class ServerDriver:
         routes = self.routing.sites[effect.site]
         cell = self._cell(effect)
         total, buffers = self.sums.pop((cell.name, cell.group, effect.unit))
-        g = total.take(len(effect.workers), mean=routes.site.mean)
+        gradient = total.take(len(effect.workers), mean=routes.site.mean)
+
+        # Some functions have a second state, which is updated along with the weights.
         shard = cell.units[effect.unit]
         second = self._cell(effect, 1) if len(routes.site.states) > 1 else None
         momentum = second.units[effect.unit] if second is not None else None
         assert routes.update is not None
         slots, scalars = ([], []) if momentum is None else (momentum.slots, momentum.scalars)
         updated = routes.update(shard.weights(), [x for x in slots if x is not None],
-                           [x for x in scalars if x is not None], g)  # fmt: skip
+                           [x for x in scalars if x is not None], gradient)  # fmt: skip
+
         shard.slots[0] = updated[0]
         for buffer in buffers:
             self.pool.give(buffer)
@@ -266,6 +307,7 @@ class ServerDriver:
         self._send(effect.worker, chunk.tag, reply)
 
     def _answer(self, effect: Effect) -> None:
+        """Answer a request: with all units for a `get`, a token, or a unit of the weights."""
         routes = self.routing.sites[effect.site]
         if routes.site.kind == "get":
             cell = self._cell(effect)
@@ -280,6 +322,7 @@ class ServerDriver:
             self._send(effect.worker, chunk.tag, converted(weights, buffer.dtype))
 
     def _send(self, worker: int, tag: int, array: Array) -> None:
+        """Count, record and send a message of an answer."""
         self.counters.answered += array.nbytes
         if self.record is not None:
             self.record.message(worker, tag)
@@ -294,6 +337,7 @@ class ServerDriver:
     # --- the scalars of a request, which all of its units use ---
 
     def _factor(self, effect: Effect, factor: Factor, dtype: DType) -> Array:
+        """The value of a factor: a literal as `dtype`, or the scalar of the effect's request as it was sent."""
         if factor.tag is None:
             return scalar(factor.value, dtype)
         return self.scalars[effect.worker, factor.tag, effect.request]
@@ -313,10 +357,10 @@ class ServerDriver:
 
 def _copy(cell: StateCell, buffer: Buffer, chunk: Chunk) -> Array:
     """A copy of a part of a state for a `get`."""
-    if buffer.content == "scalar":
+    if buffer.content == "scalar":  # Every unit stores all scalars.
         number = cell.layout.scalars.index(buffer.leaves[0])
-        scalar = next(iter(cell.units.values())).scalars[number]
+        array = next(iter(cell.units.values())).scalars[number]
     else:
-        scalar = cell.units[chunk.unit].slots[buffer.slot]
-    assert scalar is not None, "requested before it was set"
-    return np.atleast_1d(scalar).copy()
+        array = cell.units[chunk.unit].slots[buffer.slot]
+    assert array is not None, "requested before it was set"
+    return np.atleast_1d(array).copy()

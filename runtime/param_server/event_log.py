@@ -27,14 +27,20 @@ from commplan.ir.types import Digest
 from commplan.protocol.sites import LEAVE, Sites
 from commplan.runtime.param_server.store import Array
 
-LOST = 0  # the tag of a worker's death
-_MAGIC = b"commplan order of service 1\n"
-_BLOCK = 1 << 14
-_HEAD = struct.Struct("<III")
+LOST = 0  # The tag of a worker's death.
+_MAGIC = b"commplan order of service 1\n"  # The first line of a file, with the version of the format.
+_BLOCK = 1 << 14  # The most events in a block.
+_HEAD = struct.Struct("<III")  # The head of a block: the number of events, their bytes and CRC-32.
 
 
 class LogHeader(msgspec.Struct, frozen=True):
-    """Identifies a recording. `digest` is that of all messages between servers and workers."""
+    """Identifies the plan and the server of a recording.
+
+    Attributes:
+        digest: A SHA-256 of the plan's messages between servers and workers, in hexadecimal digits.
+        server: The number of the server.
+        workers: The number of workers.
+    """
 
     digest: Digest
     server: int
@@ -42,14 +48,22 @@ class LogHeader(msgspec.Struct, frozen=True):
 
 
 def log_header(sites: Sites, server: int) -> LogHeader:
-    """The header of a recording of this plan. Line numbers in the plan file are ignored."""
+    """The header of a recording of server number `server`. It does not depend on lines of the plan file."""
     without_lines = tuple(msgspec.structs.replace(site, span=Span(0, 0, 0, 0)) for site in sites.all)
     text = msgspec.json.encode(msgspec.structs.replace(sites, all=without_lines))
     return LogHeader(hashlib.sha256(text).hexdigest(), server, sites.workers)
 
 
 class Recorder:
-    """Writes a recording. Raises CP0976 if that fails."""
+    """Writes a recording to a file, which is replaced.
+
+    Args:
+        path: The file.
+        header: The header of the recording.
+
+    Raises:
+        CommplanError: CP0976, here and in all methods, if the file cannot be written.
+    """
 
     def __init__(self, path: Path, header: LogHeader) -> None:
         self.path, self._events = path, array("Q")
@@ -62,6 +76,7 @@ class Recorder:
             _refuse(path, f"cannot be written: {error.strerror}")
 
     def add(self, worker: int, tag: int) -> None:
+        """Record a message, or with the tag `LOST` the death of a worker. Writes a block if it is full."""
         self._events.append(worker << 32 | tag)
         if len(self._events) >= _BLOCK:
             self.flush()
@@ -79,12 +94,25 @@ class Recorder:
         del self._events[:]
 
     def close(self) -> None:
+        """Write the buffered events, and close the file."""
         self.flush()
         self._file.close()
 
 
 def read_events(path: Path, expected: LogHeader) -> Iterator[tuple[int, int]]:
-    """The events of a recording as (worker, tag), as far as it was written. Raises CP0976."""
+    """Read the events of a recording.
+
+    Args:
+        path: The file.
+        expected: The header of this run.
+
+    Returns:
+        The events as (worker, tag), in order. If the server was killed, those of the last block are missing.
+
+    Raises:
+        CommplanError: CP0976 if the file cannot be read, or is that of another plan or server. The iterator
+            raises it if a block is damaged.
+    """
     try:
         data = io.read(path, io.SCHEDULE)
     except OSError as error:
@@ -107,14 +135,14 @@ def _events(path: Path, data: bytes, offset: int, workers: int) -> Iterator[tupl
         count, nbytes, crc = _HEAD.unpack_from(data, offset)
         packed = data[offset + _HEAD.size : offset + _HEAD.size + nbytes]
         if len(packed) < nbytes:
-            return  # the server was killed while it wrote this block
+            return  # The server was killed while it wrote this block.
         if not 0 < count <= _BLOCK or zlib.crc32(packed) != crc:
             _refuse(path, f"is damaged at byte {offset}")
         try:
             events = array("Q", io.decompress(packed, 8 * count))
         except ValueError:
             _refuse(path, f"is damaged at byte {offset}")
-        if any(event >> 32 >= workers for event in events):  # no message of such a worker would ever arrive
+        if any(event >> 32 >= workers for event in events):  # No message of such a worker would ever arrive.
             _refuse(path, f"is damaged at byte {offset}")
         yield from ((event >> 32, event & 0xFFFFFFFF) for event in events)
         offset += _HEAD.size + nbytes
@@ -131,13 +159,19 @@ def _refuse(path: Path, message: str) -> NoReturn:
 class Replay:
     """Passes on messages in the order of a recording, and holds back those that arrive early.
 
+    A worker that died in the recording is dead after that point, whether it lives in this run or not.
+
     Args:
-        events: The events of the recording.
-        hear: Called with (worker, tag, buffer).
+        events: The events of the recording, as (worker, tag).
+        hear: Called with (worker, tag, buffer) for each message in turn.
         lose: Called with a worker that died at this point of the recording.
 
+    Attributes:
+        count: The number of recorded events that have been passed on.
+
     Raises:
-        CommplanError: CP0977 if the run differs from the recording, or continues after its end.
+        CommplanError: CP0977, here and in all methods, if the run differs from the recording, or continues
+            after its end; the errors of `events`, `hear` and `lose`.
     """
 
     def __init__(
@@ -147,14 +181,15 @@ class Replay:
         lose: Callable[[int], None],
     ) -> None:
         self._events, self._hear, self._lose = events, hear, lose
+        # By worker, the tags and buffers of messages that have arrived and were not passed on, oldest first.
         self._early: dict[int, deque[tuple[int, Array]]] = {}
         self._dead: set[int] = set()
         self.count = 0
-        self._next = next(events, None)
+        self._next = next(events, None)  # The next recorded event; None after the last one.
         self._advance()
 
     def arrive(self, worker: int, tag: int, buffer: Array) -> None:
-        """Handle a message that has arrived."""
+        """Handle a message that has arrived; ignored if the worker is dead in the recording."""
         if worker in self._dead:
             return
         self._early.setdefault(worker, deque()).append((tag, buffer))
@@ -181,6 +216,7 @@ class Replay:
                 self._hear(worker, *early.popleft())
             self.count += 1
             self._next = next(self._events, None)
+        # After the end of the recording, workers may only leave.
         for worker, early in self._early.items():
             while early:
                 tag, buffer = early.popleft()
@@ -190,6 +226,7 @@ class Replay:
                 self._hear(worker, tag, buffer)
 
     def _differs(self, worker: int, tag: int, actual: int) -> None:
+        """Raise CP0977: the recording has `tag` where the worker sent `actual`."""
         event = {LEAVE: "leaves", LOST: "has died"}.get(actual, f"sends a message with tag {actual}")
         fail(
             "CP0977",

@@ -13,13 +13,20 @@ from mpi4py import MPI
 from commplan.runtime.input.transport.mpi_group import goes_on
 from commplan.runtime.param_server.store import Array, Pool, raw
 
-IN_FLIGHT = 8  # most answers in flight to one worker; more would interleave and take longer
-_PROBES = 64  # maximum number of messages per poll
+IN_FLIGHT = 8  # The most answers in flight to one worker. More would interleave and take longer.
+_PROBES = 64  # The most messages that one poll begins to receive.
+# The classes of MPI errors for ranks that have died.
 _FAILURES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
 class Mail(NamedTuple):
-    """A message, u8 [nbytes] of the pool."""
+    """A message.
+
+    Attributes:
+        worker: The rank that sent it. Ranks after the workers are servers.
+        tag: The tag.
+        buffer: The content, u8[nbytes], in memory of the pool. The receiver returns it to the pool.
+    """
 
     worker: int
     tag: int
@@ -34,26 +41,34 @@ class Mailbox:
             servers.
         workers: The number of workers.
         pool: Memory for messages.
+
+    Attributes:
+        broken: The reason why this server cannot continue, or "". `poll` and `send` may set it.
     """
 
     def __init__(self, comm: Any, workers: int, pool: Pool) -> None:
         self.comm, self.workers, self.pool = comm, workers, pool
-        self.broken = ""  # why this server cannot continue
+        self.broken = ""
         self._status = MPI.Status()
+        # By rank, oldest first: the request, tag and buffer of each receive that has begun.
         self._receiving: dict[int, deque[tuple[Any, int, Array]]] = {}
+        # The tag and array of each send that has not begun, and the request and array of each that has.
         self._waiting: dict[int, deque[tuple[int, Array]]] = {}
         self._sending: dict[int, deque[tuple[Any, Array]]] = {}
         self._dead: set[int] = set()
-        self._lost: list[int] = []
+        self._lost: list[int] = []  # Those of the dead that `take_lost` has not returned.
         self._survives_failures = goes_on()
 
     @property
     def is_busy(self) -> bool:
-        """Whether messages are in flight."""
+        """Whether messages are being received or sent."""
         return bool(self._receiving or self._sending)
 
     def poll(self) -> list[Mail]:
-        """The messages that have arrived since the last call, in order for each worker."""
+        """Return the messages that have arrived since the last call, in order for each worker.
+
+        Also continues sends. Raises `MPI.Exception` for errors other than the death of a rank.
+        """
         self._probe()
         mail: list[Mail] = []
         for worker in list(self._receiving):
@@ -67,14 +82,17 @@ class Mailbox:
         return mail
 
     def send(self, worker: int, tag: int, array: Array) -> None:
-        """Send `array` after earlier messages to the worker. It must not change from now on."""
+        """Send `array` after earlier messages to the worker. It must be contiguous, and not change any more.
+
+        Returns at once. Has no effect if the worker has died.
+        """
         if worker in self._dead:
             return
         self._waiting.setdefault(worker, deque()).append((tag, array))
         self._begin_sends(worker)
 
     def take_lost(self) -> list[int]:
-        """Workers that have died since the last call. `poll` has returned the messages that arrived."""
+        """Return the workers that have died since the last call. `poll` returns no more messages of them."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -94,7 +112,7 @@ class Mailbox:
             self._receiving.setdefault(worker, deque()).append((request, tag, buffer))
 
     def _has_completed(self, request: Any, worker: int) -> bool:
-        """Whether a request of a living worker has completed."""
+        """Whether a request has completed; False if the worker has died."""
         if worker in self._dead:
             return False
         try:

@@ -15,8 +15,12 @@ class Sum:
     """The sum of the terms of one unit, in the order in which they are added.
 
     Args:
-        dtype: The dtype of the gradient. Terms may have a narrower one.
+        dtype: The dtype of the gradient, in which `take` returns the result. Terms may have a narrower one.
         accumulate: The dtype of the sum.
+
+    Attributes:
+        total: The sum so far, in the dtype `accumulate`; None without terms.
+        weights: The weights so far; empty if terms have none.
     """
 
     def __init__(self, dtype: DType, accumulate: DType) -> None:
@@ -25,7 +29,15 @@ class Sum:
         self.weights: list[Array] = []
 
     def add(self, term: Array, weight: Array | None) -> bool:
-        """Add `term` times `weight`; weight 0 adds zero, even for NaN. Returns whether it keeps `term`."""
+        """Add `term` times `weight`; weight 0 adds zero, even for NaN.
+
+        Args:
+            term: The term of a worker, a flat array.
+            weight: An array without dimensions, or None for no weight. All terms of a sum have one, or none.
+
+        Returns:
+            Whether the sum uses the memory of `term` from now on, and writes to it.
+        """
         x = converted(term, self.accumulate)
         with np.errstate(all="ignore"):
             if weight is not None:
@@ -40,14 +52,19 @@ class Sum:
     def take(self, terms: int, *, mean: bool) -> Array:
         """Return the sum or the mean in the gradient's dtype, and reset the sum.
 
-        A mean is divided before it is rounded to this dtype, which might not represent the sum.
+        A mean is divided before it is rounded to this dtype, which might not represent the sum. The divisor
+        is the sum of the weights, or without weights the number of terms. The mean of weights 0 is zero.
+
+        Args:
+            terms: The number of terms that were added, at least one.
+            mean: Whether to return the mean.
         """
         total, weights = self.total, self.weights
         assert total is not None, "a sum without terms"
         self.total, self.weights = None, []
         if mean:
             divisor = converted(np.asarray(_add_weights(weights) if weights else terms), self.accumulate)
-            with np.errstate(all="ignore"):  # the mean of no records is zero
+            with np.errstate(all="ignore"):
                 total = np.divide(total, divisor, out=total) if divisor else np.zeros_like(total)
         return converted(total, self.dtype)
 
@@ -62,9 +79,18 @@ def _add_weights(weights: Sequence[Array]) -> Array:
 def pulled(local: Array, center: Array, eta: Array, rho: Array, wire: DType) -> Array:
     """Apply the force of elastic averaging (Zhang, Choromanska, LeCun 2015).
 
-    d = eta * rho * (W - C), computed in f32 or wider and rounded once to the dtype of C; C <- C + d in place.
+    d = eta * rho * (W - C), computed in f32 or wider, and rounded to the dtype of C and to `wire`;
+    C <- C + d in place. C changes by exactly the value that is sent, so rounding loses nothing.
 
-    Returns d in the dtype `wire`. C changes by exactly the value that is sent, so rounding loses nothing.
+    Args:
+        local: W, the weights of the worker, a flat array of any float dtype.
+        center: C, the weights of the server, of the same shape; updated.
+        eta: A factor, an array without dimensions.
+        rho: Another factor.
+        wire: The dtype of the answer.
+
+    Returns:
+        d in the dtype `wire`.
     """
     dtype = center.dtype
     wide = np.promote_types(np.float32, dtype)
@@ -74,7 +100,7 @@ def pulled(local: Array, center: Array, eta: Array, rho: Array, wire: DType) -> 
         np.multiply(pull, factor, out=pull)
         pull = pull.astype(dtype, copy=False)
         sent = converted(pull, wire)
-        if sent is not pull:
+        if sent is not pull:  # Add the rounded value.
             pull = sent.astype(dtype)
         np.add(center, pull, out=center)
     return sent

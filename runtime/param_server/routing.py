@@ -15,7 +15,13 @@ from commplan.runtime.param_server.update import AuxiliaryState, ChunkUpdate
 
 @dataclass(frozen=True)
 class Factor:
-    """A factor of an elastic request: a literal of the plan, or the tag of its message."""
+    """A factor of an elastic request: a literal of the plan, or a scalar that the worker sends.
+
+    Attributes:
+        value: The literal; not used if there is a tag.
+        tag: The tag of the message with the factor, or None for a literal.
+        dtype: The dtype of the factor in the message; not used for a literal.
+    """
 
     value: float = 0.0
     tag: int | None = None
@@ -28,16 +34,18 @@ class SiteRoutes:
 
     Attributes:
         site: The site.
-        up: The received buffer and chunk, by tag.
-        data: The tag of the terms, by unit.
-        scalars: The tags of a request's scalars.
-        down: The buffer and chunk of the answer, by unit.
-        whole: All buffers and chunks of the answer to a `get`.
-        token: The tag of an answer without data.
-        last: The tags that end a request.
-        update: The update function of an exchange.
-        gradients, accumulate: The dtypes of gradients and of their sums, by part.
-        eta, rho: The factors of an elastic request.
+        up: By tag, the buffer and the chunk of a received message.
+        data: By unit, the tag of the message with the unit's term.
+        scalars: The tags of the scalars of an exchange or an elastic request; empty for other requests.
+        down: By unit, the buffer and the chunk of the answer; empty for a `get`.
+        whole: All buffers and chunks of the answer to a `get`; empty for other requests.
+        token: The tag of an answer without data; None if answers have data.
+        last: The tags of the last message of a request. There are two if a request can be a token instead.
+        update: The update function of an exchange; None for other requests.
+        gradients: The dtypes of the gradients of an exchange, by part; empty for other requests.
+        accumulate: The dtypes of the sums of these gradients, by part.
+        eta: The factor `eta` of an elastic request; the default for other requests.
+        rho: The factor `rho`, as `eta`.
     """
 
     site: Site
@@ -56,7 +64,12 @@ class SiteRoutes:
 
 
 def site_routes(site: Site, server: int) -> SiteRoutes:
-    """The messages of `site` to and from its server number `server`."""
+    """The messages of `site` to and from one of its servers, without an update function and factors.
+
+    Args:
+        site: The site.
+        server: The index of the server among those of the site.
+    """
     result = SiteRoutes(site)
     ends: list[int] = []
     for buffers in (site.up, site.token):
@@ -77,7 +90,23 @@ def site_routes(site: Site, server: int) -> SiteRoutes:
 
 
 class RoutingTable:
-    """The routes of all sites of a plan on one server. Raises CP0970 to CP0972 (see `ChunkUpdate`)."""
+    """The routes of all sites of a plan on one server.
+
+    Args:
+        schedule: The schedule.
+        sites: The calls to servers in the schedule.
+        server: The number of the server among all servers of the plan.
+        functions: The functions by name.
+        structures: Pytree structures by leaf paths.
+
+    Attributes:
+        entry: The inputs and states of the schedule, by name.
+        sites: The routes of the sites that this server serves, by the number of the site.
+        by_tag: The routes, by the tag of a received message.
+
+    Raises:
+        CommplanError: CP0970, CP0971 or CP0972 for the function of an exchange; see `ChunkUpdate`.
+    """
 
     def __init__(
         self,
@@ -98,10 +127,11 @@ class RoutingTable:
 
     @property
     def leaves(self) -> dict[str, tuple[ir.Leaf, ...]]:
-        """The leaves of each state."""
+        """The leaves of each input and state, by name."""
         return {name: value.leaves for name, value in self.entry.items()}
 
     def _routes(self, site: Site, index: int) -> SiteRoutes:
+        """The routes of `site` with its update function and factors; index: of this server in the site."""
         routes = site_routes(site, index)
         if site.kind == "elastic":
             routes.eta, routes.rho = self._factor(routes, site.eta), self._factor(routes, site.rho)
@@ -110,12 +140,13 @@ class RoutingTable:
         return routes
 
     def _factor(self, routes: SiteRoutes, factor: float | str) -> Factor:
+        """The route of a literal, or of the scalar value called `factor`."""
         if not isinstance(factor, str):
             return Factor(factor)
         for tag in routes.scalars:
             if routes.up[tag][0].value == factor:
                 return Factor(tag=tag, dtype=routes.up[tag][0].dtype)
-        return Factor()  # a server without a unit of a small state receives no request
+        return Factor()  # This server has no unit of a small state, and receives no request.
 
     def _exchange(self, routes: SiteRoutes) -> None:
         """Set the dtypes and the update function of an exchange."""
@@ -123,6 +154,8 @@ class RoutingTable:
         phase = next(phase for phase in self.schedule.phases if phase.name == site.phase)
         values = _entry(self.schedule) | {value.id: value for value in phase.values}
         op = next(o for o in phase.ops if isinstance(o, ir.Exchange) and o.results[0] == site.result)
+
+        # The leaves of a part have one dtype.
         gradient = values[op.gradient].leaves
         routes.gradients = tuple(gradient[part.leaves[0]].dtype for part in site.layout.parts)
         is_weighted = op.weight is not None
@@ -130,7 +163,7 @@ class RoutingTable:
         if site.mean:
             hints = hints.for_mean(routes.gradients, None, is_weighted=is_weighted)
         sums = [hints.accumulate or dtype for dtype in routes.gradients]
-        if is_weighted:  # the product with a weight may exceed the range of 16 bits
+        if is_weighted:  # The product with a weight may exceed the range of 16 bits.
             sums = [DType.F32 if dtype.nbytes < DType.F32.nbytes else dtype for dtype in sums]
         wires = [self._wire(routes, number) for number in range(len(sums))]
         # Adding in a narrower dtype than that of the messages would lose precision.
@@ -141,9 +174,11 @@ class RoutingTable:
         )  # fmt: skip
 
     def _wire(self, routes: SiteRoutes, part: int) -> DType:
+        """The dtype of the terms of a part in messages."""
         return next(b.dtype for b in routes.site.up if b.content == "data" and b.part == part)
 
     def _auxiliary(self, site: Site) -> AuxiliaryState | None:
+        """The second state of an exchange, such as momentum; None if it has only the weights."""
         if len(site.states) == 1:
             return None
         weights, auxiliary = (self.entry[name] for name in site.states)
@@ -157,4 +192,5 @@ class RoutingTable:
 
 
 def _entry(schedule: ir.Schedule) -> dict[str, ir.Value]:
+    """The inputs and states of a schedule, by id."""
     return {value.id: value for value in schedule.entry}

@@ -19,31 +19,42 @@ from commplan.runtime.param_server.store import Array, StateCell, Store
 
 
 def uses_shared_memory(sites: Sites) -> bool:
-    """Whether workers wait for a message about shared memory."""
+    """Whether workers wait for a message about shared memory: for any `hogwild` request of the plan."""
     return any(site.kind == "elastic" and site.mode == "hogwild" for site in sites.all)
 
 
 class SharedStates:
-    """The shared memory of one server. It has no file name, so it vanishes with the process."""
+    """The shared memory of one server. It has no file name, so it vanishes with the process.
+
+    Each state has one block of memory: a header of counters, and then the state of each group.
+
+    Args:
+        sites: The calls to servers in the plan.
+        store: The states of the server. Those that can be shared are moved into the memory.
+    """
 
     def __init__(self, sites: Sites, store: Store) -> None:
-        self._files: dict[str, tuple[int, int, Array]] = {}  # by state: descriptor, token, counters
+        # By state: the descriptor of the memory, its token, and its header.
+        self._files: dict[str, tuple[int, int, Array]] = {}
         for site in sites.all:
             cells = [cell for cell in store.cells.values() if cell.name == site.states[0]]
             if _can_share(site) and 0 < len(cells) <= GROUPS and site.states[0] not in self._files:
                 self._share(site.states[0], cells)
 
     def _share(self, name: str, cells: Sequence[StateCell]) -> None:
-        """Move a state into shared memory. If there is no memory, workers use messages."""
+        """Move a state, by its cells of all groups, into shared memory.
+
+        If there is no memory, the state stays, and workers use messages.
+        """
         layout = cells[0].layout
         begins = offsets(layout)
         try:
             descriptor = os.memfd_create(f"commplan-{name}", os.MFD_CLOEXEC)
             os.posix_fallocate(descriptor, 0, HEADER + len(cells) * begins[-1])
-        except OSError:  # messages are used instead
+        except OSError:
             return
         memory = mmap.mmap(descriptor, 0)
-        token = secrets.randbits(62) | 1
+        token = secrets.randbits(62) | 1  # Not 0. Workers compare it with the token of the offer.
         counters: Array = np.frombuffer(memory, np.int64, HEADER // 8)
         counters[0] = token
         for cell in cells:
@@ -56,7 +67,7 @@ class SharedStates:
         self._files[name] = descriptor, token, counters
 
     def offer(self) -> bytes:
-        """The offer to workers; see `lowering.mpi.shared`."""
+        """The message that offers the memory to workers, JSON; see `lowering.mpi.shared`."""
         shared = {
             name: {"path": f"/proc/{os.getpid()}/fd/{descriptor}", "token": token}
             for name, (descriptor, token, _) in self._files.items()
@@ -71,11 +82,11 @@ class SharedStates:
 
     @property
     def requests(self) -> int:
-        """The number of requests that workers served themselves."""
+        """The number of requests that workers have carried out themselves; 0 after `close`."""
         return sum(int(counters[REQUESTS]) for _, _, counters in self._files.values())
 
     def close(self) -> None:
-        """Mark the memory as closed, and release it."""
+        """Mark the memory as closed, for the workers that have mapped it, and close its descriptors."""
         for descriptor, _, counters in self._files.values():
             counters[CLOSED] = 1
             os.close(descriptor)
@@ -85,8 +96,8 @@ class SharedStates:
 def _can_share(site: Site) -> bool:
     """Whether workers may update the state of `site` directly.
 
-    With a staleness bound the server must count requests. If messages have a narrower dtype, values must be
-    rounded.
+    They may not in two cases. With a staleness bound, the server must count requests. If answers have another
+    dtype than the state, values must be rounded.
     """
     if site.kind != "elastic" or site.mode != "hogwild" or site.staleness is not None:
         return False

@@ -1,4 +1,7 @@
-"""Sends an abort message to the workers if a server process ends without serving."""
+"""Send an abort message to the workers if a server process ends without serving.
+
+`bind` calls `expect_serving`, and `serve` calls `begin_serving` and `end_serving`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from commplan.diagnostics import fail
 from commplan.lowering.mpi.service import exception_text
 from commplan.protocol.sites import Sites
 
-_expected: list[tuple[Any, Sites]] = []  # communicators of servers that have not begun to serve
-_finished: list[Any] = []  # communicators of servers that all workers have left
+_expected: list[tuple[Any, Sites]] = []  # The communicators of servers that have not begun to serve.
+_finished: list[Any] = []  # The communicators of servers that all workers have left.
 
 
 def expect_serving(comm: Any, sites: Sites) -> None:
-    """Register this process as a server on `comm`."""
+    """Register this process as a server on `comm`, a communicator of workers and servers."""
     _expected.append((comm, sites))
 
 
 def begin_serving(comm: Any, name: str) -> None:
-    """Mark that a server begins to serve. Raises CP0978 if all workers have already left it."""
+    """Mark that the server `name` begins to serve. Raises CP0978 if all workers have already left it."""
     if any(entry is comm for entry in _finished):
         fail(
             "CP0978",
@@ -39,7 +42,7 @@ def end_serving(comm: Any) -> None:
 
 @atexit.register
 def _abort_workers() -> None:
-    """Workers would wait forever for a server that ends before it serves."""
+    """Send the reason at exit: workers would wait forever for a server that ends before it serves."""
     if not _expected or MPI.Is_finalized():
         return
     from commplan.runtime.param_server.mailbox import Mailbox  # noqa: PLC0415  rarely needed

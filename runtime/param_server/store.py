@@ -18,17 +18,17 @@ from commplan.runtime.input.sources.record_convert import numpy_dtype
 
 Array = npt.NDArray[Any]
 _BYTE = np.dtype(np.uint8)
-_MAX_FREE = 64  # maximum number of free buffers of one size
+_MAX_FREE = 64  # The most free buffers of one size.
 
 
 class Pool:
     """Memory for messages. It is reused, because touching fresh pages would take longer than the work."""
 
     def __init__(self) -> None:
-        self._free: dict[int, list[Array]] = {}
+        self._free: dict[int, list[Array]] = {}  # By the number of bytes.
 
     def take(self, nbytes: int) -> Array:
-        """u8 [nbytes], aligned, with undefined content."""
+        """A buffer, u8[nbytes], aligned, with undefined content."""
         free = self._free.get(nbytes)
         return free.pop() if free else aligned((nbytes,), _BYTE)
 
@@ -40,20 +40,24 @@ class Pool:
 
 
 def raw(array: Array) -> Array:
-    """The bytes of a contiguous array, u8 [nbytes], without a copy."""
+    """The bytes of a contiguous array, u8[nbytes], without a copy."""
     return array.reshape(-1).view(np.uint8)
 
 
 @dataclass
 class Shard:
-    """One unit of a state: a flat array for each slot, and scalars; None if they are not set.
+    """One unit of a state: a flat array for each slot, and the scalars of the state.
+
+    Weights have one slot. An auxiliary state has a slot for each copy of the weights' structure.
 
     Attributes:
         unit: The unit.
-        dtypes, scalar_dtypes: The dtypes of the slots and of the scalars.
-        slots, scalars: The arrays.
-        version: How often it was set, updated or pulled.
-        updates: How often it was updated.
+        dtypes: The dtypes of the slots.
+        scalar_dtypes: The dtypes of the scalars.
+        slots: The arrays, of `unit.size` elements; None for one that is not set.
+        scalars: Arrays without dimensions; None for one that is not set.
+        version: The number of times that the unit was set, updated or pulled.
+        updates: The number of times that it was updated or pulled.
     """
 
     unit: StateUnit
@@ -74,7 +78,7 @@ class Shard:
         return [array for array in (*self.slots, *self.scalars) if array is not None]
 
     def weights(self) -> Array:
-        """The array of its only slot."""
+        """The array of the first slot, which must be set; the only one of weights."""
         array = self.slots[0]
         assert array is not None, "used before it was set"
         return array
@@ -84,7 +88,12 @@ class Shard:
 class StateCell:
     """A state of one group of workers on this server.
 
-    `shared` is whether other processes write it, too, so that its arrays must not move.
+    Attributes:
+        name: The name of the state.
+        group: The index of the group.
+        layout: The division of the state into units, on all servers.
+        units: The units on this server, by number.
+        shared: Whether other processes write the state, too, so that its arrays must not move.
     """
 
     name: str
@@ -95,13 +104,20 @@ class StateCell:
 
     @property
     def is_complete(self) -> bool:
+        """Whether all units are set."""
         return all(shard.is_complete for shard in self.units.values())
 
 
 class Store:
-    """All states of server `server`, counted over all declarations.
+    """All states of a server; iteration gives each cell with each of its shards.
 
-    `leaves` are those of each state on a server, by name.
+    Args:
+        sites: The calls to servers in the plan.
+        server: The number of the server among all servers of the plan.
+        leaves: The leaves of each state on a server, by name.
+
+    Attributes:
+        cells: The states by name and group.
     """
 
     def __init__(self, sites: Sites, server: int, leaves: Mapping[str, tuple[Leaf, ...]]) -> None:
@@ -121,7 +137,14 @@ class Store:
                 yield cell, shard
 
     def put(self, cell: StateCell, unit: int, slot: int, array: Array) -> None:
-        """Set a slot of a unit. The store owns `array` from now on, unless the cell is shared."""
+        """Set a slot of a unit. The store owns `array` from now on, unless the cell is shared.
+
+        Args:
+            cell: The state.
+            unit: The number of the unit.
+            slot: The index of the slot.
+            array: The elements, in the slot's dtype. If the cell is shared, they are copied.
+        """
         shard = cell.units[unit]
         current = shard.slots[slot]
         if cell.shared and current is not None:
@@ -136,10 +159,11 @@ class Store:
             shard.scalars[number] = value.reshape(()).copy()
 
 
-def _cell(name: str, group: int, layout: StateLayout, index: int, leaves: tuple[Leaf, ...]) -> StateCell:
+def _cell(name: str, group: int, layout: StateLayout, server: int, leaves: tuple[Leaf, ...]) -> StateCell:
+    """A state without values; server: the index of this server among those that hold the state."""
     cell = StateCell(name, group, layout)
-    scalars = tuple(leaves[index].dtype for index in layout.scalars)
-    for unit in layout.owned(index):
+    scalars = tuple(leaves[leaf].dtype for leaf in layout.scalars)
+    for unit in layout.owned(server):
         dtypes = tuple(parts[unit.part].dtype for parts in layout.slots)
         cell.units[unit.number] = Shard(unit, dtypes, scalars, [None] * len(dtypes), [None] * len(scalars))
     return cell
