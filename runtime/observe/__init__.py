@@ -1,1 +1,1 @@
-"""Monitors a run: its steps, metrics of its input, and the end of a process that others would wait for."""
+"""Monitor a run: its steps, metrics of its input, and the end of a process that others would wait for."""

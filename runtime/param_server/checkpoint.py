@@ -35,17 +35,24 @@ from commplan.runtime.input.sources.record_convert import numpy_dtype
 from commplan.runtime.param_server.store import Array, Shard, StateCell, Store, raw
 from commplan.wait import Wait, join
 
-_FORMAT = b"commplan states of a server "
-_MAGIC = _FORMAT + b"2\n"
-_PAGE, _PLACE = 4096, 64
-_MOST = 2**62  # upper limit of versions and updates
-_SYNCED_S = 60.0  # timeout of an fsync
-_HEAD = struct.Struct("<QQQI")
+_FORMAT = b"commplan states of a server "  # The begin of a file of any version of the format.
+_MAGIC = _FORMAT + b"2\n"  # The first line of a file.
+_PAGE = 4096  # The places begin at a multiple of these bytes.
+_PLACE = 64  # The bytes of the head of a place. Sizes of places are multiples of it.
+_MOST = 2**62  # The limit of versions and updates: larger ones are damaged.
+_SYNCED_S = 60.0  # Seconds until an fsync counts as hung.
+_HEAD = struct.Struct("<QQQI")  # The head of a place: version, updates, bytes of data, and CRC-32.
 _RESTORE_FIX = "restore the folder from another copy, or start with an empty one"
 
 
 class CheckpointHeader(msgspec.Struct, frozen=True):
-    """Identifies a checkpoint file; `digest` is that of the states' layouts on this server."""
+    """Identifies the plan and the server of a checkpoint file.
+
+    Attributes:
+        digest: A SHA-256 of the layouts of the states on this server, in hexadecimal digits.
+        server: The number of the server.
+        states: The names of the states, sorted.
+    """
 
     digest: Digest
     server: int
@@ -53,7 +60,13 @@ class CheckpointHeader(msgspec.Struct, frozen=True):
 
 
 class StoredCopy(NamedTuple):
-    """The content of a place."""
+    """The content of a place.
+
+    Attributes:
+        version: The version of the unit; see `Shard`.
+        updates: The number of updates of the unit; see `Shard`.
+        data: The slots and then the scalars of the unit, u8[nbytes].
+    """
 
     version: int
     updates: int
@@ -61,7 +74,13 @@ class StoredCopy(NamedTuple):
 
 
 class Places(NamedTuple):
-    """The offsets of a unit's two places, and the bytes of data in each."""
+    """The two places of a unit in the file.
+
+    Attributes:
+        first: The offset of the place for even versions.
+        second: The offset of the place for odd versions.
+        nbytes: The bytes of data in each, without its head.
+    """
 
     first: int
     second: int
@@ -70,6 +89,7 @@ class Places(NamedTuple):
 
 def header_of(store: Store, server: int) -> CheckpointHeader:
     """The header for the states of `store` on this server."""
+    # All units of a state have the same scalars.
     cells = [(key, cell.layout, [shard.scalar_dtypes for shard in cell.units.values()][:1])
              for key, cell in sorted(store.cells.items())]  # fmt: skip
     digest = hashlib.sha256(msgspec.json.encode(cells)).hexdigest()
@@ -77,25 +97,29 @@ def header_of(store: Store, server: int) -> CheckpointHeader:
 
 
 class ServerCheckpoint:
-    """The checkpoint file of one server in `folder`.
-
-    Attributes:
-        existed: Whether the file existed.
+    """The checkpoint file of one server in `folder`. It is created if necessary, and locked until `close`.
 
     Args:
         folder: The folder; created if necessary.
         store: The states of the server.
         server: The number of the server.
-        every_s: Seconds between two calls of fsync; None for none.
+        every_s: Seconds between two calls of fsync; None for no calls.
+
+    Attributes:
+        path: The file.
+        store: The states of the server.
+        header: The header of the file.
+        existed: Whether the file existed.
 
     Raises:
-        CommplanError: CP0973 for the file of another plan, CP0974 if it cannot be read, written or locked.
+        CommplanError: CP0973 for the file of another plan; CP0974 if it cannot be read, written or locked, or
+            if it is damaged.
     """
 
     def __init__(self, folder: Path, store: Store, server: int, every_s: float | None = None) -> None:
         self.path = folder / f"server-{server}.state"
         self.store, self.header = store, header_of(store, server)
-        self._places: dict[tuple[str, int, int], Places] = {}
+        self._places: dict[tuple[str, int, int], Places] = {}  # By state, group and unit.
         self._head = _MAGIC + msgspec.json.encode(self.header) + b"\n"
         offset = -(-len(self._head) // _PAGE) * _PAGE
         for cell, shard in store:
@@ -104,6 +128,7 @@ class ServerCheckpoint:
             self._places[cell.name, cell.group, shard.unit.number] = Places(offset, offset + size, nbytes)
             offset += 2 * size
         self._size = offset
+
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock()
@@ -114,7 +139,8 @@ class ServerCheckpoint:
         except OSError as error:
             self._refuse(f"cannot be opened: {error.strerror}")
         self._check()
-        self._sync_error = ""
+
+        self._sync_error = ""  # The error of the last fsync that failed, for the next `save`.
         self._ending = threading.Event()
         self._syncing: threading.Thread | None = None
         if every_s is not None:
@@ -138,18 +164,21 @@ class ServerCheckpoint:
         for cell, shard in self.store:
             copies = sorted(self._both(cell, shard), key=lambda copy: copy.version, reverse=True)
             best[cell.name, cell.group, shard.unit.number] = copies
+
         for first, second in pairs:
             for (name, group, unit), copies in best.items():
                 other = best.get((second, group, unit))
                 if name == first and copies and other:
+                    # Move the copies of the earlier update to the front. The sort is stable.
                     updates = min(copies[0].updates, other[0].updates)
-                    for places in (copies, other):
-                        places.sort(key=lambda copy: copy.updates != updates)
+                    for copies_of_unit in (copies, other):
+                        copies_of_unit.sort(key=lambda copy: copy.updates != updates)
                     if copies[0].updates != other[0].updates:
                         self._refuse(
                             f"is damaged: unit {unit} of `{first}` and `{second}` are of different updates",
                             _RESTORE_FIX,
                         )
+
         for cell, shard in self.store:
             for newest in best[cell.name, cell.group, shard.unit.number][:1]:
                 shard.version, shard.updates = newest.version, newest.updates
@@ -157,7 +186,10 @@ class ServerCheckpoint:
         return any(best.values())
 
     def save(self, cell: StateCell, shard: Shard) -> None:
-        """Write a unit, if all of its values are set."""
+        """Write a unit, if all of its values are set.
+
+        Raises CP0974 if that fails, or if an fsync has failed since the last call.
+        """
         if self._sync_error:
             self._refuse(self._sync_error)
         if not shard.is_complete:
@@ -172,7 +204,7 @@ class ServerCheckpoint:
             self._refuse(f"cannot be written: {error.strerror}")
 
     def close(self) -> None:
-        """Close the file, after an fsync if `every_s` was set."""
+        """Close the file, after an fsync if `every_s` was set. Raises CP0974 if a pending fsync hangs."""
         self._ending.set()
         if self._syncing is not None:
             join(self._syncing, Wait(_SYNCED_S, self._fail_sync))
@@ -183,7 +215,7 @@ class ServerCheckpoint:
     def _create(self) -> None:
         """Create the file with its full size. It gets its name only once it is complete."""
         new = self.path.with_suffix(".new")
-        new.unlink(missing_ok=True)  # left by a run that was killed; or a link, which is not followed
+        new.unlink(missing_ok=True)  # Left by a run that was killed; or a link, which is not followed.
         file = io.open_file(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW)
         try:
             os.pwrite(file, self._head, 0)
@@ -194,7 +226,10 @@ class ServerCheckpoint:
         new.replace(self.path)
 
     def _lock(self) -> None:
-        """Lock a separate file, which is never replaced or removed, before the checkpoint is read."""
+        """Lock a separate file, which is never replaced or removed, before the checkpoint is read.
+
+        Raises CP0974 if another process has locked it, and an `OSError` if it cannot be locked.
+        """
         lock = io.open_file(self.path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,7 +268,10 @@ class ServerCheckpoint:
         )
 
     def _both(self, cell: StateCell, shard: Shard) -> list[StoredCopy]:
-        """The complete copies of a unit."""
+        """The complete copies of a unit, none if it was not written.
+
+        Raises CP0974 if both places were written and neither is complete.
+        """
         places = self._places[cell.name, cell.group, shard.unit.number]
         copies = [self._place(offset, places.nbytes) for offset in (places.first, places.second)]
         complete = [copy for copy in copies if copy is not None]
@@ -247,6 +285,7 @@ class ServerCheckpoint:
         return int(_HEAD.unpack_from(os.pread(self._file, _PLACE, offset).ljust(_PLACE, b"\0"))[0])
 
     def _place(self, offset: int, nbytes: int) -> StoredCopy | None:
+        """The content of a place with `nbytes` of data; None if it is empty or not complete."""
         version, updates, size, crc = _HEAD.unpack_from(
             os.pread(self._file, _PLACE, offset).ljust(_PLACE, b"\0")
         )
@@ -257,21 +296,24 @@ class ServerCheckpoint:
         return copy if nbytes_read == nbytes and _crc(copy, [_view(copy.data)]) == crc else None
 
     def _write(self, pieces: Sequence[memoryview], offset: int) -> None:
+        """Write `pieces` one after another. Raises an `OSError` if that fails."""
         total = sum(len(piece) for piece in pieces)
         written = os.pwritev(self._file, pieces, offset)
-        if written < total:  # after a signal, or if the disk is full
+        if written < total:  # After a signal, or if the disk is full.
             data = b"".join(bytes(piece) for piece in pieces)
             while written < total:
                 written += os.pwrite(self._file, data[written:], offset + written)
 
     def _sync(self, every_s: float) -> None:
+        """Call fsync periodically; the body of a thread."""
         while not self._ending.wait(every_s):
             try:
                 os.fsync(self._file)
-            except OSError as error:  # reported by the next `save`
+            except OSError as error:
                 self._sync_error = f"cannot be synchronized to the disk: {error.strerror}"
 
     def _fail_sync(self, waited: float) -> NoReturn:
+        """Raise CP0974 for an fsync that has taken `waited` seconds."""
         self._refuse(
             f"was not synchronized to the disk within {waited:.0f} s", "use a folder on a disk that responds"
         )
@@ -279,6 +321,7 @@ class ServerCheckpoint:
     def _refuse(
         self, message: str, fix: str = "use a folder that is writable and has free space"
     ) -> NoReturn:
+        """Raise CP0974; `message` continues after the name of the file."""
         fail("CP0974", f"the checkpoint {str(self.path)!r} {message}", fix)
 
 
@@ -305,11 +348,13 @@ def _describe(header: CheckpointHeader) -> str:
 
 
 def _nbytes(shard: Shard) -> int:
+    """The bytes of all slots and scalars of a unit."""
     slots = sum(shard.unit.size * dtype.nbytes for dtype in shard.dtypes)
     return slots + sum(dtype.nbytes for dtype in shard.scalar_dtypes)
 
 
 def _crc(copy: Shard | StoredCopy, arrays: Sequence[memoryview]) -> int:
+    """CRC-32 of the version, the number of updates and the data, which `arrays` contain in order."""
     crc = zlib.crc32(struct.pack("<QQ", copy.version, copy.updates))
     for array in arrays:
         crc = zlib.crc32(array, crc)
@@ -317,6 +362,7 @@ def _crc(copy: Shard | StoredCopy, arrays: Sequence[memoryview]) -> int:
 
 
 def _unpack(shard: Shard, data: Array) -> None:
+    """Set the slots and scalars of `shard` to copies of `data`."""
     offset = 0
     for number, dtype in enumerate(shard.dtypes):
         size = shard.unit.size * dtype.nbytes

@@ -47,7 +47,7 @@ class ServerCounters:
 
     Attributes:
         requests: The number of complete requests that were received, by worker.
-        messages: The number of messages that were received, by worker, without those that a worker leaves.
+        messages: The number of messages that were received, by worker, without the one by which it leaves.
         nbytes: The bytes of these messages, by worker.
         answered: Bytes that were sent.
         updates: The number of updates and pulls of units.
@@ -337,7 +337,7 @@ class ServerDriver:
     # --- the scalars of a request, which all of its units use ---
 
     def _factor(self, effect: Effect, factor: Factor, dtype: DType) -> Array:
-        """The value of a factor: a literal as `dtype`, or the scalar of the effect's request as it was sent."""
+        """The value of a factor: a literal as `dtype`, or the scalar that the request contains."""
         if factor.tag is None:
             return scalar(factor.value, dtype)
         return self.scalars[effect.worker, factor.tag, effect.request]

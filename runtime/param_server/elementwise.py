@@ -1,4 +1,4 @@
-"""Checks that each element of a function's results depends only on the same element of its flat operands.
+"""Check that each element of a function's results depends only on the same element of its flat operands.
 
 Operations that are known to be elementwise are listed; all others are refused, since JAX keeps adding new
 ones.
@@ -14,6 +14,7 @@ import numpy as np
 from commplan.lowering.jax._compat import scan_operands
 from commplan.lowering.jax.jaxprs import called_by
 
+# Primitives of JAX that compute each element from the same elements of their operands.
 _ELEMENT = frozenset({
     "abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2", "atanh",
     "bessel_i0e", "bessel_i1e", "bitcast_convert_type", "cbrt", "ceil", "clamp", "clz", "complex", "conj",
@@ -25,8 +26,9 @@ _ELEMENT = frozenset({
     "rem", "round", "rsqrt", "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical",
     "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
 })  # fmt: skip
-# These preserve the order of elements.
+# Primitives that preserve the order of elements, if the number of elements stays.
 _SHAPED = frozenset({"broadcast_in_dim", "expand_dims", "reshape", "squeeze"})
+# Primitives that call other jaxprs, which are searched.
 _INNER = frozenset({
     "checkpoint", "closed_call", "cond", "core_call", "custom_jvp_call", "custom_vjp_call",
     "custom_vjp_call_jaxpr", "jit", "pjit", "remat", "remat2", "scan", "while",
@@ -34,15 +36,21 @@ _INNER = frozenset({
 
 
 def non_elementwise_reason(traced: Any, longer: Any) -> str:
-    """The operation that makes a function not elementwise, as text; "" if there is none.
+    """Find an operation that makes a function not elementwise.
+
+    Scalars may be computed from scalars in any way, if their values do not depend on the length of arrays.
 
     Args:
-        traced, longer: Closed jaxprs of the function for arrays of two lengths, both greater than 1. Scalars
-            may be computed from scalars in any way that is the same for both.
+        traced: A closed jaxpr of the function for arrays of a length greater than 1.
+        longer: A closed jaxpr of the function for arrays of another length, also greater than 1.
+
+    Returns:
+        The reason, with the operation, as text; "" if the function is elementwise.
     """
     reason = _constants(traced.consts) or _search(traced.jaxpr)
     if reason:
         return reason
+    # A program of elementwise operations that depends on the length contains it in a number.
     for (name, number), (_, other) in zip(_numbers(traced), _numbers(longer), strict=False):
         if number != other:
             return f"`{name}` has {number} or {other} by the length of the arrays; a chunk has another length"
@@ -50,6 +58,7 @@ def non_elementwise_reason(traced: Any, longer: Any) -> str:
 
 
 def _search(jaxpr: Any) -> str:
+    """The reason of the first equation that has one; see `_equation`."""
     return next((reason for equation in jaxpr.eqns if (reason := _equation(equation))), "")
 
 
@@ -62,11 +71,11 @@ def _equation(equation: Any) -> str:
     if reason:
         return reason
     operands = [operand.aval for operand in equation.invars if getattr(operand.aval, "ndim", 0)]
-    results = [operand.aval for operand in equation.outvars if getattr(operand.aval, "ndim", 0)]
+    results = [result.aval for result in equation.outvars if getattr(result.aval, "ndim", 0)]
     if not results and (not operands or not equation.outvars or name in _INNER):
-        return ""
+        return ""  # Scalars from scalars, no results, or a call, whose equations were searched.
     if name == "broadcast_in_dim" and all(operand.size == 1 for operand in operands):
-        return ""
+        return ""  # All elements are equal.
     if name in _INNER:
         return _loop_reason(equation) if name == "scan" else ""
     sizes = {int(operand.size) for operand in (*operands, *results)}
@@ -78,35 +87,38 @@ def _equation(equation: Any) -> str:
 
 
 def _loop_reason(equation: Any) -> str:
-    """A loop may carry arrays, but not iterate over them."""
+    """The reason why a `scan` iterates over elements; empty if it only carries arrays."""
     consts, carry = scan_operands(equation.params)
     iterates = len(equation.invars) > consts + carry or len(equation.outvars) > carry
     return "`scan` iterates over elements; a chunk has only its own" if iterates else ""
 
 
 def _constants(values: Any) -> str:
+    """The reason why a constant of `values` depends on the index; empty if each one has equal elements."""
     for value in values:
         shape = tuple(getattr(value, "shape", ()))
-        if shape and not _uniform(value):
+        if shape and not _is_uniform(value):
             return f"it has a constant of shape {list(shape)}; a chunk has no index in the whole array"
     return ""
 
 
-def _uniform(value: Any) -> bool:
+def _is_uniform(value: Any) -> bool:
+    """Whether an array has elements, and the bits of all of them are equal."""
     try:
         array = np.asarray(value)
-    except TypeError:  # random keys
+    except TypeError:  # Random keys.
         return False
     return array.size > 0 and array.tobytes() == array.size * array.reshape(-1)[:1].tobytes()
 
 
 def _numbers(closed: Any) -> Iterator[tuple[str, str]]:
-    """The numbers in a function, each with the operation that uses it."""
+    """The constants and parameters in a closed jaxpr, as text, each after the operation that uses it."""
     yield from (("constant", _text(value)) for value in closed.consts)
     yield from _in_equations(closed.jaxpr)
 
 
 def _in_equations(jaxpr: Any) -> Iterator[tuple[str, str]]:
+    """Those in the equations of a jaxpr, and in the jaxprs that it calls; see `_numbers`."""
     for equation in jaxpr.eqns:
         name = str(equation.primitive.name)
         yield from ((name, _text(operand.val)) for operand in equation.invars if hasattr(operand, "val"))

@@ -105,7 +105,7 @@ class RoutingTable:
         by_tag: The routes, by the tag of a received message.
 
     Raises:
-        CommplanError: CP0970, CP0971 or CP0972 for the function of an exchange; see `ChunkUpdate`.
+        CommplanError: CP0970, CP0971 or CP0972 for an exchange; see `ChunkUpdate` and `AuxiliaryState`.
     """
 
     def __init__(

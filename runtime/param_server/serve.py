@@ -40,16 +40,18 @@ from commplan.runtime.param_server.store import Pool
 if TYPE_CHECKING:
     from commplan.runtime.machines.server import ServerRank
 
-ABORT = 3  # the tag of a message with the reason that a server ends
-DEATH = 4  # the tag of messages between servers that a replay has reached a worker's death
-_LEAVES = "OMPI_MCA_async_mpi_finalize"  # set by `mpirun --mca`: whether MPI_Finalize ignores dead ranks
-_SPIN_S = 200e-6  # seconds without a message before the first sleep
-_NAP_S = 50e-6  # seconds of the first sleep; each is twice as long as the one before
-_BUSY_NAP_S, _IDLE_NAP_S = 200e-6, 1e-3  # the longest sleep while messages are in flight, and otherwise
-_REPORT_S = 0.25  # seconds between two reports to the sidecar
-_CHECK_S = 1.0  # seconds between two checks for workers that a put waits for
-_LATE_S = 30.0  # seconds until these workers are named
-_LEAVE_S = 5.0  # seconds for sending the last answers
+ABORT = 3  # The tag of a message with the reason that a server ends.
+DEATH = 4  # The tag of messages between servers that a replay has reached a worker's death.
+_LEAVES = "OMPI_MCA_async_mpi_finalize"  # Set by `mpirun --mca`: whether MPI_Finalize ignores dead ranks.
+_SPIN_S = 200e-6  # Seconds without a message before the first sleep.
+_NAP_S = 50e-6  # Seconds of the first sleep. Each is twice as long as the one before.
+_BUSY_NAP_S = 200e-6  # Seconds of the longest sleep while messages are in flight.
+_IDLE_NAP_S = 1e-3  # Seconds of the longest sleep otherwise.
+_REPORT_S = 0.25  # Seconds between two reports to the sidecar.
+_CHECK_S = 1.0  # Seconds between two checks for workers that a put waits for.
+_LATE_S = 30.0  # Seconds until these workers are named.
+_LEAVE_S = 5.0  # Seconds for sending the last answers.
+_MOST_REASON = 4000  # The most bytes of a reason that workers receive.
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,17 @@ class Served:
 
     Attributes:
         name: The name of the server.
-        requests, messages, nbytes: The requests, messages and bytes of each worker.
+        requests: The number of received requests, by worker.
+        messages: The number of received messages, by worker.
+        nbytes: The received bytes, by worker.
         answered: The bytes that the server sent.
         updates: The number of updates of units.
         lost: The workers that died.
         broken_off: For each worker that ended with an error, its message.
-        busy_s, waiting_s: Wall seconds with and without work.
-        cpu_s: CPU seconds, user and system.
-        memory: The maximum of resident bytes.
+        busy_s: Wall seconds with work.
+        waiting_s: Wall seconds without work.
+        cpu_s: CPU seconds of the process since its start, user and system.
+        memory: The maximum of resident bytes of the process.
         restored: Whether states came from a checkpoint.
         shared: The number of requests that workers on this host carried out in shared memory.
     """
@@ -104,14 +109,15 @@ class ServeOptions(NamedTuple):
     Attributes:
         checkpoint: A folder for states that survive the process. States of an earlier run of the plan in this
             folder are restored. Every update is in the checkpoint before it is answered, so `staleness` is
-            not possible.
-        every_s: Seconds between two calls of fsync, so that states also survive the machine.
-        record: A file that receives the order of requests. If the plan has several servers, the number of
-            the server is added to the file name, here and for `replay`.
-        replay: A recording. Requests are served in its order, which reproduces the weights.
-        stop: An event, or a function that returns a boolean. The server ends early when it is true.
-        timeout: The time limit in seconds for setting a state again, which waits until all workers have
-            reached that line or left.
+            not possible. None for no checkpoint.
+        every_s: Seconds between two calls of fsync, so that states also survive the machine; None for none.
+        record: A file that receives the order of requests, or None. If the plan has several servers, the
+            number of the server is added to the file name, here and for `replay`.
+        replay: A recording, or None. Requests are served in its order, which reproduces the weights.
+        stop: An event, or a function that returns a boolean. The server ends early when it is true. None
+            to serve until all workers have left.
+        timeout: Seconds for setting a state again, which waits until all workers have reached that line or
+            left.
     """
 
     checkpoint: str | os.PathLike[str] | None = None
@@ -122,7 +128,7 @@ class ServeOptions(NamedTuple):
     timeout: float = 1800.0
 
     def check(self) -> None:
-        """Raise CP0980 for options that exclude each other."""
+        """Raise CP0980 for options that exclude each other, and for an invalid `every_s`."""
         if self.record is not None and self.replay is not None:
             fail("CP0980", "a run cannot be recorded and replayed at once", "a replay has the recorded order")
         if self.every_s is not None and (self.checkpoint is None or not self.every_s > 0):
@@ -137,7 +143,7 @@ class ServeOptions(NamedTuple):
 
 
 def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served:
-    """Serve until every worker has left or died.
+    """Serve until every worker has left or died, or until `options.stop` is true.
 
     Args:
         context: The bound program.
@@ -151,8 +157,9 @@ def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served
         CommplanError: CP0970, CP0971, CP0972 for a function that cannot update chunks. CP0973 to CP0975 for a
             checkpoint of another plan, one that cannot be used, and a start with restored states. CP0976,
             CP0977 for a recording that is invalid, or that differs from the run. CP0978 if the server cannot
-            continue, CP0979 for messages of another program, CP0980 for options that exclude each other. The
-            workers receive the reason.
+            continue or has served before, CP0979 for messages of another program, CP0980 for options that
+            exclude each other, CP0981 if a state is not set again in time; the verdict of the sidecar, such
+            as CP0834. The workers receive the reason, unless the server has served before.
     """
     file = context.schedule.file
     begin_serving(server.service, server.name)
@@ -184,7 +191,7 @@ def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served
             served = loop.run()
     except BaseException as error:
         reason = end_reason(error)
-        if server.watch is None or not server.watch.verdict():  # all ranks have received a verdict
+        if server.watch is None or not server.watch.verdict():  # All ranks receive a verdict.
             send_abort(mailbox, sites, reason)
         mark_reported(error)
         raise
@@ -252,7 +259,7 @@ def _send_offer(mailbox: Mailbox, workers: int, offer: bytes | None = None) -> N
 
 def send_abort(mailbox: Mailbox, sites: Sites, reason: str) -> None:
     """Send the workers the reason that this server ends."""
-    text = np.frombuffer(reason.encode()[:4000], np.uint8)
+    text = np.frombuffer(reason.encode()[:_MOST_REASON], np.uint8)
     for worker in range(sites.workers):
         mailbox.send(worker, ABORT, text)
     if uses_shared_memory(sites):
@@ -262,7 +269,7 @@ def send_abort(mailbox: Mailbox, sites: Sites, reason: str) -> None:
 
 
 def finish(mailbox: Mailbox) -> None:
-    """Wait for messages in flight, but not longer than a timeout."""
+    """Wait for messages in flight, but not longer than `_LEAVE_S`. Discards received ones."""
     deadline = time.monotonic() + _LEAVE_S
     while mailbox.is_busy and time.monotonic() < deadline:
         mailbox.poll()
@@ -279,12 +286,16 @@ class PutTimeout:
 
     def __init__(self, driver: ServerDriver, timeout: float) -> None:
         self._driver, self._timeout = driver, timeout
-        self._checked = time.monotonic()
+        self._checked = time.monotonic()  # The time of the last check.
+        # By site and workers that it waits for, the time at which the wait was found; at most one.
         self._since: dict[tuple[int, tuple[int, ...]], float] = {}
-        self._reported = False
+        self._reported = False  # Whether this wait was reported.
 
     def message(self) -> str:
-        """A message for the log, usually empty. Raises CP0981 after the timeout."""
+        """A message for the log about a long wait, once for each wait; else "".
+
+        The server calls this regularly. Raises CP0981 after the timeout.
+        """
         now = time.monotonic()
         if now - self._checked < min(_CHECK_S, self._timeout):
             return ""
@@ -316,21 +327,26 @@ class PutTimeout:
 
 
 class ServerLoop:
-    """The main loop of a server."""
+    """The main loop of a server.
+
+    Attributes:
+        lost: The workers that died, in order.
+        broken_off: See `Served`.
+        busy: Wall seconds with work.
+        waiting: Wall seconds without work.
+        recorder: The recording that is written, or None.
+        shared: The states in shared memory, or None.
+    """
 
     def __init__(
-        self,
-        driver: ServerDriver,
-        mailbox: Mailbox,
-        name: str,
-        stop: threading.Event | Callable[[], bool] | None = None,
-        timeout: float = 1800.0,
+        self, driver: ServerDriver, mailbox: Mailbox, name: str,
+        stop: threading.Event | Callable[[], bool] | None = None, timeout: float = 1800.0,
         watch: RequestWatch | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.driver, self.mailbox, self.name = driver, mailbox, name
         self._watch = watch
         self._last_report_s = 0.0
-        self._has_progressed = True  # since the last report to the sidecar
+        self._has_progressed = True  # Since the last report to the sidecar.
         self._put_timeout = PutTimeout(driver, timeout)
         self.stop = stop.is_set if isinstance(stop, threading.Event) else stop
         self.lost: list[int] = []
@@ -344,7 +360,7 @@ class ServerLoop:
         self._began = time.monotonic()
 
     def run(self) -> Served:
-        """Serve until every worker has left or died."""
+        """Serve until every worker has left or died, or until `stop` is true."""
         while not self.driver.over and not (self.stop is not None and self.stop()):
             self._step()
             if self.mailbox.broken:
@@ -357,6 +373,7 @@ class ServerLoop:
         self._replay = Replay(events, self.driver.arrive, self._replay_death)
 
     def _replay_death(self, worker: int) -> None:
+        """Handle a death of the recording, and report it to the other servers."""
         self._remove(worker)
         sites, number = self.driver.sites, self.driver.machine.server
         for server in range(sites.servers):
@@ -446,6 +463,7 @@ class ServerLoop:
         self._has_progressed = False
 
     def _handle(self, mail: Mail) -> None:
+        """Handle a message of a worker or of another server."""
         if mail.worker >= self.driver.sites.workers:
             self._count_death(int(mail.buffer.view(np.int64)[0]))
             return
@@ -461,6 +479,7 @@ class ServerLoop:
         self.driver.arrive(*mail)
 
     def _remove(self, worker: int) -> None:
+        """Handle the death of a worker, unless it has left or died before."""
         if worker in self.driver.machine.departed:
             return
         self.lost.append(worker)
@@ -474,4 +493,4 @@ class ServerLoop:
     def log(self, event: str) -> None:
         """Write one line to stderr."""
         text = f"commplan: {self.name}: {event} ({time.monotonic() - self._began:.1f} s)\n"
-        os.write(2, text.encode())  # in one call, so that lines of different ranks are not mixed
+        os.write(2, text.encode())  # In one call, so that lines of different ranks are not mixed.

@@ -1,4 +1,4 @@
-"""The flight record of a server: requests, answers, and workers that answers wait for."""
+"""Record the requests of a server, and the workers that answers wait for, in its flight record."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from commplan.protocol.sites import Buffer
 from commplan.recorder.lane import Lane
 from commplan.runtime.param_server.routing import SiteRoutes
 
-_RECORD_AFTER_S = 1.0  # the age of a request from which the worker that it waits for is recorded
+_RECORD_AFTER_S = 1.0  # Seconds from the begin of a request until the worker that it waits for is recorded.
 
 
 class RequestMessage(NamedTuple):
-    """One message of a request.
+    """The request that a message belongs to.
 
     Attributes:
         site: The number of the site.
         name: The index of the request's line in the record.
-        messages: The number of messages of one request to and from this server.
+        messages: The number of messages of one request to and from this server. For the tag of an answer it
+            is not used.
     """
 
     site: int
@@ -34,10 +35,10 @@ class OpenRequest:
     """A request that is not completely answered.
 
     Attributes:
-        operation: Its number in the record.
+        operation: The number of the request in the record.
         name: As in `RequestMessage`.
         pending: The number of messages that have not been received or sent yet.
-        since: The time of its first message, of `time.monotonic`.
+        since: The time of its first message, in seconds on `time.monotonic`.
     """
 
     operation: int
@@ -53,9 +54,12 @@ class ServeRecord:
     with this tag from, or to, the worker.
 
     Args:
-        lane: The lane of the record.
+        lane: The part of the record that it writes to.
         routes: The sites of the server.
-        file: The plan's file.
+        file: The plan's file, or "".
+
+    Attributes:
+        lane: The part of the record that it writes to.
     """
 
     def __init__(self, lane: Lane, routes: Iterable[SiteRoutes], file: str) -> None:
@@ -76,12 +80,16 @@ class ServeRecord:
             for tags in (*alternatives, down):
                 messages = len(tags if tags is not down else alternatives[0]) + len(down)
                 self._by_tag |= dict.fromkeys(tags, RequestMessage(site_routes.site.number, name, messages))
-        self._count: Counter[tuple[int, int]] = Counter()  # by worker and tag
-        self._open: dict[tuple[int, int, int], OpenRequest] = {}  # by site, worker and number
-        self._awaited: tuple[int, int] = (0, -1)  # the operation and the rank that were recorded last
+        self._count: Counter[tuple[int, int]] = Counter()  # Messages, by worker and tag.
+        # By site, worker and number of the request; the oldest first.
+        self._open: dict[tuple[int, int, int], OpenRequest] = {}
+        self._awaited: tuple[int, int] = (0, -1)  # The operation and the rank that were recorded last.
 
     def message(self, worker: int, tag: int) -> None:
-        """Count a message that was received from, or sent to, a worker."""
+        """Count a message that was received from, or sent to, a worker. Other tags are ignored.
+
+        The first message of a request begins an operation of the record, and the last one ends it.
+        """
         message = self._by_tag.get(tag)
         if message is None:
             return
@@ -107,10 +115,10 @@ class ServeRecord:
     def waits(self, workers: Sequence[int]) -> None:
         """Record that the oldest open request waits for `workers[0]`.
 
-        Nothing is recorded before `_RECORD_AFTER_S`, or if this was the last record.
+        Nothing is recorded before the request is `_RECORD_AFTER_S` old, or if this was recorded last.
 
         Args:
-            workers: live workers that do not wait; one of them blocks the others.
+            workers: Living workers that do not wait; one of them blocks the others. May be empty.
         """
         if not self._open or not workers:
             return
@@ -122,4 +130,5 @@ class ServeRecord:
 
 
 def _tags(routes: SiteRoutes, buffers: Iterable[Buffer]) -> list[int]:
+    """The tags of `buffers` that this server receives."""
     return [chunk.tag for buffer in buffers for chunk in buffer.chunks if chunk.tag in routes.up]

@@ -1,4 +1,4 @@
-"""Applies the function of an exchange to flat chunks. It is compiled once per chunk size.
+"""Apply the function of an exchange to flat chunks. It is compiled once per chunk size.
 
 Weights and gradients are flat arrays. An auxiliary state, such as momentum, is a pytree in which every copy
 of the weights' structure is replaced by one flat array. Scalars are unchanged.
@@ -24,6 +24,9 @@ from commplan.runtime.param_server.store import Array
 
 # A node of the auxiliary state: whether it is a scalar, and its index among the scalars or the slots.
 Role = tuple[bool, int]
+_MOST_CHARACTERS = 300  # The most characters of the user's error in a message.
+_LEAST_LENGTH = 4  # The fewest elements of a traced chunk: arrays of one element would hide violations.
+_LONGER = 3  # The elements that the second traced chunk has more.
 
 
 class ChunkUpdate:
@@ -34,14 +37,13 @@ class ChunkUpdate:
         fn: The function.
         weights: The layout of w.
         gradients: The dtype of g, by part.
-        auxiliary: The auxiliary state m, if there is one.
+        auxiliary: The auxiliary state m; None for a function without one.
         span: The span of the exchange.
         file: The plan's file.
 
     Raises:
-        CommplanError: CP0970 if `fn` fails on flat arrays or is not elementwise, CP0971 if its results differ
-            from its operands in structure, shape or dtype, CP0972 if m contains the weights in another
-            structure.
+        CommplanError: CP0970 if `fn` fails on flat arrays or is not elementwise; CP0971 if its results differ
+            from its operands in structure, shape or dtype.
     """
 
     def __init__(
@@ -64,14 +66,25 @@ class ChunkUpdate:
     def __call__(
         self, w: Array, slots: Sequence[Array], scalars: Sequence[Array], g: Array
     ) -> tuple[Array, list[Array], list[Array]]:
-        """New weights, slots and scalars: read-only arrays that share no memory with `g`."""
+        """Update one unit.
+
+        Args:
+            w: The weights of the unit, a flat array.
+            slots: The slots of m, flat arrays of the same length; empty without m.
+            scalars: The scalars of m, arrays without dimensions; empty without m.
+            g: The gradient, a flat array of the same length.
+
+        Returns:
+            The new weights, slots and scalars: read-only arrays, or copies of those that would share memory
+            with `g`.
+        """
         updated = self._compiled(w, tuple(slots), tuple(scalars), g)
         arrays = [_without_aliasing(np.asarray(array), g) for array in (updated[0], *updated[1], *updated[2])]
         count = 1 + len(slots)
         return arrays[0], arrays[1:count], arrays[count:]
 
     def _call(self, w: Any, slots: Sequence[Any], scalars: Sequence[Any], g: Any) -> tuple[Any, Any, Any]:
-        """Call the function on one chunk, and check its results."""
+        """Call the function on one chunk, and check its results. Raises CP0971."""
         if self.auxiliary is None:
             new = self.fn(w, g)
             return self._check_result(new, w.shape, w.dtype, "weights"), (), ()
@@ -105,6 +118,7 @@ class ChunkUpdate:
         return x
 
     def _fail_results(self, problem: str) -> NoReturn:
+        """Raise CP0971; `problem` continues after the function's name."""
         fail(
             "CP0971",
             f"function `{self.name}` {problem}",
@@ -114,13 +128,15 @@ class ChunkUpdate:
         )
 
     def _check(self, part: int, size: int) -> None:
-        """Trace the function for a chunk of `size` elements, and for a longer one. Raises CP0970."""
-        length = max(size, 4)  # arrays of one element would hide violations
-        reason = non_elementwise_reason(self._trace(part, length), self._trace(part, length + 3))
+        """Trace the function for a chunk of about `size` elements, and for a longer one. Raises CP0970."""
+        length = max(size, _LEAST_LENGTH)
+        reason = non_elementwise_reason(self._trace(part, length), self._trace(part, length + _LONGER))
         if reason:
             self._fail_function("is not elementwise", reason)
 
     def _trace(self, part: int, size: int) -> Any:
+        """The jaxpr of the function for a chunk of `size` elements of a part. Raises CP0970 or CP0971."""
+
         def spec(dtype: DType, *shape: int) -> Any:
             return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))
 
@@ -135,10 +151,11 @@ class ChunkUpdate:
         except Exception as error:
             if getattr(error, "diagnostics", None):
                 raise
-            reason = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            reason = f"{type(error).__name__}: {error}".splitlines()[0][:_MOST_CHARACTERS]
             self._fail_function("fails on flat arrays", reason)
 
     def _fail_function(self, problem: str, reason: str) -> NoReturn:
+        """Raise CP0970; `problem` continues after "but"."""
         fail(
             "CP0970",
             f"function `{self.name}` updates chunks on servers, but {problem}",
@@ -156,10 +173,17 @@ class AuxiliaryState:
 
     Args:
         layout: The layout of the state.
-        leaves, structure: The leaves and the pytree structure of the state.
+        leaves: The leaves of the state.
+        structure: The pytree structure of the state.
         weights: The pytree structure of the weights.
         span: The span of the exchange.
         file: The plan's file.
+
+    Attributes:
+        layout: The layout of the state.
+        scalars: The dtypes of its scalars.
+        structure: The pytree structure in which copies of the weights are leaves.
+        roles: The role of each leaf of `structure`, in order.
 
     Raises:
         CommplanError: CP0972 if the state contains the weights in another structure.
@@ -184,7 +208,7 @@ class AuxiliaryState:
         for node in nodes:
             indices: list[int] = jax.tree_util.tree_leaves(node)
             slots = {slot_of_leaf[index] for index in indices if index in slot_of_leaf}
-            if len(indices) == 1 and indices[0] in layout.scalars:
+            if len(indices) == 1 and indices[0] in layout.scalars:  # Also if the weights are one leaf.
                 self.roles.append((True, layout.scalars.index(indices[0])))
             elif len(slots) == 1 and is_copy(node):
                 self.roles.append((False, slots.pop()))
@@ -200,7 +224,7 @@ class AuxiliaryState:
                 )
 
     def tree(self, slots: Sequence[Any], scalars: Sequence[Any]) -> Any:
-        """The tree of a chunk."""
+        """The tree of a chunk, from its slots, which are flat arrays, and the scalars."""
         nodes = [(scalars if is_scalar else slots)[index] for is_scalar, index in self.roles]
         return jax.tree_util.tree_unflatten(self.structure, nodes)
 
