@@ -226,7 +226,7 @@ class PhaseCall:
     def merge_state(
         self, state: dict[str, Any], outputs: Outputs, new: dict[str, Any]
     ) -> tuple[Outputs, dict[str, Any]]:
-        """The outputs, and the state with the new entries of the phase."""
+        """The outputs, and `state` with the entries `new` of the phase, counts of calls included."""
         counts = {CALLS: dict(state[CALLS]) | new[CALLS]} if CALLS in new else {}
         return outputs, state | new | counts
 
@@ -234,6 +234,7 @@ class PhaseCall:
         self.context.fail(code, message, *notes, span=self._phase.span)
 
     def _check_names(self, arguments: Mapping[str, Any], inputs: Mapping[str, Any]) -> None:
+        """Raise CP0804 unless `inputs` have exactly the names of `arguments`."""
         takes = f"it takes: {', '.join(arguments) or 'only the state'}"
         missing = [name for name in arguments if name not in inputs]
         unknown = [name for name in inputs if name not in arguments]

@@ -260,7 +260,7 @@ class TypedRun:
     def layer(
         self, body: Callable[..., Any], shards: Any, *args: Any, shapes: Any = None, **options: Any
     ) -> Any:
-        """Call `body(weights, *args)` with the weights gathered from `shards`; see `layers`."""
+        """Call `body(weights, *args)` with the weights gathered from `shards`; see `layers` for `options`."""
         whole = None if shapes is None else [shapes]
         return self.layers(lambda w, inputs: body(w, *inputs), [shards], args, shapes=whole, **options)
 

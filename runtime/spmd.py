@@ -422,6 +422,7 @@ class _Step:
                 self.context.fail("CP0805", message, note)
 
     def _check_states(self, states: Mapping[str, Tree], carried: Carried) -> None:
+        """Raise CP0805 for a state with another number of leaves than its specs in `carried`."""
         for name, tree in states.items():
             expected = len(carried.specs[name])
             if len(tree.leaves) != expected:

@@ -40,7 +40,10 @@ class PairFabric(Fabric, Protocol):
     """A fabric that times pairs one by one."""
 
     def timed(self, pairs: Pairs, nbytes: int, runs: int) -> list[float]:
-        """The seconds of the shortest of `runs` exchanges of `nbytes` of each pair, all pairs at once."""
+        """Time exchanges of `nbytes` in each direction, of all pairs at once.
+
+        Returns the seconds of the shortest of `runs` exchanges, for each pair.
+        """
         ...
 
 

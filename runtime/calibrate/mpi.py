@@ -24,7 +24,7 @@ _BURSTS = 9  # The number of bursts whose median counts.
 
 
 class MpiFabric:
-    """The ranks that mpirun started; see `calibrate.Fabric`.
+    """The ranks that mpirun started. `calibrate.Fabric` documents the methods.
 
     Attributes:
         rendezvous: Calls measurements with a timeout.
@@ -47,7 +47,7 @@ class MpiFabric:
 
     @property
     def longest(self) -> int:
-        return 2**24
+        return 2**24  # 16 MiB, which hide the latency of links up to a few GB/s.
 
     def gamma(self) -> float:
         return host_gamma()

@@ -33,6 +33,12 @@ def all_gather_text(key: str, text: str, processes: Sequence[int], timeout_s: fl
 
     All of `processes` call this once for each `key`, which no other call may use.
 
+    Args:
+        key: The name of the exchange.
+        text: The text of this process.
+        processes: The numbers of all processes that take part.
+        timeout_s: Seconds to wait for the others.
+
     Returns:
         The text of each process, by its number.
 

@@ -84,7 +84,7 @@ def has_reduced(mesh: Any, axes: Collection[str]) -> bool:
 def reduced_over(mesh: Any, axes: Collection[str], x: Array) -> Array:
     """Give `x` a type that is `reduced` over `axes` of `mesh`: its derivative is unreduced over them.
 
-    Nothing is summed. Returns `x` as an array of the same type if `axes` is empty.
+    Nothing is summed. The result is `x` as an array of the same type if `axes` is empty.
     """
     x = jnp.asarray(x)
     if not axes:

@@ -96,7 +96,13 @@ def gathered_values(
     absence: Absence,
     notice: Notice | None = None,
 ) -> dict[int, T]:
-    """Exchange values of one `msgspec` type between `processes`; see `gathered`.
+    """Exchange values of one `msgspec` type between `processes`, as JSON.
+
+    `gathered` documents the other arguments.
+
+    Args:
+        value: The value of this process. All processes pass values of the same type.
+        absence: The parts of the error.
 
     Returns:
         The value of each process, by its number.

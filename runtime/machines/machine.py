@@ -278,7 +278,13 @@ class Machine(Protocol):
         ...
 
     def member(self, schedule: ir.Schedule, axis: str, place: int) -> Machine:
-        """The part of the machine that belongs to member `place` of `axis`, for the member's schedule."""
+        """The part of the machine that belongs to one member of the ensemble.
+
+        Args:
+            schedule: The member's schedule, without `axis`.
+            axis: The axis of the ensemble.
+            place: The index of the member.
+        """
         ...
 
     def part(self, name: str, tree: Any, placement: Placement, axis: str, member: Machine) -> Any:

@@ -48,7 +48,7 @@ from commplan.runtime.observe.joint_calls import JointCalls
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshMachine:
-    """A mesh of devices as a machine; see `machine.Machine`.
+    """A mesh of devices as a machine. `machine.Machine` documents the methods.
 
     Attributes:
         mesh: The `jax.sharding.Mesh` to which the user bound the program, or that of a member.

@@ -28,7 +28,7 @@ from commplan.runtime.machines.placing import Placing, first_placed
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class MeshInput:
-    """The input of a program on a mesh; see `machine.MachineInput`.
+    """The input of a program on a mesh. `machine.MachineInput` documents the methods.
 
     Attributes:
         mesh: The mesh of the run, or that of a member.
@@ -126,6 +126,7 @@ class MeshInput:
         return pinning_of(self.mesh.local_devices)
 
     def peers(self, key: str, host: str, place: int, timeout: float) -> Peers | None:
+        """See `MachineInput.peers`; all processes of `processes` call this."""
         if jax.process_count() == 1:  # Other processes of a mesh that is only described do not run.
             return None
         processes = self.processes

@@ -53,7 +53,7 @@ _unread: list[Any] = []  # Sends to ranks that have not arrived; their buffers m
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ranks:
-    """The machine of workers under MPI; see `machine.Machine`.
+    """The machine of workers under MPI. `machine.Machine` documents the methods.
 
     Attributes:
         mesh: The communicator to which the user bound the program.
@@ -103,6 +103,7 @@ class Ranks:
     def spread(
         self, body: Callable[..., Any], in_specs: Any, out_specs: Any, *, check_vma: bool = True
     ) -> Callable[..., Any]:
+        """Return `body`: the arrays of a rank are its own, outside as inside."""
         del in_specs, out_specs, check_vma
         return body
 
@@ -120,6 +121,7 @@ class Ranks:
     def joint(self) -> JointCalls:
         ranks = self.participants()
         if ranks not in self.joints:
+            # Bit i stands for axis i of the record; a member's `sizes` lack the axis of the ensemble.
             channel, sizes = self.backend.channel, self.backend.sizes
             group = sum(1 << place for place, axis in enumerate(channel.groups.sizes) if axis in sizes)
             self.joints[ranks] = JointCalls(channel.recording, group)

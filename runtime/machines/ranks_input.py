@@ -21,7 +21,7 @@ from commplan.runtime.machines.pinned import Pinning, pinning_of
 
 @dataclasses.dataclass(frozen=True)
 class RanksInput:
-    """The input of a worker under MPI; see `machine.MachineInput`.
+    """The input of a worker under MPI. `machine.MachineInput` documents the methods.
 
     Attributes:
         comm: A communicator of the workers.

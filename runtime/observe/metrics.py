@@ -46,7 +46,7 @@ class _Entry:
 
 @dataclass
 class Ledger:
-    """The input work of a run, of current and of past batches.
+    """Adds up the input work of a run, of current and of past batches.
 
     References to batches are weak; their costs are kept when they are freed.
     """

@@ -194,6 +194,7 @@ class Watchdog:
     # The thread.
 
     def _run(self) -> None:
+        """Observe the calls, and end the process after a verdict; the body of the thread."""
         while True:
             time.sleep(_TICK_S)
             with self._lock:

@@ -149,6 +149,7 @@ def _events(path: Path, data: bytes, offset: int, workers: int) -> Iterator[tupl
 
 
 def _refuse(path: Path, message: str) -> NoReturn:
+    """Raise CP0976; `message` continues after the name of the file."""
     fail(
         "CP0976",
         f"the recording {str(path)!r} {message}",

@@ -271,9 +271,8 @@ class Preflight:
     ) -> dict[int, _Answer | None]:
         with self.machine.joint.waiting():
             texts = self.machine.gather(msgspec.json.encode(mine).decode(), timeout_s, notice)
-        kind = type(mine)
         return {
-            number: None if text is None else msgspec.json.decode(text, type=kind)
+            number: None if text is None else msgspec.json.decode(text, type=type(mine))
             for number, text in sorted(texts.items())
         }
 
