@@ -46,7 +46,7 @@ def bind(program: Program[Any], mesh: Any, bindings: Bindings) -> Run:
 
 
 class Bindings(NamedTuple):
-    """The data, functions and options with which a program is bound; see `Program.bind`.
+    """The data, functions and options that a program is bound with; see `Program.bind`.
 
     Attributes:
         sources: The sources by name; None for none.

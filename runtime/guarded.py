@@ -1,4 +1,4 @@
-"""Steps without a plan: the implementation of `commplan.guard.jit`, and the machines on which they run.
+"""Steps without a plan: the implementation of `commplan.guard.jit`, and their machines.
 
 The machines are those of plans, except that collectives are the step's own and the program sets its mesh.
 """

@@ -54,7 +54,7 @@ def record(value: ir.Value, tree: Any, axes: Sequence[str], phase: ir.Phase) -> 
 def check_terms(
     inputs: Mapping[str, Any], values: Mapping[str, ir.Value], axes: Sequence[str], span: Span, file: str
 ) -> None:
-    """Refuse to reduce a value over an axis over which phases have reduced it.
+    """Refuse to reduce a value over an axis twice.
 
     Args:
         inputs: The inputs of the phase, as pytrees by name.

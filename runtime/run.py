@@ -46,7 +46,7 @@ class TypedRun:
         program: The compiled program.
         context: The schedule with its machine and functions.
         input: The sources, and the batches that were opened.
-        mesh: The mesh or communicator to which the program was bound.
+        mesh: The mesh or communicator of the run.
         phases: All phases by name, in the plan's order.
     """
 

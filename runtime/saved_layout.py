@@ -31,7 +31,7 @@ class SavedLayout(msgspec.Struct, frozen=True):
     Attributes:
         per: The sizes of the axes with a leading dimension, by name, in the order of the dimensions.
         split: The sizes of the axes along which the next dimension is cut, by name, major first.
-        owners: For a value of which ranks own different rows, the places of the owners, in the order of their
+        owners: If ranks own different rows of the value, the places of the owners, in the order of their
             rows. A place is an index into the `per` dimensions, flattened in row-major order. The rows of
             other places are not used. Empty for other values.
     """
@@ -142,8 +142,8 @@ def cut_again(
 ) -> Host:
     """Redistribute a global array from layout `before` to layout `current`.
 
-    `check` must have accepted the value, and the whole shape of `saved` or `leaf` must be known. The other
-    arguments are those of `is_as_saved`.
+    `check` must have accepted the value, and `saved` or `leaf` must have a whole shape. The other arguments
+    are those of `is_as_saved`.
 
     Args:
         array: The array in the checkpoint, of the shape `saved.shape`.

@@ -72,7 +72,7 @@ class Fabric(Protocol):
 
     @property
     def longest(self) -> int:
-        """The bytes of the longest message with which a link's bandwidth is measured."""
+        """The most bytes of a message that measures the bandwidth of a link."""
         ...
 
     def gamma(self) -> float:
@@ -88,11 +88,11 @@ class Fabric(Protocol):
         ...
 
     def exchange(self, pairs: Pairs, nbytes: int, times: int) -> Call:
-        """A call in which all pairs exchange `nbytes` in each direction at once, `times` times in a row."""
+        """A call that exchanges `nbytes` in each direction, of all pairs at once, `times` times in a row."""
         ...
 
     def burst(self, pair: tuple[int, int], count: int) -> float | None:
-        """The CPU seconds in which the first rank of `pair` sends `count` small messages to the second.
+        """The CPU seconds that the first rank of `pair` needs to send `count` small messages to the second.
 
         None if they cannot be measured.
         """
@@ -167,7 +167,7 @@ def discovered(hosts: Sequence[str]) -> Topology:
 
 
 def pairs_of_levels(topology: Topology, places: Sequence[int]) -> list[tuple[str, Pairs, int]]:
-    """Pairs of ranks with which each level of the network is measured.
+    """Find pairs of ranks to measure each level of the network.
 
     Members of a level are paired, and the ranks of one member each send to a rank of the other. On the
     innermost level a member is a rank. On outer levels the pairs fill the link of a member together.
@@ -350,7 +350,7 @@ def _at_size(
     Args:
         fabric: The ranks.
         kind: The kind of collective.
-        candidates: Its candidates, to which the measurements are added. Those that cannot run are left out.
+        candidates: Its candidates, which get the measurements. Those that cannot run are left out.
         axis: The axis over all ranks.
         size: The bytes of the buffer. They are rounded down to whole f32 elements per block, at least one.
         budget: About how many seconds to measure.

@@ -20,7 +20,7 @@ from commplan.topology import Level, Topology, natural_order, places_of_hosts
 
 # The number of tournaments, each with another order of hosts, so that no pair always crosses an uplink alone.
 TOURNAMENTS = 3
-# The most passes over all hosts in which each host joins the rack with the largest share of fast links.
+# The most passes over all hosts. In a pass each host joins the rack with the largest share of fast links.
 PASSES = 5
 # With more hosts than this, only one pair of each round is measured alone, and no table is printed.
 ALONE = 16
@@ -30,7 +30,7 @@ SHARED = 1.4
 LONG_S = 0.05
 # Bytes of the first exchange. Its size grows until an exchange takes `LONG_S`.
 LEAST = 2**16
-# The number of exchanges of each pair, of which the best one counts.
+# The number of exchanges of each pair. The best one counts.
 RUNS = 2
 
 HostPairs = Sequence[tuple[int, int]]  # Indices of hosts.
@@ -210,7 +210,7 @@ class _Meter:
 
 
 def _note(rates: np.ndarray, pairs: HostPairs, measured: Sequence[float]) -> None:
-    """Write `measured`, a rate for each pair, into the matrix `rates` where it is less or the first."""
+    """Update the matrix `rates` of the least rates so far with `measured`, a rate for each pair."""
     for (a, b), rate in zip(pairs, measured, strict=True):
         rates[a, b] = rates[b, a] = np.fmin(rates[a, b], rate)
 

@@ -32,7 +32,7 @@ from commplan.runtime.input.stages.records import BlockPosition, Stage
 
 BLOCK = 16  # Records that go through one stage together, as in training.
 LEAST = 3  # Blocks that are measured even if no time remains.
-ROUNDS = 5  # Measurements of a cost that does not depend on the plan, of which the best one counts.
+ROUNDS = 5  # Measurements of a cost that does not depend on the plan. The best one counts.
 _MOST_CALLS = 64  # Calls of each function that `lock_shares_of` gets.
 _WARM_UP_STEPS = 2  # The first calls of the consumer, which may compile; they do not count.
 _FEWEST_STEPS = 7  # Calls of the consumer even if they take longer than `_STEPS_S`.
@@ -371,7 +371,7 @@ def _plain(rows: int) -> ir.Schedule:
 def _consumer(
     plan_input: PlanInput, phase: Phase, consumer: Consumer | None, seconds: float | None
 ) -> tuple[ConsumerCost, ...]:
-    """The cost of a step, measured or as passed; empty if neither is given."""
+    """The cost of a step: measured with `consumer`, else `seconds`, else none."""
     if consumer is not None:
         duration, cpu = _step(consumer, _item(plan_input, phase))
         return (ConsumerCost(plan_input.plan.name, phase.name, duration, cpu),)

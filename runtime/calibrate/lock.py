@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 THREADS = 2  # The number of concurrent threads.
-ROUNDS = 5  # The number of measurements of each function, of which the median counts.
+ROUNDS = 5  # The number of measurements of each function. The median counts.
 _LONGEST_ROUND_S = 0.2  # The most seconds of one measurement.
 # Linux counts here, in nanoseconds, for how long the calling thread has computed and waited for a CPU.
 _SCHEDULED = Path("/proc/thread-self/schedstat")

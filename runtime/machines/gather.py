@@ -62,7 +62,7 @@ def gathered(
         if notice is not None:
             notice.look(waited, missing)
 
-    # `all_gather_text` ends by itself after `timeout_s`, unless the coordinator hangs.
+    # `all_gather_text` raises after `timeout_s`, unless the coordinator hangs.
     wait = Wait(timeout_s + 2 * _READ_TIMEOUT_S, late, look)
     try:
         answers = run_in_thread(lambda: coordinator.all_gather_text(key, text, processes, timeout_s), wait)

@@ -256,8 +256,8 @@ class Machine(Protocol):
 
         Args:
             traced: The step as a `jax.stages.Traced`.
-            compiled: Its `jax.stages.Compiled`, from which a mesh reads the collectives. If None, or under
-                MPI, those of the trace are returned.
+            compiled: Its `jax.stages.Compiled`, whose collectives a mesh returns. If None, or under MPI,
+                those of the trace are returned.
         """
         ...
 
@@ -271,8 +271,8 @@ class Machine(Protocol):
             placement: Its declared placement, or None if the argument is not declared.
 
         Returns:
-            For each piece of which several copies exist and this process holds one: the numbers of the
-            processes that hold one, and this process's arrays, by the name of the device. The name is "" for
+            For each piece with several copies, if this process holds one: the numbers of the processes that
+            hold one, and this process's arrays, by the name of the device. The name is "" for
             an array of the host, and under MPI.
         """
         ...
@@ -311,7 +311,7 @@ class Machine(Protocol):
 
 
 class PeerHello(NamedTuple):
-    """The message by which a process finds others that share the data it loads.
+    """The message of a process that looks for others to share the data it loads.
 
     Attributes:
         key: The digest of the name of the data.

@@ -51,7 +51,7 @@ class MeshMachine:
     """A mesh of devices as a machine. `machine.Machine` documents the methods.
 
     Attributes:
-        mesh: The `jax.sharding.Mesh` to which the user bound the program, or that of a member.
+        mesh: The `jax.sharding.Mesh` of the run, or that of a member.
         sizes: The sizes of the mesh axes that the plan names.
         file: The plan's file, for errors.
         levels: The levels of the topology over which each axis is spread, by axis; empty without a topology.
@@ -359,7 +359,7 @@ def machine_for(request: BindRequest, mesh: Any) -> Machine:
         request.check()
 
     if isinstance(mesh, AbstractMesh) or not hasattr(mesh, "devices"):
-        check_mesh(request.schedule, mesh)  # Raises: no processes are known that could agree on the error.
+        check_mesh(request.schedule, mesh)  # Raises, since there are no processes to agree on the error.
     request_of_mesh = request._replace(check=check, mesh=_described(mesh))
     return machine_of(request.schedule, mesh, check_processes(request_of_mesh, mesh))
 

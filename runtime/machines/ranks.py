@@ -340,7 +340,7 @@ def _bound(request: BindRequest, comm: Any) -> Ranks | ServerMachine:
         backend = backend_of(schedule, duplicate, ServerLink(roles), rendezvous=rendezvous, limits=limits)
         return _worker(comm, duplicate, backend, schedule.file)
 
-    # The first ranks are workers. Workers and servers each get a communicator of their own.
+    # The first ranks are workers. Workers and servers get separate communicators.
     rank = int(duplicate.Get_rank())
     server = rank - roles.workers
     part = rendezvous(duplicate.Split, int(server >= 0), rank)

@@ -42,7 +42,7 @@ _REPEATS = "commplan_repeats"
 _COMMON = "commplan_common"
 # The codes that comparisons raise on all processes.
 _COMPARED = ("CP0845", "CP0854", "CP0856", "CP0861")
-# Seconds that this process waits before it ends the job, in which another one prints the whole message.
+# Seconds that this process waits before it ends the job, so that another one prints the whole message first.
 _FIRST_S = 1.0
 # The most seconds that an aborting rank waits for the launcher to read its output.
 _READ_S = 1.0

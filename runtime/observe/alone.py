@@ -16,7 +16,7 @@ from commplan.recorder.file import is_kept, start_recording
 from commplan.runtime.observe.calls import Calls
 from commplan.runtime.observe.interruption import say
 
-_TICK_S = 0.004  # Seconds between two observations: the most by which the recorded end of a step is late.
+_TICK_S = 0.004  # Seconds between two observations: the most that a recorded end of a step is late.
 # The calls of each mesh, with the `bound_s` of `start`. A forked child records none.
 _watched: list[tuple[Calls, float | None]] = []
 os.register_at_fork(after_in_child=_watched.clear)

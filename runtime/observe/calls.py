@@ -192,7 +192,7 @@ class Calls:
             self.joint.put()
 
     def _update(self) -> None:
-        """Detect whether the last call has ended. Changes nothing if another call begins meanwhile."""
+        """Detect whether the last call has ended. Changes nothing if another call has begun since."""
         number, inside, result = self.number, self._inside, self._result
         if result is not None and not isinstance(result, ResultArrays):
             arrays = _smallest(result)

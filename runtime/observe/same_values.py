@@ -24,7 +24,7 @@ from commplan.diagnostics import fail
 from commplan.ir.types import Placement
 from commplan.lowering.jax.pytree import flatten
 
-_ON_DEVICE = 1 << 16  # Bytes of a leaf from which on it is summed on the device.
+_ON_DEVICE = 1 << 16  # Leaves of this many bytes or more are summed on the device.
 _BLOCK = 1 << 18  # The number of elements that are summed at once on the host.
 # By type: the unsigned type of the same width, and the bits of infinity. Without the sign, those of NaN are
 # greater.

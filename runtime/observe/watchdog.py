@@ -42,7 +42,7 @@ _ANSWER_S = 5.0  # Seconds for the sidecar to find the cause of a failed step.
 _LAST_S = 3.0  # Seconds for the other processes to report the failure of process 0.
 _UNWIND_S = 10.0  # Seconds for the `finally` blocks of a main thread outside of steps.
 _MOST_CHARACTERS = 200  # The most characters of an error that messages show.
-# The states of `process_state` in which a process cannot answer Ctrl-C.
+# The states of `process_state` of a process that cannot answer.
 _DOWN = ("dead", "stopped", "stuck in the kernel")
 
 
@@ -95,7 +95,7 @@ class Watchdog:
         self._is_aborted = False  # Whether a thread of JAX is aborting this process.
         self._verdict: live.WrittenVerdict | None = None
         self._is_said = False  # Whether the verdict was printed.
-        self._settled = threading.Event()  # Set once the cause of `_failure` is known.
+        self._settled = threading.Event()  # Set after the verdict, or the answer that there is none.
         self._deadline = 0.0  # When the process ends after a verdict at the latest; 0 before a verdict.
         self._place = Place(0, 0)  # The main thread's position when it was interrupted by a verdict.
         atexit.register(self._ending)
@@ -222,7 +222,7 @@ class Watchdog:
                 self._settled.set()
 
     def _look_for_abort(self, now: float) -> None:
-        """Ask for a verdict if JAX aborts this process; the handler of the signal delays it meanwhile."""
+        """Request a verdict if JAX aborts this process, which the handler of the signal delays."""
         idle = now - max(calls.moved for calls in self._calls)
         if not self._is_aborted and idle > 2 * _TICK_S and now > self._scanned + _SETTLE_S:
             self._scanned = now

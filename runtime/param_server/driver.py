@@ -47,7 +47,7 @@ class ServerCounters:
 
     Attributes:
         requests: The number of complete requests that were received, by worker.
-        messages: The number of messages that were received, by worker, without the one by which it leaves.
+        messages: The number of messages that were received, by worker, its last one excluded.
         nbytes: The bytes of these messages, by worker.
         answered: Bytes that were sent.
         updates: The number of updates and pulls of units.

@@ -227,7 +227,7 @@ class Replay:
                 self._hear(worker, tag, buffer)
 
     def _differs(self, worker: int, tag: int, actual: int) -> None:
-        """Raise CP0977: the recording has `tag` where the worker sent `actual`."""
+        """Raise CP0977: the worker sent the tag `actual`, but the recording has `tag`."""
         event = {LEAVE: "leaves", LOST: "has died"}.get(actual, f"sends a message with tag {actual}")
         fail(
             "CP0977",

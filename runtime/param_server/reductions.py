@@ -15,7 +15,7 @@ class Sum:
     """The sum of the terms of one unit, in the order in which they are added.
 
     Args:
-        dtype: The dtype of the gradient, in which `take` returns the result. Terms may have a narrower one.
+        dtype: The dtype of the gradient and of results. Terms may have a narrower one.
         accumulate: The dtype of the sum.
 
     Attributes:

@@ -182,7 +182,7 @@ class AuxiliaryState:
     Attributes:
         layout: The layout of the state.
         scalars: The dtypes of its scalars.
-        structure: The pytree structure in which copies of the weights are leaves.
+        structure: The pytree structure, with copies of the weights as leaves.
         roles: The role of each leaf of `structure`, in order.
 
     Raises:

@@ -84,7 +84,7 @@ class CheckedCollective(NamedTuple):
 
     @property
     def scope(self) -> str:
-        """The scope under which JAX traces it, from which `place_of` finds the line."""
+        """The scope of the collective in JAX's trace. `place_of` finds the line in it."""
         return f"commplan/{self.phase}/line{self.op.span.line}"
 
 

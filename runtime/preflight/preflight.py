@@ -108,7 +108,7 @@ class Preflight:
         self.who = "process" if machine.layout == "global" else "rank"
         self.communicates = False
         self.index = 0
-        self._agreed: dict[str, Step] = {}  # The steps on which the ranks agreed, by digest.
+        self._agreed: dict[str, Step] = {}  # The steps that the ranks agreed on, by digest.
         self._has_compared_values = False
         self._executables: set[Any] = set()  # The executables of these steps.
         self._step = Step("run.check_collectives()", (), ())  # The step that is compared.

@@ -35,7 +35,7 @@ Errors = list[Diagnostic]
 class World:
     """The ranks that `mpirun` started. Every rank makes one before any other joint call.
 
-    Afterwards a failing rank does not end the job by itself: the caller does so after `failed`.
+    Afterwards a failing rank does not end the job. The caller ends it after `failed`.
 
     Attributes:
         comm: The communicator to which the plan is bound.
@@ -64,7 +64,7 @@ class World:
             On the first living rank the values in the order of ranks; elsewhere an empty list.
 
         Raises:
-            CommplanError: CP0834 if a rank has died meanwhile; CP0849 if one does not arrive.
+            CommplanError: CP0834 if a rank dies; CP0849 if one does not arrive.
         """
         with deaths(self.comm):
             comm = self._rendezvous(self._comm.Shrink) if goes_on() else self._comm

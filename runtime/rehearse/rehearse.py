@@ -358,7 +358,7 @@ def _on_workers(placement: Placement) -> Placement:
 
 
 def _outside(run: Run, placement: Placement) -> Placement:
-    """The placement of an input outside `run.spmd`, where the terms of a partial one are `per` rank."""
+    """The placement of an input outside `run.spmd`. The terms of a partial input are `per` rank there."""
     order = list(run.context.sizes)
     per = tuple(sorted((*placement.per, *placement.partial), key=order.index))
     return Placement(per, (), placement.split)
@@ -379,7 +379,7 @@ def _layout(run: Run, value: ir.Value) -> Iterator[tuple[ir.Leaf, tuple[int, ...
 
 
 def _random(run: Run, value: ir.Value, seed: tuple[int, ...]) -> Any:
-    """Random numbers for `value`, equal on ranks on which the value is the same.
+    """Random numbers for `value`, equal on ranks that hold the same value.
 
     Under MPI the seed therefore contains this rank's index along the axes over which a leaf varies.
     """
