@@ -185,7 +185,7 @@ class ShardedWeights:
             value = next(value for value in schedule.entry if value.id == stages.weights.id)
             candidates = set(_layers_with_shards(shard_leaves, value.uncut, ways))
             searched = f"`{name_of(value.id)}`"
-            if depth and not candidates:  # the plan may be compiled for the stack
+            if depth and not candidates:  # The plan may be compiled for the stack.
                 unstacked = tuple(
                     Leaf(x.path, x.shape[1:], x.dtype) for x in value.uncut if x.shape[:1] == (depth,)
                 )

@@ -49,6 +49,7 @@ class PhaseCall:
             state that `at start` has not set yet; CP0834 if another rank fails under MPI.
 
     Attributes:
+        context: The context of the run.
         name: The name of the phase: `start`, `step`, `every_N` or that in the plan.
         lowered: The phase as a function of one rank's arrays.
     """

@@ -221,7 +221,7 @@ def _check_leaf(
     if not is_resized(saved, leaf, before, current):
         remedy = "compile the plan with its shapes, or name a value of the plan with the same placement"
         fail("CP0871", f"the shape of {subject} before sharding is unknown", note, remedy, file=file)
-    dimension = len(current.per)  # the one that is cut
+    dimension = len(current.per)  # The one that is cut.
     ways, ways_now = (math.prod(layout.split.values()) for layout in (before, current))
     fits = _overlap((saved.shape[dimension], ways), (leaf.shape[dimension], ways_now))
     if not fits or saved.shape[dimension + 1 :] != leaf.shape[dimension + 1 :]:

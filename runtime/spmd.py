@@ -341,7 +341,7 @@ class _Step:
                 self._check_same(subject, values[index], result, self.context.origin(self.named[index]))
                 tree = self.context.unstrip(flat(values[index]), result)
                 out.append(_split_leaves(tree.leaves, result) if result.split else tree.build())
-            else:  # the function did not return this argument
+            else:  # The function did not return this argument.
                 out.append(([], []) if result.split else None)
         return out
 
@@ -480,7 +480,7 @@ def _split_leaves(leaves: Sequence[Any], placement: Placement) -> tuple[list[Any
 
 
 def _join_leaves(parts: tuple[Sequence[Any], Sequence[Any]], structure: Any, scalars: Sequence[bool]) -> Any:
-    """The tree of leaves that `_split_leaves` has separated; `scalars` tells which are scalars, in order."""
+    """The tree of the leaves that `_split_leaves` separated. scalars: whether each leaf is one, in order."""
     cut, same = map(iter, parts)
     return Tree(tuple(next(same if scalar else cut) for scalar in scalars), structure).build()
 

@@ -225,7 +225,7 @@ class Machine(Protocol):
         ...
 
     def process(self) -> tuple[int, int]:
-        """The index of this process and the number of processes of the job, or the rank and their number."""
+        """The index of this process and the number of processes of the job; under MPI, those of ranks."""
         ...
 
     def participants(self) -> tuple[int, ...]:
@@ -418,14 +418,14 @@ def agree(who: str, request: BindRequest, exchange: Callable[[Any], Mapping[int,
         values = {number: answers[number].alike.get(name, "") for number in sorted(answers)}
         usual = Counter(values.values()).most_common(1)[0][0]  # The earliest of equally frequent ones.
         first = next(number for number in values if values[number] == usual)
-        others = [number for number in values if values[number] != usual]
-        if not others:
+        differing = [number for number in values if values[number] != usual]
+        if not differing:
             continue
         lines = first_difference(_lines(request.schedule), exchange) if name == "program" else {}
         fail(
             "CP0845",
-            f"not every {who} binds {subject}: {who} {others[0]} differs from {who} {first}",
-            *(f"{who} {n}: {lines.get(n, values[n])}" for n in (first, *others[:_LISTED_OTHERS])),
+            f"not every {who} binds {subject}: {who} {differing[0]} differs from {who} {first}",
+            *(f"{who} {n}: {lines.get(n, values[n])}" for n in (first, *differing[:_LISTED_OTHERS])),
             fix.format(who=who),
             file=file,
         )

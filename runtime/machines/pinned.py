@@ -79,7 +79,7 @@ class Pinning:
         with self._lock:
             nbytes = self._nbytes.pop(address, None)
         if nbytes is not None:
-            with contextlib.suppress(Exception):  # the runtime may have ended before
+            with contextlib.suppress(Exception):  # The runtime may have ended before.
                 self.client.dma_unmap(address)
 
     def unpin_all(self, addresses: Iterable[int]) -> None:

@@ -129,14 +129,14 @@ def install_hooks() -> None:
 def watch(schedule: ir.Schedule, ranks: int, *, serves: bool) -> None:
     """End the MPI job if this rank fails and other ranks would wait for it.
 
+    Ranks wait for each other in the collectives and shared loads of the schedule, and workers wait for
+    servers. Two cases end no job: servers do not wait for a worker, which notifies them at exit, and a
+    shared load with `on_failure = continue` goes on without the ranks that left.
+
     Args:
         schedule: The schedule of a program that this process binds.
         ranks: The number of ranks of the job.
         serves: Whether this rank is a server.
-
-    Ranks wait for each other in the collectives and shared loads of the schedule, and workers wait for
-    servers. Two cases end no job: servers do not wait for a worker, which notifies them at exit, and a
-    shared load with `on_failure = continue` goes on without the ranks that left.
     """
     if _exempt or ranks == 1:
         return
@@ -201,7 +201,7 @@ def _exit(status: Any = None, /) -> NoReturn:
     """The replacement of `sys.exit`."""
     if threading.current_thread() is threading.main_thread():
         raise _Exit(status)
-    raise SystemExit(status)  # ends only this thread; `threading` ignores exactly this class
+    raise SystemExit(status)  # Ends only this thread; `threading` ignores exactly this class.
 
 
 def _exiting(error: SystemExit, code: object) -> None:

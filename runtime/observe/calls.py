@@ -74,8 +74,8 @@ class Call(NamedTuple):
 class Calls:
     """The calls that all of `processes` make in the same order.
 
-    The main thread makes calls while another thread calls `observe`. They share no lock, since a lock would
-    delay every step; comments explain why their accesses may interleave.
+    The main thread makes calls while another thread calls `observe`. A lock would delay every step. Instead
+    `observe` compares the number of the call before and after it reads the state of a call.
 
     Attributes:
         processes: The numbers of the processes.

@@ -137,7 +137,7 @@ class JointCalls:
     def _put(self, recording: Recording, comparison: JointStep | None, since: float | None) -> None:
         """Write the progress to `recording`. The arguments are `comparison` and `_waits_since`."""
         waits_since = None if comparison is None else since
-        if recording.progress != (self.name, waits_since):  # other groups of ranks may write to it, too
+        if recording.progress != (self.name, waits_since):  # Other groups write it, too.
             mine = Comparison("", self.name)
             if comparison is not None and waits_since is not None:
                 mine = comparison.comparison

@@ -188,7 +188,7 @@ class ServerCheckpoint:
     def save(self, cell: StateCell, shard: Shard) -> None:
         """Write a unit, if all of its values are set.
 
-        Raises CP0974 if that fails, or if an fsync has failed since the last call.
+        Raises CP0974 if that fails, or if an fsync has failed before.
         """
         if self._sync_error:
             self._refuse(self._sync_error)

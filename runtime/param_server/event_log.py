@@ -107,7 +107,7 @@ def read_events(path: Path, expected: LogHeader) -> Iterator[tuple[int, int]]:
         expected: The header of this run.
 
     Returns:
-        The events as (worker, tag), in order. If the server was killed, those of the last block are missing.
+        The events as (worker, tag), in order. If the server was killed, the last ones may be missing.
 
     Raises:
         CommplanError: CP0976 if the file cannot be read, or is that of another plan or server. The iterator

@@ -209,7 +209,7 @@ def _compare(candidate: CheckedCollective, backend: Backend, axes: tuple[str, ..
 
 
 def _pattern(rank: Array, element: Array) -> Array:
-    """The operand of `rank` at index `element`, i32: whole numbers from 0 to 6, which all dtypes represent.
+    """The operand of `rank` at index `element`, i32: whole numbers from 0 to 6.
 
     Ranks that are equal modulo `_PERIOD` have different strides, so that few ranks have equal data.
     """

@@ -185,7 +185,7 @@ class Preflight:
 
     def _arguments(self, lowered: Any) -> tuple[str, ...]:
         arguments = _arguments(lowered)
-        if cast("Any", jax.config).jax_disable_jit and self.who == "process":  # devices would run it op by op
+        if cast("Any", jax.config).jax_disable_jit and self.who == "process":  # It would run op by op.
             arguments = ("jax_disable_jit is set", *arguments)
         return arguments if self.profile is None else (self.profile.source, *arguments)
 
@@ -283,7 +283,7 @@ class Preflight:
             self._refuse_order(steps, at)
         for issues, group in _by_value({n: step.issues for n, step in steps.items()}).items():
             if not issues and self.who == "rank":
-                continue  # ranks without collectives are independent
+                continue  # Ranks without collectives are independent.
             self._refuse_arguments({n: steps[n].arguments for n in group})
             programs = {n: steps[n].program for n in group if steps[n].program}
             if len({*programs.values()}) > 1:

@@ -260,7 +260,7 @@ class _Stage:
     def __init__(self, run: Run, name: str, seed: int, *, batches: bool = True) -> None:
         self.run, self.name = run, name
         self.phase = run.context.schedule.phase(name)
-        self.call_: PhaseCall = run.phases[name]
+        self.phase_call: PhaseCall = run.phases[name]
         self.takes = {binding.name for binding in self.phase.takes}
         self.seed = seed
         self.outputs = [binding for binding in self.phase.outputs if not binding.source_only]
@@ -284,7 +284,9 @@ class _Stage:
 
     def _arguments(self, *, from_batches: bool) -> dict[str, ir.Value]:
         """The arguments of the phase that come from batches, or else those that do not."""
-        return {n: v for n, v in self.call_.lowered.arguments.items() if (n in self.takes) is from_batches}
+        return {
+            n: v for n, v in self.phase_call.lowered.arguments.items() if (n in self.takes) is from_batches
+        }
 
     def _function(self) -> Any:
         """See `function`. Outside, partial inputs have one term per rank, in a leading dimension per axis."""
@@ -296,7 +298,7 @@ class _Stage:
         listed = tuple(str(_on_workers(placements[binding.value])) for binding in self.outputs)
 
         def body(state: Any, **inputs: Any) -> Any:
-            outputs, state = self.call_(state, **inputs)
+            outputs, state = self.phase_call(state, **inputs)
             return (state, *(outputs[binding.name] for binding in self.outputs)) if listed else state
 
         # `run.spmd` reads the parameters of a function from its signature.
