@@ -206,8 +206,8 @@ def _sample(
             else:
                 rows = list(zip(*(arrays[ref] for ref in op.operands), strict=True))
                 samples = calls.setdefault(name, [])
-                room = max(0, _MOST_CALLS - len(samples))
-                samples += [(stage.call, row, op.random) for row in rows[:room]]
+                missing_count = max(0, _MOST_CALLS - len(samples))
+                samples += [(stage.call, row, op.random) for row in rows[:missing_count]]
             columns = bound_stage.run(records, rows, totals[name] if blocks else _Total())
             results_with_columns = ir.results(op)[: len(columns)]  # Without the number of records of a load.
             arrays.update(zip(results_with_columns, columns, strict=True))
