@@ -366,8 +366,8 @@ def _at_size(
     for candidate in candidates:
         if candidate.sizes and _is_too_slow(candidate, candidates):
             continue
-        op = _op(kind, candidate.algorithm, candidate.form, 4 * elements)
         try:
+            op = _op(kind, candidate.algorithm, candidate.form, 4 * elements)
             call = fabric.collective(op, axis, elements)
             call()
         except CommplanError:
