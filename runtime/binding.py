@@ -101,8 +101,8 @@ def check_bound(schedule: ir.Schedule, sources: Mapping[str, Any], functions: Ma
     """Check the names of sources and functions.
 
     Raises:
-        CommplanError: CP0803, with one diagnostic for each name that is missing or unknown, that the plan
-            defines as a built-in function, or whose function cannot be called.
+        CommplanError: CP0803, with one diagnostic for each name that is missing, unknown or that of a
+            built-in function of the plan, and for each function that cannot be called.
     """
     builtin = {fn.name: str(fn.body) for fn in schedule.fns if fn.body is not None}
     used = {op.fn for phase in schedule.phases for op in phase.ops if isinstance(op, ir.Map | ir.Exchange)}

@@ -149,9 +149,9 @@ def sharded_stages(schedule: Schedule, phase: str, weights: str | None, grads: s
         grads: The name of the partial input or state, or None if there is only one.
 
     Raises:
-        CommplanError: CP0826 if an input cannot be identified, if the phase does not gather the weights
-            whole or does not scatter the gradient to their placement, if the reduction is neither a sum nor
-            an unweighted mean, or if the schedule was saved without its plan.
+        CommplanError: CP0826 if an input cannot be identified. Also if the phase does not gather the weights
+            whole, or does not scatter the gradient to their placement by a sum or an unweighted mean. Also
+            for a schedule that was saved without its plan.
     """
     if schedule.origin is None:
         _cannot(schedule, phase, "the program was saved by an earlier version, without its plan")

@@ -64,8 +64,8 @@ def check_terms(
         file: The plan's file, for errors.
 
     Raises:
-        CommplanError: CP0807 for a leaf of a partial input that was computed only from recorded values, all
-            of which are the same over one of the input's partial axes.
+        CommplanError: CP0807 for a leaf of a partial input that was computed only from recorded values, if
+            all of these are the same over one of its partial axes.
     """
     for name, value in values.items():
         over = [axis for axis in value.placement.partial if axis in axes]

@@ -147,8 +147,8 @@ class TypedRun:
             **options: The options of `jax.jit`.
 
         Returns:
-            The compiled step. Its calls raise on all ranks CP0854 if steps do not fit together, CP0855 if a
-            rank does not arrive, CP0856 if a collective has a wrong result, and CP0861 if an argument differs
+            The compiled step. Its calls raise on all ranks CP0854 if steps do not fit together; CP0855 if a
+            rank does not arrive; CP0856 if a collective has a wrong result; CP0861 if an argument differs
             that should be the same.
 
         Raises:

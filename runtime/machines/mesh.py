@@ -424,8 +424,8 @@ def check_processes(request: BindRequest, mesh: Any) -> Calls | None:
     """Check that all processes of the mesh bind the same program in the same order, and start the watchdog.
 
     Returns:
-        The counter of steps; None if steps are neither watched nor recorded. This is so if the watchdog is
-        off, if no other process takes part and no record is kept, and if the devices are not local.
+        The counter of steps; None if they are neither watched nor recorded. Steps of several processes are
+        watched unless the watchdog is off. Steps of this process alone are recorded if records are kept.
 
     Raises:
         CommplanError: the errors of `agree`; CP0849, on all processes, if one does not arrive.

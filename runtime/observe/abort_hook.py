@@ -3,8 +3,8 @@
 Under MPI a failing rank waits at exit for the other ranks, and they wait for it in their next collective.
 Processes under `jax.distributed` hang in the same way. `python -m mpi4py` ends the job in this case. This
 module does the same at exit, after an uncaught exception, and replaces nothing of the process by default.
-After `install_hooks` the job also ends after `sys.exit` with a code other than 0, errors that all processes
-raise are printed whole once, and aborts by JAX are delayed to print a verdict first.
+`install_hooks` adds more: the job also ends after `sys.exit` with a code other than 0. Errors that all
+processes raise are printed whole once. Aborts by JAX are delayed to print a verdict first.
 """
 
 from __future__ import annotations

@@ -86,9 +86,9 @@ class ServerDriver:
             request.
 
     Raises:
-        CommplanError: in `arrive` and `lost`, CP0975 if the start runs again on restored states, CP0978 if
-            the server cannot continue, CP0979 for a message with an unknown tag or an unexpected size, and
-            the errors of the checkpoint and of update functions.
+        CommplanError: in `arrive` and `lost`: CP0975 if the start runs again on restored states; CP0978 if
+            the server cannot continue; CP0979 for a message with an unknown tag or an unexpected size; the
+            errors of the checkpoint and of update functions.
     """
 
     def __init__(

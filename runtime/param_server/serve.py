@@ -157,8 +157,8 @@ def serve(context: Context, server: ServerRank, options: ServeOptions) -> Served
         CommplanError: CP0970, CP0971, CP0972 for a function that cannot update chunks. CP0973 to CP0975 for a
             checkpoint of another plan, one that cannot be used, and a start with restored states. CP0976,
             CP0977 for a recording that is invalid, or that differs from the run. CP0978 if the server cannot
-            continue or has served before, CP0979 for messages of another program, CP0980 for options that
-            exclude each other, CP0981 if a state is not set again in time; the verdict of the sidecar, such
+            continue or has served before; CP0979 for messages of another program; CP0980 for options that
+            exclude each other; CP0981 if a state is not set again in time; the verdict of the sidecar, such
             as CP0834. The workers receive the reason, unless the server has served before.
     """
     file = context.schedule.file

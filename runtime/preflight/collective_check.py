@@ -141,8 +141,8 @@ def _leaves(
 ) -> Iterator[CheckedCollective]:
     """The collective of each leaf of `operand` that can be tested.
 
-    Left out are leaves that need no collective, dtypes that JAX does not have with its present configuration,
-    and arrays with more elements than `_MOST`.
+    Three kinds are left out: leaves that need no collective, dtypes that JAX lacks in its present
+    configuration, and arrays with more elements than `_MOST`.
     """
     ways = backend.ways(op.axes)
     for leaf in operand.leaves:
