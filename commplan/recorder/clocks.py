@@ -17,15 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 _TOLERANCE_S = 1e-6  # rounding of the clocks
-Bounds = npt.NDArray[np.float64]
+Bounds = npt.NDArray[np.float64]  # [machines, machines] in seconds, see `bounds`
 
 
 class Clock(NamedTuple):
     """The clock of a machine.
 
     Attributes:
+        host: The name of its host.
         offset: Seconds to add to its times to get times of the first machine.
-        lower, upper: Bounds of the offset; infinite if no collective bounds it.
+        lower, upper: Bounds of the offset in seconds; infinite if no collective bounds it on this side.
     """
 
     host: str
@@ -35,7 +36,7 @@ class Clock(NamedTuple):
 
     @property
     def uncertainty(self) -> float:
-        """The greatest error of the offset, in seconds."""
+        """Half the distance of the bounds in seconds; infinite if one of them is."""
         return (self.upper - self.lower) / 2
 
 
@@ -44,11 +45,12 @@ def bounds(machines: Sequence[int], begins: Sequence[float], ends: Sequence[floa
 
     Args:
         machines: The number of each rank's machine, below `count`.
-        begins, ends: The times of each rank, on the clock of its machine.
+        begins, ends: The times of each rank in seconds, on the clock of its machine.
         count: The number of machines.
 
     Returns:
-        A matrix: the offset of machine b exceeds that of machine a by at most `[a, b]`.
+        A matrix [count, count]: the offset of machine b exceeds that of machine a by at most `[a, b]`
+        seconds. Infinite if either machine has no rank in the collective.
     """
     last, first = np.full(count, -np.inf), np.full(count, np.inf)
     np.maximum.at(last, machines, begins)
@@ -57,17 +59,24 @@ def bounds(machines: Sequence[int], begins: Sequence[float], ends: Sequence[floa
 
 
 def aligned(hosts: Sequence[str], constraints: Sequence[Bounds]) -> tuple[list[Clock], int]:
-    """The clocks of machines, and the number of the latest constraints that they satisfy.
+    """Find offsets of clocks that satisfy as many of the latest constraints as possible.
 
     Constraints over a long time contradict each other if clocks run at different rates. In this case the
-    earlier half is dropped, repeatedly, until the others are consistent. Without constraints the offsets are
-    0, and unbounded.
+    earlier half is dropped, repeatedly, until the others are consistent.
+
+    Args:
+        hosts: The host of each machine, at least one.
+        constraints: Results of `bounds` for these machines, in order of time.
+
+    Returns:
+        The clock of each machine, and the number of the latest constraints that they satisfy. If it is 0, all
+        offsets are 0, and unbounded except that of the first machine.
     """
     count, used = len(hosts), len(constraints)
     while used:
         most: Bounds = np.array(constraints[len(constraints) - used :]).min(axis=0)
         np.fill_diagonal(most, 0.0)
-        for via in range(count):
+        for via in range(count):  # shortest paths, by the algorithm of Floyd and Warshall
             most = np.minimum(most, most[:, [via]] + most[[via], :])
         if np.diagonal(most).min() >= -_TOLERANCE_S:
             return [_clock(host, -most[i, 0], most[0, i]) for i, host in enumerate(hosts)], used
@@ -76,5 +85,6 @@ def aligned(hosts: Sequence[str], constraints: Sequence[Bounds]) -> tuple[list[C
 
 
 def _clock(host: str, lower: float, upper: float) -> Clock:
+    """The clock with these bounds. If one is infinite, the offset is the allowed value nearest to 0."""
     middle = (lower + upper) / 2 if np.isfinite(upper - lower) else 0.0
     return Clock(host, float(np.clip(middle, lower, upper)), float(lower), float(upper))

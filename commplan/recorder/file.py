@@ -1,4 +1,9 @@
-"""The file that a rank records into: a header, names, and a ring of events."""
+"""The record file of a rank: its layout, its Python types, and `Recording`, which creates and removes it.
+
+The file has a header, names, a ring of events, texts about the end of the process, and the block of
+`recorder.live`. `recorder.reading` reads it, `recorder.lane` and the engine write events.
+`lowering/mpi/engine/recorder.cpp` has the same layout.
+"""
 
 from __future__ import annotations
 
@@ -20,34 +25,59 @@ from typing import NamedTuple
 
 from commplan import io
 
-MAGIC, VERSION = b"commplan", 3
-# Magic, version, process, rank, ranks, time of the start since 1970 and since boot (ns), slots of the ring,
-# events written, names, whether an operation failed, host, machine, plan. A second text follows the zero byte
-# that ends a text: the lane after the host, the axes after the plan (`data=4,node=2`), the `Details` after a
-# name. The ring is followed by the end of the process, the signal that requests its Python stacks, which it
-# appends to the file (0: none), and the current call of the user's code, with its begin (ns since boot).
+MAGIC = b"commplan"  # the first bytes of a record
+VERSION = 3  # of the layout
+
+# The header: magic, version, process, rank, ranks, start (nanoseconds since 1970), start (nanoseconds since
+# boot), slots of the ring, events written, names written, whether an operation failed, host, machine, plan.
+# A field of text may have a second text after a zero byte: the lane after the host, and the axes after the
+# plan (`data=4,node=2`). In the same way, `Details` follow a name.
 HEADER = struct.Struct("<8s 10q 64s 128s 128s")
-NAME, MOST_NAMES, CAPACITY = 128, 512, 8192
-EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, name, operation, runs, nbytes
-EVENTS = HEADER.size + NAME * MOST_NAMES  # the offset of the ring
-ENDING = EVENTS + EVENT.size * CAPACITY
-STACK_SIGNAL = ENDING + 504
-CALL = STACK_SIGNAL + 8
+HEAD = 64  # offset in the header: the number of events written, including those that were overwritten
+NAMES = 72  # offset in the header: the number of names
+FAILURES = 80  # offset in the header: 1 if an operation failed, else 0
+
+NAME = 128  # bytes of a name, with its zero byte
+MOST_NAMES = 512  # maximum number of names
+EVENT = struct.Struct("<6q")  # nanoseconds since boot, kind, number of the name, operation, runs, nbytes
+CAPACITY = 8192  # slots of the ring
+
+# Offsets in the file, in bytes.
+EVENTS = HEADER.size + NAME * MOST_NAMES  # the ring
+ENDING = EVENTS + EVENT.size * CAPACITY  # how the process ended, a text
+STACK_SIGNAL = ENDING + 504  # the signal on which the process appends its Python stacks; 0 if there is none
+CALL = STACK_SIGNAL + 8  # the current call of the user's code: `SINCE`, then its text and its stack
 LIVE = CALL + 3584  # the block of `recorder.live`
-SIZE = LIVE + 4096
-HEAD, NAMES, FAILURES = 64, 72, 80  # in the header: the events written, the names, whether one failed
-BEGIN, END, FAILED, VERDICT, WAITED, GONE, ROUND = 1, 2, 3, 4, 5, 6, 7
-_EVENTS = 2**62  # maximum number of events in a record
+SIZE = LIVE + 4096  # the size of the file without stacks, which are appended
+SINCE = struct.Struct("<q")  # when a call began, in nanoseconds since boot
+
+# Kinds of events, see `Event`.
+BEGIN = 1
+END = 2
+FAILED = 3
+VERDICT = 4
+WAITED = 5
+GONE = 6
+ROUND = 7
+
 SIGNAL = signal.SIGRTMIN + 11  # the signal that requests the stacks of a process
-_KEPT_S = 7 * 86400.0
-SINCE = struct.Struct("<q")
+_EVENTS = 2**62  # limit of the numbers of events and names in an intact record
+_KEPT_S = 7 * 86400.0  # seconds since the last write after which a record is removed
 
 
 class Details(NamedTuple):
-    """A collective, or an operation of a lane (`lane.Kind`), whose `algorithm` names the ranks that share it.
+    """The static properties of a collective, or of an operation of a lane.
 
-    nbytes: of the whole buffer. root: counted along `axes`. opens: the phase whose first collective it is,
-    or empty; its runs are the runs of the phase."""
+    Attributes:
+        kind: The kind of collective, such as `all_reduce`, or a `lane.Kind`.
+        algorithm: The algorithm of a collective. In a lane: a word that is equal on all ranks that share the
+            operation; `-` if there is none.
+        nbytes: The bytes of the whole buffer; of a request, those of the request and its answer; else 0.
+        dtype: The dtype of the buffer; `-` in a lane.
+        root: The position of the root along `axes`, or the distance of a `shift`; 0 for other kinds.
+        opens: The phase whose first collective this is; else empty. Its runs are the runs of the phase.
+        axes: The mesh axes along which its ranks lie; empty in a lane.
+    """
 
     kind: str
     algorithm: str
@@ -58,17 +88,30 @@ class Details(NamedTuple):
     axes: tuple[str, ...]
 
     def text(self) -> str:
-        """As it is recorded: at most 100 bytes."""
+        """Return the recorded form, truncated to 100 bytes so that a position fits before it in a name."""
         start = f"{self.kind} {self.algorithm} {self.nbytes} {self.dtype} {self.root}"
         return f"{start} {self.opens or '-'} {','.join(self.axes)}".encode()[:100].decode(errors="ignore")
 
 
 class Event(NamedTuple):
-    """seconds: since 1970. kind: BEGIN, END, FAILED; VERDICT: the name is the watchdog's verdict; WAITED: the
-    program has waited `nbytes` nanoseconds for an operation that began earlier; GONE: the process has
-    died, and the name, from the sidecar of its host, describes how; or ROUND, see `blame.Progress`.
-    operation: its number on this rank. runs: of operations with this name, this one included. nbytes: that it
-    moves on this rank; in a lane, see `lane.Lane.begin`."""
+    """An event of an operation or of the process.
+
+    Attributes:
+        seconds: Its time, in seconds since 1970.
+        kind: One of:
+
+            - `BEGIN`, `END`, `FAILED`: an operation begins, ends or fails.
+            - `VERDICT`: `name` is the verdict of a watchdog.
+            - `WAITED`: the program has waited `nbytes` nanoseconds for an operation that began earlier.
+            - `GONE`: the process has died. `name` describes how; the sidecar of its host wrote it.
+            - `ROUND`: the operation has moved no data for a second. `runs` and `nbytes` are packed, see
+              `blame.Progress`.
+        name: The name of the operation, such as `line 7 of x.plan`.
+        operation: The number of the operation on this rank, from 1; 0 if the event has none.
+        runs: The number of operations with this name so far, including this one.
+        nbytes: The bytes that the operation moves on this rank. In a lane, see `lane.Lane.begin`.
+        details: The details that follow the name; None if there are none, or if they are damaged.
+    """
 
     seconds: float
     kind: int
@@ -80,25 +123,45 @@ class Event(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of the user's code that has not returned. text: its description. seconds: when it was first
-    observed, since 1970. stack: its Python stack, innermost frame first; empty if unknown."""
+    """A call of the user's code that has not returned.
+
+    Attributes:
+        text: Its description.
+        seconds: When it was first observed: seconds since 1970, or on `time.monotonic` where that is stated.
+        stack: Its Python stack in one line, innermost frame first; empty if unknown.
+    """
 
     text: str
     seconds: float
     stack: str = ""
 
     def sentence(self, now: float) -> str:
-        """The call, as the end of a sentence about its process."""
+        """Return the end of a sentence about its process. `now` is on the same clock as `seconds`."""
         python = f"; its Python: {self.stack}" if self.stack else ""
         return f"in {self.text}, for {now - self.seconds:.1f} s{python}"
 
 
 class Record(NamedTuple):
-    """The record of one rank, with its events in order. started: seconds since 1970. lost: the number of
-    events that the ring has dropped. clock: the time since 1970 when its machine's clock was 0, measured by
-    this process. axes: their sizes; ranks are in row-major order on this grid. lane: `input`, `feed`,
-    `requests` or `server`; empty for collectives. ended: how the process exited, for a message; empty if it
-    died or runs. call: a call that takes long, if any."""
+    """The record of one rank.
+
+    Attributes:
+        path: The file.
+        plan: The name of the plan.
+        rank, ranks: The rank, and the number of ranks of the job.
+        host: The host name.
+        machine: The result of `machine()` in the process.
+        process: The process number on `host`.
+        started: When the record was created, in seconds since 1970.
+        failed: Whether an operation failed or an exception ended the process.
+        lost: The number of events that the ring has dropped.
+        events: The other events, in order of their time.
+        clock: When `time.monotonic` of this machine was 0, in seconds since 1970, measured by this process.
+        axes: The size of each mesh axis. Ranks are in row-major order on this grid. Empty if unknown.
+        lane: `input`, `feed`, `requests` or `server`; empty for collectives.
+        ended: How the process exited, for a message; empty if it died or runs.
+        call: A call of the user's code that takes long; None if there is none. If the process records whole
+            steps, the text of a `rank_state.Comparison` takes its place.
+    """
 
     path: str
     plan: str
@@ -126,12 +189,15 @@ def folder() -> Path:
 
 
 def prefix() -> str:
-    """The prefix of the names of this user's records."""
+    """The prefix of the file names of this user's records."""
     return f"commplan-{os.getuid()}-"
 
 
 def machine() -> str:
-    """The boot id of this machine and the PID name space: equal for processes that share process numbers."""
+    """A text that is equal for processes that share process numbers: boot id, then PID name space.
+
+    The host name if `/proc` does not have them.
+    """
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return boot + str(Path("/proc/self/ns/pid").readlink())
@@ -139,9 +205,23 @@ def machine() -> str:
 
 
 class Recording:
-    """A new, mapped file of this process. lane: see `Record`.
+    """A new record file that this process maps.
 
-    Raises OSError if it cannot be created.
+    Attributes:
+        path: The file.
+        memory: The mapped file, `SIZE` bytes.
+        process: The number of the process that created it. A forked child has another one.
+        progress: The step and the wait that were last written, see `JointCalls`.
+
+    Args:
+        job: A word in the name of the file, equal on all ranks of the job, without dots and hyphens.
+        plan: The name of the plan. At most 127 bytes are stored.
+        rank, ranks: The rank, and the number of ranks of the job.
+        axes: The size of each mesh axis. Not stored if they do not fit in the header after the plan.
+        lane: See `Record`.
+
+    Raises:
+        OSError: If the file exists, or cannot be created or mapped.
     """
 
     def __init__(
@@ -154,10 +234,10 @@ class Recording:
         lane: str = "",
     ) -> None:
         self.job, self.plan, self.rank, self.ranks = job, plan, rank, ranks
-        self.process, self._end = os.getpid(), ""
+        self.process, self._end = os.getpid(), ""  # the latter: the text of `put_end`
         self.path = path_of(job, rank, lane)
         self._lanes: dict[str, Recording] = {}
-        self.progress: object = None  # the step and the wait that were last written, see `JointCalls`
+        self.progress: object = None
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _drop_stale(self.path.parent)
         descriptor = io.open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
@@ -177,28 +257,36 @@ class Recording:
         HEADER.pack_into(self.memory, 0, MAGIC, *numbers, host, machine().encode()[:127], name)
 
     def lane(self, name: str) -> Recording:
-        """The file of this lane, which is kept or removed with this one. Raises OSError."""
+        """Return the file of a lane, created on the first call. It is kept or removed with this one.
+
+        Raises:
+            OSError: If it cannot be created.
+        """
         if name not in self._lanes:
             self._lanes[name] = Recording(self.job, self.plan, self.rank, self.ranks, lane=name)
         return self._lanes[name]
 
     def put_call(self, call: Call | None) -> None:
-        """Record a call of the user's code that takes long, its seconds on `time.monotonic`; None: there is
-        none."""
+        """Record a call of the user's code that takes long, with its `seconds` on `time.monotonic`.
+
+        None removes the recorded call.
+        """
         SINCE.pack_into(self.memory, CALL, int(call.seconds * 1e9) if call else 0)
         text = f"{call.text}\0{call.stack}" if call else ""
         _put_text(self.memory, CALL + SINCE.size, LIVE, text)
 
     def put_end(self, text: str) -> None:
-        """Record how the process ends, see `Record.ended`."""
+        """Record how the process ends, see `Record.ended`. `remove` keeps this text."""
         self._end = text
         _put_text(self.memory, ENDING, STACK_SIGNAL, text)
 
     def remove(self) -> None:
-        """Remove the record at the end of the process, or of a run without errors.
+        """Remove the record and its lanes, at the end of the process or of a run without errors.
 
-        If an operation failed or an exception ends the process, the record is kept, with the reason of the
-        end, and all records of the job by this process. $COMMPLAN_KEEP_RECORDS keeps the record otherwise."""
+        If an operation failed or an exception ends the process, the files are kept, with the reason of the
+        end, and so are the other records of the job by this process. Without a failure, they are also kept if
+        `is_kept()`. In a forked child, this has no effect.
+        """
         if os.getpid() != self.process:
             return  # a forked child leaves
         recordings = (self, *self._lanes.values())
@@ -207,8 +295,8 @@ class Recording:
             if _recordings:
                 offer_stacks(_recordings[-1])
         job_recordings = [recording for recording in _recordings if recording.job == self.job]
-        headers = (HEADER.unpack_from(each.memory) for each in (*recordings, *job_recordings))
-        failed = any(header[10] for header in headers)
+        every = (*recordings, *job_recordings)
+        failed = any(struct.unpack_from("<q", recording.memory, FAILURES)[0] for recording in every)
         failed |= uncaught() is not None
         if failed or is_kept():
             for recording in recordings:
@@ -223,7 +311,10 @@ class Recording:
 
 
 def uncaught() -> BaseException | None:
-    """The exception that ends this process, other than `SystemExit`. For exit handlers."""
+    """The exception that ends this process, for exit handlers.
+
+    None if there is none, after `SystemExit`, and in an interactive session.
+    """
     error = getattr(sys, "last_value", None)
     is_interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
     return error if isinstance(error, BaseException) and not is_interactive else None
@@ -235,20 +326,25 @@ def _ending() -> str:
 
 
 def path_of(job: str, rank: int, lane: str = "") -> Path:
-    """The file of a rank's record, or of a lane of it."""
+    """The file of a rank's record of collectives, or of its record of `lane`."""
     return folder() / f"{prefix()}{job}.{rank}{'.' if lane else ''}{lane}.rec"
 
 
 def is_kept() -> bool:
-    """Whether records stay after a clean end."""
+    """Whether records are kept after an end without errors: $COMMPLAN_KEEP_RECORDS is neither empty nor 0."""
     return os.environ.get("COMMPLAN_KEEP_RECORDS", "0") not in ("", "0")
 
 
 def start_recording(
     job: str, plan: str, rank: int, ranks: int, axes: Mapping[str, int] | None = None, lane: str = ""
 ) -> Recording | None:
-    """A new record, which is removed if this process ends without an error; None, with a warning, if it
-    cannot be created."""
+    """Create a record, on which `Recording.remove` is called at the end of this process.
+
+    Args: see `Recording`.
+
+    Returns:
+        The record; None, with a RuntimeWarning, if it cannot be created.
+    """
     try:
         recording = Recording(job, plan, rank, ranks, axes, lane)
     except OSError as error:
@@ -261,15 +357,17 @@ def start_recording(
 
 
 def recording_of(plan: str | None) -> Recording | None:
-    """The first record that runs of `plan` (None: of any plan) write in this process, if any."""
+    """The first record of this process for `plan`, or for any plan if it is None; None if there is none."""
     return next((recording for recording in _recordings if plan in (None, recording.plan)), None)
 
 
 def offer_stacks(recording: Recording) -> None:
-    """Append the Python stacks of this process to `recording` on a signal, after `offer_stacks_of_process`.
+    """Make this process append its Python stacks to `recording` whenever it receives `SIGNAL`.
 
-    This works whatever its threads do, also if one is in C and holds the interpreter's lock. Stacks go to the
-    record of the last call. The engine, which has only the descriptor, reads them there."""
+    Has no effect before `offer_stacks_of_process`, if the program handles or ignores the signal itself, or if
+    the file cannot be opened. Only the record of the last call receives stacks. The handler runs in C: it
+    does not need the interpreter's lock, which another thread may hold.
+    """
     number = SIGNAL
     if not _offers:
         return
@@ -278,7 +376,7 @@ def offer_stacks(recording: Recording) -> None:
             return  # the program handles the signal
         descriptor = io.open_file(recording.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         try:
-            if _stacks:
+            if _stacks:  # the handler keeps its descriptor, which now refers to this record
                 os.dup2(descriptor, _stacks[0][0], inheritable=False)
             else:
                 faulthandler.register(number, descriptor, all_threads=True)
@@ -298,37 +396,53 @@ def offer_stacks_of_process() -> None:
 
 
 def is_handled(number: int, *masks: str, process: int | str = "self") -> bool:
-    """Whether a process handles (mask `SigCgt:`) or ignores (`SigIgn:`) a signal, in Python or in C. Raises
-    OSError if there is no such process."""
+    """Whether a process handles or ignores a signal, in Python or in C.
+
+    Args:
+        number: The signal.
+        masks: Fields of `/proc/PID/status`: `SigCgt:` for handled signals, `SigIgn:` for ignored ones.
+        process: The process number; by default this process.
+
+    Raises:
+        OSError: If there is no such process.
+    """
     lines = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace").splitlines()
     words = [line.split()[1] for line in lines if line.startswith(masks)]
     return any(int(word, 16) >> (number - 1) & 1 for word in words)
 
 
-_offers: list[bool] = []  # whether the program allows a handler of the signal
-_stacks: list[tuple[int, int]] = []  # the descriptor to which they are written, and the signal
-_recordings: list[Recording] = []
+_offers: list[bool] = []  # non-empty if the program allows a handler of `SIGNAL`
+_stacks: list[tuple[int, int]] = []  # once it is installed: the descriptor to which it writes, and the signal
+_recordings: list[Recording] = []  # of this process, without lanes, in order of their creation
 os.register_at_fork(after_in_child=_recordings.clear)
 
 
 def put_name(memory: mmap.mmap | bytearray, index: int, text: str) -> None:
-    """Set name `index` of a record to `text`. Names that do not fit share the last index."""
+    """Set the name with number `index` to `text`. Indices from `MOST_NAMES` on overwrite the last name."""
     index = min(index, MOST_NAMES - 1)
     memory[HEADER.size + index * NAME : HEADER.size + (index + 1) * NAME] = _padded(text)
     struct.pack_into("<q", memory, NAMES, max(index + 1, struct.unpack_from("<q", memory, NAMES)[0]))
 
 
 def _put_text(memory: mmap.mmap, begin: int, end: int, text: str) -> None:
-    """Write a text and a zero byte between `begin` and `end`. A longer text is truncated."""
+    """Write `text` and two zero bytes between the offsets `begin` and `end`. A longer text is truncated."""
     data = text.encode(errors="replace")[: end - begin - 2] + b"\0\0"
     memory[begin : begin + len(data)] = data
 
 
 def append_end(path: Path, text: str, seconds: float) -> None:
-    """Add the death of a process to its record, which is kept. seconds: when it died, on `time.monotonic`.
+    """Add the death of a process to its record.
 
-    The file is not mapped: truncating a file ends the processes that map it, by SIGBUS. Raises OSError, and
-    ValueError for a file that is no complete record.
+    The file is not mapped: if its owner truncates it, a process that maps it receives SIGBUS.
+
+    Args:
+        path: The record.
+        text: How the process died, for a message.
+        seconds: When it died, on `time.monotonic`.
+
+    Raises:
+        OSError: If the file cannot be read or written.
+        ValueError: If it is not a complete record of this version.
     """
     descriptor = io.open_file(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
@@ -352,9 +466,9 @@ def _padded(text: str) -> bytes:
     return text.encode(errors="replace")[: NAME - 1].ljust(NAME, b"\0")
 
 
-def _drop_stale(where: Path) -> None:
-    """Remove this user's records of processes that ended long ago."""
-    for path in where.glob(f"{prefix()}*.rec"):
+def _drop_stale(directory: Path) -> None:
+    """Remove this user's records that were last written more than `_KEPT_S` ago."""
+    for path in directory.glob(f"{prefix()}*.rec"):
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > _KEPT_S:
                 path.unlink()

@@ -1,4 +1,4 @@
-"""The message about a job without running processes, from its records."""
+"""The message that explains why a job has ended, from its records. The sidecar prints it after the last process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from commplan.recorder.file import FAILED, VERDICT, Record
 from commplan.recorder.reading import read_records
 
 _SHOWN = 4  # maximum number of deaths that are listed after the first
-_FAILED = "has ended with "  # as `file.Recording.remove` writes it
+_ENDED_WITH = "has ended with "  # precedes an exception in the text that `file.Recording.remove` writes
 
 
 def read_jobs(paths: Iterable[Path]) -> list[Record]:
-    """All records of the jobs of these records. Damaged and missing files are skipped."""
+    """Read all records of the jobs to which the records at `paths` belong.
+
+    Damaged and missing files are skipped. The records of a job are found by the names of their files.
+    """
     records: list[Record] = []
     jobs = dict.fromkeys((path.parent, path.name.split(".")[0]) for path in paths)
     for path in (path for folder, job in jobs for path in sorted(folder.glob(f"{job}.*rec"))):
@@ -27,15 +30,17 @@ def read_jobs(paths: Iterable[Path]) -> list[Record]:
 
 
 def last_words(records: Sequence[Record], who: str, killed: int) -> str:
-    """The error that names the process that died first, and how.
-
-    Empty if no death is known, if a launcher, scheduler or user ended the job, or if a rank recorded the
-    failure.
+    """The error that names the process that died first, and how it died.
 
     Args:
-        who: the noun for a rank in messages, such as `process`.
-        killed: the number of processes of this host that the kernel has killed for lack of memory
+        records: The records of one job, at least one.
+        who: The noun for a rank in messages, such as `process`.
+        killed: The number of processes of this host that the kernel has killed for lack of memory
             since the sidecar started.
+
+    Returns:
+        The rendered error CP0834, with a line break at its end. Empty if no death is known, if a launcher,
+        scheduler or user ended the job, or if a rank recorded a failure or a verdict.
     """
     ranks = ranks_of(records)
     first = first_death(ranks)
@@ -47,14 +52,15 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
         f"{who} {rank.rank} (process {rank.process} on {rank.host}) {rank.end}{_place(rank)}"
         for rank in (first, *deaths[:_SHOWN])
     ]
-    failed = next((rank for rank in ranks if rank.state == "ended" and rank.end.startswith(_FAILED)), None)
-    # JAX aborts processes that lose another one.
-    if failed is not None and first.end.startswith("was aborted"):
-        reason = failed.end.removeprefix(_FAILED)
-        text, *notes = [f"the program has ended on {who} {failed.rank}: {reason}", text, *notes]
+    # JAX aborts processes that lose another one: an exception on the latter is the cause.
+    raised = next((rank for rank in ranks if rank.state == "ended" and rank.end.startswith(_ENDED_WITH)), None)
+    if raised is not None and first.end.startswith("was aborted"):
+        reason = raised.end.removeprefix(_ENDED_WITH)
+        text, *notes = [f"the program has ended on {who} {raised.rank}: {reason}", text, *notes]
+    # The communication library aborts processes whose messages do not match: another order is the cause.
     states = states_of(ranks, first.gone_s, {})
     judgement = verdict.blame(states)
-    if judgement.kind == "order":  # the communication library aborts processes whose messages do not match
+    if judgement.kind == "order":
         text, *notes = [
             *verdict.described(judgement, states, who, first.rank).split("\nnote: "),
             text,
@@ -72,6 +78,7 @@ def last_words(records: Sequence[Record], who: str, killed: int) -> str:
 
 
 def _place(rank: Rank) -> str:
+    """The end of a sentence: the operation in which the rank was."""
     if rank.waits:
         return f" in {described(rank.waits)}"
     text = f", in no collective; it last finished {described(rank.last)}" if rank.last else ""

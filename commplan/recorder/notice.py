@@ -1,4 +1,4 @@
-"""A message about ranks or processes that others wait for, while no watchdog observes the wait."""
+"""A message about ranks or processes that have not arrived, for waits that no watchdog observes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable, Sequence
 
 from commplan.recorder.verdict import listed
 
-NOTICE_S = 10.0  # Seconds before late ranks are reported, unless a watchdog has its own limit.
+NOTICE_S = 10.0  # seconds of waiting before late ranks are reported, unless a watchdog has its own limit
 
 
 @dataclasses.dataclass
 class Notice:
-    """A message that is printed once.
+    """A message that is printed to standard error, at most once.
 
     Attributes:
-        notes: The waiting rank and its call, and how to end the wait.
+        notes: Its notes: the waiting rank and its call, and how to end the wait.
         after_s: Seconds of waiting before it is printed.
         who: The noun for a rank: `rank` or `process`.
     """
@@ -27,11 +27,12 @@ class Notice:
     _is_due: bool = True
 
     def look(self, waited: float, missing: Callable[[], Sequence[int]]) -> None:
-        """Print the message if it is due. Called repeatedly.
+        """Print the message on the first call with `waited` above `after_s`. Called repeatedly.
 
         Args:
             waited: The seconds of the wait so far.
-            missing: Returns the ranks that have not arrived; empty if another rank reports them.
+            missing: Returns the ranks that have not arrived, in ascending order; empty if another rank
+                reports them. In this case the message is never printed.
         """
         if not self._is_due or waited <= self.after_s:
             return

@@ -1,4 +1,4 @@
-"""States of processes of this machine according to the kernel, and their texts in messages."""
+"""States of processes of this machine, from `/proc`, and the texts for them in messages."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from pathlib import Path
 
 from commplan.recorder.rank_state import Condition
 
-_STATES: Mapping[str, Condition] = {
+_STATES: Mapping[str, Condition] = {  # by the letter in /proc/PID/stat; other letters mean `alive`
     "T": "stopped",
     "t": "stopped",
     "D": "stuck in the kernel",
     "Z": "dead",
     "X": "dead",
 }
-_STARTED, _ROUNDING_S = 18, 1.0  # the field with the start of the process, after its state
+_STARTED = 18  # the index of `starttime` among the fields of /proc/PID/stat after the state
+_ROUNDING_S = 1.0  # maximum error of the age of a process, in seconds
 _IN_WORDS = {
     "dead": "has died",
     "stopped": "is stopped (SIGSTOP, or a debugger)",
@@ -26,12 +27,12 @@ _IN_WORDS = {
 
 
 def process_state(number: int, age_s: float = 0.0) -> Condition:
-    """Return `alive`, `stopped`, `stuck in the kernel` or `dead`.
+    """Return the state of a process of this machine: `alive`, `stopped`, `stuck in the kernel` or `dead`.
 
     Args:
         number: The process number.
-        age_s: The age of the process in seconds, at least. If the process with this number is younger, the
-            process is dead, and its number is used again.
+        age_s: The minimum age of the process in seconds. If the process with this number is younger, the
+            number has been reused, and the state is `dead`.
     """
     try:
         text = Path(f"/proc/{number}/stat").read_text("utf-8", "replace")
@@ -45,17 +46,25 @@ def process_state(number: int, age_s: float = 0.0) -> Condition:
 
 
 def silence(state: str, host: str) -> str:
-    """The condition of a process on `host` that cannot go on, for a message."""
+    """The predicate of a message about a process on `host` that does not answer.
+
+    Args:
+        state: A result of `process_state`, or any other text if the state is unknown.
+        host: The name of the host.
+    """
     unreachable = f"does not answer: it is stopped or dead, or host {host} cannot be reached"
     return _IN_WORDS.get(state, unreachable)
 
 
 def identity(who: str, number: int, process: int, host: str, state: str) -> str:
-    """The operating system's name of process `number` of a job, and what to do if it is stopped.
+    """A sentence with the PID and the host of a process of a job, and how to end it if it is stopped.
 
     Args:
         who: The noun for a process in messages, such as `rank`.
+        number: The number of the process in the job.
         process: Its process number on `host`.
+        host: The name of the host.
+        state: A result of `process_state`.
     """
     lives = f", and lives: kill -CONT {process} lets it end" if state == "stopped" else ""
     return f"{who} {number} is PID {process} on {host}{lives}"
